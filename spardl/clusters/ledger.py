@@ -1,0 +1,96 @@
+"""What a worker sent and what its seconds went to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from spardl.programs import Exchange, Phase, Send
+
+__all__ = ["Ledger", "Stopwatch"]
+
+
+@dataclass
+class Ledger:
+    """Counts of one worker.
+
+    Attributes:
+        rounds: exchanges it took part in.
+        messages: messages it sent (empty ones are not sent).
+        words: what it sent, in the papers' unit: an index or a value is one word.
+        bytes_sent: payload bytes it sent.
+        bytes_received: payload bytes it received.
+        seconds: by phase. In a simulated cluster ``communicate`` is virtual, the others are measured.
+    """
+
+    rounds: int = 0
+    messages: int = 0
+    words: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    seconds: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
+
+    def count_exchange(self, exchange: Exchange) -> None:
+        """Enters one round."""
+        self.rounds += 1
+        for send in exchange.sends:
+            self._count_send(send)
+        self.bytes_received += sum(receive.size * receive.dtype.itemsize for receive in exchange.receives)
+
+    def _count_send(self, send: Send) -> None:
+        self.messages += send.payload.numel() > 0
+        self.words += send.words
+        self.bytes_sent += send.payload.nbytes
+
+    def count_collective(self, rounds: int, elements: int, itemsize: int) -> None:
+        """Enters a backend's own collective, of which only the ideal cost is known."""
+        self.rounds += rounds
+        self.messages += rounds
+        self.words += elements
+        self.bytes_sent += elements * itemsize
+        self.bytes_received += elements * itemsize
+
+    def state_dict(self) -> dict[str, Any]:
+        """All counts as plain numbers."""
+        return {
+            "rounds": self.rounds,
+            "messages": self.messages,
+            "words": self.words,
+            "bytes_sent": self.bytes_sent,
+            "bytes_received": self.bytes_received,
+            "seconds": {phase.value: seconds for phase, seconds in self.seconds.items()},
+        }
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Continues from saved counts."""
+        for name in ("rounds", "messages", "words", "bytes_sent", "bytes_received"):
+            setattr(self, name, values[name])
+        self.seconds = {phase: values["seconds"][phase.value] for phase in Phase}
+
+
+class Stopwatch:
+    """Splits the time of one worker between phases.
+
+    Args:
+        ledger: where the seconds are entered.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._phase: Phase | None = None
+        self._since = 0.0
+
+    def switch(self, phase: Phase | None) -> float:
+        """Ends the running phase and starts another, or none.
+
+        Returns:
+            Seconds that the ended phase lasted since the last switch.
+        """
+        now = time.perf_counter()
+        lasted = now - self._since if self._phase else 0.0
+        if self._phase:
+            self._ledger.seconds[self._phase] += lasted
+        self._phase, self._since = phase, now
+        return lasted

@@ -1,0 +1,68 @@
+"""The alpha-beta model of a network: a message of m bytes takes alpha + beta * m seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from spardl.errors import ConfigError
+
+__all__ = ["PRESETS", "Network", "parse_network"]
+
+
+@dataclass(frozen=True)
+class Network:
+    """Links that are all alike, each full duplex.
+
+    Args:
+        alpha: seconds that a message takes to start.
+        gbit: bandwidth of a link in Gbit/s.
+
+    Raises:
+        ConfigError: if a value is negative, or the bandwidth zero.
+    """
+
+    alpha: float
+    gbit: float
+
+    def __post_init__(self) -> None:
+        if self.alpha < 0 or self.gbit <= 0:
+            raise ConfigError(
+                f"cluster.network needs alpha >= 0 (seconds) and gbit > 0, got alpha={self.alpha}, gbit={self.gbit}"
+            )
+
+    @property
+    def beta(self) -> float:
+        """Seconds per byte."""
+        return 8e-9 / self.gbit
+
+
+# The latencies are typical of TCP over Ethernet and of RDMA over InfiniBand; measure your own to be exact.
+PRESETS: Mapping[str, Network] = MappingProxyType(
+    {
+        "ethernet_1g": Network(alpha=50e-6, gbit=1),
+        "ethernet_10g": Network(alpha=30e-6, gbit=10),
+        "ethernet_25g": Network(alpha=20e-6, gbit=25),
+        "ethernet_100g": Network(alpha=15e-6, gbit=100),
+        "infiniband_100g": Network(alpha=2e-6, gbit=100),
+    }
+)
+
+
+def parse_network(value: str | Mapping[str, float]) -> Network:
+    """Reads a preset's name, or ``{alpha: seconds, gbit: Gbit/s}``.
+
+    Raises:
+        ConfigError: if the name or the keys are unknown.
+    """
+    if isinstance(value, str):
+        if value not in PRESETS:
+            raise ConfigError(
+                f"cluster.network={value} is unknown; use {', '.join(PRESETS)}, or "
+                "'{alpha: SECONDS, gbit: GBIT_PER_SECOND}'"
+            )
+        return PRESETS[value]
+    if set(value) != {"alpha", "gbit"}:
+        raise ConfigError(f"cluster.network needs the keys alpha and gbit, got {', '.join(value) or 'none'}")
+    return Network(alpha=float(value["alpha"]), gbit=float(value["gbit"]))

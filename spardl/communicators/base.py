@@ -1,0 +1,85 @@
+"""What every communicator declares, and the one thing it does."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Generic, TypeAlias, TypeVar
+
+from torch import Tensor
+
+from spardl.accumulator import Accumulator
+from spardl.compressors.base import Compressor, DenseCompressor, Output
+from spardl.programs import Program, Worker
+from spardl.sparse import SparseVector
+from spardl.state import State
+
+__all__ = ["Communicator", "DenseCommunicator", "Sum"]
+
+C = TypeVar("C", bound=Compressor)
+
+Sum: TypeAlias = SparseVector | Tensor
+"""The sum over all workers: on a sorted set of indices, or dense with shape (n,)."""
+
+
+class Communicator(ABC, Generic[C]):
+    """How P workers turn P gradients into one sum.
+
+    Attributes:
+        name: how configurations call it.
+        sums: the compressors' outputs that it can add up.
+    """
+
+    name: ClassVar[str]
+    sums: ClassVar[frozenset[Output]]
+
+    def check_workers(self, workers: int) -> None:
+        """Accepts a number of workers.
+
+        Raises:
+            ConfigError: if this communicator, as configured, does not run on so many.
+        """
+
+    def init_state(self) -> State:
+        """A fresh state for one worker."""
+        return State()
+
+    @abstractmethod
+    def reduce(
+        self, worker: Worker, accumulated: Accumulator, compressor: C, compression: State, state: State
+    ) -> Program[Sum]:
+        """The program of one worker for one synchronization.
+
+        Args:
+            worker: who runs it.
+            accumulated: gradient plus residual. Selected entries are taken out of it, and what this worker
+                drops of others' entries is added to it.
+            compressor: what to keep.
+            compression: the compressor's state on this worker.
+            state: this communicator's state on this worker.
+
+        Returns:
+            The sum over all workers, bit-identical on each of them.
+        """
+
+
+class DenseCommunicator(Communicator[DenseCompressor]):
+    """Base of the communicators that sum dense tensors."""
+
+    sums = frozenset({Output.DENSE})
+
+    @abstractmethod
+    def total(self, worker: Worker, tensor: Tensor) -> Program[Tensor]:
+        """The sum of a 1-D tensor over all workers; the argument may be overwritten."""
+
+    def reduce(
+        self,
+        worker: Worker,
+        accumulated: Accumulator,
+        compressor: DenseCompressor,
+        compression: State,
+        state: State,
+    ) -> Program[Sum]:
+        """Lets the compressor call ``total`` as often as it needs."""
+        return (
+            yield from compressor.rounds(accumulated.values, lambda tensor: self.total(worker, tensor), compression)
+        )

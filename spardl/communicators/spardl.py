@@ -1,0 +1,273 @@
+"""SparDL: sparse Reduce-Scatter inside teams, sparse All-Gather between and inside them.
+
+Source: Zhao et al., SparDL: Distributed Deep Learning Training with Efficient Sparse Communication, ICDE 2024
+(arXiv 2304.00737). P workers form d teams of m = P/d. Per worker and synchronization, with k_b = k/m:
+
+=====================  ==========================  ====================================
+stage                  rounds                      words
+=====================  ==========================  ====================================
+Spar-Reduce-Scatter    ceil(log2 m)                2 k_b (m-1)
+R-SAG (d = 2^j)        log2 d                      2 k_b log2 d
+B-SAG (any d)          ceil(log2 d)                2 h (d-1), h in [ceil(k_b/d), k_b]
+all-gather in a team   ceil(log2 m)                2 k_b (m-1)
+=====================  ==========================  ====================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
+
+from spardl.accumulator import Accumulator, Select
+from spardl.communicators.base import Communicator, Sum
+from spardl.communicators.transfer import all_gather_sparse, exchange_sparse
+from spardl.compressors.base import Output, SparseCompressor
+from spardl.errors import ConfigError
+from spardl.packing import Slot
+from spardl.programs import Phase, Program, Team, Worker
+from spardl.sparse import SparseVector, concatenate, merge
+from spardl.state import State
+
+__all__ = [
+    "Blocks",
+    "SparDL",
+    "SparDLState",
+    "bruck_gather",
+    "recursive_gather",
+    "spar_reduce_scatter",
+    "srs_rounds",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A vector of ``length`` cut into ``count`` ranges of nearly equal size, ``capacity`` entries kept of each.
+
+    A range shorter than ``capacity`` is kept whole, and with fewer elements than ranges some are empty.
+    """
+
+    length: int
+    count: int
+    capacity: int
+
+    def bounds(self, block: int) -> tuple[int, int]:
+        """First position of a block, and the position after its last."""
+        return block * self.length // self.count, (block + 1) * self.length // self.count
+
+    def slot(self, block: int) -> Slot:
+        """The room that a block takes in a message."""
+        start, stop = self.bounds(block)
+        return Slot(min(self.capacity, stop - start), stop - start)
+
+
+@dataclass
+class SparDLState(State):
+    """The adaptation of h in B-SAG.
+
+    Attributes:
+        h: entries that each team contributed last time; 0 before the first time.
+        step: the next change of h.
+        inertia: whether the last step already pointed the right way.
+    """
+
+    h: int = 0
+    step: int = 0
+    inertia: bool = False
+
+    def start(self, k: int, teams: int) -> int:
+        """The h to use now, within [ceil(k/d), k]; the first one is the lower end."""
+        self.h = _clamp(self.h, -(-k // teams), k)
+        self.step = self.step or max(1, (k - self.h) // 100)
+        return self.h
+
+    def adapt(self, merged: int, k: int, teams: int) -> None:
+        """Moves h so that the union of all teams' entries comes to hold k.
+
+        A step that points the right way twice is doubled, one that points the wrong way is halved and
+        turned. It never becomes 0, or a small block would keep its first h for ever.
+
+        Args:
+            merged: entries in the union this time.
+            k: entries wanted.
+            teams: number of teams.
+        """
+        if (merged > k) != (self.step > 0):
+            if self.inertia:
+                self.step = _clamp(2 * self.step, -k, k)
+            self.inertia = not self.inertia
+        else:
+            self.step = int(-self.step / 2) or -self.step
+            self.inertia = False
+        self.h = _clamp(self.h + self.step, -(-k // teams), k)
+
+
+def _clamp(value: int, low: int, high: int) -> int:
+    return min(max(value, low), high)
+
+
+def srs_rounds(size: int) -> list[tuple[int, int]]:
+    """The rounds of Spar-Reduce-Scatter in a team: (distance, blocks in the bag).
+
+    Distances fall from 2^(L-1) to 1, L = ceil(log2 size). A bag holds as many blocks as its distance; only the
+    first one is smaller where the size is no power of two.
+    """
+    distances = [1 << level for level in reversed(range((size - 1).bit_length()))]
+    return [(distance, min(distance, size - distance)) for distance in distances]
+
+
+def spar_reduce_scatter(team: Team, accumulated: Accumulator, blocks: Blocks, select: Select) -> Program[None]:
+    """Adds up every block, sparsely, at the member whose position is the block's number.
+
+    A block is cut to its k_b largest entries only when it is about to leave, after all that arrived for it
+    was added (lazy block-wise sparsification). Afterwards the vector holds this member's own block fully
+    reduced, and in the others what was dropped.
+
+    Args:
+        team: who takes part; as many members as there are blocks.
+        accumulated: this member's vector.
+        blocks: how it is cut.
+        select: picks the entries to keep.
+    """
+    for distance, bag in srs_rounds(team.size):
+        outgoing = [team.at(distance + j) for j in range(bag)]
+        incoming = [team.at(j) for j in range(bag)]
+        yield Phase.SELECT
+        arrived = yield from exchange_sparse(
+            to=team.rank(distance),
+            blocks=[_take(accumulated, blocks, block, select) for block in outgoing],
+            slots=[blocks.slot(block) for block in outgoing],
+            source=team.rank(-distance),
+            coming=[blocks.slot(block) for block in incoming],
+            dtype=accumulated.values.dtype,
+        )
+        for block, entries in zip(incoming, arrived, strict=True):
+            accumulated.add(blocks.bounds(block)[0], entries)
+
+
+def _take(accumulated: Accumulator, blocks: Blocks, block: int, select: Select) -> SparseVector:
+    start, stop = blocks.bounds(block)
+    return accumulated.take(start, stop, blocks.slot(block).capacity, select)
+
+
+class Reduced(NamedTuple):
+    """A team's own block after Spar-Reduce-Scatter, about to be added up over the teams.
+
+    Attributes:
+        accumulated: this worker's vector.
+        start: first position of the block.
+        slot: the block's length and how many entries of it the result may hold.
+        select: picks entries.
+    """
+
+    accumulated: Accumulator
+    start: int
+    slot: Slot
+    select: Select
+
+    def take(self, k: int) -> SparseVector:
+        """Cuts the k largest entries of the block out of the vector."""
+        return self.accumulated.take(self.start, self.start + self.slot.length, k, self.select)
+
+
+def recursive_gather(peers: Team, own: Reduced, state: SparDLState) -> Program[SparseVector]:
+    """R-SAG: recursive doubling over a power of two of teams, re-selecting k_b entries in every round.
+
+    After round j, 2^(j+1) workers hold the same sum and drop the same entries, so each of them keeps that
+    share of the dropped mass. Shares are powers of two: no bit is lost.
+    """
+    capacity = own.slot.capacity
+    merged = own.take(capacity)
+    for level in range((peers.size - 1).bit_length()):
+        partner = peers.members[peers.position ^ (1 << level)]
+        slot = [Slot(capacity, own.slot.length)]
+        arrived = yield from exchange_sparse(partner, [merged], slot, partner, slot, merged.values.dtype)
+        merged, dropped = merge([merged, arrived[0]]).top(capacity)
+        own.accumulated.add(own.start, dropped.divided(2 ** (level + 1)))
+    return merged
+
+
+def bruck_gather(peers: Team, own: Reduced, state: SparDLState) -> Program[SparseVector]:
+    """B-SAG: one all-gather of h entries per team, any number of teams; the union is cut to k_b entries.
+
+    All workers add up in the order of the teams; otherwise their sums could differ in the last bit.
+    """
+    capacity = own.slot.capacity
+    h = state.start(capacity, peers.size)
+    gathered = yield from all_gather_sparse(peers, own.take(h), [Slot(h, own.slot.length)] * peers.size)
+    union = merge(gathered)
+    state.adapt(len(union), capacity, peers.size)
+    return union.top(capacity)[0]
+
+
+Gather: TypeAlias = Callable[[Team, Reduced, SparDLState], Program[SparseVector]]
+
+GATHERS: Mapping[str, Gather] = MappingProxyType({"bruck": bruck_gather, "recursive": recursive_gather})
+
+
+@dataclass(frozen=True)
+class SparDL(Communicator[SparseCompressor]):
+    """Sparse all-reduce that re-selects on the way, for any number of workers.
+
+    Args:
+        teams: d, must divide the number of workers; more teams mean fewer rounds and more words.
+        gather: how teams exchange: ``bruck`` (B-SAG) or ``recursive`` (R-SAG, d a power of two).
+
+    Raises:
+        ConfigError: if a value is none of these.
+    """
+
+    teams: int = 1
+    gather: str = "bruck"
+
+    name = "spardl"
+    sums = frozenset({Output.SPARSE})
+
+    def __post_init__(self) -> None:
+        if self.teams < 1:
+            raise ConfigError(f"communicator.teams must be at least 1, got {self.teams}")
+        if self.gather not in GATHERS:
+            raise ConfigError(f"communicator.gather must be one of {', '.join(GATHERS)}, got {self.gather!r}")
+        if self.gather == "recursive" and self.teams & (self.teams - 1):
+            raise ConfigError(
+                f"communicator.gather=recursive (R-SAG) needs a power of two of teams, got teams={self.teams}; "
+                "use gather=bruck (B-SAG), which takes any"
+            )
+
+    def check_workers(self, workers: int) -> None:
+        """Accepts every multiple of ``teams``."""
+        if workers % self.teams:
+            legal = [str(d) for d in range(1, workers + 1) if workers % d == 0]
+            raise ConfigError(
+                f"communicator.teams={self.teams} does not divide {workers} workers; use one of {', '.join(legal)}"
+            )
+
+    def init_state(self) -> SparDLState:
+        """The adaptation of h, at its beginning."""
+        return SparDLState()
+
+    def reduce(
+        self,
+        worker: Worker,
+        accumulated: Accumulator,
+        compressor: SparseCompressor,
+        compression: State,
+        state: State,
+    ) -> Program[Sum]:
+        """Reduce-scatter in the team, gather between teams, all-gather in the team."""
+        assert isinstance(state, SparDLState)
+        size = worker.size // self.teams
+        first = worker.rank - worker.rank % size
+        team = Team(range(first, first + size), worker.rank % size)
+        peers = Team(range(worker.rank % size, worker.size, size), worker.rank // size)
+
+        length = accumulated.values.numel()
+        blocks = Blocks(length, size, -(-compressor.count(length) // size))
+        select = compressor.selector(compression)
+        yield from spar_reduce_scatter(team, accumulated, blocks, select)
+        yield Phase.SELECT
+        own = Reduced(accumulated, blocks.bounds(team.position)[0], blocks.slot(team.position), select)
+        block = yield from GATHERS[self.gather](peers, own, state)
+        slots = [blocks.slot(position) for position in range(size)]
+        return concatenate((yield from all_gather_sparse(team, block, slots)))

@@ -1,0 +1,65 @@
+"""Sparse blocks on their way between workers: packed, exchanged and unpacked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from spardl.communicators.bruck import all_gather
+from spardl.packing import Slot, message_bytes, message_words, pack, unpack
+from spardl.programs import Exchange, Phase, Program, Receive, Send, Team
+from spardl.sparse import SparseVector
+
+__all__ = ["all_gather_sparse", "exchange_sparse"]
+
+
+def exchange_sparse(
+    to: int,
+    blocks: Sequence[SparseVector],
+    slots: Sequence[Slot],
+    source: int,
+    coming: Sequence[Slot],
+    dtype: torch.dtype,
+) -> Program[list[SparseVector]]:
+    """Sends a bag of blocks in one message to one worker, and receives one from another.
+
+    Args:
+        to: rank of the receiver.
+        blocks: what is sent.
+        slots: the room of each block that is sent.
+        source: rank of the sender of what is received.
+        coming: the room of each block that is received.
+        dtype: type of the values on the wire.
+
+    Returns:
+        The received blocks, one per slot in ``coming``.
+    """
+    yield Phase.PACK
+    send = Send(to, pack(blocks, slots, dtype), message_words(slots))
+    arrived = yield Exchange([send], [Receive(source, message_bytes(coming, dtype), torch.uint8)])
+    received = unpack(arrived[0], coming, dtype)
+    yield Phase.MERGE
+    return received
+
+
+def all_gather_sparse(team: Team, block: SparseVector, slots: Sequence[Slot]) -> Program[list[SparseVector]]:
+    """Gives every member the sparse blocks of all members.
+
+    Args:
+        team: who takes part.
+        block: this member's; fits ``slots[team.position]``.
+        slots: the room of each member's block, by position.
+
+    Returns:
+        The blocks, by position in the team.
+    """
+    yield Phase.PACK
+    dtype = block.values.dtype
+    message = pack([block], [slots[team.position]], dtype)
+    sizes = [message_bytes([slot], dtype) for slot in slots]
+    words = [message_words([slot]) for slot in slots]
+    gathered = yield from all_gather(team, message, sizes, words)
+    blocks = [unpack(part, [slot], dtype)[0] for part, slot in zip(gathered, slots, strict=True)]
+    yield Phase.MERGE
+    return blocks

@@ -1,0 +1,44 @@
+"""Errors that a user can act on: each message says what is wrong, where, and the way out."""
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "PeerError",
+    "ProgramError",
+    "SpardlError",
+    "TrainingError",
+    "WorkerError",
+]
+
+
+class SpardlError(Exception):
+    """Base of every error that this library raises on purpose."""
+
+
+class ConfigError(SpardlError, ValueError):
+    """A setting that cannot work, found before anything was started."""
+
+
+class DataError(ConfigError):
+    """A data set that is missing or not what it should be."""
+
+
+class CheckpointError(ConfigError):
+    """A checkpoint that cannot be read, or that belongs to another run."""
+
+
+class PeerError(SpardlError):
+    """Contact with another worker was lost, or it did not answer in time."""
+
+
+class ProgramError(SpardlError):
+    """Two workers' programs do not fit together: a defect of a communicator, never of a user."""
+
+
+class TrainingError(SpardlError):
+    """Training went wrong in a way that going on would hide: replicas differ, or the loss is not finite."""
+
+
+class WorkerError(SpardlError):
+    """A worker process ended before its work was done."""

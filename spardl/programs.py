@@ -1,0 +1,127 @@
+"""The vocabulary of communication programs.
+
+An all-reduce algorithm is a generator. It yields what it wants done (an ``Exchange`` of messages, a dense
+``AllReduce``, or a ``Phase`` that says what its next seconds are spent on) and is resumed with the tensors
+that arrived. It touches no process group, no socket and no clock; a cluster drives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "AllReduce",
+    "Exchange",
+    "Phase",
+    "Program",
+    "Receive",
+    "Request",
+    "Send",
+    "Team",
+    "Worker",
+    "whole_team",
+]
+
+T = TypeVar("T")
+
+
+class Phase(Enum):
+    """What a worker's seconds are spent on."""
+
+    COMPUTE = "compute"
+    SELECT = "select"
+    PACK = "pack"
+    COMMUNICATE = "communicate"
+    MERGE = "merge"
+    UPDATE = "update"
+
+
+class Send(NamedTuple):
+    """A message to another worker.
+
+    Attributes:
+        to: rank of the receiver.
+        payload: 1-D tensor on the gradient's device. It may be changed once the exchange is over.
+        words: its length in the papers' unit (an index or a value is one word).
+    """
+
+    to: int
+    payload: Tensor
+    words: int
+
+
+class Receive(NamedTuple):
+    """A message expected from another worker: the receiver knows its size beforehand.
+
+    Attributes:
+        source: rank of the sender.
+        size: number of elements.
+        dtype: their type.
+    """
+
+    source: int
+    size: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One round: all messages at once. The reply holds what arrived, in the order of ``receives``."""
+
+    sends: Sequence[Send]
+    receives: Sequence[Receive]
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """A dense sum over all workers by the backend's own collective, in place. The reply holds the tensor."""
+
+    tensor: Tensor
+
+
+Request: TypeAlias = Exchange | AllReduce | Phase
+Program: TypeAlias = Generator[Request, list[Tensor], T]
+
+
+class Worker(NamedTuple):
+    """One of P workers."""
+
+    rank: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """Some workers in a fixed order, seen by one of them.
+
+    Attributes:
+        members: ranks; the position of a member is its place in this order.
+        position: the place of the worker that looks.
+    """
+
+    members: Sequence[int]
+    position: int
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.members)
+
+    def at(self, offset: int) -> int:
+        """The position ``offset`` places after this worker's, counted around."""
+        return (self.position + offset) % self.size
+
+    def rank(self, offset: int) -> int:
+        """The rank of the member ``offset`` places after this worker, counted around."""
+        return self.members[self.at(offset)]
+
+
+def whole_team(worker: Worker) -> Team:
+    """All workers, by rank."""
+    return Team(range(worker.size), worker.rank)

@@ -1,0 +1,33 @@
+"""State that lasts from step to step: owned by the caller, saved and loaded as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+__all__ = ["State"]
+
+
+@dataclass
+class State:
+    """Base of all per-worker state: a dataclass whose fields are numbers, booleans, strings or tensors.
+
+    An operator without state uses this class itself.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """The fields by name. Tensors are shared, not copied."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Sets every field.
+
+        Raises:
+            KeyError: if the names differ from this state's own.
+        """
+        names = {field.name for field in fields(self)}
+        if names != set(values):
+            raise KeyError(f"state of {type(self).__name__} has {sorted(names)}, got {sorted(values)}")
+        for name, value in values.items():
+            setattr(self, name, value)

@@ -1,0 +1,132 @@
+"""What a person sees of a run: a live bar on a terminal, one line per event elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+
+from spardl.training.observers import Observer
+
+__all__ = ["LineDisplay", "TerminalDisplay", "make_display"]
+
+
+class Eta:
+    """Time left, from the steps of this process so far; its first step, which warms up, is left out."""
+
+    def __init__(self) -> None:
+        self._first = 0
+        self._since = 0.0
+
+    def begin(self, step: int) -> None:
+        """Starts after ``step`` steps."""
+        self._first = step + 1
+
+    def left(self, step: int, total: int) -> str:
+        """Time left after ``step`` of ``total`` steps, evaluations and checkpoints included."""
+        if step <= self._first:
+            self._since = time.perf_counter()
+            return "-:--"
+        per_step = (time.perf_counter() - self._since) / (step - self._first)
+        return _clock((total - step) * per_step)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _figures(kind: str, values: Mapping[str, float]) -> str:
+    parts = [f"{name} {value:.4g}" for name, value in values.items() if not name.startswith(("seconds/", "bytes/"))]
+    split = {name.removeprefix("seconds/"): v for name, v in values.items() if name.startswith("seconds/")}
+    whole = sum(split.values())
+    if whole:
+        shares = ", ".join(f"{name} {value / whole:.0%}" for name, value in split.items() if value / whole >= 0.01)
+        parts.append(f"{1e3 * whole:.0f} ms/step ({shares})")
+    return (f"{kind}: " if kind != "train" else "") + "  ".join(parts)
+
+
+class LineDisplay(Observer):
+    """One line per event, at most one of training every few seconds.
+
+    Args:
+        interval: least seconds between two lines of training.
+    """
+
+    def __init__(self, interval: float = 5.0) -> None:
+        self._interval = interval
+        self._eta = Eta()
+        self._left = "-:--"
+        self._total = 0
+        self._last = 0.0
+
+    def begin(self, step: int, total: int) -> None:
+        """Says where it starts."""
+        self._eta.begin(step)
+        self._total = total
+        print(f"training: step {step} of {total}", flush=True)
+
+    def step(self, step: int) -> None:
+        """Keeps the time."""
+        self._left = self._eta.left(step, self._total)
+
+    def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        """Prints a line, unless it comes too soon after the last one."""
+        now = time.perf_counter()
+        if kind == "train" and now - self._last < self._interval:
+            return
+        self._last = now
+        print(f"step {step}/{self._total}  {_figures(kind, values)}  left {self._left}", flush=True)
+
+
+class TerminalDisplay(Observer):
+    """A bar that moves at every step, and a line per evaluation above it.
+
+    Args:
+        console: the terminal.
+    """
+
+    def __init__(self, console: Console) -> None:
+        columns = (
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=20),
+            TextColumn("left {task.fields[left]}"),
+            TextColumn("{task.fields[figures]}"),
+        )
+        self._progress = Progress(*columns, console=console)
+        self._eta = Eta()
+        self._task: TaskID | None = None
+        self._total = 0
+
+    def begin(self, step: int, total: int) -> None:
+        """Draws the bar."""
+        self._eta.begin(step)
+        self._total = total
+        self._task = self._progress.add_task("", total=total, completed=step, left="-:--", figures="")
+        self._progress.start()
+
+    def step(self, step: int) -> None:
+        """Moves the bar."""
+        if self._task is not None:
+            self._progress.update(self._task, completed=step, left=self._eta.left(step, self._total))
+
+    def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        """Shows training figures beside the bar and evaluations above it."""
+        if kind == "train" and self._task is not None:
+            self._progress.update(self._task, figures=_figures(kind, values))
+        else:
+            self._progress.console.print(f"step {step}  {_figures(kind, values)}", highlight=False)
+
+    def close(self) -> None:
+        """Takes the bar down."""
+        self._progress.stop()
+
+
+def make_display() -> Observer:
+    """The display that suits where the output goes."""
+    console = Console()
+    return TerminalDisplay(console) if console.is_terminal else LineDisplay()

@@ -1,0 +1,108 @@
+"""One run from its configuration to its summary: folder, workers, observers, result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spardl.clusters import Cluster
+from spardl.errors import ConfigError, SpardlError
+from spardl.training.display import make_display
+from spardl.training.launch import Heartbeat, Launcher
+from spardl.training.learner import Plan
+from spardl.training.loggers import Logger
+from spardl.training.observers import Guarded, MetricsFile, Observer
+from spardl.training.report import print_report
+from spardl.training.runs import Run, continue_from, new_run, run_id
+from spardl.training.trainer import Trainer
+
+__all__ = ["Experiment"]
+
+# What may differ between two runs of one experiment: it does not change their result.
+_INCIDENTAL = {
+    "": ("data_dir", "output_dir", "resume", "force", "logger"),
+    "dataset": ("root", "download"),
+    "cluster": ("port", "timeout"),
+    "training": ("log_every", "checkpoint_every", "keep_checkpoints", "check_every"),
+}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A configuration and the parts that were built from it.
+
+    Attributes:
+        config: resolved, as plain data.
+        label: readable beginning of the run folder's name.
+        plan: what to train and how.
+        launcher: who starts the workers.
+        logger: where figures go besides the run folder.
+    """
+
+    config: Mapping[str, Any]
+    label: str
+    plan: Plan
+    launcher: Launcher
+    logger: Logger
+
+    def __post_init__(self) -> None:
+        self.plan.method.communicator.check_workers(self.launcher.workers)
+
+    @property
+    def id(self) -> str:
+        """The hash of everything in the configuration that can change the result."""
+        kept = {key: value for key, value in self.config.items() if key not in _INCIDENTAL[""]}
+        for node in set(_INCIDENTAL) & set(kept):
+            kept[node] = {key: value for key, value in kept[node].items() if key not in _INCIDENTAL[node]}
+        return run_id({**kept, "workers": self.launcher.workers})
+
+    def prepare(self) -> Run:
+        """Finds the folder to write to, and the checkpoint to continue from.
+
+        Raises:
+            ConfigError: if the folder cannot be made, or nothing can be continued as asked.
+        """
+        root, resume = Path(self.config["output_dir"]), self.config["resume"]
+        run = continue_from(root, self.id, resume, self.launcher.workers) if resume else None
+        return run or new_run(root, self.label, self.id)
+
+    def perform(self, run: Run) -> None:
+        """Trains, and leaves the outcome in the run's summary.
+
+        Raises:
+            SpardlError: if training failed; the summary says so, too.
+        """
+        writes = self.launcher.leads
+        claim = run.claim() if writes else -1
+        if claim is None:
+            raise ConfigError(f"{run.folder} is in use by another process; wait for it, or start without resume")
+        if writes:
+            run.write_summary({"id": run.id, "status": "running"})
+        try:
+            self.launcher.launch(lambda *worker: self._work(run, *worker), run.folder)
+        except SpardlError as error:
+            if writes:
+                run.write_summary({"id": run.id, "status": "failed", "reason": str(error)})
+            raise
+        except KeyboardInterrupt:
+            run.write_summary({"id": run.id, "status": "interrupted"})
+            raise
+
+    def _work(self, run: Run, cluster: Cluster, device: torch.device, heartbeat: Heartbeat) -> None:
+        observers = self._observers(run) if cluster.leads else []
+        try:
+            summary = Trainer(self.plan, cluster, run, observers, device, heartbeat).fit()
+        finally:
+            for observer in observers:
+                observer.close()
+        if cluster.leads:
+            run.write_summary({"id": run.id, "status": "finished", **summary})
+            print_report(summary, run, simulated=len(cluster.local_ranks) > 1)
+
+    def _observers(self, run: Run) -> list[Observer]:
+        logger = Guarded(lambda: self.logger.open(run, self.config), type(self.logger).__name__)
+        return [MetricsFile(run.metrics_file), make_display(), logger]

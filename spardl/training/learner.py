@@ -1,0 +1,164 @@
+"""One step of synchronous training: backward passes, synchronization, update."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spardl.clusters.base import Cluster
+from spardl.communicators.base import Sum
+from spardl.flat import FlatGradient
+from spardl.method import Method
+from spardl.programs import Phase, Worker
+from spardl.schedules.base import Schedule
+from spardl.training.evaluation import autocast
+from spardl.training.lr import LrSchedule
+from spardl.training.sampler import Sampler
+from spardl.training.settings import Settings
+from spardl.training.task import Batch, Task
+from spardl.training.worker import TrainingWorker
+
+__all__ = ["Learner", "Plan"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that is chosen before the workers start.
+
+    Attributes:
+        task: model, data, loss and metric.
+        method: how gradients are averaged.
+        optimizer: makes the optimizer from the parameters.
+        lr_schedule: factor on the learning rate.
+        schedule: makes the schedule from method, cluster and flat gradient.
+        settings: of the loop.
+    """
+
+    task: Task
+    method: Method
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    lr_schedule: LrSchedule
+    schedule: Callable[[Method, Cluster, FlatGradient], Schedule]
+    settings: Settings
+
+
+class Learner:
+    """A model, its optimizer and the local workers who train it.
+
+    Args:
+        plan: what to train and how.
+        cluster: who trains.
+        device: where the model lives.
+
+    Attributes:
+        model: its weights are equal on all workers.
+        workers: the local ones.
+        size: number of trained parameters.
+    """
+
+    def __init__(self, plan: Plan, cluster: Cluster, device: torch.device) -> None:
+        self._plan, self._cluster, self._device = plan, cluster, device
+        self._settings = plan.settings
+        torch.manual_seed(plan.settings.seed)
+        self.model = plan.task.build_model().to(device, plan.settings.formats.weights)
+        self.gradient = FlatGradient(self.model.parameters())
+        self._optimizer = plan.optimizer(self.model.parameters())
+        self._base_rates = [group["lr"] for group in self._optimizer.param_groups]
+        self.schedule = plan.schedule(plan.method, cluster, self.gradient)
+        self.workers = [
+            TrainingWorker(worker, self.model, self._sampler(worker), plan.settings.seed)
+            for worker in cluster.local_workers
+        ]
+        self.steps_per_epoch = self.workers[0].sampler.steps_per_epoch
+        self.total_steps = plan.settings.total_steps(self.steps_per_epoch)
+
+    def _sampler(self, worker: Worker) -> Sampler:
+        settings = self._settings
+        return Sampler(len(self._plan.task.train), worker, settings.batch_size * settings.accumulation, settings.seed)
+
+    def step(self, step: int) -> tuple[list[float], Sequence[Sum]]:
+        """Trains step number ``step``, counted from 0.
+
+        Returns:
+            The loss of each local worker, and the averaged gradient as each of them has it.
+        """
+        losses = [self._backward(local, step) for local in range(len(self.workers))]
+        averages = self.schedule.finish()
+        with self._cluster.timed(Phase.UPDATE, range(len(self.workers))):
+            self._update(step)
+        return losses, averages
+
+    def _backward(self, local: int, step: int) -> float:
+        worker = self.workers[local]
+        with self._cluster.timed(Phase.COMPUTE, [local]), worker.active():
+            indices, generator = worker.sampler.indices(step), worker.sampler.generator(step)
+            parts = indices.split(self._settings.batch_size)
+            loss = sum(self._backward_part(self._plan.task.train.batch(part, generator)) for part in parts)
+        self.schedule.collect(local)
+        return loss
+
+    def _backward_part(self, batch: Batch) -> float:
+        with autocast(self._device, self._settings.formats):
+            loss = self._plan.task.loss(self.model, batch) / self._settings.accumulation
+        loss.backward()
+        return loss.item()
+
+    def _update(self, step: int) -> None:
+        if self._settings.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.clip_norm)
+        for group, rate in zip(self._optimizer.param_groups, self._base_rates, strict=True):
+            group["lr"] = rate * self._factor(step)
+        self._optimizer.step()
+        # The average was left in the gradients, and the next backward pass adds to them.
+        self.gradient.zero()
+
+    def _factor(self, step: int) -> float:
+        per_epoch = self.steps_per_epoch
+        return self._plan.lr_schedule.factor(step / per_epoch, self.total_steps / per_epoch)
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the last step, of the first parameter group."""
+        rate: float = self._optimizer.param_groups[0]["lr"]
+        return rate
+
+    def digest(self) -> Tensor:
+        """A hash of all weights: int64, shape (4,)."""
+        return digest([parameter.detach() for parameter in self.model.parameters()])
+
+    def shared_state(self) -> dict[str, Any]:
+        """What is equal on all workers: weights and optimizer."""
+        return {"model": self.model.state_dict(), "optimizer": self._optimizer.state_dict()}
+
+    def worker_state(self, local: int) -> dict[str, Any]:
+        """What is a local worker's own: residual and the like, buffers, random numbers, counts."""
+        return {
+            "schedule": self.schedule.state_dict(local),
+            "worker": self.workers[local].state_dict(),
+            "ledger": self._cluster.ledgers[local].state_dict(),
+        }
+
+    def load_shared_state(self, values: Mapping[str, Any]) -> None:
+        """Continues from ``shared_state``."""
+        self.model.load_state_dict(values["model"])
+        self._optimizer.load_state_dict(values["optimizer"])
+
+    def load_worker_state(self, local: int, values: Mapping[str, Any]) -> None:
+        """Continues from ``worker_state``."""
+        self.schedule.load_state_dict(local, values["schedule"])
+        self.workers[local].load_state_dict(values["worker"])
+        self._cluster.ledgers[local].load_state_dict(values["ledger"])
+
+
+def digest(tensors: Sequence[Tensor]) -> Tensor:
+    """A hash of tensors, bit by bit: int64, shape (4,), on the device of the first one."""
+    algorithm = hashlib.sha256()
+    for tensor in tensors:
+        algorithm.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    words = torch.frombuffer(bytearray(algorithm.digest()), dtype=torch.int64)
+    return words.to(tensors[0].device)

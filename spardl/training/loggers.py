@@ -1,0 +1,117 @@
+"""Where figures go besides the run folder."""
+
+from __future__ import annotations
+
+import netrc
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+from urllib.parse import urlsplit
+
+from spardl.errors import ConfigError
+from spardl.training.observers import Observer
+from spardl.training.runs import Run
+
+__all__ = ["Logger", "NoLogger", "Wandb"]
+
+
+class Logger(ABC):
+    """Chosen before the workers start; opened on rank 0 only."""
+
+    @abstractmethod
+    def open(self, run: Run, config: Mapping[str, Any]) -> Observer:
+        """Starts logging a run with the given resolved configuration."""
+
+
+@dataclass(frozen=True)
+class NoLogger(Logger):
+    """Logs nowhere: the run folder is all there is."""
+
+    def open(self, run: Run, config: Mapping[str, Any]) -> Observer:
+        """An observer that does nothing."""
+        return Observer()
+
+
+@dataclass(frozen=True)
+class Wandb(Logger):
+    """Weights & Biases, through its own SDK.
+
+    Args:
+        project: where runs are collected.
+        mode: ``online``, ``offline``, or ``auto``: online if this machine is logged in.
+        tags: labels of the run.
+        timeout: seconds that a connection may take.
+
+    Raises:
+        ConfigError: if the mode is none of these.
+    """
+
+    project: str = "spardl"
+    mode: str = "auto"
+    tags: Sequence[str] = ()
+    timeout: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("auto", "online", "offline"):
+            raise ConfigError(f"logger.mode must be auto, online or offline, got {self.mode!r}")
+
+    def open(self, run: Run, config: Mapping[str, Any]) -> Observer:
+        """Starts a W&B run in the group of the run's id, so that a resumed run stands beside its beginning."""
+        return _WandbObserver(self, run, config)
+
+
+class _WandbObserver(Observer):
+    def __init__(self, logger: Wandb, run: Run, config: Mapping[str, Any]) -> None:
+        mode = logger.mode
+        if mode == "auto":
+            mode = os.environ.get("WANDB_MODE") or ("online" if _logged_in() else "offline")
+        try:
+            self._run = _init(logger, run, config, mode)
+        except Exception as error:
+            if mode == "offline":
+                raise
+            reason = str(error).splitlines()[0]
+            print(f"warning: W&B cannot be reached, logging offline: {reason}", file=sys.stderr, flush=True)
+            self._run = _init(logger, run, config, "offline")
+
+    def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        """Logs under ``train/`` or ``eval/``."""
+        self._run.log({f"{kind}/{name}": value for name, value in values.items()}, step=step)
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        """Puts the figures of the summary where W&B's tables look for them."""
+        self._run.summary.update(dict(summary))
+
+    def close(self) -> None:
+        """Flushes."""
+        self._run.finish(quiet=True)
+
+
+def _init(logger: Wandb, run: Run, config: Mapping[str, Any], mode: str) -> Any:
+    # Only rank 0 of a run that logs to W&B pays for this import.
+    import wandb  # noqa: PLC0415
+
+    return wandb.init(
+        project=logger.project,
+        group=run.id,
+        name=run.folder.name,
+        tags=list(logger.tags),
+        config=dict(config),
+        dir=str(run.folder),
+        mode=cast("Literal['online', 'offline', 'disabled', 'shared']", mode),
+        settings=wandb.Settings(silent=True, init_timeout=logger.timeout),
+    )
+
+
+def _logged_in() -> bool:
+    """Whether this machine has a key for W&B; asks nobody and connects nowhere."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False

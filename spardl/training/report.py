@@ -1,0 +1,78 @@
+"""What a run prints at its end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from spardl.training.runs import Run
+
+__all__ = ["print_report", "rows"]
+
+
+def rows(summary: Mapping[str, Any], simulated: bool) -> list[tuple[str, str]]:
+    """The summary in words.
+
+    Args:
+        summary: what the trainer returned.
+        simulated: whether the cluster's seconds are virtual.
+    """
+    best, metric = summary["best"], summary["metric"]
+    final = ", ".join(f"{name} {value:.4g}" for name, value in summary["final"].items())
+    clock = f", {_seconds(summary['cluster_seconds'])} on the virtual clock" if simulated else ""
+    sent, dense = summary["step_bytes"], summary["step_bytes_dense"]
+    share = f" ({sent / dense:.2%} of dense)" if dense else ""
+    return [
+        (metric, f"{summary['final'][metric]:.4g} (best {best:.4g})"),
+        ("final figures", final),
+        (
+            "wall time",
+            f"{_seconds(summary['wall_seconds'])}, evaluation {_seconds(summary['evaluation_seconds'])}{clock}",
+        ),
+        ("a step", _split(summary["step_seconds"])),
+        (
+            "sent per worker and step",
+            f"{_bytes(sent)} in {summary['step_rounds']:.3g} rounds; dense {_bytes(dense)}{share}",
+        ),
+        ("density reached", f"{summary['density']:.3%} of {summary['parameters']:,} parameters"),
+        ("replicas", f"equal to the last bit in {summary['replica_checks']} checks"),
+        ("break-even bandwidth", _break_even(summary["break_even_gbit"])),
+        ("peak memory", f"{_bytes(summary['peak_memory_bytes'])} in the largest process"),
+    ]
+
+
+def print_report(summary: Mapping[str, Any], run: Run, simulated: bool) -> None:
+    """Prints the end of a run."""
+    table = Table(title=f"run {run.id}", show_header=False, title_justify="left")
+    for name, text in rows(summary, simulated):
+        table.add_row(name, text)
+    # A pipe has no width of its own, and a wrapped line is hard to search.
+    console = Console() if sys.stdout.isatty() else Console(width=140)
+    console.print(table)
+    print(f"results: {run.folder}", flush=True)
+
+
+def _split(seconds: Mapping[str, float]) -> str:
+    return f"{_seconds(sum(seconds.values()))}: " + ", ".join(f"{n} {_seconds(v)}" for n, v in seconds.items())
+
+
+def _break_even(gbit: float | None) -> str:
+    if gbit is None:
+        return "none: no bytes are saved"
+    return f"pays on networks slower than {gbit:.3g} Gbit/s per worker"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.1f} s" if value >= 1 else f"{1e3 * value:.3g} ms"
+
+
+def _bytes(value: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} GB"

@@ -1,0 +1,170 @@
+"""Run folders: who a run is, where it writes, and whether it is finished, still going or to be continued."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spardl.errors import CheckpointError, ConfigError
+from spardl.files import write_atomically
+from spardl.training.checkpoint import find_checkpoint
+
+__all__ = ["Run", "continue_from", "finished_run", "new_run", "run_id"]
+
+
+def run_id(config: Mapping[str, Any]) -> str:
+    """Ten hexadecimal digits that follow from a resolved configuration alone."""
+    canonical = json.dumps(config, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:10]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run and its folder.
+
+    Attributes:
+        id: the hash of its configuration.
+        folder: everything it writes goes there.
+        checkpoint: where it continues, if it does.
+        notices: what the user should know of how the folder was chosen.
+    """
+
+    id: str
+    folder: Path
+    checkpoint: Path | None = None
+    notices: tuple[str, ...] = ()
+
+    @property
+    def metrics_file(self) -> Path:
+        """One JSON object per line: the truth about the run."""
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def summary_file(self) -> Path:
+        """Status and final figures."""
+        return self.folder / "summary.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of its checkpoints."""
+        return self.folder / "checkpoints"
+
+    def write_summary(self, content: Mapping[str, Any]) -> None:
+        """Writes status and figures."""
+        write_atomically(self.summary_file, (json.dumps(content, indent=2) + "\n").encode())
+
+    def read_summary(self) -> dict[str, Any]:
+        """What was written last, or an empty mapping."""
+        try:
+            content: dict[str, Any] = json.loads(self.summary_file.read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return content
+
+    def claim(self) -> int | None:
+        """Marks the folder as in use until this process ends.
+
+        Returns:
+            A file descriptor to keep open, or ``None`` if another process uses the folder.
+        """
+        descriptor = os.open(self.folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            return None
+        return descriptor
+
+
+def _runs_of(root: Path, identity: str) -> list[Run]:
+    """The runs of one configuration, newest first."""
+    folders = [path for path in root.glob(f"*-{identity}*") if path.is_dir()]
+    return [Run(identity, path) for path in sorted(folders, key=lambda path: path.stat().st_mtime_ns, reverse=True)]
+
+
+def finished_run(root: Path, identity: str) -> Run | None:
+    """A run of this configuration that came to its end, if there is one."""
+    return next((run for run in _runs_of(root, identity) if run.read_summary().get("status") == "finished"), None)
+
+
+def new_run(root: Path, label: str, identity: str) -> Run:
+    """Makes a folder that no other run has, even one that starts at the same instant.
+
+    Args:
+        root: folder of all runs.
+        label: readable beginning of the folder's name.
+        identity: the run's id.
+
+    Raises:
+        ConfigError: if the folder cannot be made or written to.
+    """
+    number = 1
+    while True:
+        folder = root / (f"{label}-{identity}" + (f"-{number}" if number > 1 else ""))
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            folder.mkdir()
+        except FileExistsError:
+            if not root.is_dir():
+                raise ConfigError(f"output_dir={root} is not a folder; name another with output_dir=FOLDER") from None
+            number += 1
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write to output_dir={root} ({error.strerror}); name another with output_dir=FOLDER"
+            ) from error
+        else:
+            return Run(identity, folder)
+
+
+def continue_from(root: Path, identity: str, where: str, workers: int) -> Run | None:
+    """Finds the run that ``resume=WHERE`` means.
+
+    Args:
+        root: folder of all runs.
+        identity: id of the configuration at hand; a run of another one is refused.
+        where: ``auto`` for the newest run of this configuration that is neither finished nor going on, or the
+            folder of a run.
+        workers: number of workers.
+
+    Returns:
+        The run with its newest whole checkpoint, or ``None`` if ``auto`` finds nothing to continue.
+
+    Raises:
+        CheckpointError: if no checkpoint can be used.
+    """
+    if where != "auto":
+        return _with_checkpoint(_named_run(Path(where), identity), workers, demanded=True)
+    for run in _runs_of(root, identity):
+        descriptor = run.claim()
+        if descriptor is None:
+            continue
+        os.close(descriptor)
+        if run.read_summary().get("status") != "finished":
+            return _with_checkpoint(run, workers, demanded=False)
+    return None
+
+
+def _named_run(folder: Path, identity: str) -> Run:
+    run = Run(identity, folder)
+    found = run.read_summary().get("id")
+    if found is None:
+        raise CheckpointError(f"resume={folder} is not the folder of a run; name one, or use resume=auto")
+    if found != identity:
+        raise CheckpointError(
+            f"resume={folder} is a run of another configuration ({found}, this one is {identity}); "
+            "give the same command as then"
+        )
+    return run
+
+
+def _with_checkpoint(run: Run, workers: int, demanded: bool) -> Run:
+    checkpoint, faults = find_checkpoint(run.checkpoints, workers)
+    if demanded and checkpoint is None:
+        raise CheckpointError(f"resume={run.folder} has no checkpoint yet; start it again without resume")
+    return Run(run.id, run.folder, checkpoint, tuple(map(str, faults)))

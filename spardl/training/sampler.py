@@ -1,0 +1,55 @@
+"""Which examples a worker sees, and when: a function of (seed, epoch, rank, P) and nothing else."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from spardl.errors import ConfigError
+from spardl.programs import Worker
+from spardl.training.seeds import generator
+
+__all__ = ["Sampler"]
+
+
+class Sampler:
+    """Shards of equal size: all workers take the same number of steps in an epoch.
+
+    Args:
+        examples: size of the training split.
+        worker: whose shard it is.
+        batch_size: examples per worker and step.
+        seed: of the order.
+
+    Raises:
+        ConfigError: if an epoch would not fill a single step.
+    """
+
+    def __init__(self, examples: int, worker: Worker, batch_size: int, seed: int) -> None:
+        self.steps_per_epoch = examples // worker.size // batch_size
+        if self.steps_per_epoch < 1:
+            raise ConfigError(
+                f"training.batch_size x accumulation = {batch_size} on {worker.size} workers needs more than the "
+                f"{examples} training examples there are; lower the batch size or the number of workers"
+            )
+        self._examples = examples
+        self._worker = worker
+        self._batch_size = batch_size
+        self._seed = seed
+        self._epoch = -1
+        self._shard = torch.empty(0, dtype=torch.int64)
+
+    def indices(self, step: int) -> Tensor:
+        """The examples of a step, counted from the beginning of training; int64, shape (batch_size,).
+
+        What does not fill a whole step of all workers sits the epoch out.
+        """
+        epoch, within = divmod(step, self.steps_per_epoch)
+        if epoch != self._epoch:
+            order = torch.randperm(self._examples, generator=generator(self._seed, "order", epoch))
+            self._epoch, self._shard = epoch, order[self._worker.rank :: self._worker.size]
+        return self._shard[within * self._batch_size : (within + 1) * self._batch_size]
+
+    def generator(self, step: int) -> torch.Generator:
+        """The source of the random choices (augmentation, masking) of a step."""
+        return generator(self._seed, "batch", step, self._worker.rank)

@@ -1,0 +1,97 @@
+"""How long and how to train: the ``training`` node of a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from spardl.errors import ConfigError
+
+__all__ = ["PRECISIONS", "Precision", "Settings"]
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Number formats of a run.
+
+    Attributes:
+        weights: type of parameters, gradients and residuals.
+        autocast: type that matrix products are computed in, or ``None`` for the weights' own.
+    """
+
+    weights: torch.dtype
+    autocast: torch.dtype | None = None
+
+
+PRECISIONS: Mapping[str, Precision] = MappingProxyType(
+    {
+        "fp32": Precision(torch.float32),
+        "fp64": Precision(torch.float64),
+        "bf16": Precision(torch.float32, torch.bfloat16),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything about the loop that is neither the task nor the method.
+
+    Args:
+        seed: of weights, data order, augmentation and dropout.
+        epochs: passes over the data; may be a fraction.
+        max_steps: ends the run early, after so many steps; ``None`` for no limit.
+        batch_size: examples per worker in one backward pass.
+        eval_batch_size: examples per worker in one evaluation pass.
+        accumulation: backward passes per step; the step's batch is so many times larger.
+        clip_norm: largest 2-norm of the averaged gradient; ``None`` for no clipping.
+        precision: fp32, fp64, or bf16 (matrix products in bfloat16, weights in float32).
+        log_every: steps between two lines of metrics.
+        eval_every: epochs between two evaluations; the last step is always followed by one.
+        checkpoint_every: steps between two checkpoints; ``None`` for one per epoch.
+        keep_checkpoints: how many are kept.
+        check_every: steps between two checks that all workers computed the same average.
+
+    Raises:
+        ConfigError: if a value is out of range.
+    """
+
+    seed: int
+    epochs: float
+    max_steps: int | None
+    batch_size: int
+    eval_batch_size: int
+    accumulation: int
+    clip_norm: float | None
+    precision: str
+    log_every: int
+    eval_every: float
+    checkpoint_every: int | None
+    keep_checkpoints: int
+    check_every: int
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "eval_batch_size", "accumulation", "log_every", "keep_checkpoints", "check_every"):
+            self._demand(name, getattr(self, name) >= 1, "at least 1")
+        for name in ("max_steps", "checkpoint_every"):
+            self._demand(name, getattr(self, name) is None or getattr(self, name) >= 1, "at least 1, or null")
+        for name in ("epochs", "eval_every"):
+            self._demand(name, getattr(self, name) > 0, "above 0")
+        self._demand("clip_norm", self.clip_norm is None or self.clip_norm > 0, "above 0, or null")
+        self._demand("precision", self.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}")
+
+    def _demand(self, name: str, holds: bool, wanted: str) -> None:
+        if not holds:
+            raise ConfigError(f"training.{name} must be {wanted}, got {getattr(self, name)}")
+
+    @property
+    def formats(self) -> Precision:
+        """The number formats that ``precision`` names."""
+        return PRECISIONS[self.precision]
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """Steps of the whole run."""
+        steps = max(1, round(self.epochs * steps_per_epoch))
+        return steps if self.max_steps is None else min(steps, self.max_steps)

@@ -1,0 +1,110 @@
+"""The figures a run ends with: where its seconds and bytes went, and when its compression pays."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spardl.clusters.base import Cluster, gather_rows
+from spardl.clusters.ledger import Ledger
+from spardl.programs import Phase
+from spardl.version import __version__
+
+__all__ = ["Costs", "break_even_gbit", "environment", "gather_costs"]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What one step cost, on average over steps and workers.
+
+    Attributes:
+        seconds: by phase.
+        rounds: exchanges.
+        words: sent, an index or a value being one.
+        bytes_sent: sent by a worker.
+        dense_bytes: what a ring all-reduce of the same gradient would send.
+        peak_memory: largest resident memory of a process, in bytes.
+    """
+
+    seconds: dict[str, float]
+    rounds: float
+    words: float
+    bytes_sent: float
+    dense_bytes: float
+    peak_memory: float
+
+    @property
+    def overhead(self) -> float:
+        """Seconds that compressing takes: selecting, packing and merging."""
+        return sum(self.seconds[phase.value] for phase in (Phase.SELECT, Phase.PACK, Phase.MERGE))
+
+
+def gather_costs(cluster: Cluster, steps: int, gradient: Tensor) -> Costs:
+    """Averages all workers' ledgers."""
+    rows = gather_rows(cluster, [_row(ledger, gradient.device) for ledger in cluster.ledgers])
+    table = torch.stack(rows).cpu()
+    rounds, words, sent, *seconds = (table[:, :-1].mean(0) / steps).tolist()
+    return Costs(
+        seconds={phase.value: value for phase, value in zip(Phase, seconds, strict=True)},
+        rounds=rounds,
+        words=words,
+        bytes_sent=sent,
+        dense_bytes=2 * gradient.nbytes * (cluster.size - 1) / cluster.size,
+        peak_memory=float(table[:, -1].max()),
+    )
+
+
+def _row(ledger: Ledger, device: torch.device) -> Tensor:
+    counts = [ledger.rounds, ledger.words, ledger.bytes_sent]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    values = [*counts, *(ledger.seconds[phase] for phase in Phase), peak]
+    return torch.tensor(values, dtype=torch.float64, device=device)
+
+
+def break_even_gbit(costs: Costs) -> float | None:
+    """The bandwidth under which compressing is faster than sending the dense gradient.
+
+    Per step, compressing costs its seconds of selecting, packing and merging, and saves bytes. Both are equal
+    at (bytes saved) / (seconds spent); on a slower network compressing wins. The seconds that a dense
+    all-reduce spends on its own additions are left out, in its favour.
+
+    Returns:
+        Gbit/s per worker, or ``None`` if no bytes are saved.
+    """
+    saved = costs.dense_bytes - costs.bytes_sent
+    if saved <= 0 or costs.overhead <= 0:
+        return None
+    return 8e-9 * saved / costs.overhead
+
+
+def environment() -> dict[str, Any]:
+    """Versions, commit and machine; nothing from the environment's variables."""
+    return {
+        "spardl": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "commit": _commit(),
+        "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} thread(s) per worker",
+    }
+
+
+def _commit() -> str | None:
+    try:
+        answer = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None

@@ -1,0 +1,268 @@
+"""The training loop: one for real and for simulated clusters."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spardl.clusters.base import Cluster, gather_rows
+from spardl.communicators.base import Sum
+from spardl.errors import TrainingError
+from spardl.programs import Phase
+from spardl.sparse import SparseVector
+from spardl.training.checkpoint import load_part, save_checkpoint
+from spardl.training.evaluation import evaluate
+from spardl.training.learner import Learner, Plan, digest
+from spardl.training.observers import Observer
+from spardl.training.runs import Run
+from spardl.training.summary import break_even_gbit, environment, gather_costs
+
+__all__ = ["Trainer"]
+
+
+@dataclass
+class Progress:
+    """How far a run is, and what it found so far.
+
+    Attributes:
+        step: steps done.
+        wall: seconds of training so far, those before an interruption included.
+        virtual: seconds on the cluster's clock, likewise.
+        evaluating: the part of ``wall`` that went to evaluation.
+        kept: entries of all averages so far.
+        checks: times that the workers' averages were compared.
+        metrics: of the last evaluation.
+        best: the best value of the task's metric.
+    """
+
+    step: int = 0
+    wall: float = 0.0
+    virtual: float = 0.0
+    evaluating: float = 0.0
+    kept: int = 0
+    checks: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    best: float | None = None
+
+
+class Trainer:
+    """Trains until the last step: logs, evaluates, saves, compares the replicas.
+
+    Args:
+        plan: what to train and how.
+        cluster: who trains.
+        run: where checkpoints go, and which one to continue from.
+        observers: who is told; on other ranks than 0 nobody.
+        device: where the model lives.
+        heartbeat: told the number of steps done, in every process.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        cluster: Cluster,
+        run: Run,
+        observers: Sequence[Observer] = (),
+        device: torch.device | str = "cpu",
+        heartbeat: Callable[[int], None] = lambda step: None,
+    ) -> None:
+        self._plan, self._settings, self._cluster, self._run = plan, plan.settings, cluster, run
+        self._observers, self._heartbeat = observers, heartbeat
+        self._learner = Learner(plan, cluster, torch.device(device))
+        self._progress = Progress()
+        if run.checkpoint:
+            self._resume(run)
+        self._window = _Window(cluster, self._progress.step)
+        self._clock_offset = self._progress.virtual - cluster.seconds()
+        self._started = time.perf_counter() - self._progress.wall
+
+    def fit(self) -> dict[str, Any]:
+        """Trains to the end.
+
+        Returns:
+            The summary: final and best metric, seconds, bytes, checks.
+
+        Raises:
+            TrainingError: if the loss is no longer finite, or the workers' replicas differ.
+            PeerError: if another worker is lost.
+        """
+        total = self._learner.total_steps
+        self._tell("begin", self._progress.step, total)
+        self._heartbeat(self._progress.step)
+        while self._progress.step < total:
+            losses, averages = self._learner.step(self._progress.step)
+            self._progress.step += 1
+            self._progress.kept += _entries(averages[0])
+            self._window.add(losses)
+            self._after_step(averages)
+        return self._finish()
+
+    def _after_step(self, averages: Sequence[Sum]) -> None:
+        step, total, settings = self._progress.step, self._learner.total_steps, self._settings
+        self._heartbeat(step)
+        self._tell("step", step)
+        if step % settings.check_every == 0 or step == total:
+            self._compare([_digest_of(average) for average in averages], "averaged gradients")
+        if step % settings.log_every == 0 or step == total:
+            self._log()
+        if self._evaluates_after(step):
+            self._evaluate()
+        if step % (settings.checkpoint_every or self._learner.steps_per_epoch) == 0 or step == total:
+            self._save()
+
+    def _evaluates_after(self, step: int) -> bool:
+        every = max(1, round(self._settings.eval_every * self._learner.steps_per_epoch))
+        return step % every == 0 or step == self._learner.total_steps
+
+    def _tell(self, event: str, *arguments: Any) -> None:
+        for observer in self._observers:
+            getattr(observer, event)(*arguments)
+
+    def _log(self) -> None:
+        values = self._window.close(self._progress.step)
+        if not math.isfinite(values["loss"]):
+            raise TrainingError(
+                f"the loss is {values['loss']} at step {self._progress.step}; lower optimizer.lr or set "
+                "training.clip_norm"
+            )
+        epoch = self._progress.step / self._learner.steps_per_epoch
+        refused = self._learner.schedule.refused()
+        figures = {"epoch": epoch, **values, "lr": self._learner.rate, **({"refused": refused} if refused else {})}
+        self._tell("metrics", "train", self._progress.step, figures)
+
+    def _evaluate(self) -> None:
+        began = time.perf_counter()
+        settings, task = self._settings, self._plan.task
+        self._progress.metrics = evaluate(
+            task,
+            self._learner.model,
+            self._cluster,
+            self._learner.workers,
+            settings.eval_batch_size,
+            settings.formats,
+        )
+        found, best = self._progress.metrics[task.metric], self._progress.best
+        if best is None or (found > best if task.higher_is_better else found < best):
+            self._progress.best = found
+        self._tell("metrics", "eval", self._progress.step, self._progress.metrics)
+        self._progress.evaluating += time.perf_counter() - began
+
+    def _compare(self, rows: Sequence[Tensor], what: str) -> None:
+        gathered = gather_rows(self._cluster, rows)
+        odd = [rank for rank, row in enumerate(gathered) if not torch.equal(row, gathered[0])]
+        if odd:
+            raise TrainingError(
+                f"the {what} of ranks {odd} differ from rank 0's at step {self._progress.step}: "
+                "replicas must be equal to the last bit"
+            )
+        self._progress.checks += 1
+
+    def _save(self) -> None:
+        self._read_clocks()
+        learner = self._learner
+        save_checkpoint(
+            self._run.checkpoints,
+            self._progress.step,
+            self._cluster,
+            [partial(learner.worker_state, local) for local in range(len(learner.workers))],
+            lambda: {**learner.shared_state(), "progress": asdict(self._progress)},
+            self._settings.keep_checkpoints,
+        )
+
+    def _read_clocks(self) -> None:
+        self._progress.wall = time.perf_counter() - self._started
+        self._progress.virtual = self._clock_offset + self._cluster.seconds()
+
+    def _resume(self, run: Run) -> None:
+        assert run.checkpoint
+        device = self._learner.gradient.vector.device
+        shared = load_part(run.checkpoint, None, device)
+        self._progress = Progress(**shared["progress"])
+        self._learner.load_shared_state(shared)
+        for local, rank in enumerate(self._cluster.local_ranks):
+            self._learner.load_worker_state(local, load_part(run.checkpoint, rank, device))
+
+    def _finish(self) -> dict[str, Any]:
+        self._compare([self._learner.digest()] * len(self._learner.workers), "weights")
+        self._read_clocks()
+        summary = self._summary()
+        self._tell("end", summary)
+        return summary
+
+    def _summary(self) -> dict[str, Any]:
+        progress, task = self._progress, self._plan.task
+        costs = gather_costs(self._cluster, progress.step, self._learner.gradient.vector)
+        length = self._learner.gradient.vector.numel()
+        return {
+            "metric": task.metric,
+            "final": progress.metrics,
+            "best": progress.best,
+            "steps": progress.step,
+            "epochs": progress.step / self._learner.steps_per_epoch,
+            "workers": self._cluster.size,
+            "parameters": length,
+            "wall_seconds": progress.wall,
+            "cluster_seconds": progress.virtual,
+            "evaluation_seconds": progress.evaluating,
+            "step_seconds": costs.seconds,
+            "step_rounds": costs.rounds,
+            "step_words": costs.words,
+            "step_bytes": costs.bytes_sent,
+            "step_bytes_dense": costs.dense_bytes,
+            "density": progress.kept / progress.step / length,
+            "replica_checks": progress.checks,
+            "refused_gradients": self._learner.schedule.refused(),
+            "break_even_gbit": break_even_gbit(costs),
+            "peak_memory_bytes": costs.peak_memory,
+            "weights_sha256": self._learner.digest().numpy(force=True).tobytes().hex(),
+            "environment": environment(),
+        }
+
+
+class _Window:
+    """Figures between two log lines."""
+
+    def __init__(self, cluster: Cluster, step: int) -> None:
+        self._cluster = cluster
+        self._open(step)
+
+    def _open(self, step: int) -> None:
+        self._step = step
+        self._losses = [[0.0, 0.0] for _ in self._cluster.local_ranks]
+        self._seconds = dict(self._cluster.ledgers[0].seconds)
+        self._bytes = self._cluster.ledgers[0].bytes_sent
+
+    def add(self, losses: Sequence[float]) -> None:
+        """Enters a step. A loss that is not finite counts only if there is no other: see ``refused``."""
+        for sums, loss in zip(self._losses, losses, strict=True):
+            if math.isfinite(loss):
+                sums[0] += loss
+                sums[1] += 1
+
+    def close(self, step: int) -> dict[str, float]:
+        """The mean loss over workers and steps; seconds and bytes of the first local rank, per step."""
+        rows = [torch.tensor(sums, dtype=torch.float64) for sums in self._losses]
+        loss, count = torch.stack(gather_rows(self._cluster, rows)).sum(0).tolist()
+        ledger, steps = self._cluster.ledgers[0], max(1, step - self._step)
+        values = {
+            "loss": loss / count if count else math.nan,
+            **{f"seconds/{p.value}": (ledger.seconds[p] - self._seconds[p]) / steps for p in Phase},
+            "bytes/sent": (ledger.bytes_sent - self._bytes) / steps,
+        }
+        self._open(step)
+        return values
+
+
+def _entries(average: Sum) -> int:
+    return len(average) if isinstance(average, SparseVector) else average.numel()
+
+
+def _digest_of(average: Sum) -> Tensor:
+    return digest([average.indices, average.values] if isinstance(average, SparseVector) else [average])

@@ -1,0 +1,109 @@
+"""BERT's pre-training: guessing masked words and whether two segments belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from spardl.errors import ConfigError
+from spardl.training.task import Batch, Task
+from tasks.datasets.base import Dataset, TextDataset, require
+from tasks.placement import place
+from tasks.sentence_pairs import IGNORED, SentencePairs
+
+__all__ = ["BertPretraining"]
+
+INPUTS = ("input_ids", "token_type_ids", "attention_mask")
+SHORTEST = 8
+
+
+class BertPretraining(Task):
+    """Masked-token and next-sentence prediction, judged by the masked tokens' loss.
+
+    Args:
+        model: builds the network from ``tokens`` and ``seq_len``, as
+            :func:`tasks.models.bert.bert_for_pretraining` does.
+        dataset: text with at least two documents in each split.
+        seq_len: length of a sequence, its three special tokens included.
+        mask_fraction: share of a sequence's word pieces to guess.
+
+    Raises:
+        ConfigError: the data set holds no text, or too few documents, or an option is out of range.
+
+    Source: Devlin, Chang, Lee, Toutanova: BERT, NAACL 2019, section 3.1.
+    """
+
+    metric: ClassVar[str] = "mlm_loss"
+    higher_is_better: ClassVar[bool] = False
+    sums: ClassVar[tuple[str, ...]] = (
+        "mlm_loss",
+        "masked",
+        "mlm_correct",
+        "nsp_loss",
+        "nsp_correct",
+        "examples",
+    )
+
+    def __init__(
+        self,
+        model: Callable[..., nn.Module],
+        dataset: Dataset,
+        seq_len: int = 128,
+        mask_fraction: float = 0.15,
+    ) -> None:
+        if seq_len < SHORTEST:
+            raise ConfigError(f"task.seq_len={seq_len}: use {SHORTEST} or more")
+        if not 0 < mask_fraction < 1:
+            raise ConfigError(f"task.mask_fraction={mask_fraction}: use a number between 0 and 1")
+        text = require(dataset, TextDataset, "bert pre-training")
+        self.model = model
+        self.seq_len = seq_len
+        self.vocab_size = text.vocab_size
+        self.train = SentencePairs(text.train, text.vocab_size, text.special, seq_len, mask_fraction)
+        self.test = SentencePairs(text.test, text.vocab_size, text.special, seq_len, mask_fraction)
+
+    def build_model(self) -> nn.Module:
+        """Builds the network for the data set's vocabulary and the sequence length.
+
+        Raises:
+            ConfigError: the network's vocabulary or position table is too small.
+        """
+        return self.model(tokens=self.vocab_size, seq_len=self.seq_len)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Mean loss per masked token plus mean loss per pair, in nats."""
+        loss: Tensor = model(**place(batch, model)).loss
+        return loss
+
+    @torch.no_grad()
+    def measure(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Summed losses in nats, hits and counts, as ``sums`` names them: float64, on the model's device."""
+        placed = place(batch, model)
+        output = model(**{name: placed[name] for name in INPUTS})
+        masked = placed["labels"] != IGNORED
+        words = _score(output.prediction_logits[masked], placed["labels"][masked])
+        pairs = _score(output.seq_relationship_logits, placed["next_sentence_label"])
+        return torch.stack([words[0], words[2], words[1], *pairs])
+
+    def summarize(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """``loss`` (``mlm_loss`` plus ``nsp_loss``), each loss in nats, and both accuracies as fractions."""
+        mlm_loss = sums["mlm_loss"] / sums["masked"]
+        nsp_loss = sums["nsp_loss"] / sums["examples"]
+        return {
+            "loss": mlm_loss + nsp_loss,
+            "mlm_loss": mlm_loss,
+            "nsp_loss": nsp_loss,
+            "mlm_accuracy": sums["mlm_correct"] / sums["masked"],
+            "nsp_accuracy": sums["nsp_correct"] / sums["examples"],
+        }
+
+
+def _score(logits: Tensor, labels: Tensor) -> Tensor:
+    """Summed cross entropy, hits, count: float64, shape (3,)."""
+    loss = F.cross_entropy(logits, labels, reduction="none").double().sum()
+    hits = (logits.argmax(dim=1) == labels).sum()
+    return torch.stack([loss, hits.double(), loss.new_tensor(len(labels))])

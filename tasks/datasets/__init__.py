@@ -1,0 +1,1 @@
+"""Data sets held in memory, read or made by one function each."""

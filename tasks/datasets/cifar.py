@@ -1,0 +1,93 @@
+"""CIFAR-10 and CIFAR-100, read through torchvision and kept whole in memory."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spardl.errors import DataError
+from tasks.datasets.base import ImageDataset, ImageSplit
+
+__all__ = ["cifar10", "cifar100"]
+
+MEAN = (0.491, 0.482, 0.447)
+STD = (0.247, 0.243, 0.262)
+LARGEST_VALUE = 255.0
+IMAGE_SIZE = 32
+# What torchvision lets through when files are missing, cut short, not pickles or of another shape.
+FAULTS = (RuntimeError, OSError, EOFError, ValueError, KeyError, ImportError, pickle.UnpicklingError)
+
+
+def cifar10(root: str, download: bool = False, crop_padding: int = 4, flip: bool = True) -> ImageDataset:
+    """Loads CIFAR-10: 50,000 training and 10,000 test images, 3x32x32, ten classes.
+
+    Args:
+        root: folder that holds (or, with ``download``, will hold) ``cifar-10-batches-py``.
+        download: fetch the files if they are missing; one process at a time.
+        crop_padding: pixels by which a training image may be shifted each way.
+        flip: mirror every second training image, on average.
+
+    Returns:
+        The images as bytes, normalised by the usual per-channel mean and deviation when batched.
+
+    Raises:
+        DataError: the files are missing, damaged, or could not be fetched.
+
+    Source: Krizhevsky: Learning Multiple Layers of Features from Tiny Images, 2009.
+    """
+    from torchvision.datasets import CIFAR10  # noqa: PLC0415
+
+    return _load(CIFAR10, "cifar10", 10, root, download, crop_padding, flip)
+
+
+def cifar100(root: str, download: bool = False, crop_padding: int = 4, flip: bool = True) -> ImageDataset:
+    """Loads CIFAR-100: like :func:`cifar10`, from ``cifar-100-python``, with a hundred classes.
+
+    Args:
+        root: folder that holds (or, with ``download``, will hold) ``cifar-100-python``.
+        download: fetch the files if they are missing; one process at a time.
+        crop_padding: pixels by which a training image may be shifted each way.
+        flip: mirror every second training image, on average.
+
+    Returns:
+        The images as bytes, normalised by the usual per-channel mean and deviation when batched.
+
+    Raises:
+        DataError: the files are missing, damaged, or could not be fetched.
+
+    Source: Krizhevsky: Learning Multiple Layers of Features from Tiny Images, 2009.
+    """
+    from torchvision.datasets import CIFAR100  # noqa: PLC0415
+
+    return _load(CIFAR100, "cifar100", 100, root, download, crop_padding, flip)
+
+
+def _load(
+    source: Any, name: str, num_classes: int, root: str, download: bool, crop_padding: int, flip: bool
+) -> ImageDataset:
+    try:
+        train = _split(source(root, train=True, download=download), crop_padding, flip)
+        test = _split(source(root, train=False, download=False), padding=0, flip=False)
+    except FAULTS as fault:
+        raise DataError(_explain(Path(root) / source.base_folder, name, download, fault)) from fault
+    return ImageDataset(name, train, test, num_classes, in_channels=3, image_size=IMAGE_SIZE)
+
+
+def _split(raw: Any, padding: int, flip: bool) -> ImageSplit:
+    images = torch.from_numpy(raw.data).permute(0, 3, 1, 2).contiguous()
+    labels = torch.tensor(raw.targets, dtype=torch.int64)
+    return ImageSplit(images, labels, torch.tensor(MEAN), torch.tensor(STD), LARGEST_VALUE, padding, flip)
+
+
+def _explain(folder: Path, name: str, download: bool, fault: Exception) -> str:
+    if download:
+        reason = " ".join(str(fault).split())
+        return f"{name} could not be fetched into {folder}: {reason}; fetch it elsewhere and set data_dir to its folder"
+    state = "damaged (remove it first)" if folder.exists() else "missing"
+    return (
+        f"{name} is {state}: looked in {folder.absolute()}; fetch it with "
+        f"`python train.py dataset={name} dataset.download=true`, or set SPARDL_DATA (data_dir) to its parent folder"
+    )

@@ -1,0 +1,65 @@
+"""WordPiece tokenizers that come out the same in every process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from tasks.datasets.base import SpecialTokens
+
+__all__ = ["encode", "train_wordpiece"]
+
+PREFIX = "##"
+
+
+def train_wordpiece(texts: Sequence[str], vocab_size: int) -> Tokenizer:
+    """Learns a lower-case WordPiece vocabulary in memory, as BERT splits text.
+
+    The trainer of ``tokenizers`` numbers the pieces of one letter in the order of a hash table, which
+    differs from process to process, and breaks ties between equally frequent merges by those numbers: the
+    vocabulary itself differs. Workers must agree on it, so the letters are handed over in sorted order
+    as if they were special tokens, which fixes their numbers.
+
+    Args:
+        texts: what to learn from, at least a few sentences.
+        vocab_size: the most ids to hand out; a small text may yield fewer, a rich alphabet more.
+
+    Returns:
+        A tokenizer whose first ids are those of :class:`SpecialTokens`.
+    """
+    letters = _alphabet(texts)
+    fixed = [*SpecialTokens.NAMES, *letters, *(PREFIX + letter for letter in letters)]
+    learner = _tokenizer({})
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        special_tokens=fixed,
+        continuing_subword_prefix=PREFIX,
+        show_progress=False,
+    )
+    learner.train_from_iterator(texts, trainer)
+    # A fresh tokenizer, because in the learner the letters would be split off as special tokens.
+    return _tokenizer(learner.get_vocab())
+
+
+def encode(tokenizer: Tokenizer, documents: Iterable[Sequence[str]]) -> list[list[list[int]]]:
+    """Turns documents, given as sentences, into token ids, without special tokens."""
+    return [
+        [encoding.ids for encoding in tokenizer.encode_batch(list(document), add_special_tokens=False)]
+        for document in documents
+    ]
+
+
+def _tokenizer(vocabulary: dict[str, int]) -> Tokenizer:
+    unknown = SpecialTokens.NAMES[SpecialTokens.unk]
+    model = models.WordPiece(vocab=vocabulary, unk_token=unknown, continuing_subword_prefix=PREFIX)
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return tokenizer
+
+
+def _alphabet(texts: Iterable[str]) -> list[str]:
+    normalizer = normalizers.BertNormalizer(lowercase=True)
+    letters = {letter for text in texts for letter in normalizer.normalize_str(text)}
+    return sorted(letter for letter in letters if not letter.isspace())

@@ -1,0 +1,75 @@
+"""BERT with both pre-training heads, built from a configuration; nothing is downloaded."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from spardl.errors import ConfigError
+
+__all__ = ["bert_for_pretraining"]
+
+
+def bert_for_pretraining(
+    tokens: int,
+    seq_len: int,
+    vocab_size: int | None = None,
+    hidden_size: int = 768,
+    num_layers: int = 12,
+    num_heads: int = 12,
+    intermediate_size: int = 3072,
+    max_positions: int = 512,
+    dropout: float = 0.1,
+    tied: bool = True,
+) -> nn.Module:
+    """Builds transformers' ``BertForPreTraining`` with fresh weights.
+
+    The defaults are BERT-base: 110,106,428 parameters with ``vocab_size=30522``, and 133,547,324 with
+    ``tied=False``, the count that several papers on sparse communication quote.
+
+    Args:
+        tokens: number of token ids that the data use, given by the task.
+        seq_len: tokens of a training sequence, given by the task.
+        vocab_size: rows of the embedding, ``tokens`` or more; ``None`` takes ``tokens``.
+        hidden_size: length of a token's vector.
+        num_layers: encoder layers.
+        num_heads: attention heads of a layer.
+        intermediate_size: width of a layer's feed-forward part.
+        max_positions: rows of the position embedding, ``seq_len`` or more.
+        dropout: probability of dropping an activation or an attention weight.
+        tied: let the masked-token head share the embedding's matrix, as the paper does.
+
+    Returns:
+        A module called with ``input_ids``, ``token_type_ids`` and ``attention_mask``, and for its
+        ``loss`` also ``labels`` and ``next_sentence_label``.
+
+    Raises:
+        ConfigError: an embedding or position table that is too small for the data.
+
+    Source: Devlin, Chang, Lee, Toutanova: BERT, NAACL 2019.
+    """
+    rows = tokens if vocab_size is None else vocab_size
+    if rows < tokens:
+        raise ConfigError(f"model.vocab_size={rows} is under the {tokens} token ids of the data set; raise it")
+    if max_positions < seq_len:
+        raise ConfigError(f"model.max_positions={max_positions} is under task.seq_len={seq_len}; raise it")
+    if hidden_size % num_heads:
+        raise ConfigError(f"model.hidden_size={hidden_size} is no multiple of model.num_heads={num_heads}")
+    # Imported late: it takes seconds, and only this model needs it.
+    from transformers import BertConfig, BertForPreTraining  # noqa: PLC0415
+
+    config = BertConfig(
+        vocab_size=rows,
+        hidden_size=hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=num_heads,
+        intermediate_size=intermediate_size,
+        max_position_embeddings=max_positions,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+        tie_word_embeddings=tied,
+    )
+    model = BertForPreTraining(config)
+    # transformers 5 unties the bias as well and then leaves one of the two without a gradient.
+    head = model.cls.predictions
+    head.decoder.bias = head.bias
+    return model

@@ -1,0 +1,26 @@
+"""Brings a batch to where, and to the precision in which, a model computes."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from spardl.training.task import Batch
+
+__all__ = ["place"]
+
+
+def place(batch: Batch, model: nn.Module) -> dict[str, Tensor]:
+    """Moves a batch to the model's device; floating tensors also take its parameters' dtype.
+
+    Args:
+        batch: named tensors.
+        model: a module with at least one parameter, all on one device and of one dtype.
+
+    Returns:
+        The same names; integer tensors (tokens, labels) keep their dtype.
+    """
+    like = next(model.parameters())
+    return {
+        name: tensor.to(like.device, like.dtype if tensor.is_floating_point() else tensor.dtype)
+        for name, tensor in batch.items()
+    }

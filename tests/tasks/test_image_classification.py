@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+
+from spardl.errors import ConfigError
+from tasks.image_classification import ImageClassification
+from tasks.models.resnet_cifar import CifarResNet
+from tasks.models.vgg_cifar import CifarVgg
+
+
+class Fixed(torch.nn.Module):
+    """Gives the same logits whatever it is shown."""
+
+    def __init__(self, logits, dtype=torch.float32):
+        super().__init__()
+        self.logits = torch.nn.Parameter(torch.tensor(logits, dtype=dtype))
+
+    def forward(self, images):
+        assert images.dtype == self.logits.dtype
+        return self.logits[: len(images)]
+
+
+def evaluate(task, model, size):
+    total = sum(task.measure(model, task.test.batch(i, None)) for i in torch.arange(len(task.test)).split(size))
+    assert total.dtype == torch.float64
+    return task.summarize(dict(zip(task.sums, total.tolist(), strict=True)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_loss_and_sums_by_hand(tiny_images, dtype):
+    task = ImageClassification(None, tiny_images)
+    model = Fixed([[math.log(2), 0.0, 0.0], [0.0, 0.0, math.log(6)]], dtype)
+    batch = task.test.batch(torch.tensor([0, 1]), None)  # labels 0 and 1
+    losses = [-math.log(2 / 4), -math.log(1 / 8)]
+    assert task.loss(model, batch).item() == pytest.approx(sum(losses) / 2, rel=1e-6)
+    assert task.measure(model, batch).tolist() == pytest.approx([sum(losses), 1.0, 2.0], rel=1e-6)
+
+
+def test_summary_divides_by_the_count(tiny_images):
+    task = ImageClassification(None, tiny_images)
+    figures = task.summarize({"loss": 6.0, "correct": 3.0, "count": 4.0})
+    assert figures == {"loss": 1.5, "accuracy": 0.75}
+    assert task.metric in figures
+    assert task.higher_is_better
+
+
+def test_batch_sizes_do_not_change_the_summary(digits):
+    task = ImageClassification(partial(CifarResNet, depth=8), digits)
+    model = task.build_model().eval()
+    assert evaluate(task, model, 100) == pytest.approx(evaluate(task, model, 359), rel=1e-5)
+
+
+def test_measure_needs_no_gradients(digits):
+    task = ImageClassification(partial(CifarResNet, depth=8), digits)
+    sums = task.measure(task.build_model(), task.test.batch(torch.arange(4), None))
+    assert not sums.requires_grad
+
+
+def test_the_model_is_built_for_the_data(digits):
+    asked = {}
+    ImageClassification(lambda **data: asked.update(data), digits).build_model()
+    assert asked == {"num_classes": 10, "in_channels": 1, "image_size": 8}
+
+
+def test_weights_follow_the_global_seed(digits):
+    task = ImageClassification(partial(CifarResNet, depth=8), digits)
+    torch.manual_seed(5)
+    first = task.build_model()
+    torch.manual_seed(5)
+    for one, other in zip(first.parameters(), task.build_model().parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_text_is_refused(tiny_text):
+    with pytest.raises(ConfigError, match="dataset=tiny holds text; use dataset=digits"):
+        ImageClassification(None, tiny_text)
+
+
+def test_vgg_refuses_digits(digits):
+    with pytest.raises(ConfigError, match="8x8"):
+        ImageClassification(partial(CifarVgg, depth=11), digits).build_model()
+
+
+def test_resnet20_learns_digits(digits):
+    task = ImageClassification(partial(CifarResNet, depth=20), digits)
+    model = task.build_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        indices = torch.randint(len(task.train), (64,), generator=generator)
+        optimizer.zero_grad()
+        task.loss(model, task.train.batch(indices, generator)).backward()
+        optimizer.step()
+    for _ in range(20):  # settle the running statistics, far behind after so few steps
+        model(task.train.batch(torch.randint(len(task.train), (64,), generator=generator), None)["images"])
+    assert evaluate(task, model.eval(), 359)["accuracy"] > 0.6

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import itertools
+import math
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spardl.errors import ConfigError
+from tasks.datasets.base import Corpus, SpecialTokens, TextDataset
+from tasks.language_modeling import LanguageModeling, TokenWindows
+from tasks.models.lstm import LstmLanguageModel
+
+
+class Bigram(torch.nn.Module):
+    """Logits that depend on the current token only."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.table = torch.nn.Parameter(table)
+
+    def forward(self, tokens):
+        return self.table[tokens]
+
+
+def evaluate(task, model, size):
+    total = sum(task.measure(model, task.test.batch(i, None)) for i in torch.arange(len(task.test)).split(size))
+    return task.summarize(dict(zip(task.sums, total.tolist(), strict=True)))
+
+
+@given(st.integers(2, 40), st.integers(1, 12))
+def test_every_token_but_the_first_is_a_target_once(length, seq_len):
+    windows = TokenWindows(torch.arange(length), seq_len)
+    tokens = windows.batch(torch.arange(len(windows)), None)["tokens"]
+    inputs, targets = tokens[:, :-1].flatten(), tokens[:, 1:].flatten()
+    real = targets >= 0
+    assert targets[real].tolist() == list(range(1, length))
+    assert torch.equal(inputs[real] + 1, targets[real])
+    assert (tokens[:, 1] >= 0).all()
+
+
+def test_a_batch_is_a_function_of_the_indices(tiny_text):
+    task = LanguageModeling(None, tiny_text, seq_len=4)
+    indices = torch.tensor([3, 0, 3])
+    with_generator = task.train.batch(indices, torch.Generator().manual_seed(1))["tokens"]
+    assert torch.equal(with_generator, task.train.batch(indices, None)["tokens"])
+    assert torch.equal(with_generator[0], with_generator[2])
+
+
+def test_documents_are_closed_by_the_separator(tiny_text):
+    task = LanguageModeling(None, tiny_text, seq_len=35)
+    stream = task.test.windows.flatten()
+    expected = [*range(10, 21), 3, *range(30, 41), 3, *range(50, 61), 3]
+    assert stream[stream >= 0].tolist() == expected
+
+
+@pytest.mark.parametrize("size", [1, 2, 100])
+def test_perplexity_over_a_whole_split_by_hand(tiny_text, size):
+    table = torch.randn(70, 70, dtype=torch.float64)
+    task = LanguageModeling(None, tiny_text, seq_len=4)
+    stream = [*range(10, 21), 3, *range(30, 41), 3, *range(50, 61), 3]
+    log_p = table.log_softmax(dim=1)
+    nll = -sum(log_p[now, after].item() for now, after in itertools.pairwise(stream))
+    figures = evaluate(task, Bigram(table), size)
+    assert figures["loss"] == pytest.approx(nll / 35)
+    assert figures["perplexity"] == pytest.approx(math.exp(nll / 35))
+
+
+def test_loss_is_the_mean_over_real_targets(tiny_text):
+    table = torch.randn(70, 70)
+    task = LanguageModeling(None, tiny_text, seq_len=20)  # 36 tokens: windows of 20 and 15 targets
+    loss = task.loss(Bigram(table), task.train.batch(torch.tensor([1]), None)).item()
+    last = torch.tensor([*range(38, 41), 3, *range(50, 61), 3])
+    expected = torch.nn.functional.cross_entropy(table[last[:-1]], last[1:]).item()
+    assert loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_uniform_model_has_the_vocabularys_perplexity(tiny_text):
+    task = LanguageModeling(None, tiny_text, seq_len=5)
+    assert evaluate(task, Bigram(torch.zeros(70, 70)), 4)["perplexity"] == pytest.approx(70, rel=1e-5)
+
+
+@pytest.mark.parametrize(("nll", "perplexity"), [(1e6, math.exp(700)), (math.inf, math.exp(700))])
+def test_a_diverged_run_is_still_reported(tiny_text, nll, perplexity):
+    figures = LanguageModeling(None, tiny_text).summarize({"nll": nll, "tokens": 10.0})
+    assert figures["perplexity"] == perplexity
+    assert math.isnan(LanguageModeling(None, tiny_text).summarize({"nll": math.nan, "tokens": 1.0})["perplexity"])
+
+
+def test_lstm_learns_in_either_precision(tiny_text):
+    task = LanguageModeling(partial(LstmLanguageModel, embedding_size=16, hidden_size=16, dropout=0.0), tiny_text, 6)
+    for dtype in (torch.float32, torch.float64):
+        model = task.build_model().to(dtype)
+        before = evaluate(task, model, 6)["perplexity"]
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+        for _ in range(60):
+            optimizer.zero_grad()
+            task.loss(model, task.train.batch(torch.arange(len(task.train)), None)).backward()
+            optimizer.step()
+        assert before > 60
+        assert evaluate(task, model, 6)["perplexity"] < 20
+
+
+def test_images_are_refused(digits):
+    with pytest.raises(ConfigError, match="language modeling needs a data set of text; dataset=digits holds images"):
+        LanguageModeling(None, digits)
+
+
+def test_misfits_are_refused(tiny_text):
+    with pytest.raises(ConfigError, match="seq_len=0"):
+        LanguageModeling(None, tiny_text, seq_len=0)
+    empty = TextDataset("empty", tiny_text.train, Corpus.from_documents([]), 70, SpecialTokens())
+    with pytest.raises(ConfigError, match="at least one document"):
+        LanguageModeling(None, empty)

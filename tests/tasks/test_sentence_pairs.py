@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from spardl.errors import DataError
+from tasks.datasets.base import Corpus, SpecialTokens
+from tasks.sentence_pairs import IGNORED, SentencePairs
+
+SPECIAL = SpecialTokens()
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def same(one, other) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def original(batch):
+    """The ids before masking."""
+    return torch.where(batch["labels"] == IGNORED, batch["input_ids"], batch["labels"])
+
+
+def segments(row) -> tuple[list[int], list[int]]:
+    """Splits ``[CLS] A [SEP] B [SEP] [PAD]...``; fails on any other form."""
+    row = row.tolist()
+    first = row.index(SPECIAL.sep)
+    second = row.index(SPECIAL.sep, first + 1)
+    assert row[0] == SPECIAL.cls
+    assert set(row[second + 1 :]) <= {SPECIAL.pad}
+    return row[1:first], row[first + 1 : second]
+
+
+def numbered(*lengths_by_document) -> Corpus:
+    """Documents of sentences of the given lengths; token ids count up from 10, and on."""
+    start, documents = 10, []
+    for lengths in lengths_by_document:
+        document = []
+        for length in lengths:
+            document.append(list(range(start, start + length)))
+            start += length
+        documents.append(document)
+        start += 100  # a gap, so that consecutive ids never span two documents
+    return Corpus.from_documents(documents)
+
+
+@pytest.fixture(scope="module")
+def counting() -> SentencePairs:
+    corpus = numbered([5, 3, 8, 2, 6, 4] * 4, [7, 2, 9, 1] * 5, [4] * 20, [3, 6])
+    return SentencePairs(corpus, 1000, SPECIAL, seq_len=24)
+
+
+@pytest.fixture(scope="module")
+def english(pydocs) -> SentencePairs:
+    return SentencePairs(pydocs.train, pydocs.vocab_size, pydocs.special, seq_len=64)
+
+
+def document_of(pairs: SentencePairs, token: int) -> int:
+    position = (pairs.tokens == token).nonzero().item()
+    sentence = torch.searchsorted(pairs.starts, position, right=True) - 1
+    return int(torch.searchsorted(pairs.documents, sentence, right=True)) - 1
+
+
+def test_form_of_an_example(counting):
+    batch = counting.batch(torch.arange(len(counting)), seeded(0))
+    ids = original(batch)
+    assert {name: tuple(t.shape) for name, t in batch.items()} == {
+        "input_ids": (len(counting), 24),
+        "token_type_ids": (len(counting), 24),
+        "attention_mask": (len(counting), 24),
+        "labels": (len(counting), 24),
+        "next_sentence_label": (len(counting),),
+    }
+    assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
+    for row, types, attention in zip(ids, batch["token_type_ids"], batch["attention_mask"], strict=True):
+        a, b = segments(row)
+        assert a
+        assert b
+        used = len(a) + len(b) + 3
+        assert types.tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1) + [0] * (24 - used)
+        assert attention.tolist() == [1] * used + [0] * (24 - used)
+
+
+def test_true_pairs_go_on_and_random_pairs_come_from_elsewhere(counting):
+    batch = counting.batch(torch.arange(len(counting)).repeat(20), seeded(0))
+    for row, is_random in zip(original(batch), batch["next_sentence_label"].tolist(), strict=True):
+        a, b = segments(row)
+        assert a == list(range(a[0], a[0] + len(a)))
+        assert b == list(range(b[0], b[0] + len(b)))
+        assert (b[0] == a[-1] + 1) == (not is_random)
+        assert (document_of(counting, a[0]) == document_of(counting, b[0])) == (not is_random)
+
+
+def test_segments_begin_with_sentences_and_fill_the_sequence_or_the_document(counting):
+    heads = set(counting.tokens[counting.starts[:-1]].tolist())
+    tails = set(counting.tokens[counting.starts[counting.documents[1:]] - 1].tolist())
+    batch = counting.batch(torch.arange(len(counting)).repeat(5), seeded(1))
+    for row in original(batch):
+        a, b = segments(row)
+        assert {a[0], b[0]} <= heads
+        assert len(a) + len(b) == 21 or b[-1] in tails
+
+
+def test_every_token_of_the_text_is_in_some_example(counting):
+    chunks = counting.chunks
+    covered = set()
+    for first, count in zip(chunks.first.tolist(), chunks.count.tolist(), strict=True):
+        assert count >= 2
+        begin, end = counting.starts[first].item(), counting.starts[first + count].item()
+        assert end - begin <= 21
+        covered |= set(range(begin, end))
+    assert covered == set(range(len(counting.tokens)))
+
+
+def test_a_segment_border_falls_on_every_sentence(counting):
+    chunk = int(counting.chunks.count.argmax())
+    count = int(counting.chunks.count[chunk])
+    batch = counting.batch(torch.full((300,), chunk), seeded(2))
+    assert len({len(segments(row)[0]) for row in original(batch)}) == count - 1
+
+
+def test_long_sentences_are_cut():
+    pairs = SentencePairs(numbered([100], [50, 3]), 1000, SPECIAL, seq_len=23)
+    assert pairs.starts.diff().max() == 10
+    assert pairs.documents.tolist() == [0, 10, 16]
+    assert len(pairs) == 5 + 3
+
+
+def test_same_generator_state_same_batch(english):
+    indices = torch.tensor([5, 0, 99, 5])
+    batch = english.batch(indices, seeded(1))
+    assert same(batch, english.batch(indices, seeded(1)))
+    assert not same(batch, english.batch(indices, seeded(2)))
+    assert not torch.equal(batch["labels"][0], batch["labels"][3])
+
+
+def test_without_a_generator_an_example_depends_on_its_index_alone(english):
+    batch = english.batch(torch.tensor([5, 0, 99, 5]), None)
+    alone = english.batch(torch.tensor([5]), None)
+    for name, tensor in batch.items():
+        assert torch.equal(tensor[0], tensor[3])
+        assert torch.equal(tensor[0], alone[name][0])
+    assert len(batch["input_ids"].unique(dim=0)) == 3
+
+
+def test_the_global_generator_is_left_alone(english):
+    before = torch.get_rng_state()
+    english.batch(torch.arange(3), None)
+    english.batch(torch.arange(3), seeded(0))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("generator", [seeded(0), None])
+def test_half_the_pairs_are_random(english, generator):
+    labels = english.batch(torch.arange(len(english)), generator)["next_sentence_label"].double()
+    assert abs(labels.mean() - 0.5) < 4 * 0.5 / len(english) ** 0.5
+
+
+def test_fifteen_percent_of_each_example_are_to_be_guessed(english):
+    batch = english.batch(torch.arange(len(english)), seeded(0))
+    words = original(batch) >= len(SPECIAL.NAMES)
+    guessed = batch["labels"] != IGNORED
+    assert not (guessed & ~words).any()
+    assert (guessed.sum(1) >= 1).all()
+    assert ((guessed.sum(1) - 0.15 * words.sum(1)).abs() <= 0.5 + 1e-9).all()
+    # Every place is as likely as any other, not only the first ones.
+    full = words.sum(1) == 61
+    share = guessed[full].double().mean(dim=0)[1:63]
+    assert share.max() < 0.22
+    assert share.median() > 0.12
+
+
+def test_eighty_ten_ten(english):
+    batch = english.batch(torch.arange(len(english)).repeat(4), seeded(0))
+    guessed = batch["labels"] != IGNORED
+    seen, wanted = batch["input_ids"][guessed], batch["labels"][guessed]
+    count = len(seen)
+    assert count > 20_000
+    tolerance = 4 * 0.4 / count**0.5
+    assert abs((seen == SPECIAL.mask).double().mean() - 0.8) < tolerance
+    assert abs((seen == wanted).double().mean() - 0.1) < tolerance
+    replaced = seen[(seen != SPECIAL.mask) & (seen != wanted)]
+    assert abs(len(replaced) / count - 0.1) < tolerance
+    assert replaced.min() >= len(SPECIAL.NAMES)
+    assert replaced.max() < english.vocab_size
+    assert abs(replaced.double().mean() / english.vocab_size - 0.5) < 0.03
+
+
+def test_where_nothing_is_to_be_guessed_the_text_stands(english):
+    indices = torch.arange(50)
+    batch = english.batch(indices, seeded(0))
+    quiet = SentencePairs.__new__(SentencePairs)
+    quiet.__dict__.update(english.__dict__, mask_fraction=1e-9)
+    other = quiet.batch(indices, seeded(0))
+    assert (other["labels"] != IGNORED).sum(1).eq(1).all()
+    assert torch.equal(original(batch), original(other))
+
+
+def test_an_empty_batch_has_the_same_form(english):
+    empty = torch.empty(0, dtype=torch.long)
+    for generator in (seeded(0), None):
+        assert english.batch(empty, generator)["input_ids"].shape == (0, 64)
+
+
+@pytest.mark.parametrize("documents", [[], [[4, 4]], [[4], [4]]])
+def test_too_little_text_is_refused(documents):
+    with pytest.raises(DataError, match="two or more documents"):
+        SentencePairs(numbered(*documents), 1000, SPECIAL, seq_len=24)

@@ -194,7 +194,8 @@ def bruck_gather(peers: Team, own: Reduced, state: SparDLState) -> Program[Spars
     All workers add up in the order of the teams; otherwise their sums could differ in the last bit.
     """
     capacity = own.slot.capacity
-    h = state.start(capacity, peers.size)
+    # Of a block that is kept whole there is nothing to choose, and density 1 must lose nothing.
+    h = capacity if capacity == own.slot.length else state.start(capacity, peers.size)
     gathered = yield from all_gather_sparse(peers, own.take(h), [Slot(h, own.slot.length)] * peers.size)
     union = merge(gathered)
     state.adapt(len(union), capacity, peers.size)

@@ -1,0 +1,32 @@
+"""The alpha-beta model."""
+
+from __future__ import annotations
+
+import pytest
+
+from spardl.clusters import PRESETS, Network, parse_network
+from spardl.errors import ConfigError
+
+
+def test_presets_are_ordered_by_bandwidth() -> None:
+    assert parse_network("ethernet_1g").beta == pytest.approx(8e-9)
+    assert parse_network("ethernet_10g").beta == pytest.approx(8e-10)
+    assert PRESETS["infiniband_100g"].alpha < PRESETS["ethernet_100g"].alpha
+
+
+def test_own_values() -> None:
+    assert parse_network({"alpha": 1e-3, "gbit": 0.5}) == Network(alpha=1e-3, gbit=0.5)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("token_ring", "cluster.network=token_ring is unknown; use ethernet_1g,"),
+        ({"alpha": 1.0}, "needs the keys alpha and gbit, got alpha"),
+        ({"alpha": -1.0, "gbit": 1}, "alpha >= 0"),
+        ({"alpha": 0.0, "gbit": 0}, "gbit > 0"),
+    ],
+)
+def test_bad_values(value: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_network(value)  # type: ignore[arg-type]

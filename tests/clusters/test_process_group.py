@@ -1,0 +1,77 @@
+"""Real processes: lost peers, and what is counted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from spardl.clusters import ProcessGroupCluster, gather_rows
+from spardl.errors import PeerError, WorkerError
+from spardl.programs import Exchange, Program, Receive, Send
+from tests.harness import run_workers
+
+
+def _ring(rank: int, size: int) -> Program[list[float]]:
+    arrived = yield Exchange(
+        [Send((rank + 1) % size, torch.full((3,), float(rank)), 3)],
+        [Receive((rank - 1) % size, 3, torch.float32)],
+    )
+    return arrived[0].tolist()
+
+
+def _counted(cluster: ProcessGroupCluster) -> tuple[list[float], int, int, list[list[float]]]:
+    (worker,) = cluster.local_workers
+    found = cluster.run([_ring(worker.rank, worker.size)])[0]
+    rows = gather_rows(cluster, [torch.tensor([float(worker.rank)])])
+    ledger = cluster.ledgers[0]
+    return found, ledger.bytes_sent, ledger.rounds, [row.tolist() for row in rows]
+
+
+@pytest.mark.timeout(60)
+def test_exchange_and_housekeeping() -> None:
+    for rank, (found, sent, rounds, rows) in enumerate(run_workers(3, _counted)):
+        assert found == [float((rank - 1) % 3)] * 3
+        assert (sent, rounds) == (12, 1)
+        assert rows == [[0.0], [1.0], [2.0]]
+
+
+def _lose_one(cluster: ProcessGroupCluster) -> str:
+    (worker,) = cluster.local_workers
+    cluster.run([_ring(worker.rank, worker.size)])
+    if worker.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        for _ in range(100):
+            cluster.run([_ring(worker.rank, worker.size)])
+            time.sleep(0.01)
+    except PeerError as error:
+        return str(error)
+    return "nothing noticed"
+
+
+@pytest.mark.timeout(60)
+def test_a_killed_peer_is_named() -> None:
+    with pytest.raises(WorkerError, match="worker 1 was killed by SIGKILL at step 0"):
+        run_workers(3, _lose_one, timeout=10)
+
+
+def _silent(cluster: ProcessGroupCluster) -> str:
+    (worker,) = cluster.local_workers
+    if worker.rank == 1:
+        time.sleep(4)
+        return "late"
+    try:
+        cluster.run([_ring(worker.rank, worker.size)])
+    except PeerError as error:
+        raise WorkerError(str(error)) from error
+    return "nothing noticed"
+
+
+@pytest.mark.timeout(60)
+def test_a_silent_peer_is_given_up_after_the_timeout() -> None:
+    with pytest.raises(WorkerError, match=r"rank [02] lost contact in an exchange \(receiving from rank"):
+        run_workers(3, _silent, timeout=1.5)

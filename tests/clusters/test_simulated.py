@@ -1,0 +1,140 @@
+"""The simulated cluster: its clock, and its answers to programs that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from spardl.clusters import Network, SimulatedCluster, gather_rows
+from spardl.errors import ConfigError, ProgramError
+from spardl.programs import AllReduce, Exchange, Phase, Program, Receive, Send
+from tests.harness import Bench, dense, spardl
+
+ALPHA, BETA = 1e-3, 8e-9 / 2
+
+
+def cluster(workers: int) -> SimulatedCluster:
+    return SimulatedCluster(workers, Network(alpha=ALPHA, gbit=2), count_local=False)
+
+
+def swap(sends: Sequence[tuple[int, int]], receives: Sequence[tuple[int, int]]) -> Program[list[torch.Tensor]]:
+    """Sends (to, bytes) and receives (source, bytes) in one exchange."""
+    return (
+        yield Exchange(
+            [Send(to, torch.zeros(size, dtype=torch.uint8), size) for to, size in sends],
+            [Receive(source, size, torch.uint8) for source, size in receives],
+        )
+    )
+
+
+def test_a_message_takes_alpha_plus_beta_times_its_bytes() -> None:
+    two = cluster(2)
+    two.run([swap([(1, 1000)], []), swap([], [(0, 1000)])])
+    assert two.seconds() == pytest.approx(ALPHA + BETA * 1000)
+    # The sender is free as soon as its last byte has left.
+    assert two.ledgers[0].seconds[Phase.COMMUNICATE] == pytest.approx(BETA * 1000)
+
+
+def test_links_are_full_duplex() -> None:
+    two = cluster(2)
+    two.run([swap([(1, 1000)], [(1, 1000)]), swap([(0, 1000)], [(0, 1000)])])
+    assert two.seconds() == pytest.approx(ALPHA + BETA * 1000)
+
+
+def test_a_link_carries_one_message_at_a_time() -> None:
+    three = cluster(3)
+    three.run([swap([], [(1, 1000), (2, 1000)]), swap([(0, 1000)], []), swap([(0, 1000)], [])])
+    assert three.seconds() == pytest.approx(ALPHA + 2 * BETA * 1000)
+    three = cluster(3)
+    three.run([swap([(1, 1000), (2, 1000)], []), swap([], [(0, 1000)]), swap([], [(0, 1000)])])
+    assert three.seconds() == pytest.approx(ALPHA + 2 * BETA * 1000)
+
+
+def test_rounds_follow_one_another() -> None:
+    eight = Bench.build(dense(), 8, 800, torch.float32)
+    eight.step([torch.ones(800)] * 8)
+    assert eight.cluster.seconds() == pytest.approx(14 * (1e-4 + 8e-9 * 400))
+
+
+def test_sparse_beats_dense_on_the_virtual_clock() -> None:
+    gradients = [torch.randn(50_000) for _ in range(14)]
+    seconds = []
+    for method in (dense(), spardl(0.01)):
+        bench = Bench.build(method, 14, 50_000, torch.float32)
+        bench.step(gradients)
+        seconds.append(bench.cluster.seconds())
+    assert seconds[1] < seconds[0] / 2
+
+
+def test_local_work_passes_on_the_clock() -> None:
+    one = SimulatedCluster(1, Network(alpha=0, gbit=1))
+    with one.timed(Phase.COMPUTE, [0]):
+        torch.randn(1000)
+    assert one.seconds() == one.ledgers[0].seconds[Phase.COMPUTE] > 0
+    still = cluster(1)
+    with still.timed(Phase.COMPUTE, [0]):
+        torch.randn(1000)
+    assert still.seconds() == 0
+    assert still.ledgers[0].seconds[Phase.COMPUTE] > 0
+
+
+def test_a_sender_may_write_into_its_payload_after_the_exchange() -> None:
+    payload = torch.tensor([1.0])
+
+    def sender() -> Program[None]:
+        yield Exchange([Send(1, payload, 1)], [])
+        payload.zero_()
+
+    def receiver() -> Program[float]:
+        arrived = yield Exchange([], [Receive(0, 1, torch.float32)])
+        return arrived[0].item()
+
+    assert cluster(2).run([sender(), receiver()])[1] == 1.0
+
+
+def test_a_worker_that_nobody_sends_to() -> None:
+    with pytest.raises(ProgramError, match="rank 1 waits for a message from rank 0, which has ended"):
+        cluster(2).run([swap([], []), swap([], [(0, 8)])])
+
+
+def test_two_workers_that_wait_for_each_other() -> None:
+    with pytest.raises(ProgramError, match="rank 0 waits for a message from rank 1, which waits for rank 0"):
+        cluster(2).run([swap([], [(1, 8)]), swap([], [(0, 8)])])
+
+
+def test_a_message_of_another_size() -> None:
+    with pytest.raises(ProgramError, match=r"rank 0 sends 8 x torch.uint8 to rank 1, which expects 9"):
+        cluster(2).run([swap([(1, 8)], []), swap([], [(0, 9)])])
+
+
+def test_a_message_that_nobody_wants() -> None:
+    with pytest.raises(ProgramError, match="rank 0 sent a message that rank 1 never received"):
+        cluster(2).run([swap([(1, 8)], []), swap([], [])])
+
+
+def test_a_message_to_nobody() -> None:
+    with pytest.raises(ProgramError, match="rank 0 sends to rank 7, but there are 2 workers"):
+        cluster(2).run([swap([(7, 8)], []), swap([], [])])
+
+
+def test_a_collective_that_not_all_join() -> None:
+    def join() -> Program[None]:
+        yield AllReduce(torch.ones(2))
+
+    with pytest.raises(ProgramError, match="rank 0 waits in an all-reduce for rank 1, which has ended"):
+        cluster(2).run([join(), swap([], [])])
+
+
+def test_housekeeping_is_not_counted() -> None:
+    three = cluster(3)
+    rows = gather_rows(three, [torch.tensor([float(rank), 1.0]) for rank in range(3)])
+    assert [row.tolist() for row in rows] == [[0, 1], [1, 1], [2, 1]]
+    assert three.seconds() == 0
+    assert three.ledgers[0].rounds == 0
+
+
+def test_no_workers() -> None:
+    with pytest.raises(ConfigError, match=r"cluster.workers must be at least 1, got 0"):
+        cluster(0)

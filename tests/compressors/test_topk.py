@@ -1,0 +1,29 @@
+"""Top-k as a compressor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from spardl.compressors import TopK
+from spardl.errors import ConfigError
+
+
+@pytest.mark.parametrize("density", [0, -1, 2, 1.0001, float("nan")])
+def test_densities_that_make_no_sense(density: float) -> None:
+    with pytest.raises(ConfigError, match="density must be above 0 and at most 1"):
+        TopK(density)
+
+
+@pytest.mark.parametrize(
+    ("density", "length", "count"),
+    [(0.01, 14_700_000, 147_000), (0.01, 10, 1), (0.01, 0, 0), (1.0, 7, 7), (0.5, 3, 2), (1e-9, 5, 1)],
+)
+def test_count(density: float, length: int, count: int) -> None:
+    assert TopK(density).count(length) == count
+
+
+def test_selects_the_largest() -> None:
+    compressor = TopK(0.5)
+    select = compressor.selector(compressor.init_state())
+    assert select(torch.tensor([1.0, -3.0, 2.0, 0.0]), 2, 100).tolist() == [1, 2]

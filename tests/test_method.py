@@ -1,0 +1,63 @@
+"""Parts fit together by declaration, and what does not fit names what would."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+import torch
+
+from spardl import registry
+from spardl.communicators import AllGather, Dense
+from spardl.compressors import NoCompression, TopK
+from spardl.errors import ConfigError
+from spardl.method import Method, why_not
+from spardl.residuals import GlobalResidual, LocalResidual, NoResidual
+from tests.harness import Bench, spardl
+
+PRODUCT = list(
+    itertools.product(
+        registry.compressors().values(), registry.communicators().values(), registry.residual_rules().values()
+    )
+)
+
+
+def test_the_registry_finds_every_part() -> None:
+    assert set(registry.compressors()) == {"none", "topk"}
+    assert set(registry.communicators()) == {"dense", "backend", "allgather", "spardl"}
+    assert set(registry.residual_rules()) == {"none", "local", "partial", "global"}
+
+
+@pytest.mark.parametrize(("compressor", "communicator", "residual"), PRODUCT)
+def test_every_combination_runs_or_is_refused_with_a_way_out(compressor, communicator, residual) -> None:
+    reason = why_not(compressor, communicator, residual)
+    if reason is None:
+        method = Method(compressor(), communicator(), residual())
+        bench = Bench.build(method, 4, 50)
+        averages = bench.step([torch.randn(50, dtype=torch.float64) for _ in range(4)])
+        assert len(averages) == 4
+        return
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        Method(compressor(), communicator(), residual())
+    assert "\n" not in reason
+    for offer in re.findall(r"communicator=(\w+)(?: or (\w+))*, or with", reason):
+        for name in filter(None, offer):
+            assert compressor.output in registry.communicators()[name].sums
+
+
+def test_messages_name_the_legal_choices() -> None:
+    with pytest.raises(ConfigError, match=r"use communicator=allgather or spardl.*compressor=none"):
+        Method(TopK(0.1), Dense(), LocalResidual())
+    with pytest.raises(ConfigError, match=r"communicator=backend or dense.*use compressor=topk"):
+        Method(NoCompression(), AllGather(), NoResidual())
+    with pytest.raises(ConfigError, match="use residual=none"):
+        Method(NoCompression(), Dense(), GlobalResidual())
+
+
+def test_average_divides_the_sum() -> None:
+    gradients = [torch.tensor([1.0, 5.0]), torch.tensor([3.0, 7.0])]
+    for method in (spardl(1.0), Method(NoCompression(), Dense(), NoResidual())):
+        average = Bench.build(method, 2, 2, torch.float32).step(gradients)[0]
+        found = average if isinstance(average, torch.Tensor) else average.dense()
+        assert found.tolist() == [2.0, 6.0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 # Workers are forked from this process: no library may start threads or touch a GPU in it.
@@ -75,7 +76,7 @@ def train(config: DictConfig) -> None:
     experiment = build(config)
     sweeping = HydraConfig.get().mode == RunMode.MULTIRUN
     if sweeping and not config.force:
-        done = finished_run(config.output_dir, experiment.id)
+        done = finished_run(Path(config.output_dir), experiment.id)
         if done:
             print(f"skipped: {done.folder} is finished (force=true runs it again)", flush=True)
             return

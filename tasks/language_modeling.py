@@ -63,7 +63,7 @@ def _stream(corpus: Corpus, separator: int) -> Tensor:
     return torch.cat(pieces)
 
 
-def _nll(model: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor]:
+def _predict(model: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Logits of shape (positions, vocabulary) and the targets they are for."""
     logits = model(tokens[:, :-1].clamp(min=0))
     return logits.flatten(0, 1), tokens[:, 1:].flatten()
@@ -101,13 +101,13 @@ class LanguageModeling(Task):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Mean negative log likelihood of a batch's tokens, in nats."""
-        logits, targets = _nll(model, place(batch, model)["tokens"])
+        logits, targets = _predict(model, place(batch, model)["tokens"])
         return F.cross_entropy(logits, targets, ignore_index=BEYOND)
 
     @torch.no_grad()
     def measure(self, model: nn.Module, batch: Batch) -> Tensor:
         """Summed negative log likelihood in nats and tokens: float64, shape (2,), on the model's device."""
-        logits, targets = _nll(model, place(batch, model)["tokens"])
+        logits, targets = _predict(model, place(batch, model)["tokens"])
         nll = F.cross_entropy(logits, targets, ignore_index=BEYOND, reduction="none").double().sum()
         return torch.stack([nll, (targets != BEYOND).sum().double()])
 

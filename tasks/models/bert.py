@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from spardl.errors import ConfigError
@@ -48,12 +50,9 @@ def bert_for_pretraining(
     Source: Devlin, Chang, Lee, Toutanova: BERT, NAACL 2019.
     """
     rows = tokens if vocab_size is None else vocab_size
-    if rows < tokens:
-        raise ConfigError(f"model.vocab_size={rows} is under the {tokens} token ids of the data set; raise it")
-    if max_positions < seq_len:
-        raise ConfigError(f"model.max_positions={max_positions} is under task.seq_len={seq_len}; raise it")
-    if hidden_size % num_heads:
-        raise ConfigError(f"model.hidden_size={hidden_size} is no multiple of model.num_heads={num_heads}")
+    _demand(rows >= tokens, f"vocab_size={rows} is under the {tokens} token ids of the data set; raise it")
+    _demand(max_positions >= seq_len, f"max_positions={max_positions} is under task.seq_len={seq_len}; raise it")
+    _demand(hidden_size % num_heads == 0, f"hidden_size={hidden_size} is no multiple of num_heads={num_heads}")
     # Imported late: it takes seconds, and only this model needs it.
     from transformers import BertConfig, BertForPreTraining  # noqa: PLC0415
 
@@ -68,8 +67,17 @@ def bert_for_pretraining(
         attention_probs_dropout_prob=dropout,
         tie_word_embeddings=tied,
     )
-    model = BertForPreTraining(config)
-    # transformers 5 unties the bias as well and then leaves one of the two without a gradient.
+    return _with_one_bias(BertForPreTraining(config))
+
+
+def _with_one_bias(model: Any) -> nn.Module:
+    """Ties the two biases of the masked-token head: transformers 5 leaves one of them without a gradient."""
     head = model.cls.predictions
     head.decoder.bias = head.bias
-    return model
+    tied: nn.Module = model
+    return tied
+
+
+def _demand(holds: bool, complaint: str) -> None:
+    if not holds:
+        raise ConfigError(f"model.{complaint}")

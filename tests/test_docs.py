@@ -1,0 +1,103 @@
+"""Docs are true: links lead somewhere, commands run, code works."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from spardl.clusters import ProcessGroupCluster
+from tests.harness import run_workers
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def commands() -> list[str]:
+    """Every command of the docs that trains, without the set-up before it and the remark behind it."""
+    lines = [line for page in PAGES for block in blocks(page, "sh") for line in block.splitlines()]
+    found = [line.split("#")[0].split("&&")[-1].strip() for line in lines if "train.py" in line]
+    return sorted({command.replace(".venv/bin/", "") for command in found})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        assert target.startswith("http") or (page.parent / target).exists(), target
+
+
+def test_the_readme_begins_with_the_two_commands() -> None:
+    job, tests = (block.strip() for block in blocks(ROOT / "README.md", "sh")[:2])
+    assert job.endswith(".venv/bin/python train.py")
+    assert tests.endswith(".venv/bin/python -m pytest")
+    assert job.startswith("python3 -m venv .venv && .venv/bin/pip install")
+    assert tests.startswith("python3 -m venv .venv && .venv/bin/pip install")
+
+
+def test_every_choice_in_the_readme_exists() -> None:
+    text = (ROOT / "README.md").read_text()
+    for group in ("compressor", "communicator", "residual", "dataset", "cluster", "logger"):
+        row = next(line for line in text.splitlines() if line.startswith(f"| `{group}`"))
+        named = set(re.findall(r"`([a-z0-9_]+)`", row.split("|")[2]))
+        assert named == {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", commands())
+def test_commands_run(command: str, tmp_path: Path) -> None:
+    words = shlex.split(command)
+    if words[0] == "torchrun":
+        words[:1] = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    elif words[0] == "python":
+        words[0] = sys.executable
+    if "--help" not in words:
+        words += ["training.max_steps=1", "logger=none", f"output_dir={tmp_path}"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    if "--help" not in words:
+        summaries = list(tmp_path.glob("*/summary.json"))
+        assert summaries
+        compare = [sys.executable, "scripts/compare.py", *map(str, tmp_path.iterdir())]
+        table = subprocess.run(compare, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+        assert len(table.splitlines()) >= 3
+
+
+def _own_loop(cluster: ProcessGroupCluster) -> list[torch.Tensor]:
+    """Runs the README's loop, and returns the weights it ends with."""
+    (code,) = blocks(ROOT / "README.md", "python")
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    names = {
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "loss_function": nn.MSELoss(),
+        "batches": [(torch.randn(3, 4), torch.randn(3, 2)) for _ in range(5 + cluster.local_ranks[0])][:5],
+    }
+    exec(code, names)
+    assert names["gradient"].vector.numel() == 10
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+@pytest.mark.timeout(60)
+def test_the_readme_loop_trains_equal_replicas() -> None:
+    one, other = run_workers(2, _own_loop)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
+    torch.manual_seed(0)
+    assert not torch.equal(one[0], nn.Linear(4, 2).weight)
+
+
+def test_the_architecture_names_files_that_exist() -> None:
+    for page in PAGES:
+        for name in re.findall(r"`((?:spardl|tests|conf|scripts|docs|tasks)/[\w./]+)`", page.read_text()):
+            if "mine" not in name:
+                assert (ROOT / name).exists(), (page.name, name)

@@ -1,0 +1,66 @@
+"""The house rules that a program can check."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = [path for folder in ("spardl", "tasks", "scripts") for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+@pytest.mark.parametrize("path", [*SOURCES, ROOT / "train.py"], ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_and_functions_stay_short(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= 400
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            assert (node.end_lineno or 0) - node.lineno + 1 <= 60, node.name
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_knowledge_goes_one_way(path: Path) -> None:
+    """spardl knows neither tasks nor conf, and communicators know no cluster."""
+    imported = {
+        name
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+    }
+    place = path.relative_to(ROOT).parts
+    if place[0] == "spardl":
+        assert not any(name.split(".")[0] in ("tasks", "hydra", "omegaconf", "train") for name in imported)
+    if place[:2] in (("spardl", "communicators"), ("spardl", "compressors")):
+        assert not any("clusters" in name or "distributed" in name or name == "time" for name in imported)
+    if place[:2] != ("spardl", "training"):
+        assert place[0] != "spardl" or not any(name.startswith("spardl.training") for name in imported)
+
+
+@pytest.mark.parametrize("group", ["compressor", "communicator"])
+def test_one_algorithm_is_one_file_one_test_one_yaml(group: str) -> None:
+    package = ROOT / "spardl" / f"{group}s"
+    for path in package.glob("*.py"):
+        tree = ast.parse(path.read_text())
+        classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+        named = [
+            item.value.value
+            for node in classes
+            for item in node.body
+            if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name) and item.targets[0].id == "name"
+            if isinstance(item.value, ast.Constant)
+        ]
+        assert len(named) <= 1
+        for name in named:
+            assert path.stem == name
+            assert (ROOT / "conf" / group / f"{name}.yaml").exists()
+            assert (ROOT / "tests" / f"{group}s" / f"test_{name}.py").exists()
+
+
+def test_every_yaml_says_what_it_is_for() -> None:
+    for path in (ROOT / "conf").rglob("*.yaml"):
+        if path.parent.name in ("compressor", "communicator", "residual", "schedule", "cluster", "experiment"):
+            assert any(line.startswith("# ") and "@package" not in line for line in path.read_text().splitlines()), path
+        OmegaConf.load(path)

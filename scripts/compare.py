@@ -17,14 +17,47 @@ from typing import Any, NamedTuple
 
 import yaml
 
+COLUMNS = ("method", "metric", "of each run", "train loss, last epoch", "sent / dense", "seconds")
+
 
 class Finished(NamedTuple):
-    """A run that came to its end."""
+    """A run that came to its end.
+
+    Attributes:
+        label: what distinguishes its method.
+        simulated: whether its seconds are virtual.
+        summary: its summary.
+        events: the lines of its metrics.
+    """
 
     label: str
     simulated: bool
     summary: dict[str, Any]
-    folder: Path
+    events: list[dict[str, Any]]
+
+    @property
+    def metric(self) -> float:
+        """The last value of the task's metric."""
+        value: float = self.summary["final"][self.summary["metric"]]
+        return value
+
+    @property
+    def train_loss(self) -> float:
+        """The mean training loss of the last epoch."""
+        training = [event for event in self.events if event["kind"] == "train"]
+        return mean(event["loss"] for event in training if event["epoch"] > training[-1]["epoch"] - 1)
+
+    @property
+    def share(self) -> float:
+        """Bytes sent, compared with a dense ring; 1 where there is nothing to send."""
+        dense: float = self.summary["step_bytes_dense"]
+        return self.summary["step_bytes"] / dense if dense else 1.0
+
+    @property
+    def seconds(self) -> float:
+        """On the cluster's clock."""
+        value: float = self.summary["cluster_seconds"]
+        return value
 
 
 def read(folder: Path) -> Finished | None:
@@ -32,71 +65,63 @@ def read(folder: Path) -> Finished | None:
     try:
         summary = json.loads((folder / "summary.json").read_text())
         config = yaml.safe_load((folder / "config.yaml").read_text())
+        events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     except (OSError, ValueError):
         return None
     if summary.get("status") != "finished":
         return None
-    return Finished(_label(config), "network" in config["cluster"], summary, folder)
+    return Finished(label(config), "network" in config["cluster"], summary, events)
 
 
-def _label(config: dict[str, Any]) -> str:
+def label(config: dict[str, Any]) -> str:
     """What distinguishes a method, in the words of its configuration."""
     parts = [config[node]["_target_"].rsplit(".", 1)[1] for node in ("compressor", "communicator", "residual")]
     options = {**config["compressor"], **config["communicator"]}
-    values = [f"{key}={value}" for key, value in options.items() if key != "_target_"]
-    return " ".join([" + ".join(parts), *values])
+    return " ".join([" + ".join(parts), *(f"{key}={value}" for key, value in options.items() if key != "_target_")])
 
 
 def table(runs: Sequence[Finished]) -> str:
     """A Markdown table, one row per method, over its seeds."""
-    groups: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    groups: defaultdict[str, list[Finished]] = defaultdict(list)
     for run in runs:
-        groups[run.label].append(run.summary)
-    lines = [
-        "| method | runs | metric | test loss | last metric of each run | sent / dense | seconds |",
-        "|" + "---|" * 7,
+        groups[run.label].append(run)
+    rows = [row(name, found) for name, found in groups.items()]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (COLUMNS, ["---"] * len(COLUMNS), *rows))
+
+
+def row(name: str, runs: Sequence[Finished]) -> list[str]:
+    """The cells of one method."""
+    return [
+        name,
+        f"{runs[0].summary['metric']} {spread([run.metric for run in runs])}",
+        ", ".join(f"{run.metric:.4f}" for run in runs),
+        spread([run.train_loss for run in runs]),
+        f"{mean(run.share for run in runs):.2%}",
+        spread([run.seconds for run in runs]),
     ]
-    for label, found in groups.items():
-        metric = [summary["final"][summary["metric"]] for summary in found]
-        cells = [
-            label,
-            str(len(found)),
-            f"{found[0]['metric']} {_spread(metric)}",
-            _spread([summary["final"]["loss"] for summary in found]),
-            ", ".join(f"{value:.4f}" for value in metric),
-            f"{mean(s['step_bytes'] / s['step_bytes_dense'] if s['step_bytes_dense'] else 1 for s in found):.2%}",
-            _spread([summary["cluster_seconds"] for summary in found]),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
 
 
-def _spread(values: Sequence[float]) -> str:
-    return f"{mean(values):.4g}" + (f" +- {stdev(values):.2g}" if len(values) > 1 else "")
+def spread(values: Sequence[float]) -> str:
+    """Mean and standard deviation."""
+    return f"{mean(values):.4g}" + (f" ± {stdev(values):.2g}" if len(values) > 1 else "")
 
 
 def plot(runs: Sequence[Finished], path: Path) -> None:
     """Draws each run's metric against the seconds of its cluster."""
-    import matplotlib  # noqa: PLC0415 - only who asks for a picture needs it
+    # Only who asks for a picture needs it.
+    from matplotlib.figure import Figure  # noqa: PLC0415
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt  # noqa: PLC0415
-
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    colors: dict[str, str] = {}
-    for run in runs:
-        new = run.label not in colors
-        colors.setdefault(run.label, f"C{len(colors)}")
-        events = map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines())
-        points = [(event["step"], event[run.summary["metric"]]) for event in events if event["kind"] == "eval"]
-        pace = run.summary["cluster_seconds"] / run.summary["steps"]
-        axes.plot(
-            [step * pace for step, _ in points],
-            [value for _, value in points],
-            color=colors[run.label],
-            alpha=0.8,
-            label=run.label if new else None,
-        )
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    labels = list(dict.fromkeys(run.label for run in runs))
+    for number, name in enumerate(labels):
+        for run in [run for run in runs if run.label == name]:
+            pace = run.seconds / run.summary["steps"]
+            points = [
+                (event["step"] * pace, event[run.summary["metric"]]) for event in run.events if event["kind"] == "eval"
+            ]
+            axes.plot(*zip(*points, strict=True), color=f"C{number}", alpha=0.8, linewidth=1.2)
+        axes.plot([], [], color=f"C{number}", label=name)
     axes.set_xlabel("virtual seconds" if runs[0].simulated else "seconds")
     axes.set_ylabel(runs[0].summary["metric"])
     axes.grid(alpha=0.3)
@@ -105,6 +130,7 @@ def plot(runs: Sequence[Finished], path: Path) -> None:
 
 
 def main() -> int:
+    """Reads the folders on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, help="run folders")
     parser.add_argument("--plot", type=Path, help="also draw a picture to this file")

@@ -130,6 +130,27 @@ def test_h_stays_in_its_range_and_meets_k() -> None:
         assert abs(sum(merged[-100:]) / 100 - reachable) <= 0.2 * reachable + 1
 
 
+@pytest.mark.parametrize(
+    ("step", "inertia", "merged", "then_step", "then_inertia"),
+    [
+        (3, False, 90, 3, True),  # too few entries and growing: right, for the first time
+        (3, True, 90, 6, False),  # right twice: twice the step
+        (-3, False, 110, -3, True),  # too many and shrinking
+        (-3, True, 110, -6, False),
+        (6, True, 110, -3, False),  # wrong: half of it, the other way
+        (-7, False, 90, 3, False),
+        (1, False, 110, -1, False),  # never 0
+        (-1, True, 100, 1, False),
+        (80, True, 90, 100, False),  # no larger than k
+    ],
+)
+def test_the_rule_of_h(step: int, inertia: bool, merged: int, then_step: int, then_inertia: bool) -> None:
+    state = SparDLState(h=60, step=step, inertia=inertia)
+    state.adapt(merged, k=100, teams=4)
+    assert (state.step, state.inertia) == (then_step, then_inertia)
+    assert state.h == min(max(60 + then_step, 25), 100)
+
+
 def test_h_adapts_on_real_selections() -> None:
     """B-SAG over small blocks: the density reached comes close to the one asked for."""
     workers, length, density = 6, 1200, 0.05

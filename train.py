@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 # Workers are forked from this process: no library may start threads or touch a GPU in it.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 # Hydra would print its own traceback and exit with 1.
 os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -26,10 +31,13 @@ from spardl.errors import ConfigError, SpardlError
 from spardl.files import write_atomically
 from spardl.method import Method
 from spardl.training.experiment import Experiment
+from spardl.training.launch import find_membership
 from spardl.training.learner import Plan
+from spardl.training.processes import leave
 from spardl.training.runs import finished_run
 from spardl.training.settings import Settings
 
+CONFIGURATIONS = Path(__file__).resolve().parent / "conf"
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 
 
@@ -40,30 +48,39 @@ def build(config: DictConfig) -> Experiment:
         ConfigError: if they do not, or a value is out of range.
     """
     plain: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
-    make = {name: lambda name=name, **extra: _make(name, plain[name], **extra) for name in plain}
-    method = Method(make["compressor"](), make["communicator"](), make["residual"]())
-    launcher = make["cluster"]()
-    method.communicator.check_workers(launcher.workers)
+    make = partial(_make, plain)
+    method = Method(make("compressor"), make("communicator"), make("residual"))
     plan = Plan(
-        task=make["task"](model=make["model"](), dataset=make["dataset"]()),
+        task=make("task", model=make("model"), dataset=make("dataset")),
         method=method,
-        optimizer=make["optimizer"](),
-        lr_schedule=make["lr_schedule"](),
-        schedule=make["schedule"](),
-        settings=Settings(**plain["training"]),
+        optimizer=make("optimizer"),
+        lr_schedule=make("lr_schedule"),
+        schedule=make("schedule"),
+        settings=_settings(plain["training"]),
     )
-    return Experiment(plain, _label(), plan, launcher, make["logger"]())
+    return Experiment(plain, _label(), plan, make("cluster"), make("logger"))
 
 
-def _make(name: str, node: Any, **extra: Any) -> Any:
+def _make(plain: Mapping[str, Any], name: str, **extra: Any) -> Any:
     """Instantiates one node; what it complains of becomes one line that names the node."""
+    node = plain.get(name) or {}
+    if "_target_" not in node:
+        raise ConfigError(f"this configuration has no {name}; choose one with {name}=NAME")
     try:
         return instantiate(node, **extra, _convert_="all")
     except HydraException as error:
         cause = error.__cause__ or error
         if isinstance(cause, SpardlError):
             raise cause from None
-        raise ConfigError(f"{name}: {type(cause).__name__}: {cause}") from cause
+        given = ", ".join(f"{key}={value}" for key, value in node.items() if not key.startswith("_"))
+        raise ConfigError(f"{name} cannot be made with {given}: {type(cause).__name__}: {cause}") from cause
+
+
+def _settings(node: Mapping[str, Any]) -> Settings:
+    try:
+        return Settings(**node)
+    except TypeError as error:
+        raise ConfigError(f"training: {error}") from error
 
 
 def _label() -> str:
@@ -73,47 +90,66 @@ def _label() -> str:
 
 def train(config: DictConfig) -> None:
     """Runs one configuration; in a sweep, not one that is finished."""
+    if _sweeping() and find_membership(os.environ):
+        raise ConfigError("a sweep (-m) starts its workers itself; start it without torchrun or srun")
     experiment = build(config)
-    sweeping = HydraConfig.get().mode == RunMode.MULTIRUN
-    if sweeping and not config.force:
+    if _sweeping() and not config.force:
         done = finished_run(Path(config.output_dir), experiment.id)
         if done:
             print(f"skipped: {done.folder} is finished (force=true runs it again)", flush=True)
             return
-    run = experiment.launcher.share(experiment.prepare)
-    if experiment.launcher.leads:
-        write_atomically(run.folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True).encode())
-        print(f"run {run.id}: {run.folder}", flush=True)
-    experiment.perform(run)
+    with ExitStack() as stack:
+        run = experiment.launcher.share(lambda: stack.enter_context(experiment.prepare()))
+        if experiment.launcher.leads:
+            write_atomically(run.folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True).encode())
+            for notice in run.notices:
+                print(f"warning: {notice}", file=sys.stderr, flush=True)
+            print(f"run {run.id}: {run.folder}", flush=True)
+        experiment.perform(run)
 
 
 def main() -> int:
-    """Composes the configuration from the command line and trains, once or in a sweep."""
-    torch.set_num_threads(1)
-    failures: list[str] = []
+    """Composes the configuration from the command line and trains, once or in a sweep.
 
-    @hydra.main(version_base="1.3", config_path="conf", config_name="train")
+    Returns:
+        The exit code.
+    """
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    codes: list[int] = []
+
+    @hydra.main(version_base="1.3", config_path=str(CONFIGURATIONS), config_name="train")
     def job(config: DictConfig) -> None:
-        try:
-            train(config)
-        except SpardlError as error:
-            if HydraConfig.get().mode != RunMode.MULTIRUN:
-                raise
-            # One failed run must not end the others.
-            failures.append(" ".join(HydraConfig.get().overrides.task))
-            print(f"error: {failures[-1]}: {error}", file=sys.stderr, flush=True)
+        codes.append(_attempt(config))
 
     try:
         job()
-    except (ConfigError, HydraException, OmegaConfBaseException, OSError) as error:
+    except (HydraException, OmegaConfBaseException, OSError, ValueError) as error:
         return _complain(error, BAD_INPUT)
-    except SpardlError as error:
-        return _complain(error, FAILED)
     except KeyboardInterrupt:
         return _complain("interrupted; the same command with resume=auto continues", INTERRUPTED)
-    if failures:
-        return _complain(f"{len(failures)} of the sweep's runs failed: {'; '.join(failures)}", FAILED)
+    if len(codes) > 1 and any(codes):
+        return _complain(f"{sum(map(bool, codes))} of the sweep's {len(codes)} runs failed, see above", FAILED)
+    return max(codes, default=0)
+
+
+def _attempt(config: DictConfig) -> int:
+    """Runs one configuration. Its errors end here: one failed run must not end a sweep."""
+    try:
+        train(config)
+    except (SpardlError, OmegaConfBaseException, OSError) as error:
+        which = f"{' '.join(HydraConfig.get().overrides.task)}: " if _sweeping() else ""
+        return _complain(f"{which}{error}", FAILED if _is_failure(error) else BAD_INPUT)
     return 0
+
+
+def _is_failure(error: Exception) -> bool:
+    return isinstance(error, SpardlError) and not isinstance(error, ConfigError)
+
+
+def _sweeping() -> bool:
+    sweeping: bool = HydraConfig.get().mode == RunMode.MULTIRUN
+    return sweeping
 
 
 def _complain(error: BaseException | str, code: int) -> int:
@@ -123,4 +159,4 @@ def _complain(error: BaseException | str, code: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

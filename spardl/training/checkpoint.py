@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from spardl.clusters.base import Cluster, gather_rows
 from spardl.errors import CheckpointError
 from spardl.files import checksum, write_atomically
+from spardl.training.messages import first_line
 
 __all__ = ["find_checkpoint", "list_checkpoints", "load_part", "save_checkpoint", "verify_checkpoint"]
 
@@ -73,6 +74,8 @@ def _wait_for_all(cluster: Cluster) -> None:
 
 
 def _seal(growing: Path, final: Path) -> None:
+    for rest in growing.glob(".*.tmp"):  # of a writer that was killed
+        rest.unlink()
     sums = {path.name: checksum(path) for path in sorted(growing.glob("*.pt"))}
     write_atomically(growing / _MANIFEST, json.dumps(sums, indent=1).encode())
     shutil.rmtree(final, ignore_errors=True)
@@ -95,7 +98,7 @@ def find_checkpoint(folder: Path, workers: int) -> tuple[Path | None, list[Check
         CheckpointError: if there are checkpoints, but none is whole.
     """
     faults: list[CheckpointError] = []
-    for candidate in _newest_first(folder):
+    for candidate in reversed(list_checkpoints(folder)):
         try:
             verify_checkpoint(candidate, workers)
         except CheckpointError as fault:
@@ -103,12 +106,8 @@ def find_checkpoint(folder: Path, workers: int) -> tuple[Path | None, list[Check
         else:
             return candidate, faults
     if faults:
-        raise faults[0]
+        raise CheckpointError(f"{faults[0]}; no older one can be used either: start again without resume")
     return None, []
-
-
-def _newest_first(folder: Path) -> Iterator[Path]:
-    return reversed(list_checkpoints(folder))
 
 
 def verify_checkpoint(checkpoint: Path, workers: int) -> None:
@@ -129,9 +128,7 @@ def verify_checkpoint(checkpoint: Path, workers: int) -> None:
 
 
 def _corrupt(checkpoint: Path, reason: str) -> CheckpointError:
-    return CheckpointError(
-        f"checkpoint {checkpoint} cannot be used: {reason}; delete that folder to continue from the one before"
-    )
+    return CheckpointError(f"checkpoint {checkpoint} cannot be used: {reason}")
 
 
 def load_part(checkpoint: Path, rank: int | None, device: torch.device) -> dict[str, Any]:
@@ -144,5 +141,5 @@ def load_part(checkpoint: Path, rank: int | None, device: torch.device) -> dict[
     try:
         content: dict[str, Any] = torch.load(checkpoint / name, map_location=device, weights_only=True)
     except Exception as error:
-        raise _corrupt(checkpoint, f"{name} cannot be read ({str(error).splitlines()[0]})") from error
+        raise _corrupt(checkpoint, f"{name} cannot be read ({first_line(error)})") from error
     return content

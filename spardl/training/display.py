@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.table import Column
 
 from spardl.training.observers import Observer
 
@@ -92,12 +93,13 @@ class TerminalDisplay(Observer):
     def __init__(self, console: Console) -> None:
         columns = (
             TextColumn("step"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=20),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=20, table_column=Column(no_wrap=True)),
             TextColumn("left {task.fields[left]}"),
-            TextColumn("{task.fields[figures]}"),
+            # On a narrow terminal, this is what gives way.
+            TextColumn("{task.fields[figures]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
         )
-        self._progress = Progress(*columns, console=console)
+        self._progress = Progress(*columns, console=console, expand=True)
         self._eta = Eta()
         self._task: TaskID | None = None
         self._total = 0

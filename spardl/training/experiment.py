@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from spardl.training.display import make_display
 from spardl.training.launch import Heartbeat, Launcher
 from spardl.training.learner import Plan
 from spardl.training.loggers import Logger
-from spardl.training.observers import Guarded, MetricsFile, Observer
+from spardl.training.observers import Guarded, MetricsFile, Observer, attempt
 from spardl.training.report import print_report
 from spardl.training.runs import Run, continue_from, new_run, run_id
 from spardl.training.trainer import Trainer
@@ -41,6 +44,9 @@ class Experiment:
         plan: what to train and how.
         launcher: who starts the workers.
         logger: where figures go besides the run folder.
+
+    Raises:
+        ConfigError: if the parts do not fit together.
     """
 
     config: Mapping[str, Any]
@@ -50,7 +56,9 @@ class Experiment:
     logger: Logger
 
     def __post_init__(self) -> None:
-        self.plan.method.communicator.check_workers(self.launcher.workers)
+        if not self.config["output_dir"]:
+            raise ConfigError("output_dir must name a folder")
+        self.plan.check(self.launcher.workers)
 
     @property
     def id(self) -> str:
@@ -60,15 +68,20 @@ class Experiment:
             kept[node] = {key: value for key, value in kept[node].items() if key not in _INCIDENTAL[node]}
         return run_id({**kept, "workers": self.launcher.workers})
 
-    def prepare(self) -> Run:
-        """Finds the folder to write to, and the checkpoint to continue from.
+    @contextmanager
+    def prepare(self) -> Iterator[Run]:
+        """Finds the folder to write to, and the checkpoint to continue from; no other process gets them.
 
         Raises:
             ConfigError: if the folder cannot be made, or nothing can be continued as asked.
         """
-        root, resume = Path(self.config["output_dir"]), self.config["resume"]
-        run = continue_from(root, self.id, resume, self.launcher.workers) if resume else None
-        return run or new_run(root, self.label, self.id)
+        root, resume = Path(str(self.config["output_dir"])), self.config["resume"]
+        found = continue_from(root, self.id, str(resume), self.launcher.workers) if resume else None
+        run, lock = found or new_run(root, self.label, self.id)
+        try:
+            yield run
+        finally:
+            os.close(lock)
 
     def perform(self, run: Run) -> None:
         """Trains, and leaves the outcome in the run's summary.
@@ -76,33 +89,37 @@ class Experiment:
         Raises:
             SpardlError: if training failed; the summary says so, too.
         """
-        writes = self.launcher.leads
-        claim = run.claim() if writes else -1
-        if claim is None:
-            raise ConfigError(f"{run.folder} is in use by another process; wait for it, or start without resume")
-        if writes:
-            run.write_summary({"id": run.id, "status": "running"})
+        self._write(run, "running")
         try:
             self.launcher.launch(lambda *worker: self._work(run, *worker), run.folder)
         except SpardlError as error:
-            if writes:
-                run.write_summary({"id": run.id, "status": "failed", "reason": str(error)})
+            self._write(run, "failed", reason=str(error))
             raise
         except KeyboardInterrupt:
-            run.write_summary({"id": run.id, "status": "interrupted"})
+            self._write(run, "interrupted")
             raise
+
+    def _write(self, run: Run, status: str, **content: Any) -> None:
+        if self.launcher.leads:
+            run.write_summary({"id": run.id, "status": status, **content})
 
     def _work(self, run: Run, cluster: Cluster, device: torch.device, heartbeat: Heartbeat) -> None:
         observers = self._observers(run) if cluster.leads else []
         try:
             summary = Trainer(self.plan, cluster, run, observers, device, heartbeat).fit()
+            self._write_end(run, cluster, summary)
         finally:
             for observer in observers:
                 observer.close()
         if cluster.leads:
+            report = partial(print_report, summary, run, simulated=len(cluster.local_ranks) > 1)
+            attempt(report, "the report")
+
+    def _write_end(self, run: Run, cluster: Cluster, summary: Mapping[str, Any]) -> None:
+        if cluster.leads:
             run.write_summary({"id": run.id, "status": "finished", **summary})
-            print_report(summary, run, simulated=len(cluster.local_ranks) > 1)
 
     def _observers(self, run: Run) -> list[Observer]:
+        display = Guarded(make_display, "the display")
         logger = Guarded(lambda: self.logger.open(run, self.config), type(self.logger).__name__)
-        return [MetricsFile(run.metrics_file), make_display(), logger]
+        return [MetricsFile(run.metrics_file), display, logger]

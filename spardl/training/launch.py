@@ -8,7 +8,7 @@ import socket
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -18,11 +18,16 @@ import torch
 import torch.distributed as dist
 
 from spardl.clusters import Cluster, ProcessGroupCluster, SimulatedCluster, parse_network
-from spardl.errors import ConfigError
-from spardl.training.processes import run_processes
+from spardl.errors import ConfigError, PeerError
+from spardl.training.messages import first_line
+from spardl.training.processes import fault_of, run_processes
 from spardl.training.runs import Run
+from spardl.training.settings import is_a
 
 __all__ = ["Heartbeat", "Job", "Launcher", "Membership", "ProcessGroup", "Simulated", "find_membership"]
+
+# Seconds that rank 0 waits for the others to hear of its error.
+_HEARING = 10.0
 
 Heartbeat: TypeAlias = Callable[[int], None]
 Job: TypeAlias = Callable[[Cluster, torch.device, Heartbeat], None]
@@ -35,6 +40,7 @@ class Membership(NamedTuple):
         rank: which one.
         size: of how many.
         local_rank: which one on this machine.
+        local_size: of how many that share its GPUs.
         host: where rank 0 is.
         port: on which it listens.
     """
@@ -42,6 +48,7 @@ class Membership(NamedTuple):
     rank: int
     size: int
     local_rank: int
+    local_size: int
     host: str
     port: int
 
@@ -53,6 +60,7 @@ def find_membership(environment: Mapping[str, str]) -> Membership | None:
             int(environment["RANK"]),
             int(environment["WORLD_SIZE"]),
             int(environment.get("LOCAL_RANK", "0")),
+            int(environment.get("LOCAL_WORLD_SIZE", "1")),
             environment["MASTER_ADDR"],
             int(environment["MASTER_PORT"]),
         )
@@ -62,6 +70,7 @@ def find_membership(environment: Mapping[str, str]) -> Membership | None:
             int(environment["SLURM_PROCID"]),
             int(environment["SLURM_STEP_NUM_TASKS"]),
             int(environment["SLURM_LOCALID"]),
+            1,  # srun hands out the GPUs as it was asked to
             environment.get("MASTER_ADDR") or _first_host(environment["SLURM_STEP_NODELIST"]),
             int(environment.get("MASTER_PORT") or 15000 + int(environment["SLURM_JOB_ID"]) % 20000),
         )
@@ -112,7 +121,7 @@ class ProcessGroup(Launcher):
     Args:
         workers: how many; ``None`` for 4, or for as many as torchrun or srun started.
         backend: gloo, nccl, or auto (nccl with a GPU).
-        device: cpu, cuda, or auto (cuda where there is a GPU).
+        device: cpu, cuda, or auto (cuda where there is a GPU for each worker).
         port: where workers started here meet; ``None`` for any free one.
         timeout: seconds after which a silent peer counts as lost.
         threads: of each worker on its CPU. The simulated cluster must have as many to get the same bits.
@@ -146,8 +155,10 @@ class ProcessGroup(Launcher):
     def _check(self) -> None:
         _at_least_one("cluster.workers", self.workers)
         _at_least_one("cluster.threads", self._threads)
-        if self._timeout <= 0:
-            raise ConfigError(f"cluster.timeout must be above 0 seconds, got {self._timeout}")
+        if not is_a(float, self._timeout) or self._timeout <= 0:
+            raise ConfigError(f"cluster.timeout must be above 0 seconds, got {self._timeout!r}")
+        if self._port is not None and not (is_a(int, self._port) and 0 < self._port < 2**16):
+            raise ConfigError(f"cluster.port must be a port number, or null for any free one, got {self._port!r}")
         if self._backend not in ("auto", "gloo", "nccl"):
             raise ConfigError(f"cluster.backend must be auto, gloo or nccl, got {self._backend!r}")
         _check_device(self._device)
@@ -155,17 +166,26 @@ class ProcessGroup(Launcher):
     def launch(self, job: Job, folder: Path) -> None:
         """Joins the workers that were started, or starts them by forking this process."""
         if self._member:
-            self._work(job, self._member, self._meet(self._member), lambda step: None)
+            self._join(job, self._member, folder)
             return
         with closing(_listen(self._port)) as listener:
+            port = listener.getsockname()[1]
 
             def target(rank: int, heartbeat: Heartbeat) -> None:
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-                member = Membership(rank, self.workers, rank, "127.0.0.1", listener.getsockname()[1])
-                store = self._store(member.host, member.port, rank, listener.detach() if rank == 0 else None)
+                member = Membership(rank, self.workers, rank, self.workers, "127.0.0.1", port)
+                if rank:
+                    listener.close()
+                store = self._store(member.host, member.port, rank, None if rank else listener.detach())
                 self._work(job, member, store, heartbeat)
 
             run_processes(self.workers, target, folder)
+
+    def _join(self, job: Job, member: Membership, folder: Path) -> None:
+        try:
+            self._work(job, member, self._meet(member), lambda step: None)
+        except Exception as error:
+            raise fault_of(error, member.rank, folder) from error
 
     def share(self, decide: Callable[[], Run]) -> Run:
         """Lets rank 0 decide for all, so that they agree on one folder.
@@ -177,14 +197,22 @@ class ProcessGroup(Launcher):
             return decide()
         store = self._meet(self._member)
         if self._member.rank:
-            return _run_from_json(store.get("run"))
+            text = _read(store, "run")
+            store.set(f"heard/{self._member.rank}", "")
+            return _run_from_json(text)
         try:
             run = decide()
-        except ConfigError as error:
+        except Exception as error:
             store.set("run", json.dumps({"error": str(error)}))
+            self._await_hearers(store)
             raise
         store.set("run", _run_to_json(run))
         return run
+
+    def _await_hearers(self, store: Any) -> None:
+        # The store ends with this process, and who has not read by then sees a lost connection.
+        with suppress(RuntimeError):
+            store.wait([f"heard/{rank}" for rank in range(1, self.workers)], timedelta(seconds=_HEARING))
 
     def _meet(self, member: Membership) -> Any:
         self._meeting = self._meeting or self._store(member.host, member.port, member.rank, None)
@@ -200,21 +228,20 @@ class ProcessGroup(Launcher):
                 timeout=timedelta(seconds=self._timeout),
                 master_listen_fd=listener,
             )
-        except (RuntimeError, dist.DistError) as error:
-            reason = str(error).splitlines()[0]
-            raise ConfigError(f"rank {rank} cannot meet the others at {host}:{port}: {reason}") from error
+        except RuntimeError as error:
+            raise ConfigError(f"rank {rank} cannot meet the others at {host}:{port}: {first_line(error)}") from error
 
     def _work(self, job: Job, member: Membership, store: Any, heartbeat: Heartbeat) -> None:
         torch.set_num_threads(self._threads)
-        device = _pick_device(self._device, member.local_rank)
+        device = _pick_device(self._device, member.local_rank, member.local_size)
         backend = {"cuda": "nccl", "cpu": "gloo"}[device.type] if self._backend == "auto" else self._backend
-        dist.init_process_group(
-            backend,
-            store=store,
-            rank=member.rank,
-            world_size=member.size,
-            timeout=timedelta(seconds=self._timeout),
-        )
+        if backend == "nccl" and device.type != "cuda":
+            raise ConfigError("cluster.backend=nccl needs a GPU for each worker; use cluster.backend=gloo")
+        patience = timedelta(seconds=self._timeout)
+        try:
+            dist.init_process_group(backend, store=store, rank=member.rank, world_size=member.size, timeout=patience)
+        except RuntimeError as error:
+            raise PeerError(f"rank {member.rank} lost contact while the workers met: {first_line(error)}") from error
         cluster = ProcessGroupCluster(device=device)
         job(cluster, device, heartbeat)
         cluster.close()
@@ -254,11 +281,19 @@ class Simulated(Launcher):
 
         def target(rank: int, heartbeat: Heartbeat) -> None:
             torch.set_num_threads(self.threads)
-            device = _pick_device(self.device, 0)
+            device = _pick_device(self.device, 0, 1)
             cluster = SimulatedCluster(self.workers, self._network, device=device, count_local=self.count_local)
             job(cluster, device, heartbeat)
 
         run_processes(1, target, folder)
+
+
+def _read(store: Any, key: str) -> bytes:
+    try:
+        value: bytes = store.get(key)
+    except RuntimeError as error:
+        raise ConfigError(f"rank 0 ended before it named the run's folder: {first_line(error)}") from error
+    return value
 
 
 def _run_to_json(run: Run) -> str:
@@ -274,9 +309,9 @@ def _run_from_json(text: bytes) -> Run:
     return Run(content["id"], Path(content["folder"]), Path(checkpoint) if checkpoint else None)
 
 
-def _at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise ConfigError(f"{name} must be at least 1, got {value}")
+def _at_least_one(name: str, value: Any) -> None:
+    if not is_a(int, value) or value < 1:
+        raise ConfigError(f"{name} must be a whole number, at least 1, got {value!r}")
 
 
 def _check_device(device: str) -> None:
@@ -284,14 +319,18 @@ def _check_device(device: str) -> None:
         raise ConfigError(f"cluster.device must be auto, cpu or cuda, got {device!r}")
 
 
-def _pick_device(wanted: str, local_rank: int) -> torch.device:
+def _pick_device(wanted: str, local_rank: int, local_size: int) -> torch.device:
     # Asked only in the worker: CUDA does not survive a fork.
-    available = torch.cuda.is_available()
-    if wanted == "cuda" and not available:
-        raise ConfigError("cluster.device=cuda, but torch finds no GPU here; use cluster.device=cpu")
-    if wanted == "cpu" or not available:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    enough = count >= local_size
+    if wanted == "cuda" and not enough:
+        raise ConfigError(
+            f"cluster.device=cuda needs {local_size} GPU(s) on this machine, one for each process, and torch finds "
+            f"{count}; use fewer workers, or cluster.device=cpu"
+        )
+    if wanted == "cpu" or not enough:
         return torch.device("cpu")
-    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    device = torch.device("cuda", local_rank % count)
     torch.cuda.set_device(device)
     return device
 
@@ -301,7 +340,7 @@ def _listen(port: int | None) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(("127.0.0.1", port or 0))
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         listener.close()
         raise ConfigError(
             f"cluster.port={port} cannot be used ({error}); leave cluster.port away for a free one"

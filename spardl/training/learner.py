@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 from spardl.clusters.base import Cluster
 from spardl.communicators.base import Sum
+from spardl.errors import ConfigError
 from spardl.flat import FlatGradient
 from spardl.method import Method
 from spardl.programs import Phase, Worker
 from spardl.schedules.base import Schedule
 from spardl.training.evaluation import autocast
 from spardl.training.lr import LrSchedule
+from spardl.training.messages import first_line
 from spardl.training.sampler import Sampler
 from spardl.training.settings import Settings
 from spardl.training.task import Batch, Task
@@ -46,6 +48,28 @@ class Plan:
     schedule: Callable[[Method, Cluster, FlatGradient], Schedule]
     settings: Settings
 
+    def check(self, workers: int) -> None:
+        """Tries what can be tried before the workers start.
+
+        Raises:
+            ConfigError: if this cannot be trained by so many workers.
+        """
+        self.method.communicator.check_workers(workers)
+        self.sampler(Worker(0, workers))
+        try:
+            # Has a second use: torch's optimizers import a second's worth of modules, here once for all workers.
+            self.optimizer([nn.Parameter(torch.zeros(1))])
+        except Exception as error:
+            given = ", ".join(f"{key}={value}" for key, value in getattr(self.optimizer, "keywords", {}).items())
+            raise ConfigError(
+                f"optimizer cannot be made with {given}: {type(error).__name__}: {first_line(error)}"
+            ) from error
+
+    def sampler(self, worker: Worker) -> Sampler:
+        """A worker's share of the training data."""
+        batch_size = self.settings.batch_size * self.settings.accumulation
+        return Sampler(len(self.task.train), worker, batch_size, self.settings.seed)
+
 
 class Learner:
     """A model, its optimizer and the local workers who train it.
@@ -71,15 +95,11 @@ class Learner:
         self._base_rates = [group["lr"] for group in self._optimizer.param_groups]
         self.schedule = plan.schedule(plan.method, cluster, self.gradient)
         self.workers = [
-            TrainingWorker(worker, self.model, self._sampler(worker), plan.settings.seed)
+            TrainingWorker(worker, self.model, plan.sampler(worker), plan.settings.seed)
             for worker in cluster.local_workers
         ]
         self.steps_per_epoch = self.workers[0].sampler.steps_per_epoch
         self.total_steps = plan.settings.total_steps(self.steps_per_epoch)
-
-    def _sampler(self, worker: Worker) -> Sampler:
-        settings = self._settings
-        return Sampler(len(self._plan.task.train), worker, settings.batch_size * settings.accumulation, settings.seed)
 
     def step(self, step: int) -> tuple[list[float], Sequence[Sum]]:
         """Trains step number ``step``, counted from 0.

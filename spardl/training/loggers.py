@@ -12,8 +12,10 @@ from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
 from spardl.errors import ConfigError
-from spardl.training.observers import Observer
+from spardl.training.messages import first_line
+from spardl.training.observers import Bounded, Observer
 from spardl.training.runs import Run
+from spardl.training.settings import is_a
 
 __all__ = ["Logger", "NoLogger", "Wandb"]
 
@@ -43,10 +45,10 @@ class Wandb(Logger):
         project: where runs are collected.
         mode: ``online``, ``offline``, or ``auto``: online if this machine is logged in.
         tags: labels of the run.
-        timeout: seconds that a connection may take.
+        timeout: seconds that a connection may take, and a call; three times as many for the first and the last.
 
     Raises:
-        ConfigError: if the mode is none of these.
+        ConfigError: if the mode is none of these, or the timeout not above 0.
     """
 
     project: str = "spardl"
@@ -57,10 +59,13 @@ class Wandb(Logger):
     def __post_init__(self) -> None:
         if self.mode not in ("auto", "online", "offline"):
             raise ConfigError(f"logger.mode must be auto, online or offline, got {self.mode!r}")
+        if not is_a(float, self.timeout) or self.timeout <= 0:
+            raise ConfigError(f"logger.timeout must be above 0 seconds, got {self.timeout!r}")
 
     def open(self, run: Run, config: Mapping[str, Any]) -> Observer:
         """Starts a W&B run in the group of the run's id, so that a resumed run stands beside its beginning."""
-        return _WandbObserver(self, run, config)
+        # With its service stopped, W&B waits for ever.
+        return Bounded(lambda: _WandbObserver(self, run, config), self.timeout)
 
 
 class _WandbObserver(Observer):
@@ -73,8 +78,7 @@ class _WandbObserver(Observer):
         except Exception as error:
             if mode == "offline":
                 raise
-            reason = str(error).splitlines()[0]
-            print(f"warning: W&B cannot be reached, logging offline: {reason}", file=sys.stderr, flush=True)
+            print(f"warning: W&B cannot be reached, logging offline: {first_line(error)}", file=sys.stderr, flush=True)
             self._run = _init(logger, run, config, "offline")
 
     def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
@@ -87,7 +91,7 @@ class _WandbObserver(Observer):
 
     def close(self) -> None:
         """Flushes."""
-        self._run.finish(quiet=True)
+        self._run.finish()
 
 
 def _init(logger: Wandb, run: Run, config: Mapping[str, Any], mode: str) -> Any:
@@ -102,7 +106,8 @@ def _init(logger: Wandb, run: Run, config: Mapping[str, Any], mode: str) -> Any:
         config=dict(config),
         dir=str(run.folder),
         mode=cast("Literal['online', 'offline', 'disabled', 'shared']", mode),
-        settings=wandb.Settings(silent=True, init_timeout=logger.timeout),
+        # Wrapped output would go through W&B's service, and hang with it.
+        settings=wandb.Settings(silent=True, console="off", init_timeout=logger.timeout, login_timeout=logger.timeout),
     )
 
 
@@ -113,5 +118,5 @@ def _logged_in() -> bool:
     host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
     try:
         return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
+    except (OSError, ValueError, netrc.NetrcParseError):
         return False

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spardl.errors import ConfigError
+from spardl.training.settings import is_a
 
 __all__ = ["Constant", "Cosine", "LinearDecay", "LrSchedule", "MultiStep"]
 
@@ -28,7 +29,8 @@ class LrSchedule(ABC):
     warmup_factor: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.warmup_epochs < 0 or not 0 <= self.warmup_factor <= 1:
+        numbers = is_a(float, self.warmup_epochs) and is_a(float, self.warmup_factor)
+        if not numbers or self.warmup_epochs < 0 or not 0 <= self.warmup_factor <= 1:
             raise ConfigError(
                 "lr_schedule needs warmup_epochs >= 0 and warmup_factor in [0, 1], got "
                 f"{self.warmup_epochs} and {self.warmup_factor}"
@@ -84,10 +86,22 @@ class MultiStep(LrSchedule):
     Args:
         milestones: epochs at which the rate falls.
         gamma: what it is multiplied by each time.
+
+    Raises:
+        ConfigError: if a value is not a number.
     """
 
     milestones: Sequence[float] = (81, 122, 155)
     gamma: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        listed = isinstance(self.milestones, Sequence) and all(is_a(float, epoch) for epoch in self.milestones)
+        if not listed or not is_a(float, self.gamma):
+            raise ConfigError(
+                "lr_schedule needs a list of epochs as milestones and a number as gamma, got "
+                f"{self.milestones} and {self.gamma}"
+            )
 
     def _decay(self, epoch: float, epochs: float) -> float:
         return float(self.gamma ** sum(epoch >= milestone for milestone in self.milestones))

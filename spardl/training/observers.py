@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from abc import ABC
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
-__all__ = ["Guarded", "MetricsFile", "Observer"]
+from spardl.files import write_atomically
+from spardl.training.messages import first_line
+
+__all__ = ["Bounded", "Guarded", "MetricsFile", "Observer", "attempt"]
 
 
 class Observer(ABC):  # noqa: B024 - every reaction is optional
@@ -45,8 +52,8 @@ class MetricsFile(Observer):
     def begin(self, step: int, total: int) -> None:
         """Forgets what an interrupted run did after the checkpoint that is continued from."""
         if self._path.exists():
-            lines = self._path.read_text().splitlines()
-            self._path.write_text("".join(f"{line}\n" for line in lines if _step_of(line) <= step))
+            kept = [line for line in self._path.read_bytes().splitlines() if _step_of(line) <= step]
+            write_atomically(self._path, b"".join(line + b"\n" for line in kept))
 
     def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Adds a line, in one write."""
@@ -54,10 +61,10 @@ class MetricsFile(Observer):
             file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
 
 
-def _step_of(line: str) -> float:
+def _step_of(line: bytes) -> float:
     try:
         return float(json.loads(line)["step"])
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError):
         return float("inf")  # cut off by a crash
 
 
@@ -99,9 +106,82 @@ class Guarded(Observer):
             self._protect(partial(getattr(self._observer, event), *arguments))
 
     def _protect(self, action: Callable[[], Any]) -> None:
-        try:
-            action()
-        except Exception as error:
+        if not attempt(action, self._what):
             self._observer = None
-            reason = str(error).splitlines()[:1] or [type(error).__name__]
-            print(f"warning: {self._what} failed and is off from here on: {reason[0]}", file=sys.stderr, flush=True)
+
+
+class Bounded(Observer):
+    """Lets an observer work in a thread of its own and waits for it only so long. Of no use after an error.
+
+    Args:
+        make: makes the observer, in that thread.
+        seconds: what a reaction may take; making and closing may take three times as long.
+
+    Raises:
+        TimeoutError: if making takes too long; so does each method.
+    """
+
+    def __init__(self, make: Callable[[], Observer], seconds: float) -> None:
+        self._seconds = seconds
+        self._tasks: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        threading.Thread(target=self._serve, daemon=True).start()
+        self._observer: Observer = self._wait_for(make, 3 * seconds)
+
+    def _serve(self) -> None:
+        while task := self._tasks.get():
+            answer, action = task
+            try:
+                answer.set_result(action())
+            except Exception as error:
+                answer.set_exception(error)
+
+    def _wait_for(self, action: Callable[[], Any], seconds: float) -> Any:
+        answer: Future[Any] = Future()
+        self._tasks.put((answer, action))
+        try:
+            return answer.result(seconds)
+        except Exception as error:
+            self._tasks.put(None)
+            if answer.done():
+                raise
+            raise TimeoutError(f"no answer within {seconds:g} seconds") from error
+
+    def begin(self, step: int, total: int) -> None:
+        """Passes on."""
+        self._wait_for(partial(self._observer.begin, step, total), self._seconds)
+
+    def step(self, step: int) -> None:
+        """Passes on."""
+        self._wait_for(partial(self._observer.step, step), self._seconds)
+
+    def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        """Passes on."""
+        self._wait_for(partial(self._observer.metrics, kind, step, values), self._seconds)
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        """Passes on."""
+        self._wait_for(partial(self._observer.end, summary), self._seconds)
+
+    def close(self) -> None:
+        """Passes on."""
+        self._wait_for(self._observer.close, 3 * self._seconds)
+        self._tasks.put(None)
+
+
+def attempt(action: Callable[[], Any], what: str) -> bool:
+    """Does what a run does not depend on.
+
+    Args:
+        action: what to do.
+        what: how a warning calls it.
+
+    Returns:
+        Whether it succeeded; if not, a warning was printed.
+    """
+    try:
+        action()
+    except (Exception, SystemExit) as error:  # rich exits when nobody reads its output any more
+        with suppress(OSError):
+            print(f"warning: {what} failed and is off from here on: {first_line(error)}", file=sys.stderr, flush=True)
+        return False
+    return True

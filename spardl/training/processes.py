@@ -5,6 +5,7 @@ A fork after the imports costs milliseconds where a fresh interpreter with torch
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -18,13 +19,26 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn, TypeAlias
 
-from spardl.errors import ConfigError, PeerError, SpardlError, WorkerError
+from spardl.errors import ConfigError, PeerError, SpardlError, TrainingError, WorkerError
 from spardl.files import write_atomically
+from spardl.training.messages import first_line
 
-__all__ = ["run_processes"]
+__all__ = ["fault_of", "leave", "run_processes"]
 
-_GRACE = 5.0
+# Called with a rank and with where to report steps.
+Target: TypeAlias = Callable[[int, Callable[[int], None]], None]
+
+# Seconds that workers get to notice that one is lost, and then to obey a request to end.
+_NOTICE, _OBEY = 5.0, 2.0
+# A report must fit into a pipe that is read only when its writer has ended.
+_LONGEST = 4000
+
+
+class _Stopped(BaseException):
+    """The parent asked this worker to end."""
 
 
 @dataclass
@@ -48,7 +62,7 @@ class _Child:
             self.fault = kind(message)
 
 
-def run_processes(count: int, target: Callable[[int, Callable[[int], None]], None], folder: Path) -> None:
+def run_processes(count: int, target: Target, folder: Path) -> None:
     """Runs ``target(rank, heartbeat)`` in ``count`` processes until all have returned.
 
     If one fails, the others are ended: they get a few seconds to notice by themselves, then they are killed.
@@ -62,38 +76,36 @@ def run_processes(count: int, target: Callable[[int, Callable[[int], None]], Non
         ConfigError: what a worker found wrong with the configuration.
         WorkerError: if a worker ended early; names its rank, its step and the reason.
     """
-    context = multiprocessing.get_context("fork")
     steps = RawArray("q", count)
     lifeline, held = os.pipe()
-    children = []
+    children: list[_Child] = []
     sys.stdout.flush()
     sys.stderr.flush()
-    for rank in range(count):
-        ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(
-            target=_work, args=(rank, target, folder, steps, theirs, lifeline, held), name=f"worker {rank}"
-        )
-        process.start()
-        theirs.close()
-        children.append(_Child(rank, process, ours))
     try:
+        # One by one, so that an interruption finds all that were started.
+        children.extend(_start(rank, target, folder, steps, lifeline, held) for rank in range(count))
         _watch(children, steps)
     finally:
-        _kill(children)
+        _end(children)
         os.close(lifeline)
         os.close(held)
 
 
+def _start(rank: int, target: Target, folder: Path, steps: Sequence[int], lifeline: int, held: int) -> _Child:
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    arguments = (rank, target, folder, steps, theirs, lifeline, held)
+    process = context.Process(target=_work, args=arguments, name=f"worker {rank}")
+    process.start()
+    theirs.close()
+    return _Child(rank, process, ours)
+
+
 def _work(
-    rank: int,
-    target: Callable[[int, Callable[[int], None]], None],
-    folder: Path,
-    steps: Sequence[int],
-    report: Connection,
-    lifeline: int,
-    held: int,
+    rank: int, target: Target, folder: Path, steps: Sequence[int], report: Connection, lifeline: int, held: int
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends its workers
+    signal.signal(signal.SIGTERM, _stop)
     os.close(held)
     threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
 
@@ -102,29 +114,45 @@ def _work(
 
     try:
         target(rank, heartbeat)
-    except SpardlError as error:
-        _leave_trace(folder, rank)
-        report.send((type(error), str(error)))
-        _exit(1)
+    except _Stopped:
+        leave(1)
     except Exception as error:
-        trace = _leave_trace(folder, rank)
-        report.send((WorkerError, f"{type(error).__name__}: {str(error).splitlines()[0]} (see {trace})"))
-        _exit(1)
-    _exit(0)
+        fault = fault_of(error, rank, folder)
+        report.send((type(fault), str(fault)[:_LONGEST]))
+        leave(1)
+    leave(0)
 
 
-def _exit(code: int) -> None:
-    # Without the interpreter's own shutdown: a broken process group may wait in it for its peers.
-    sys.stdout.flush()
-    sys.stderr.flush()
+def _stop(signum: int, frame: FrameType | None) -> None:
+    raise _Stopped
+
+
+def leave(code: int) -> NoReturn:
+    """Ends this process without the interpreter's own shutdown, in which broken libraries wait for ever."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody may be reading any more
+            stream.flush()
     os._exit(code)
 
 
-def _leave_trace(folder: Path, rank: int) -> Path:
+def fault_of(error: Exception, rank: int, folder: Path) -> SpardlError:
+    """What a worker says of its end: the error, or if nobody raised it on purpose, one that names it.
+
+    Args:
+        error: the one being handled; its trace is written to a file.
+        rank: of the worker.
+        folder: of the run.
+    """
     path = folder / "errors" / f"rank-{rank}.txt"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, traceback.format_exc().encode())
-    return path
+    see = f" (see {path})"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, traceback.format_exc().encode())
+    except OSError:
+        see = ""  # a full disk may be what went wrong
+    if isinstance(error, SpardlError):
+        return error
+    return WorkerError(f"{type(error).__name__}: {first_line(error)}{see}")
 
 
 def _end_with_parent(lifeline: int) -> None:
@@ -133,24 +161,24 @@ def _end_with_parent(lifeline: int) -> None:
 
 
 def _watch(children: Sequence[_Child], steps: Sequence[int]) -> None:
-    while alive := _alive(children):
-        wait(alive)
+    while True:
+        # Taken first: who ends after this wakes the wait, who ended before is seen by the check.
+        alive = _alive(children)
         if any(child.ended and child.process.exitcode for child in children):
-            _let_others_end(children)
+            _await_end(children, _NOTICE)
             raise _blame(children, steps)
-    if any(child.process.exitcode for child in children):
-        raise _blame(children, steps)
+        if not alive:
+            return
+        wait(alive)
 
 
 def _alive(children: Sequence[_Child]) -> list[int]:
     return [child.process.sentinel for child in children if not child.ended]
 
 
-def _let_others_end(children: Sequence[_Child]) -> None:
-    until = time.monotonic() + _GRACE
-    while time.monotonic() < until:
-        if not (alive := _alive(children)):
-            return
+def _await_end(children: Sequence[_Child], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while (alive := _alive(children)) and time.monotonic() < until:
         wait(alive, timeout=until - time.monotonic())
 
 
@@ -160,7 +188,8 @@ def _blame(children: Sequence[_Child], steps: Sequence[int]) -> SpardlError:
         child.read_fault()
     silent = [child for child in children if child.ended and child.process.exitcode and child.fault is None]
     if silent:
-        return _died(silent[0], steps)
+        # NCCL aborts processes that have lost a peer.
+        return _died(min(silent, key=lambda child: child.process.exitcode == -signal.SIGABRT), steps)
     own = [child for child in children if child.fault and not isinstance(child.fault, PeerError)]
     if own:
         return _failed(own[0], steps)
@@ -179,14 +208,20 @@ def _died(child: _Child, steps: Sequence[int]) -> WorkerError:
 
 def _failed(child: _Child, steps: Sequence[int]) -> SpardlError:
     assert child.fault
-    if isinstance(child.fault, ConfigError):
-        return child.fault
+    if isinstance(child.fault, (ConfigError, TrainingError)):
+        return child.fault  # found by all workers alike
     return WorkerError(f"worker {child.rank} failed at step {steps[child.rank]}: {child.fault}")
 
 
-def _kill(children: Sequence[_Child]) -> None:
+def _end(children: Sequence[_Child]) -> None:
+    """Ends those that are left: by a request, so that displays and loggers are closed, then by force."""
+    for child in children:
+        if not child.ended:
+            child.process.terminate()
+    _await_end(children, _OBEY)
     for child in children:
         if not child.ended:
             child.process.kill()
         child.process.join()
+        child.process.close()
         child.report.close()

@@ -7,15 +7,16 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from spardl.errors import CheckpointError, ConfigError
 from spardl.files import write_atomically
 from spardl.training.checkpoint import find_checkpoint
 
-__all__ = ["Run", "continue_from", "finished_run", "new_run", "run_id"]
+__all__ = ["Claimed", "Run", "continue_from", "finished_run", "new_run", "run_id"]
 
 
 def run_id(config: Mapping[str, Any]) -> str:
@@ -68,18 +69,26 @@ class Run:
         return content
 
     def claim(self) -> int | None:
-        """Marks the folder as in use until this process ends.
+        """Marks the folder as in use.
 
         Returns:
-            A file descriptor to keep open, or ``None`` if another process uses the folder.
+            A file descriptor, which ends the claim when it is closed in this process and in all that were
+            forked from it; or ``None`` if another process uses the folder.
         """
-        descriptor = os.open(self.folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+        descriptor = os.open(self.folder / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             os.close(descriptor)
             return None
         return descriptor
+
+
+class Claimed(NamedTuple):
+    """A run that belongs to this process until it closes ``lock``."""
+
+    run: Run
+    lock: int
 
 
 def _runs_of(root: Path, identity: str) -> list[Run]:
@@ -93,7 +102,7 @@ def finished_run(root: Path, identity: str) -> Run | None:
     return next((run for run in _runs_of(root, identity) if run.read_summary().get("status") == "finished"), None)
 
 
-def new_run(root: Path, label: str, identity: str) -> Run:
+def new_run(root: Path, label: str, identity: str) -> Claimed:
     """Makes a folder that no other run has, even one that starts at the same instant.
 
     Args:
@@ -110,19 +119,22 @@ def new_run(root: Path, label: str, identity: str) -> Run:
         try:
             root.mkdir(parents=True, exist_ok=True)
             folder.mkdir()
+            run = Run(identity, folder)
+            lock = run.claim()
         except FileExistsError:
             if not root.is_dir():
                 raise ConfigError(f"output_dir={root} is not a folder; name another with output_dir=FOLDER") from None
-            number += 1
         except OSError as error:
             raise ConfigError(
                 f"cannot write to output_dir={root} ({error.strerror}); name another with output_dir=FOLDER"
             ) from error
         else:
-            return Run(identity, folder)
+            if lock is not None:  # else a process with resume=auto was faster, and continues this empty run
+                return Claimed(run, lock)
+        number += 1
 
 
-def continue_from(root: Path, identity: str, where: str, workers: int) -> Run | None:
+def continue_from(root: Path, identity: str, where: str, workers: int) -> Claimed | None:
     """Finds the run that ``resume=WHERE`` means.
 
     Args:
@@ -136,17 +148,22 @@ def continue_from(root: Path, identity: str, where: str, workers: int) -> Run | 
         The run with its newest whole checkpoint, or ``None`` if ``auto`` finds nothing to continue.
 
     Raises:
-        CheckpointError: if no checkpoint can be used.
+        CheckpointError: if there are checkpoints, but none can be used.
+        ConfigError: if another process uses the folder.
     """
     if where != "auto":
-        return _with_checkpoint(_named_run(Path(where), identity), workers, demanded=True)
+        run = _named_run(Path(where), identity)
+        lock = run.claim()
+        if lock is None:
+            raise ConfigError(f"{run.folder} is in use by another process; wait for it, or start without resume")
+        return _at_checkpoint(Claimed(run, lock), workers, demanded=True)
     for run in _runs_of(root, identity):
-        descriptor = run.claim()
-        if descriptor is None:
+        lock = run.claim()
+        if lock is None:
             continue
-        os.close(descriptor)
         if run.read_summary().get("status") != "finished":
-            return _with_checkpoint(run, workers, demanded=False)
+            return _at_checkpoint(Claimed(run, lock), workers, demanded=False)
+        os.close(lock)
     return None
 
 
@@ -163,8 +180,13 @@ def _named_run(folder: Path, identity: str) -> Run:
     return run
 
 
-def _with_checkpoint(run: Run, workers: int, demanded: bool) -> Run:
-    checkpoint, faults = find_checkpoint(run.checkpoints, workers)
-    if demanded and checkpoint is None:
-        raise CheckpointError(f"resume={run.folder} has no checkpoint yet; start it again without resume")
-    return Run(run.id, run.folder, checkpoint, tuple(map(str, faults)))
+def _at_checkpoint(claimed: Claimed, workers: int, demanded: bool) -> Claimed:
+    run, lock = claimed
+    with ExitStack() as stack:
+        stack.callback(os.close, lock)
+        checkpoint, faults = find_checkpoint(run.checkpoints, workers)
+        if demanded and checkpoint is None:
+            raise CheckpointError(f"resume={run.folder} has no checkpoint yet; start it again without resume")
+        stack.pop_all()
+    notices = tuple(f"{fault}; going on from {checkpoint}" for fault in faults)
+    return Claimed(Run(run.id, run.folder, checkpoint, notices), lock)

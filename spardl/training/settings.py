@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
 from spardl.errors import ConfigError
 
-__all__ = ["PRECISIONS", "Precision", "Settings"]
+__all__ = ["PRECISIONS", "Precision", "Settings", "is_a"]
+
+
+def is_a(kind: type[int | float], value: Any) -> bool:
+    """Whether a value from a configuration is a whole number (``int``), or any number (``float``)."""
+    return isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -73,18 +80,25 @@ class Settings:
     check_every: int
 
     def __post_init__(self) -> None:
+        self._demand("seed", is_a(int, self.seed), "a whole number")
         for name in ("batch_size", "eval_batch_size", "accumulation", "log_every", "keep_checkpoints", "check_every"):
-            self._demand(name, getattr(self, name) >= 1, "at least 1")
+            self._demand(name, self._counts(name), "a whole number, at least 1")
         for name in ("max_steps", "checkpoint_every"):
-            self._demand(name, getattr(self, name) is None or getattr(self, name) >= 1, "at least 1, or null")
+            self._demand(name, getattr(self, name) is None or self._counts(name), "a whole number, at least 1, or null")
         for name in ("epochs", "eval_every"):
-            self._demand(name, getattr(self, name) > 0, "above 0")
-        self._demand("clip_norm", self.clip_norm is None or self.clip_norm > 0, "above 0, or null")
+            self._demand(name, self._positive(name), "a number above 0")
+        self._demand("clip_norm", self.clip_norm is None or self._positive("clip_norm"), "a number above 0, or null")
         self._demand("precision", self.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}")
+
+    def _counts(self, name: str) -> bool:
+        return is_a(int, getattr(self, name)) and getattr(self, name) >= 1
+
+    def _positive(self, name: str) -> bool:
+        return is_a(float, getattr(self, name)) and 0 < getattr(self, name) < math.inf
 
     def _demand(self, name: str, holds: bool, wanted: str) -> None:
         if not holds:
-            raise ConfigError(f"training.{name} must be {wanted}, got {getattr(self, name)}")
+            raise ConfigError(f"training.{name} must be {wanted}, got {getattr(self, name)!r}")
 
     @property
     def formats(self) -> Precision:

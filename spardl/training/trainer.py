@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -77,9 +78,9 @@ class Trainer:
         self._observers, self._heartbeat = observers, heartbeat
         self._learner = Learner(plan, cluster, torch.device(device))
         self._progress = Progress()
+        self._window = _Window(cluster)
         if run.checkpoint:
-            self._resume(run)
-        self._window = _Window(cluster, self._progress.step)
+            self._resume(run.checkpoint)
         self._clock_offset = self._progress.virtual - cluster.seconds()
         self._started = time.perf_counter() - self._progress.wall
 
@@ -126,16 +127,22 @@ class Trainer:
             getattr(observer, event)(*arguments)
 
     def _log(self) -> None:
-        values = self._window.close(self._progress.step)
+        values = self._window.close()
         if not math.isfinite(values["loss"]):
             raise TrainingError(
                 f"the loss is {values['loss']} at step {self._progress.step}; lower optimizer.lr or set "
                 "training.clip_norm"
             )
         epoch = self._progress.step / self._learner.steps_per_epoch
-        refused = self._learner.schedule.refused()
+        refused = self._refused()
         figures = {"epoch": epoch, **values, "lr": self._learner.rate, **({"refused": refused} if refused else {})}
         self._tell("metrics", "train", self._progress.step, figures)
+
+    def _refused(self) -> int:
+        """Gradients of all workers that were left out."""
+        here = self._learner.schedule.refused()
+        rows = [torch.tensor([here if local == 0 else 0]) for local in range(len(self._learner.workers))]
+        return int(torch.stack(gather_rows(self._cluster, rows)).sum())
 
     def _evaluate(self) -> None:
         began = time.perf_counter()
@@ -171,32 +178,36 @@ class Trainer:
             self._run.checkpoints,
             self._progress.step,
             self._cluster,
-            [partial(learner.worker_state, local) for local in range(len(learner.workers))],
+            [partial(self._worker_state, local) for local in range(len(learner.workers))],
             lambda: {**learner.shared_state(), "progress": asdict(self._progress)},
             self._settings.keep_checkpoints,
         )
+
+    def _worker_state(self, local: int) -> dict[str, Any]:
+        return {**self._learner.worker_state(local), "window": self._window.state_dict(local)}
 
     def _read_clocks(self) -> None:
         self._progress.wall = time.perf_counter() - self._started
         self._progress.virtual = self._clock_offset + self._cluster.seconds()
 
-    def _resume(self, run: Run) -> None:
-        assert run.checkpoint
+    def _resume(self, checkpoint: Path) -> None:
         device = self._learner.gradient.vector.device
-        shared = load_part(run.checkpoint, None, device)
+        shared = load_part(checkpoint, None, device)
         self._progress = Progress(**shared["progress"])
         self._learner.load_shared_state(shared)
         for local, rank in enumerate(self._cluster.local_ranks):
-            self._learner.load_worker_state(local, load_part(run.checkpoint, rank, device))
+            own = load_part(checkpoint, rank, device)
+            self._learner.load_worker_state(local, own)
+            self._window.load_state_dict(local, own["window"])
 
     def _finish(self) -> dict[str, Any]:
         self._compare([self._learner.digest()] * len(self._learner.workers), "weights")
         self._read_clocks()
-        summary = self._summary()
+        summary = self._summary(self._refused())
         self._tell("end", summary)
         return summary
 
-    def _summary(self) -> dict[str, Any]:
+    def _summary(self, refused: int) -> dict[str, Any]:
         progress, task = self._progress, self._plan.task
         costs = gather_costs(self._cluster, progress.step, self._learner.gradient.vector)
         length = self._learner.gradient.vector.numel()
@@ -218,7 +229,7 @@ class Trainer:
             "step_bytes_dense": costs.dense_bytes,
             "density": progress.kept / progress.step / length,
             "replica_checks": progress.checks,
-            "refused_gradients": self._learner.schedule.refused(),
+            "refused_gradients": refused,
             "break_even_gbit": break_even_gbit(costs),
             "peak_memory_bytes": costs.peak_memory,
             "weights_sha256": self._learner.digest().numpy(force=True).tobytes().hex(),
@@ -227,37 +238,54 @@ class Trainer:
 
 
 class _Window:
-    """Figures between two log lines."""
+    """Figures between two log lines; part of a checkpoint, so that a continued run logs the same ones."""
 
-    def __init__(self, cluster: Cluster, step: int) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._open(step)
+        self._open()
 
-    def _open(self, step: int) -> None:
-        self._step = step
+    def _open(self) -> None:
+        ledger = self._cluster.ledgers[0]
+        self._steps = 0
         self._losses = [[0.0, 0.0] for _ in self._cluster.local_ranks]
-        self._seconds = dict(self._cluster.ledgers[0].seconds)
-        self._bytes = self._cluster.ledgers[0].bytes_sent
+        self._seconds = {phase.value: ledger.seconds[phase] for phase in Phase}
+        self._bytes = ledger.bytes_sent
 
     def add(self, losses: Sequence[float]) -> None:
         """Enters a step. A loss that is not finite counts only if there is no other: see ``refused``."""
+        self._steps += 1
         for sums, loss in zip(self._losses, losses, strict=True):
             if math.isfinite(loss):
                 sums[0] += loss
                 sums[1] += 1
 
-    def close(self, step: int) -> dict[str, float]:
+    def close(self) -> dict[str, float]:
         """The mean loss over workers and steps; seconds and bytes of the first local rank, per step."""
         rows = [torch.tensor(sums, dtype=torch.float64) for sums in self._losses]
         loss, count = torch.stack(gather_rows(self._cluster, rows)).sum(0).tolist()
-        ledger, steps = self._cluster.ledgers[0], max(1, step - self._step)
+        ledger, steps = self._cluster.ledgers[0], max(1, self._steps)
         values = {
             "loss": loss / count if count else math.nan,
-            **{f"seconds/{p.value}": (ledger.seconds[p] - self._seconds[p]) / steps for p in Phase},
+            **{f"seconds/{p.value}": (ledger.seconds[p] - self._seconds[p.value]) / steps for p in Phase},
             "bytes/sent": (ledger.bytes_sent - self._bytes) / steps,
         }
-        self._open(step)
+        self._open()
         return values
+
+    def state_dict(self, local: int) -> dict[str, Any]:
+        """What is known so far, as plain data."""
+        return {
+            "steps": self._steps,
+            "losses": self._losses[local],
+            "seconds": self._seconds,
+            "bytes": self._bytes,
+        }
+
+    def load_state_dict(self, local: int, values: Mapping[str, Any]) -> None:
+        """Continues from saved data."""
+        self._losses[local] = values["losses"]
+        if local == 0:
+            self._steps, self._seconds, self._bytes = values["steps"], values["seconds"], values["bytes"]
 
 
 def _entries(average: Sum) -> int:

@@ -1,0 +1,198 @@
+"""Bad input is one line on stderr and exit code 2, before anything was trained."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.driver import command, events, here, only_run, results, summary
+
+# What is typed, and what the line must say.
+CASES = {
+    "compressor.density=0": "compressor.density must be above 0 and at most 1, got 0",
+    "compressor.density=-1": "compressor.density must be above 0 and at most 1, got -1",
+    "compressor.density=2": "compressor.density must be above 0 and at most 1, got 2",
+    "compressor.density=nan": "compressor.density must be above 0 and at most 1, got nan",
+    "compressor.density=abc": "density=abc",
+    "communicator.teams=3": "communicator.teams=3 does not divide 4 workers; use one of 1, 2, 4",
+    "communicator.teams=0": "communicator.teams must be at least 1",
+    "communicator.teams=abc": "teams=abc",
+    "communicator.gather=recursive communicator.teams=3 cluster.workers=6": "use gather=bruck",
+    "communicator.gather=foo": "communicator.gather must be one of bruck, recursive",
+    "cluster.workers=0": "cluster.workers must be a whole number, at least 1, got 0",
+    "cluster.workers=abc": "cluster.workers must be a whole number, at least 1, got 'abc'",
+    "cluster=simulated cluster.workers=0": "cluster.workers must be a whole number, at least 1, got 0",
+    "cluster=simulated cluster.network=foo": "use ethernet_1g, ethernet_10g",
+    "cluster=simulated cluster.network={alpha:1}": "cluster.network needs the keys alpha and gbit, got alpha",
+    "cluster=simulated cluster.network=5": "network=5",
+    "cluster.timeout=0": "cluster.timeout must be above 0 seconds",
+    "cluster.port=abc": "cluster.port must be a port number",
+    "cluster.port=99999": "cluster.port must be a port number",
+    "cluster.backend=mpi": "cluster.backend must be auto, gloo or nccl",
+    "cluster.device=tpu": "cluster.device must be auto, cpu or cuda",
+    "compressor=foo": "Available options in 'compressor': none spardl topk topka",
+    "model=foo": "Available options in 'model': bert",
+    "dataset=foo": "Available options in 'dataset': cifar10",
+    "logger=foo": "Available options in 'logger': none wandb",
+    "compressor=null": "must be a string or a list",
+    "~optimizer": "this configuration has no optimizer; choose one with optimizer=NAME",
+    "nonsense=1": "Could not override 'nonsense'",
+    "compressor.nonsense=1": "Could not override 'compressor.nonsense'",
+    "+compressor.nonsense=1": "unexpected keyword argument 'nonsense'",
+    "+training.nonsense=1": "unexpected keyword argument 'nonsense'",
+    "compressor=none communicator=spardl": "use communicator=backend or dense",
+    "compressor=topk communicator=dense": "use communicator=allgather or spardl",
+    "compressor=none residual=global": "use residual=none",
+    "dataset=cifar10 data_dir={tmp}": "dataset.download=true",
+    "model=bert dataset=digits": "use dataset=pydocs",
+    "model=resnet20 dataset=pydocs": "use dataset=digits, cifar10 or cifar100",
+    "resume={tmp}": "is not the folder of a run",
+    "output_dir={tmp}/file": "is not a folder; name another with output_dir=FOLDER",
+    "output_dir={tmp}/file/below": "cannot write to output_dir=",
+    "output_dir=/proc/nothing": "cannot write to output_dir=/proc/nothing",
+    "output_dir=null": "output_dir must name a folder",
+    "training.batch_size=100000": "lower the batch size or the number of workers",
+    "training.batch_size=abc": "training.batch_size must be a whole number, at least 1, got 'abc'",
+    "training.epochs=abc": "training.epochs must be a number above 0, got 'abc'",
+    "training.precision=fp8": "training.precision must be one of fp32, fp64, bf16, got 'fp8'",
+    "optimizer.lr=abc": "optimizer cannot be made with lr=abc",
+    "optimizer.lr=-1": "Invalid learning rate: -1",
+    "lr_schedule.warmup_epochs=abc": "lr_schedule needs warmup_epochs >= 0",
+    "lr_schedule=multistep lr_schedule.milestones=5": "lr_schedule needs a list of epochs as milestones",
+    "seed=abc": "training.seed must be a whole number, got 'abc'",
+    "logger=wandb logger.mode=foo": "logger.mode must be auto, online or offline, got 'foo'",
+    "-m compressor=none,foo": "Available options in 'compressor'",
+}
+
+
+def one_line(err: str) -> str:
+    assert err.count("\n") == 1
+    assert err.startswith("error: ")
+    assert "Traceback" not in err
+    return err
+
+
+@pytest.mark.parametrize("typed", CASES)
+def test_one_line_and_exit_code_2(typed: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    words = typed.replace("{tmp}", str(tmp_path)).split()
+    if "output_dir" not in typed:
+        words.append(f"output_dir={tmp_path / 'out'}")
+    assert here(*words) == 2
+    output = capfd.readouterr()
+    assert CASES[typed] in one_line(output.err)
+    assert output.out == ""
+    assert not list((tmp_path / "out").glob("[!.]*"))
+
+
+def test_a_port_in_use(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+        assert here(f"cluster.port={port}", f"output_dir={tmp_path}") == 2
+    assert f"cluster.port={port} cannot be used" in one_line(capfd.readouterr().err)
+
+
+def test_what_only_a_worker_finds(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert here("model.depth=21", f"output_dir={tmp_path}") == 2
+    assert "use 20, 32, 44, 56 or 110" in one_line(capfd.readouterr().err)
+
+
+def test_a_port_of_ones_own(tmp_path: Path) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+    assert here(f"cluster.port={port}", "cluster.workers=2", "training.max_steps=1", f"output_dir={tmp_path}") == 0
+
+
+def test_as_typed(tmp_path: Path) -> None:
+    done = command("compressor.density=2", "logger=none", f"output_dir={tmp_path}")
+    assert done.returncode == 2
+    assert one_line(done.stderr).startswith("error: compressor.density must be")
+    assert done.stdout == ""
+
+
+def test_help_shows_the_choices() -> None:
+    done = command("--help")
+    assert done.returncode == 0
+    assert "communicator: allgather, backend, dense, spardl" in done.stdout
+
+
+class Corrupt:
+    """A run that was interrupted, with three checkpoints."""
+
+    words = ("training.max_steps=6", "training.checkpoint_every=2", "training.keep_checkpoints=3", "cluster=simulated")
+
+    def __init__(self, folder: Path) -> None:
+        self.outputs = folder
+        self.run = only_run(folder)
+        self.checkpoints = sorted((self.run / "checkpoints").iterdir())
+        content = summary(self.run)
+        (self.run / "summary.json").write_text(json.dumps({"id": content["id"], "status": "running"}))
+
+    def resume(self, where: str) -> int:
+        return here(*self.words, f"output_dir={self.outputs}", f"resume={where}")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    outputs = tmp_path_factory.mktemp("finished")
+    assert here(*Corrupt.words, f"output_dir={outputs}") == 0
+    return outputs
+
+
+@pytest.fixture
+def corrupt(finished: Path, tmp_path: Path) -> Corrupt:
+    return Corrupt(Path(shutil.copytree(finished, tmp_path / "out")))
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("harm", [flip, truncate, Path.unlink])
+@pytest.mark.parametrize("name", ["shared.pt", "rank-3.pt", "manifest.json"])
+def test_the_newest_checkpoint_is_bad(
+    harm, name: str, corrupt: Corrupt, finished: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    harm(corrupt.checkpoints[-1] / name)
+    assert corrupt.resume("auto") == 0
+    output = capfd.readouterr()
+    (line,) = output.err.splitlines()
+    assert line.startswith(f"warning: checkpoint {corrupt.checkpoints[-1]} cannot be used: ")
+    assert name in line or name == "manifest.json"
+    assert line.endswith(f"; going on from {corrupt.checkpoints[-2]}")
+    assert "training: step 4 of 6" in output.out
+    assert results(corrupt.run) == results(only_run(finished))
+
+
+@pytest.mark.parametrize("where", ["auto", "folder"])
+def test_all_checkpoints_are_bad(where: str, corrupt: Corrupt, capfd: pytest.CaptureFixture[str]) -> None:
+    before = events(corrupt.run)
+    for checkpoint in corrupt.checkpoints:
+        flip(checkpoint / "rank-1.pt")
+    assert corrupt.resume("auto" if where == "auto" else str(corrupt.run)) == 2
+    line = one_line(capfd.readouterr().err)
+    assert str(corrupt.checkpoints[-1]) in line
+    assert "start again without resume" in line
+    assert events(corrupt.run) == before
+
+
+def test_a_run_of_another_configuration(corrupt: Corrupt, capfd: pytest.CaptureFixture[str]) -> None:
+    assert here(*corrupt.words, f"resume={corrupt.run}", "seed=2", f"output_dir={corrupt.outputs}") == 2
+    assert "is a run of another configuration" in one_line(capfd.readouterr().err)
+
+
+def test_a_run_without_checkpoints(corrupt: Corrupt, capfd: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(corrupt.run / "checkpoints")
+    assert corrupt.resume(str(corrupt.run)) == 2
+    assert "has no checkpoint yet" in one_line(capfd.readouterr().err)

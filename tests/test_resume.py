@@ -1,0 +1,123 @@
+"""A run that was killed and continued is a run that was never disturbed, bit for bit."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.driver import beside, here, only_run, results, steps_logged, summary, wait_until
+
+STEPS = 14
+RUN = (f"training.max_steps={STEPS}", "training.checkpoint_every=3", "training.log_every=1", "training.eval_every=0.1")
+CLUSTERS = {"process_group": ("cluster.workers=2",), "simulated": ("cluster=simulated", "cluster.workers=4")}
+METHODS = {
+    "none": ("compressor=none",),
+    "topka": ("compressor=topka",),
+    "spardl": ("compressor=spardl", "communicator.teams=2"),
+}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], dict[str, object]]:
+    """Results of runs to the end, by command; filled as tests ask for them."""
+    return _Undisturbed(tmp_path_factory)
+
+
+class _Undisturbed(dict[tuple[str, ...], dict[str, object]]):
+    def __init__(self, folders: pytest.TempPathFactory) -> None:
+        self._folders = folders
+
+    def __missing__(self, words: tuple[str, ...]) -> dict[str, object]:
+        folder = self._folders.mktemp("undisturbed")
+        assert here(*words, f"output_dir={folder}") == 0
+        self[words] = results(only_run(folder))
+        return self[words]
+
+
+def kill_at(step: int, *words: str, folder: Path, outputs: Path) -> None:
+    with beside(*words, folder=folder) as run:
+        wait_until(lambda: list(outputs.glob("*/summary.json")) or run.ended())
+        wait_until(lambda: steps_logged(outputs) >= step or run.ended())
+        run.kill()
+        assert run.wait() == -9
+        wait_until(lambda: not run.members())
+
+
+@pytest.mark.parametrize(
+    ("cluster", "method"),
+    [
+        ("process_group", "spardl"),
+        ("simulated", "topka"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in [
+                ("process_group", "none"),
+                ("process_group", "topka"),
+                ("simulated", "none"),
+                ("simulated", "spardl"),
+            ]
+        ),
+    ],
+)
+def test_killed_twice_and_continued(cluster: str, method: str, tmp_path: Path, undisturbed: dict) -> None:
+    words = (*RUN, *CLUSTERS[cluster], *METHODS[method])
+    again = (*words, f"output_dir={tmp_path / 'out'}", "resume=auto")
+    first, second = sorted(random.Random(f"{cluster}-{method}").sample(range(1, STEPS - 1), 2))
+    kill_at(first, *again, folder=tmp_path / "first", outputs=tmp_path / "out")
+    kill_at(second, *again, folder=tmp_path / "second", outputs=tmp_path / "out")
+    assert here(*again) == 0
+    assert results(only_run(tmp_path / "out")) == undisturbed[words]
+
+
+def test_killed_before_the_first_checkpoint(tmp_path: Path, undisturbed: dict) -> None:
+    words = (*RUN, *CLUSTERS["process_group"], *METHODS["spardl"])
+    again = (*words, f"output_dir={tmp_path / 'out'}", "resume=auto")
+    kill_at(0, *again, folder=tmp_path / "first", outputs=tmp_path / "out")
+    assert here(*again) == 0
+    assert results(only_run(tmp_path / "out")) == undisturbed[words]
+
+
+def test_log_lines_that_span_an_interruption(tmp_path: Path, undisturbed: dict) -> None:
+    """A mean over 5 steps of which 3 were before the crash."""
+    words = (*RUN, *CLUSTERS["simulated"], *METHODS["spardl"], "training.log_every=5", "training.eval_every=0.3")
+    again = (*words, f"output_dir={tmp_path / 'out'}", "resume=auto")
+    kill_at(1, *again, folder=tmp_path / "first", outputs=tmp_path / "out")
+    assert here(*again) == 0
+    assert results(only_run(tmp_path / "out")) == undisturbed[words]
+
+
+def test_a_finished_run_is_not_continued(tmp_path: Path) -> None:
+    words = ("training.max_steps=1", "cluster=simulated", f"output_dir={tmp_path}", "resume=auto")
+    assert here(*words) == here(*words) == 0
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_run_that_goes_on_is_left_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ("training.max_steps=500", "cluster=simulated", "cluster.workers=2", f"output_dir={tmp_path / 'out'}")
+    with beside(*words, folder=tmp_path / "first") as run:
+        wait_until(lambda: steps_logged(tmp_path / "out") or run.ended())
+        busy = only_run(tmp_path / "out")
+        assert here(*words, f"resume={busy}") == 2
+        with beside(*words, "resume=auto", folder=tmp_path / "second") as other:
+            wait_until(lambda: len(list((tmp_path / "out").iterdir())) == 2 or other.ended())
+            wait_until(lambda: len(list((tmp_path / "out").glob("*/metrics.jsonl"))) == 2 or other.ended())
+            assert not other.ended()
+        assert not run.ended()
+    assert "is in use by another process" in capfd.readouterr().err
+
+
+def test_interrupted_politely(tmp_path: Path) -> None:
+    import signal
+
+    words = (*RUN, "training.max_steps=400", "cluster.workers=2", f"output_dir={tmp_path / 'out'}")
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        with beside(*words, "resume=auto", folder=tmp_path / "log") as run:
+            before = steps_logged(tmp_path / "out")
+            wait_until(lambda: steps_logged(tmp_path / "out") > before + 1 or run.ended())  # noqa: B023
+            run.kill(signum)
+            assert run.wait(10) == 130
+            assert run.stderr == "error: interrupted; the same command with resume=auto continues\n"
+            assert not run.members()
+        assert summary(only_run(tmp_path / "out"))["status"] == "interrupted"

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spardl.clusters import Cluster, SimulatedCluster, gather_rows
+from spardl.errors import ConfigError, PeerError, WorkerError
+from spardl.training import launch
+from spardl.training.launch import Heartbeat, Membership, ProcessGroup, Simulated, find_membership
+from spardl.training.runs import Run
+
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "h"}
+TORCHRUN |= {"MASTER_PORT": "5", "TORCHELASTIC_RUN_ID": "x"}
+SRUN = {"SLURM_STEP_NODELIST": "n[1-2]", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2", "SLURM_LOCALID": "0"}
+SRUN |= {"SLURM_JOB_ID": "70001"}
+
+
+def test_nobody_started_several() -> None:
+    assert find_membership({}) is None
+    assert find_membership({"RANK": "0"}) is None
+    assert find_membership({"SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}) is None  # a batch script
+    assert find_membership({**SRUN, "SLURM_STEP_NUM_TASKS": "1"}) is None  # an interactive shell
+
+
+def test_torchrun_and_srun() -> None:
+    assert find_membership(TORCHRUN) == Membership(3, 4, 1, 2, "h", 5)
+    assert find_membership({**SRUN, "MASTER_ADDR": "m"}) == Membership(2, 4, 0, 1, "m", 15000 + 10001)
+    assert find_membership({**SRUN, "MASTER_ADDR": "m", "MASTER_PORT": "9"}) == Membership(2, 4, 0, 1, "m", 9)
+
+
+@pytest.mark.parametrize("answer", ["n1\nn2\n", ""])
+def test_the_first_host_of_a_job(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(words: list[str], **options: Any) -> Any:
+        assert words == ["scontrol", "show", "hostnames", "n[1-2]"]
+        return subprocess.CompletedProcess(words, 0, answer)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    if answer:
+        found = find_membership(SRUN)
+        assert found is not None
+        assert found.host == "n1"
+    else:
+        with pytest.raises(ConfigError, match="set MASTER_ADDR to the host of rank 0"):
+            find_membership(SRUN)
+
+
+def test_numbers_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ProcessGroup().workers == 4
+    assert ProcessGroup(workers=3).workers == 3
+    assert ProcessGroup().leads
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    assert ProcessGroup().workers == ProcessGroup(workers=4).workers == 4
+    assert not ProcessGroup().leads
+    with pytest.raises(ConfigError, match=r"cluster\.workers=3, but 4 workers were started"):
+        ProcessGroup(workers=3)
+    with pytest.raises(ConfigError, match="start it without torchrun or srun"):
+        Simulated()
+
+
+@pytest.mark.parametrize("kind", [ProcessGroup, Simulated])
+@pytest.mark.parametrize(
+    ("name", "value"), [("workers", 0), ("workers", "x"), ("workers", True), ("threads", 0), ("device", "tpu")]
+)
+def test_out_of_range(kind: Any, name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"cluster.{name} must be"):
+        kind(**{name: value})
+
+
+@pytest.mark.parametrize("value", [0, -1, 65536, "x", 1.5])
+def test_ports_that_are_none(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"cluster\.port must be a port number"):
+        ProcessGroup(port=value)
+
+
+def ranks_of(launcher: Any, tmp_path: Path) -> list[list[float]]:
+    """What every process of a launcher sees."""
+
+    def job(cluster: Cluster, device: torch.device, heartbeat: Heartbeat) -> None:
+        heartbeat(1)
+        rows = gather_rows(cluster, [torch.tensor([float(rank)]) for rank in cluster.local_ranks])
+        assert torch.get_num_threads() == 2
+        torch.save([float(row) for row in rows], tmp_path / f"{cluster.local_ranks[0]}.pt")
+
+    launcher.launch(job, tmp_path)
+    return [torch.load(path) for path in sorted(tmp_path.glob("*.pt"))]
+
+
+@pytest.mark.timeout(60)
+def test_real_workers(tmp_path: Path) -> None:
+    assert ranks_of(ProcessGroup(workers=3, threads=2, device="cpu"), tmp_path) == [[0.0, 1.0, 2.0]] * 3
+
+
+def test_simulated_workers(tmp_path: Path) -> None:
+    assert ranks_of(Simulated(workers=3, threads=2, device="cpu"), tmp_path) == [[0.0, 1.0, 2.0]]
+    assert torch.get_num_threads() == 1
+
+
+def test_the_network_of_a_simulation(tmp_path: Path) -> None:
+    def job(cluster: Cluster, device: torch.device, heartbeat: Heartbeat) -> None:
+        assert isinstance(cluster, SimulatedCluster)
+        assert (cluster._network.alpha, cluster._network.gbit) == (0.5, 8.0)
+
+    Simulated(workers=2, network={"alpha": 0.5, "gbit": 8}).launch(job, tmp_path)
+
+
+def test_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cluster\.backend=nccl needs a GPU for each worker"):
+        ProcessGroup(workers=2, backend="nccl", device="cpu").launch(lambda *worker: None, tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    assert launch._pick_device("auto", 1, 2) == torch.device("cuda", 1)
+    assert launch._pick_device("cpu", 1, 2) == torch.device("cpu")
+    assert launch._pick_device("auto", 3, 4) == torch.device("cpu")
+    assert launch._pick_device("auto", 3, 1) == torch.device("cuda", 1)  # srun hands out GPUs by itself
+    with pytest.raises(ConfigError, match=r"needs 4 GPU\(s\) on this machine, .* torch finds 2"):
+        launch._pick_device("cuda", 3, 4)
+
+
+@pytest.mark.timeout(60)
+def test_a_worker_that_never_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spardl.training.processes._NOTICE", 1.0)
+    store = ProcessGroup._store
+
+    def late(self: ProcessGroup, host: str, port: int, rank: int, listener: int | None) -> Any:
+        if rank == 1:
+            time.sleep(60)
+        return store(self, host, port, rank, listener)
+
+    monkeypatch.setattr(ProcessGroup, "_store", late)
+    with pytest.raises(ConfigError, match=r"rank 0 cannot meet the others at 127\.0\.0\.1:"):
+        ProcessGroup(workers=2, timeout=1).launch(lambda *worker: None, tmp_path)
+
+
+class MemoryStore:
+    """A TCPStore for ranks that take turns."""
+
+    def __init__(self, content: dict[str, bytes]) -> None:
+        self.content = content
+
+    def set(self, key: str, value: str) -> None:
+        self.content[key] = value.encode()
+
+    def get(self, key: str) -> bytes:
+        if key not in self.content:
+            raise RuntimeError("wait timeout\nstack")
+        return self.content[key]
+
+    def wait(self, keys: list[str], timeout: Any) -> None:
+        if not set(keys) <= set(self.content):
+            raise RuntimeError("wait timeout")
+
+
+def member(rank: int, content: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> ProcessGroup:
+    for name, value in {**TORCHRUN, "RANK": str(rank), "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    found = ProcessGroup()
+    monkeypatch.setattr(found, "_store", lambda *arguments: MemoryStore(content))
+    return found
+
+
+def test_ranks_agree_on_the_run_of_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content: dict[str, bytes] = {}
+    run = Run("abc", tmp_path, tmp_path / "step-1")
+    assert member(0, content, monkeypatch).share(lambda: run) == run
+    assert member(1, content, monkeypatch).share(lambda: pytest.fail("rank 1 decides nothing")) == run
+    assert "heard/1" in content
+
+
+@pytest.mark.parametrize("error", [ConfigError("no folder"), OSError("no folder")])
+def test_ranks_hear_of_an_error_of_rank_0(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> Run:
+        raise error
+
+    content: dict[str, bytes] = {}
+    with pytest.raises(type(error), match="no folder"):
+        member(0, content, monkeypatch).share(fail)
+    with pytest.raises(ConfigError, match="no folder"):
+        member(1, content, monkeypatch).share(fail)
+
+
+def test_rank_0_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="rank 0 ended before it named the run's folder: wait timeout"):
+        member(1, {}, monkeypatch).share(lambda: pytest.fail("rank 1 decides nothing"))
+
+
+@pytest.mark.parametrize(("error", "expected"), [(PeerError("lost"), PeerError), (KeyError("x"), WorkerError)])
+def test_errors_of_a_rank_that_was_started_elsewhere(
+    error: Exception, expected: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = member(1, {}, monkeypatch)
+
+    def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(found, "_work", fail)
+    with pytest.raises(expected):
+        found.launch(lambda *worker: None, tmp_path)
+    assert (tmp_path / "errors" / "rank-1.txt").exists()
+    assert os.environ["RANK"] == "1"

@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spardl.errors import ConfigError
+from spardl.training.loggers import Logger, NoLogger, Wandb, _logged_in
+from spardl.training.observers import Observer
+from spardl.training.runs import Run
+from tests.driver import beside, here, only_run, processes, results, steps_logged, summary, wait_until
+
+RUN = ("training.max_steps=4", "cluster=simulated", "cluster.workers=2")
+
+
+@pytest.fixture(autouse=True)
+def nobody_logged_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """No key, no settings, an empty home."""
+    for name in [name for name in os.environ if name.startswith("WANDB_")] + ["NETRC"]:
+        monkeypatch.delenv(name, raising=False)
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    return home
+
+
+def test_logged_in_by_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not _logged_in()
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    assert _logged_in()
+
+
+def write_netrc(path: Path, host: str) -> None:
+    path.write_text(f"machine {host}\n  login user\n  password {'0' * 40}\n")
+    path.chmod(0o600)
+
+
+def test_logged_in_by_netrc(nobody_logged_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_netrc(nobody_logged_in / ".netrc", "api.wandb.ai")
+    assert _logged_in()
+    monkeypatch.setenv("WANDB_BASE_URL", "http://wandb.example:8080")
+    assert not _logged_in()
+    write_netrc(nobody_logged_in / "elsewhere", "wandb.example")
+    monkeypatch.setenv("NETRC", str(nobody_logged_in / "elsewhere"))
+    assert _logged_in()
+
+
+@pytest.mark.parametrize("content", [b"", b"machine", b"\xff\xfe", b"machine other.example login a password b"])
+def test_not_logged_in_by_a_useless_netrc(content: bytes, nobody_logged_in: Path) -> None:
+    (nobody_logged_in / ".netrc").write_bytes(content)
+    (nobody_logged_in / ".netrc").chmod(0o600)
+    assert not _logged_in()
+
+
+@pytest.mark.parametrize(("name", "value"), [("mode", "sometimes"), ("timeout", 0), ("timeout", "soon")])
+def test_values_out_of_range(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"logger.{name} must be"):
+        Wandb(**{name: value})
+
+
+def test_no_logger(tmp_path: Path) -> None:
+    NoLogger().open(Run("0", tmp_path), {}).close()
+    assert not list(tmp_path.iterdir()) or [path.name for path in tmp_path.iterdir()] == ["home"]
+
+
+class FakeRun:
+    """What ``wandb.init`` returns."""
+
+    def __init__(self) -> None:
+        self.logged: list[Any] = []
+        self.summary: dict[str, Any] = {}
+        self.finished = False
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self.logged.append((step, values))
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+class FakeWandb:
+    """The module: reachable or not."""
+
+    def __init__(self, reachable: bool) -> None:
+        self.reachable = reachable
+        self.calls: list[dict[str, Any]] = []
+        self.run = FakeRun()
+
+    def Settings(self, **values: Any) -> dict[str, Any]:  # noqa: N802
+        return values
+
+    def init(self, **values: Any) -> FakeRun:
+        self.calls.append(values)
+        if values["mode"] == "online" and not self.reachable:
+            raise ConnectionError("no route\nto host")
+        return self.run
+
+
+@pytest.mark.parametrize(
+    ("mode", "key", "reachable", "tried"),
+    [
+        ("auto", False, True, ["offline"]),
+        ("auto", True, True, ["online"]),
+        ("auto", True, False, ["online", "offline"]),
+        ("online", False, False, ["online", "offline"]),
+        ("offline", True, True, ["offline"]),
+    ],
+)
+def test_modes(
+    mode: str,
+    key: bool,
+    reachable: bool,
+    tried: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    fake = FakeWandb(reachable)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    if key:
+        monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    Wandb(mode=mode).open(Run("0", tmp_path), {}).close()
+    assert [call["mode"] for call in fake.calls] == tried
+    warning = "warning: W&B cannot be reached, logging offline: no route\n" if len(tried) > 1 else ""
+    assert capsys.readouterr().err == warning
+
+
+def test_wandb_mode_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake = FakeWandb(True)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    Wandb().open(Run("0", tmp_path), {}).close()
+    assert fake.calls[0]["mode"] == "disabled"
+
+
+def test_what_wandb_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake = FakeWandb(True)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    observer = Wandb(project="mine", tags=["a"], timeout=3).open(Run("id", tmp_path), {"seed": 1})
+    observer.metrics("train", 5, {"loss": 0.5})
+    observer.end({"best": 0.75})
+    observer.close()
+    (call,) = fake.calls
+    assert (call["project"], call["group"], call["name"]) == ("mine", "id", tmp_path.name)
+    assert (call["dir"], call["config"], call["tags"]) == (str(tmp_path), {"seed": 1}, ["a"])
+    assert call["settings"]["init_timeout"] == 3
+    assert fake.run.logged == [(5, {"train/loss": 0.5})]
+    assert fake.run.summary == {"best": 0.75}
+    assert fake.run.finished
+
+
+class BrokenLogger(Logger):
+    """Breaks when it is opened, or in the middle."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def open(self, run: Run, config: Mapping[str, Any]) -> Observer:
+        if self._where == "open":
+            raise RuntimeError("cannot open")
+        return _BreaksAtTwo()
+
+
+class _BreaksAtTwo(Observer):
+    def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        if step == 2:
+            raise RuntimeError("cannot log")
+
+
+@pytest.mark.parametrize("where", ["open", "log"])
+def test_a_broken_logger_never_stops_a_run(where: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    target = f"{__name__}.BrokenLogger"
+    words = (*RUN, f"logger._target_={target}", f"+logger.where={where}")
+    assert here(*words, f"output_dir={tmp_path / 'out'}") == 0
+    assert capfd.readouterr().err == (f"warning: BrokenLogger failed and is off from here on: cannot {where}\n")
+    assert summary(only_run(tmp_path / "out"))["status"] == "finished"
+
+
+def services(run: int) -> list[int]:
+    """The processes that W&B started for a run: grandchildren of its launcher."""
+    table = processes()
+    children = {pid for pid, fields in table.items() if fields[3] == str(run)}
+    return [pid for pid, fields in table.items() if int(fields[3]) in children and fields[1].startswith("wandb")]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
+def test_a_lost_service_never_stops_a_run(signum: int, tmp_path: Path) -> None:
+    """W&B's own process is killed, or stands still, in the middle of an offline run."""
+    words = ("training.max_steps=60", *RUN[1:], "logger=wandb", "logger.timeout=1", f"output_dir={tmp_path / 'out'}")
+    with beside(*words, folder=tmp_path / "log") as run:
+        wait_until(lambda: steps_logged(tmp_path / "out") >= 3 or run.ended())
+        found = services(run.pid)
+        assert found
+        for pid in found:
+            os.kill(pid, signum)
+        began = time.monotonic()
+        try:
+            assert run.wait(30) == 0
+        finally:
+            for pid in {*found} & {*processes()}:
+                os.kill(pid, signal.SIGKILL)
+        assert time.monotonic() - began < 15
+        assert all(
+            line.startswith("warning: Wandb failed and is off from here on: ") for line in run.stderr.splitlines()
+        )
+        assert run.stderr.count("\n") == 1
+        wait_until(lambda: not run.members(), 5)
+    assert summary(only_run(tmp_path / "out"))["status"] == "finished"
+
+
+def test_an_unreachable_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Logged in, but nobody answers: offline after the timeout, and the same results."""
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    began = time.monotonic()
+    assert here(*RUN, "logger=wandb", "logger.timeout=2", f"output_dir={tmp_path / 'out'}") == 0
+    assert time.monotonic() - began < 20
+    assert "warning: W&B cannot be reached, logging offline: " in capfd.readouterr().err
+    assert list(only_run(tmp_path / "out").glob("wandb/offline-run-*/*.wandb"))
+    assert here(*RUN, f"output_dir={tmp_path / 'plain'}") == 0
+    assert results(only_run(tmp_path / "out")) == results(only_run(tmp_path / "plain"))

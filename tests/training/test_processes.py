@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from spardl.errors import ConfigError, PeerError, ProgramError, TrainingError, WorkerError
+from spardl.training.processes import _watch, run_processes
+
+Heartbeat = Callable[[int], None]
+
+
+def test_every_rank_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
+    def target(rank: int, heartbeat: Heartbeat) -> None:
+        (tmp_path / str(rank)).write_text(f"{os.getpid()} {os.getppid()}")
+
+    run_processes(5, target, tmp_path)
+    written = [path.read_text().split() for path in tmp_path.iterdir()]
+    assert len({own for own, _ in written}) == 5
+    assert {parent for _, parent in written} == {str(os.getpid())}
+
+
+def test_nothing_stays_open(tmp_path: Path) -> None:
+    def opened() -> set[str]:
+        return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+    before = opened()
+    run_processes(3, lambda rank, heartbeat: None, tmp_path)
+    with pytest.raises(WorkerError):
+        run_processes(3, lambda rank, heartbeat: os._exit(7), tmp_path)
+    assert opened() == before
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def failing(rank: int, error: BaseException, others: Callable[[], None]) -> Callable[[int, Heartbeat], None]:
+    def target(mine: int, heartbeat: Heartbeat) -> None:
+        heartbeat(3 + mine)
+        if mine == rank:
+            raise error
+        others()
+
+    return target
+
+
+def loses_peer() -> None:
+    raise PeerError("lost contact")
+
+
+def fails_late() -> None:
+    time.sleep(0.3)
+    raise PeerError("lost contact")
+
+
+@pytest.mark.parametrize("others", [loses_peer, fails_late, lambda: None])
+def test_the_one_that_failed_by_itself_is_blamed(others: Callable[[], None], tmp_path: Path) -> None:
+    target = failing(2, ZeroDivisionError("by zero"), others)
+    with pytest.raises(WorkerError) as error:
+        run_processes(4, target, tmp_path)
+    trace = tmp_path / "errors" / "rank-2.txt"
+    assert str(error.value) == f"worker 2 failed at step 5: ZeroDivisionError: by zero (see {trace})"
+    assert trace.read_text().endswith("ZeroDivisionError: by zero\n")
+
+
+def test_one_that_breaks_off_is_blamed_before_its_victims(tmp_path: Path) -> None:
+    def target(rank: int, heartbeat: Heartbeat) -> None:
+        if rank == 1:
+            os._exit(7)
+        raise ValueError("a victim that takes it for its own fault")
+
+    with pytest.raises(WorkerError, match="worker 1 ended with exit code 7 at step 0"):
+        run_processes(3, target, tmp_path)
+
+
+def test_an_abort_is_a_consequence(tmp_path: Path) -> None:
+    """NCCL's watchdog aborts a process that has lost its peer."""
+
+    def target(rank: int, heartbeat: Heartbeat) -> None:
+        faulthandler.disable()
+        os.kill(os.getpid(), signal.SIGKILL if rank == 2 else signal.SIGABRT)
+
+    with pytest.raises(WorkerError, match="worker 2 was killed by SIGKILL"):
+        run_processes(3, target, tmp_path)
+
+
+@pytest.mark.parametrize("kind", [ConfigError, TrainingError])
+def test_what_all_workers_find_names_none(kind: type[Exception], tmp_path: Path) -> None:
+    def target(rank: int, heartbeat: Heartbeat) -> None:
+        raise kind("too large")
+
+    with pytest.raises(kind) as error:
+        run_processes(3, target, tmp_path)
+    assert str(error.value) == "too large"
+
+
+def test_contact_lost_for_no_known_reason(tmp_path: Path) -> None:
+    with pytest.raises(WorkerError, match="worker 0 failed at step 3: lost contact"):
+        run_processes(1, failing(0, PeerError("lost contact"), loses_peer), tmp_path)
+
+
+def test_the_others_are_ended_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spardl.training.processes._NOTICE", 0.2)
+    monkeypatch.setattr("spardl.training.processes._OBEY", 0.2)
+
+    def hang() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(60)
+
+    began = time.monotonic()
+    with pytest.raises(WorkerError, match="worker 0 failed at step 3: no"):
+        run_processes(3, failing(0, ProgramError("no"), hang), tmp_path)
+    assert time.monotonic() - began < 3
+
+
+class Dying:
+    """A worker whose sentinel fires a moment before the kernel reports its end."""
+
+    def __init__(self, looks: int, sentinel: int) -> None:
+        self.rank, self.report, self.fault = 0, None, ProgramError("no")
+        self.process = SimpleNamespace(sentinel=sentinel, exitcode=1)
+        self._looks = looks
+
+    @property
+    def ended(self) -> bool:
+        self._looks -= 1
+        return self._looks < 0
+
+    def read_fault(self) -> None:
+        pass
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("looks", range(6))
+def test_an_end_is_noticed_whenever_it_comes(looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spardl.training.processes._NOTICE", 0.01)
+    dead, writing = os.pipe()
+    os.close(writing)
+    living, held = os.pipe()
+    other = SimpleNamespace(rank=1, ended=False, fault=None, process=SimpleNamespace(sentinel=living, exitcode=None))
+    other.read_fault = lambda: None
+    try:
+        with pytest.raises(WorkerError, match="worker 0 failed at step 4: no"):
+            _watch([Dying(looks, dead), other], [4, 4])  # type: ignore[list-item]
+    finally:
+        for descriptor in (dead, living, held):
+            os.close(descriptor)
+
+
+def test_ended_workers_get_to_tidy_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spardl.training.processes._NOTICE", 0.2)
+
+    def hang() -> None:
+        try:
+            time.sleep(60)
+        finally:
+            (tmp_path / "tidy").touch()
+
+    with pytest.raises(WorkerError):
+        run_processes(2, failing(1, ProgramError("no"), hang), tmp_path)
+    assert (tmp_path / "tidy").exists()
+
+
+@pytest.mark.parametrize("text", ["", "\n", "x" * 1_000_000])
+def test_odd_messages(text: str, tmp_path: Path) -> None:
+    with pytest.raises(WorkerError) as error:
+        run_processes(2, failing(0, RuntimeError(text), lambda: None), tmp_path)
+    assert str(error.value).startswith(
+        "worker 0 failed at step 3: RuntimeError: " + (text.strip() or "RuntimeError")[:99]
+    )
+    assert len(str(error.value)) < 5000
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+    (tmp_path / "errors").touch()
+    with pytest.raises(WorkerError) as error:
+        run_processes(1, failing(0, RuntimeError("no"), lambda: None), tmp_path)
+    assert str(error.value) == "worker 0 failed at step 3: RuntimeError: no"
+
+
+def test_output_is_not_lost_or_doubled(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    print("before", end="")
+
+    def target(rank: int, heartbeat: Heartbeat) -> None:
+        sys.stdout.write(f" worker {rank}")
+
+    run_processes(2, target, tmp_path)
+    assert sorted(capfd.readouterr().out.replace("worker ", "worker-").split()) == ["before", "worker-0", "worker-1"]

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from spardl.clusters import Cluster
+from spardl.errors import TrainingError
+from spardl.method import Method
+from spardl.training.checkpoint import list_checkpoints
+from spardl.training.learner import Learner
+from spardl.training.lr import Cosine
+from spardl.training.observers import Observer
+from spardl.training.runs import Run
+from spardl.training.task import Batch
+from spardl.training.trainer import Trainer
+from tests.harness import dense, run_workers, spardl, topka
+from tests.training.toy import Notebook, ToyTask, plan, trainer
+
+METHODS = {
+    "none": dense(),
+    "topka": topka(0.1),
+    "spardl": spardl(0.1, teams=2),
+    "spardl, 4 teams": spardl(0.1, teams=4, gather="recursive"),
+}
+SECONDS = ("wall_seconds", "cluster_seconds", "evaluation_seconds", "step_seconds", "break_even_gbit")
+
+
+class Stopped(Exception):  # noqa: N818 - nothing went wrong
+    """Ends a run in the middle."""
+
+
+class Stopper(Observer):
+    def __init__(self, step: int) -> None:
+        self._last = step
+
+    def step(self, step: int) -> None:
+        if step == self._last:
+            raise Stopped
+
+
+def comparable(summary: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in summary.items() if name not in (*SECONDS, "peak_memory_bytes")}
+
+
+def figures(book: Notebook, kind: str) -> list[tuple[int, dict[str, float]]]:
+    return [
+        (step, {name: value for name, value in values.items() if not name.startswith("seconds/")})
+        for step, values in book.of(kind)
+    ]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("stop", [1, 4, 7])
+def test_stopped_and_continued_equals_undisturbed(method: str, stop: int, tmp_path: Path) -> None:
+    """Weights, losses, metrics, counts: of a run with dropout, batch normalisation, noise and a warm-up."""
+    changes: dict[str, Any] = {"max_steps": 8, "log_every": 3, "checkpoint_every": 1, "eval_every": 0.3}
+    made = plan(METHODS[method], lr_schedule=Cosine(1.0), **changes)
+    whole = Notebook()
+    expected = trainer(made, tmp_path / "whole", observers=[whole]).fit()
+
+    first, second = Notebook(), Notebook()
+    with pytest.raises(Stopped):
+        trainer(made, tmp_path / "parts", observers=[first, Stopper(stop + 1)]).fit()
+    checkpoint = list_checkpoints(tmp_path / "parts" / "checkpoints")[-1]
+    assert checkpoint.name == f"step-{stop:08d}"
+    found = trainer(made, tmp_path / "parts", checkpoint=checkpoint, observers=[second]).fit()
+
+    assert comparable(found) == comparable(expected)
+    for kind in ("train", "eval"):
+        parts = [item for item in figures(first, kind) if item[0] <= stop] + figures(second, kind)
+        assert parts == figures(whole, kind)
+
+
+def test_what_observers_are_told(tmp_path: Path) -> None:
+    book = Notebook()
+    summary = trainer(plan(dense(), max_steps=3, log_every=2, eval_every=0.3), tmp_path, observers=[book]).fit()
+    told = [event[:2] for event in book.told]
+    steps = [("step", 1), ("step", 2), ("train", 2), ("eval", 2), ("step", 3), ("train", 3), ("eval", 3)]
+    assert told == [("begin", 0), *steps, ("end",)]
+    assert summary["final"] == book.of("eval")[-1][1]
+    assert summary["best"] == max(values["accuracy"] for _, values in book.of("eval"))
+    assert book.of("train")[0][1]["bytes/sent"] == pytest.approx(summary["step_bytes"], rel=0.01)
+
+
+def test_counts_of_the_summary(tmp_path: Path) -> None:
+    found = trainer(plan(dense(), max_steps=5, check_every=2), tmp_path).fit()
+    length = found["parameters"]
+    assert length == 16 * 6 + 16 + 16 + 16 + 3 * 16 + 3
+    assert found["workers"] == 4
+    assert found["steps"] == 5
+    assert found["epochs"] == 5 / 6
+    assert found["density"] == 1
+    assert found["replica_checks"] == 2 + 1 + 1  # every second step, the last step, the weights
+    assert found["step_rounds"] == 6
+    assert found["step_bytes_dense"] == 2 * 8 * length * 3 / 4
+    assert found["step_bytes"] == pytest.approx(found["step_bytes_dense"], rel=0.01)
+    assert found["refused_gradients"] == 0
+
+
+def test_checkpoints_once_per_epoch_and_at_the_end(tmp_path: Path) -> None:
+    trainer(plan(dense(), max_steps=14, keep_checkpoints=5), tmp_path).fit()
+    assert [path.name[-2:] for path in list_checkpoints(tmp_path / "checkpoints")] == ["06", "12", "14"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_learns(method: str, tmp_path: Path) -> None:
+    book = Notebook()
+    made = plan(METHODS[method], ToyTask(fancy=False), max_steps=60, log_every=20)
+    trainer(made, tmp_path, observers=[book]).fit()
+    losses = [values["loss"] for _, values in book.of("train")]
+    assert losses[-1] < 0.9 * losses[0]
+
+
+class Poisoned(ToyTask):
+    """The loss is NaN at some calls; the workers of a simulation take turns, so call 4 s + r is rank r in step s."""
+
+    def __init__(self, calls: set[int] | None) -> None:
+        super().__init__()
+        self._calls = calls
+        self._count = -1
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        self._count += 1
+        bad = self._calls is None or self._count in self._calls
+        return super().loss(model, batch) * (math.nan if bad else 1)
+
+
+@pytest.mark.parametrize("method", ["topka", "spardl"])
+def test_a_nan_of_one_worker_stays_out(method: str, tmp_path: Path) -> None:
+    book = Notebook()
+    running = trainer(plan(METHODS[method], Poisoned({4 * 2 + 1}), max_steps=5), tmp_path, observers=[book])
+    summary = running.fit()
+    assert summary["refused_gradients"] == 1
+    lines = [values for _, values in book.of("train")]
+    assert [line.get("refused", 0) for line in lines] == [0, 0, 1, 1, 1]
+    assert all(math.isfinite(line["loss"]) for line in lines)
+    residuals = [running._learner.schedule.state_dict(local)["memory"] for local in range(4)]
+    assert all(residual.isfinite().all() and residual.any() for residual in residuals)
+    assert all(parameter.isfinite().all() for parameter in running._learner.model.parameters())
+
+
+@pytest.mark.timeout(60)
+def test_real_workers_count_what_others_refused(tmp_path: Path) -> None:
+    def work(cluster: Cluster) -> tuple[int, list[float]]:
+        (rank,) = cluster.local_ranks
+        book = Notebook()
+        made = plan(METHODS["topka"], Poisoned({2} if rank == 1 else set()), max_steps=4)
+        summary = Trainer(made, cluster, Run("0", tmp_path), [book]).fit()
+        return summary["refused_gradients"], [values.get("refused", 0) for _, values in book.of("train")]
+
+    assert run_workers(2, work) == [(1, [0, 0, 1, 1])] * 2
+
+
+def test_nothing_but_nan_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"the loss is nan at step 2; lower optimizer\.lr"):
+        trainer(plan(METHODS["topka"], Poisoned(None), log_every=2), tmp_path).fit()
+
+
+def test_replicas_that_differ_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Learner.step
+
+    def drifting(learner: Learner, number: int) -> Any:
+        losses, averages = step(learner, number)
+        return losses, [averages[0], averages[1], -averages[2], averages[3]]
+
+    monkeypatch.setattr(Learner, "step", drifting)
+    with pytest.raises(TrainingError, match=r"averaged gradients of ranks \[2\] differ from rank 0's at step 3"):
+        trainer(plan(dense(), check_every=3), tmp_path).fit()
+
+
+@pytest.mark.parametrize("method", [dense(), topka(1.0), spardl(1.0, teams=2)], ids=["none", "topka", "spardl"])
+def test_one_worker_or_four_at_full_density(method: Method, tmp_path: Path) -> None:
+    """A step of P workers is a step of one with P times the batch: here over the whole data, in any order."""
+    weights = []
+    for workers, batch_size in ((1, 96), (4, 24)):
+        task = ToyTask(fancy=False)
+        task.train.batch = lambda indices, generator, split=task.train: type(split).batch(split, indices, None)  # type: ignore[method-assign]
+        made = plan(method if workers > 1 else dense(), task, batch_size=batch_size, max_steps=4)
+        running = trainer(made, tmp_path / str(workers), workers=workers)
+        running.fit()
+        weights.append(torch.cat([parameter.detach().view(-1) for parameter in running._learner.model.parameters()]))
+    assert torch.allclose(weights[0], weights[1], rtol=1e-12, atol=1e-14)

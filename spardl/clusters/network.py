@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from spardl.checks import is_a
 from spardl.errors import ConfigError
 
 __all__ = ["PRESETS", "Network", "parse_network"]
@@ -27,7 +28,8 @@ class Network:
     gbit: float
 
     def __post_init__(self) -> None:
-        if self.alpha < 0 or self.gbit <= 0:
+        numbers = is_a(float, self.alpha) and is_a(float, self.gbit)
+        if not numbers or self.alpha < 0 or self.gbit <= 0:
             raise ConfigError(
                 f"cluster.network needs alpha >= 0 (seconds) and gbit > 0, got alpha={self.alpha}, gbit={self.gbit}"
             )
@@ -63,6 +65,6 @@ def parse_network(value: str | Mapping[str, float]) -> Network:
                 "'{alpha: SECONDS, gbit: GBIT_PER_SECOND}'"
             )
         return PRESETS[value]
-    if set(value) != {"alpha", "gbit"}:
-        raise ConfigError(f"cluster.network needs the keys alpha and gbit, got {', '.join(value) or 'none'}")
-    return Network(alpha=float(value["alpha"]), gbit=float(value["gbit"]))
+    if not isinstance(value, Mapping) or set(value) != {"alpha", "gbit"}:
+        raise ConfigError(f"cluster.network needs a preset's name, or the keys alpha and gbit, got {value!r}")
+    return Network(alpha=value["alpha"], gbit=value["gbit"])

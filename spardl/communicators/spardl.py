@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 from spardl.accumulator import Accumulator, Select
+from spardl.checks import is_a
 from spardl.communicators.base import Communicator, Sum
 from spardl.communicators.transfer import all_gather_sparse, exchange_sparse
 from spardl.compressors.base import Output, SparseCompressor
@@ -226,8 +227,8 @@ class SparDL(Communicator[SparseCompressor]):
     sums = frozenset({Output.SPARSE})
 
     def __post_init__(self) -> None:
-        if self.teams < 1:
-            raise ConfigError(f"communicator.teams must be at least 1, got {self.teams}")
+        if not is_a(int, self.teams) or self.teams < 1:
+            raise ConfigError(f"communicator.teams must be a whole number, at least 1, got {self.teams!r}")
         if self.gather not in GATHERS:
             raise ConfigError(f"communicator.gather must be one of {', '.join(GATHERS)}, got {self.gather!r}")
         if self.gather == "recursive" and self.teams & (self.teams - 1):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from spardl.accumulator import Select
+from spardl.checks import is_a
 from spardl.compressors.base import SparseCompressor
 from spardl.errors import ConfigError
 from spardl.selection import top_k
@@ -31,7 +32,7 @@ class TopK(SparseCompressor):
         density: k / n, in (0, 1]; lower is more aggressive.
 
     Raises:
-        ConfigError: if the density is outside (0, 1].
+        ConfigError: if the density is not a number in (0, 1].
     """
 
     density: float = 0.01
@@ -39,9 +40,9 @@ class TopK(SparseCompressor):
     name = "topk"
 
     def __post_init__(self) -> None:
-        if not 0 < self.density <= 1:
+        if not is_a(float, self.density) or not 0 < self.density <= 1:
             raise ConfigError(
-                f"compressor.density must be above 0 and at most 1, got {self.density}; 0.01 keeps 1% of the entries"
+                f"compressor.density must be above 0 and at most 1, got {self.density!r}; 0.01 keeps 1% of the entries"
             )
 
     def count(self, length: int) -> int:

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 import torch.distributed as dist
 
+from spardl.checks import is_a
 from spardl.clusters import Cluster, ProcessGroupCluster, SimulatedCluster, parse_network
 from spardl.errors import ConfigError, PeerError
 from spardl.training.messages import first_line
 from spardl.training.processes import fault_of, run_processes
 from spardl.training.runs import Run
-from spardl.training.settings import is_a
 
 __all__ = ["Heartbeat", "Job", "Launcher", "Membership", "ProcessGroup", "Simulated", "find_membership"]
 

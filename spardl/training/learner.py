@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from spardl.clusters.base import Cluster
 from spardl.communicators.base import Sum
-from spardl.errors import ConfigError
+from spardl.errors import ConfigError, SpardlError
 from spardl.flat import FlatGradient
 from spardl.method import Method
 from spardl.programs import Phase, Worker
@@ -56,6 +56,7 @@ class Plan:
         """
         self.method.communicator.check_workers(workers)
         self.sampler(Worker(0, workers))
+        self._try_model()
         try:
             # Has a second use: torch's optimizers import a second's worth of modules, here once for all workers.
             self.optimizer([nn.Parameter(torch.zeros(1))])
@@ -64,6 +65,16 @@ class Plan:
             raise ConfigError(
                 f"optimizer cannot be made with {given}: {type(error).__name__}: {first_line(error)}"
             ) from error
+
+    def _try_model(self) -> None:
+        # Without memory for the weights. Has a second use, too: imports that all workers will find done.
+        try:
+            with torch.device("meta"):
+                self.task.build_model()
+        except SpardlError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"model cannot be made: {type(error).__name__}: {first_line(error)}") from error
 
     def sampler(self, worker: Worker) -> Sampler:
         """A worker's share of the training data."""

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
+from spardl.checks import is_a
 from spardl.errors import ConfigError
 from spardl.training.messages import first_line
 from spardl.training.observers import Bounded, Observer
 from spardl.training.runs import Run
-from spardl.training.settings import is_a
 
 __all__ = ["Logger", "NoLogger", "Wandb"]
 

@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from spardl.checks import is_a
 from spardl.errors import ConfigError
-from spardl.training.settings import is_a
 
 __all__ = ["Constant", "Cosine", "LinearDecay", "LrSchedule", "MultiStep"]
 

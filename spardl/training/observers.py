@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from abc import ABC
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -20,22 +19,22 @@ from spardl.training.messages import first_line
 __all__ = ["Bounded", "Guarded", "MetricsFile", "Observer", "attempt"]
 
 
-class Observer(ABC):  # noqa: B024 - every reaction is optional
+class Observer:
     """Is told what happens. Reacts to nothing unless a method is overridden."""
 
-    def begin(self, step: int, total: int) -> None:  # noqa: B027
+    def begin(self, step: int, total: int) -> None:
         """Training begins after ``step`` of ``total`` steps."""
 
-    def step(self, step: int) -> None:  # noqa: B027
+    def step(self, step: int) -> None:
         """So many steps are done."""
 
-    def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:  # noqa: B027
+    def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """New figures; ``kind`` is ``train`` or ``eval``."""
 
-    def end(self, summary: Mapping[str, Any]) -> None:  # noqa: B027
+    def end(self, summary: Mapping[str, Any]) -> None:
         """Training is over."""
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """The run leaves, finished or not. Called once, last."""
 
 

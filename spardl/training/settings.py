@@ -6,18 +6,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import torch
 
+from spardl.checks import is_a
 from spardl.errors import ConfigError
 
-__all__ = ["PRECISIONS", "Precision", "Settings", "is_a"]
-
-
-def is_a(kind: type[int | float], value: Any) -> bool:
-    """Whether a value from a configuration is a whole number (``int``), or any number (``float``)."""
-    return isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
+__all__ = ["PRECISIONS", "Precision", "Settings"]
 
 
 @dataclass(frozen=True)

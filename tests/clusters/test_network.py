@@ -22,7 +22,9 @@ def test_own_values() -> None:
     ("value", "message"),
     [
         ("token_ring", "cluster.network=token_ring is unknown; use ethernet_1g,"),
-        ({"alpha": 1.0}, "needs the keys alpha and gbit, got alpha"),
+        ({"alpha": 1.0}, "the keys alpha and gbit, got {'alpha': 1.0}"),
+        (5, "a preset's name, or the keys alpha and gbit, got 5"),
+        ({"alpha": "fast", "gbit": 1}, "alpha=fast"),
         ({"alpha": -1.0, "gbit": 1}, "alpha >= 0"),
         ({"alpha": 0.0, "gbit": 0}, "gbit > 0"),
     ],

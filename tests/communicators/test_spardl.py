@@ -190,8 +190,9 @@ def test_blocks_cover_the_vector(length: int, count: int, capacity: int) -> None
 
 
 def test_bad_options() -> None:
-    with pytest.raises(ConfigError, match="teams must be at least 1, got 0"):
-        SparDL(teams=0)
+    for teams in (0, 1.5, "two", True):
+        with pytest.raises(ConfigError, match=f"teams must be a whole number, at least 1, got {teams!r}"):
+            SparDL(teams=teams)
     with pytest.raises(ConfigError, match="must be one of bruck, recursive, got 'ring'"):
         SparDL(gather="ring")
     with pytest.raises(ConfigError, match=r"power of two of teams, got teams=3; use gather=bruck"):

@@ -9,8 +9,8 @@ from spardl.compressors import TopK
 from spardl.errors import ConfigError
 
 
-@pytest.mark.parametrize("density", [0, -1, 2, 1.0001, float("nan")])
-def test_densities_that_make_no_sense(density: float) -> None:
+@pytest.mark.parametrize("density", [0, -1, 2, 1.0001, float("nan"), "abc", True, None])
+def test_densities_that_make_no_sense(density: object) -> None:
     with pytest.raises(ConfigError, match="density must be above 0 and at most 1"):
         TopK(density)
 

@@ -28,7 +28,7 @@ CASES = {
     "cluster.workers=abc": "cluster.workers must be a whole number, at least 1, got 'abc'",
     "cluster=simulated cluster.workers=0": "cluster.workers must be a whole number, at least 1, got 0",
     "cluster=simulated cluster.network=foo": "use ethernet_1g, ethernet_10g",
-    "cluster=simulated cluster.network={alpha:1}": "cluster.network needs a preset's name, or the keys alpha and gbit, got {'alpha': 1}",
+    "cluster=simulated cluster.network={alpha:1}": "the keys alpha and gbit, got {'alpha': 1}",
     "cluster=simulated cluster.network=5": "cluster.network needs a preset's name, or the keys alpha and gbit, got 5",
     "cluster.timeout=0": "cluster.timeout must be above 0 seconds",
     "cluster.port=abc": "cluster.port must be a port number",

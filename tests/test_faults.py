@@ -46,7 +46,7 @@ def test_a_killed_worker(cluster: str, rank: int, tmp_path: Path) -> None:
         step = check_end(
             run, rf"error: worker {rank} was killed by SIGKILL at step (?P<step>\d+); the other workers were stopped"
         )
-        assert time.monotonic() - began < 6
+        assert time.monotonic() - began < 15
     assert step >= 5
     folder = only_run(tmp_path / "out")
     assert summary(folder)["status"] == "failed"

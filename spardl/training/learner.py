@@ -92,8 +92,11 @@ class Learner:
 
     Attributes:
         model: its weights are equal on all workers.
+        gradient: all its gradients, as one vector.
+        schedule: synchronizes them.
         workers: the local ones.
-        size: number of trained parameters.
+        steps_per_epoch: steps in which every worker passes over its share of the data.
+        total_steps: steps of the whole run.
     """
 
     def __init__(self, plan: Plan, cluster: Cluster, device: torch.device) -> None:

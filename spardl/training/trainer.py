@@ -201,13 +201,14 @@ class Trainer:
             self._window.load_state_dict(local, own["window"])
 
     def _finish(self) -> dict[str, Any]:
-        self._compare([self._learner.digest()] * len(self._learner.workers), "weights")
+        weights = self._learner.digest()
+        self._compare([weights] * len(self._learner.workers), "weights")
         self._read_clocks()
-        summary = self._summary(self._refused())
+        summary = self._summary(self._refused(), weights)
         self._tell("end", summary)
         return summary
 
-    def _summary(self, refused: int) -> dict[str, Any]:
+    def _summary(self, refused: int, weights: Tensor) -> dict[str, Any]:
         progress, task = self._progress, self._plan.task
         costs = gather_costs(self._cluster, progress.step, self._learner.gradient.vector)
         length = self._learner.gradient.vector.numel()
@@ -232,7 +233,7 @@ class Trainer:
             "refused_gradients": refused,
             "break_even_gbit": break_even_gbit(costs),
             "peak_memory_bytes": costs.peak_memory,
-            "weights_sha256": self._learner.digest().numpy(force=True).tobytes().hex(),
+            "weights_sha256": weights.numpy(force=True).tobytes().hex(),
             "environment": environment(),
         }
 

@@ -49,7 +49,8 @@ def build(config: DictConfig) -> Experiment:
     """
     plain: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     make = partial(_make, plain)
-    method = Method(make("compressor"), make("communicator"), make("residual"))
+    parts = (make(part) for part in ("compressor", "communicator", "residual", "momentum", "warmup"))
+    method = Method(*parts)
     plan = Plan(
         task=make("task", model=make("model"), dataset=make("dataset")),
         method=method,

@@ -35,18 +35,21 @@ class Accumulator:
         self._taken: list[Tensor] = []
 
     def take(self, start: int, stop: int, k: int, select: Select) -> SparseVector:
-        """Cuts the k largest entries out of the block ``[start, stop)``.
+        """Cuts the entries that ``select`` picks out of the block ``[start, stop)``.
 
         Returns:
             The entries, with indices local to the block. In the vector they are zero from now on.
         """
-        block = self.values[start:stop]
-        local = select(block, k, start)
-        values = block[local]
-        self._taken.append(local + start)
-        self._before.append((local + start, values))
-        block[local] = 0
-        return SparseVector(local, values, stop - start)
+        local = select(self.values[start:stop], k, start)
+        return SparseVector(local, self.take_at(local + start), stop - start)
+
+    def take_at(self, positions: Tensor) -> Tensor:
+        """Cuts out the entries at some positions (int64, no two equal), and returns them."""
+        values = self.values[positions]
+        self._taken.append(positions)
+        self._before.append((positions, values))
+        self.values[positions] = 0
+        return values
 
     def add(self, start: int, block: SparseVector) -> None:
         """Adds a sparse block whose first position is ``start``."""

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from spardl.communicators.base import Sum
 from spardl.errors import ConfigError
-from spardl.sparse import SparseVector
+from spardl.layout import Layout
+from spardl.sparse import SparseVector, Sum
 
 __all__ = ["FlatGradient"]
 
@@ -36,21 +36,22 @@ class FlatGradient:
                 f"{', '.join(sorted(f'{dtype} on {device}' for dtype, device in kinds)) or 'none'}"
             )
         (dtype, device) = kinds.pop()
-        self.vector: Tensor = torch.zeros(
-            sum(parameter.numel() for parameter in self._parameters), dtype=dtype, device=device
-        )
+        self.layout = Layout.of(parameter.shape for parameter in self._parameters)
+        self.vector: Tensor = torch.zeros(self.layout.length, dtype=dtype, device=device)
         self._attach()
 
     def _attach(self) -> None:
-        start = 0
-        for parameter in self._parameters:
-            stop = start + parameter.numel()
+        for parameter, (start, stop) in zip(self._parameters, self.layout.tensors, strict=True):
             parameter.grad = self.vector[start:stop].view_as(parameter)
-            start = stop
 
     def zero(self) -> None:
         """Clears all gradients; ``optimizer.zero_grad()`` would cut the views off."""
         self.vector.zero_()
+
+    def add_weights(self, factor: float) -> None:
+        """Adds a multiple of the weights to the gradients: weight decay."""
+        for parameter, (start, stop) in zip(self._parameters, self.layout.tensors, strict=True):
+            self.vector[start:stop].add_(parameter.detach().reshape(-1), alpha=factor)
 
     def write(self, average: Sum) -> None:
         """Replaces all gradients by an average."""

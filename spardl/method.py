@@ -1,6 +1,6 @@
 """A method is a compressor, a communicator and a residual that fit together.
 
-gradient -> accumulate -> compress -> communicate -> feed back
+gradient -> (momentum) -> accumulate -> compress -> communicate -> feed back
 """
 
 from __future__ import annotations
@@ -14,21 +14,28 @@ from torch import Tensor
 
 from spardl import registry
 from spardl.accumulator import Accumulator
-from spardl.communicators.base import Communicator, Sum
-from spardl.compressors.base import Compressor
+from spardl.communicators.base import Communicator
+from spardl.compressors.base import Compressor, Mass, Output
+from spardl.context import Context
 from spardl.errors import ConfigError
+from spardl.layout import Layout
+from spardl.momentum import Momentum, OptimizerMomentum
 from spardl.programs import Phase, Program, Worker
 from spardl.residuals import Residual
-from spardl.sparse import SparseVector
+from spardl.sparse import SparseVector, Sum
 from spardl.state import State
+from spardl.warmup import Warmup
 
 __all__ = ["Method", "MethodState", "why_not"]
 
 
 def why_not(
-    compressor: type[Compressor], communicator: type[Communicator[Any]], residual: type[Residual]
+    compressor: type[Compressor],
+    communicator: type[Communicator[Any]],
+    residual: type[Residual],
+    momentum: type[Momentum] = OptimizerMomentum,
 ) -> str | None:
-    """Why three parts do not fit together, naming those that would; ``None`` if they do."""
+    """Why parts do not fit together, naming those that would; ``None`` if they do."""
     if compressor.output not in communicator.sums:
         legal = [name for name, kind in registry.communicators().items() if compressor.output in kind.sums]
         others = [name for name, kind in registry.compressors().items() if kind.output in communicator.sums]
@@ -37,12 +44,32 @@ def why_not(
             f"{compressor.name} makes; with it use communicator={' or '.join(legal)}, or with "
             f"communicator={communicator.name} use compressor={' or '.join(others)}"
         )
-    if residual.remembers and not compressor.discards:
+    if not _residual_fits(compressor, residual):
+        rules = [name for name, rule in registry.residual_rules().items() if _residual_fits(compressor, rule)]
         return (
-            f"residual={residual.name} keeps what a compressor discards, and compressor={compressor.name} "
-            "discards nothing; use residual=none"
+            f"residual={residual.name} does not fit compressor={compressor.name} ({_nature(compressor)}); "
+            f"with it use residual={' or '.join(rules)}"
+        )
+    if momentum.masks and not compressor.sparsifies:
+        return (
+            f"momentum={momentum.name} stops the velocity at the entries that were sent, and compressor="
+            f"{compressor.name} sends no single entries; use momentum=local or momentum=optimizer"
         )
     return None
+
+
+def _residual_fits(compressor: type[Compressor], residual: type[Residual]) -> bool:
+    return not (
+        (residual.remembers and compressor.mass is not Mass.LEFT)
+        or (residual.needs_entries and not compressor.sparsifies)
+        or (residual.needs_count and compressor.output is Output.ANY_COUNT)
+    )
+
+
+def _nature(compressor: type[Compressor]) -> str:
+    entries = "sends single entries" if compressor.sparsifies else "sends no single entries"
+    number = ", any number of them" if compressor.output is Output.ANY_COUNT else ""
+    return f"it {entries}{number}; what it leaves out: {compressor.mass.value}"
 
 
 @dataclass
@@ -50,37 +77,48 @@ class MethodState:
     """What one worker carries from step to step.
 
     Attributes:
+        layout: the tensors in its gradient; not saved.
         memory: shape (n,): the residual between steps, the accumulated vector within one.
+        velocity: shape (n,), or empty if the optimizer has the momentum.
         compression: the compressor's state.
         communication: the communicator's state.
+        step: synchronizations so far, dense warm-up included.
         refused: gradients left out so far because they held a NaN or an infinity.
     """
 
+    layout: Layout
     memory: Tensor
+    velocity: Tensor
     compression: State
     communication: State
+    step: int = 0
     refused: int = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data; the residual is shared, not copied."""
+        """Plain data; residual and velocity are shared, not copied."""
         return {
             "memory": self.memory,
+            "velocity": self.velocity,
             "compression": self.compression.state_dict(),
             "communication": self.communication.state_dict(),
+            "step": self.step,
             "refused": self.refused,
         }
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Continues from saved data; the residual is copied into the memory in place.
+        """Continues from saved data; residual and velocity are copied in place.
 
         Raises:
-            ValueError: if the saved residual has another length.
+            ValueError: if one of these has another length.
         """
-        if values["memory"].shape != self.memory.shape:
-            raise ValueError(f"residual of {values['memory'].numel()} entries, expected {self.memory.numel()}")
-        self.memory.copy_(values["memory"])
+        for name, mine in (("residual", self.memory), ("velocity", self.velocity)):
+            saved = values["memory" if name == "residual" else name]
+            if saved.shape != mine.shape:
+                raise ValueError(f"{name} of {saved.numel()} entries, expected {mine.numel()}")
+            mine.copy_(saved)
         self.compression.load_state_dict(values["compression"])
         self.communication.load_state_dict(values["communication"])
+        self.step = values["step"]
         self.refused = values["refused"]
 
 
@@ -89,50 +127,88 @@ class Method:
     """One way to turn P gradients into their average.
 
     Args:
-        compressor: what one worker keeps.
-        communicator: how the kept is added up.
-        residual: where the discarded goes.
+        compressor: what one worker sends.
+        communicator: how the sent is added up.
+        residual: where the rest goes.
+        momentum: what is compressed: gradients, or their momentum.
+        warmup: how many steps are dense at first.
 
     Raises:
-        ConfigError: if the three do not fit; the message names those that do.
+        ConfigError: if the parts do not fit; the message names those that do.
     """
 
     compressor: Compressor
     communicator: Communicator[Any]
     residual: Residual
+    momentum: Momentum = OptimizerMomentum()  # noqa: RUF009 - immutable
+    warmup: Warmup = Warmup()  # noqa: RUF009 - immutable
 
     def __post_init__(self) -> None:
-        reason = why_not(type(self.compressor), type(self.communicator), type(self.residual))
+        reason = why_not(type(self.compressor), type(self.communicator), type(self.residual), type(self.momentum))
         if reason:
             raise ConfigError(reason)
 
-    def init_state(self, length: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> MethodState:
-        """A fresh state of one worker for gradients of the given length, type and place."""
+    def init_state(self, layout: Layout, dtype: torch.dtype, device: torch.device | str = "cpu") -> MethodState:
+        """A fresh state of one worker for gradients of the given layout, type and place."""
+        length = layout.length
         return MethodState(
+            layout=layout,
             memory=torch.zeros(length, dtype=dtype, device=device),
-            compression=self.compressor.init_state(),
+            velocity=torch.zeros(length if self.momentum.remembers else 0, dtype=dtype, device=device),
+            compression=self.compressor.init_state(layout, dtype, device),
             communication=self.communicator.init_state(),
         )
 
     def accumulate(self, gradient: Tensor, state: MethodState) -> None:
-        """Adds a worker's gradient, shape (n,), to what it carried over."""
-        if not self.residual.accumulate(state.memory, gradient):
+        """Adds a worker's gradient, shape (n,), to what it carried over.
+
+        One with a NaN or an infinity is left out where it could do lasting harm or be lost in a selection: in a
+        residual or a velocity it would come back at every step. Dense sums pass it on, as torch does.
+        """
+        if self._passes_on or _is_finite(gradient):
+            self.residual.accumulate(state.memory, self.momentum.apply(gradient, state.velocity))
+        else:
+            self.residual.accumulate(state.memory, None)
             state.refused += 1
+
+    @property
+    def _passes_on(self) -> bool:
+        return self.compressor.mass in (Mass.KEPT, Mass.ROUNDED) and not self.momentum.remembers
 
     def average(self, worker: Worker, state: MethodState) -> Program[Sum]:
         """The program of one worker: from accumulated gradients to their average over all workers.
 
         Returns:
-            The average, sparse or dense as the communicator has it, bit-identical on every worker. A dense
-            one may share the memory of ``state``: use it before the next step.
+            The average, sparse or dense as the method has it, bit-identical on every worker. A dense one may share
+            the memory of ``state``: use it before the next step.
         """
         yield Phase.SELECT
+        run = self._run_dense if state.step < self.warmup.steps else self._run
+        average = yield from run(worker, state)
+        state.step += 1
+        return average
+
+    def _run_dense(self, worker: Worker, state: MethodState) -> Program[Sum]:
+        total = yield from self.warmup.communicator.total(worker, state.memory.clone())
+        state.memory.zero_()
+        return total.div_(worker.size)
+
+    def _run(self, worker: Worker, state: MethodState) -> Program[Sum]:
+        context = Context(worker, state.layout, state.step - self.warmup.steps)
         accumulated = Accumulator(state.memory)
         total = yield from self.communicator.reduce(
-            worker, accumulated, self.compressor, state.compression, state.communication
+            context, accumulated, self.compressor, state.compression, state.communication
         )
         yield Phase.MERGE
-        if isinstance(total, SparseVector):
-            self.residual.keep(accumulated, total.indices)
-            return total.divided(worker.size)
-        return total.div_(worker.size)
+        factor = self.residual.factor(state.layout.length, self.compressor.count(context))
+        if not isinstance(total, SparseVector):
+            return total.div_(worker.size / factor)
+        if self.momentum.masks:
+            taken = accumulated.taken()
+            self.momentum.mask(state.velocity, taken[torch.isin(taken, total.indices, assume_unique=True)])
+        self.residual.keep(accumulated, total.indices)
+        return total.divided(worker.size / factor)
+
+
+def _is_finite(gradient: Tensor) -> bool:
+    return not gradient.numel() or bool(torch.linalg.vector_norm(gradient, ord=torch.inf).isfinite())

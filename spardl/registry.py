@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 
 import spardl.communicators
 import spardl.compressors
-from spardl import residuals
+from spardl import momentum, residuals
 from spardl.communicators.base import Communicator
 from spardl.compressors.base import Compressor
+from spardl.momentum import Momentum
 from spardl.residuals import Residual
 
-__all__ = ["communicators", "compressors", "residual_rules"]
+__all__ = ["communicators", "compressors", "momentum_rules", "residual_rules"]
 
 T = TypeVar("T")
 
@@ -37,6 +38,12 @@ def communicators() -> dict[str, type[Communicator[Any]]]:
 def residual_rules() -> dict[str, type[Residual]]:
     """Every residual rule, by name."""
     return _concrete([residuals], Residual)  # type: ignore[type-abstract]
+
+
+@cache
+def momentum_rules() -> dict[str, type[Momentum]]:
+    """Every place for momentum, by name."""
+    return _concrete([momentum], Momentum)  # type: ignore[type-abstract]
 
 
 def _modules(package: ModuleType) -> list[ModuleType]:

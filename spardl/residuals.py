@@ -8,7 +8,8 @@ The rules differ in what they call lost (Zhao et al., SparDL, ICDE 2024, global 
   that mass at the worker that dropped it.
 
 LRES keeps the first kind, PRES the first two, GRES all three, and only GRES conserves mass when a
-communicator re-selects on the way.
+communicator re-selects on the way. What a compressor leaves behind of a whole vector, entry by entry (a low-rank
+approximation, a sign), knows no positions: only LRES can keep it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from spardl.accumulator import Accumulator
 
-__all__ = ["GlobalResidual", "LocalResidual", "NoResidual", "PartialResidual", "Residual"]
+__all__ = ["GlobalResidual", "LocalResidual", "NoResidual", "PartialResidual", "RescaledResidual", "Residual"]
 
 
 class Residual(ABC):
@@ -30,27 +31,28 @@ class Residual(ABC):
     Attributes:
         name: how configurations call it.
         remembers: whether anything is carried over.
+        needs_entries: whether the rule is about single entries that were sent, and others that were not.
+        needs_count: whether it must know how many entries are sent before they are chosen.
     """
 
     name: ClassVar[str]
     remembers: ClassVar[bool] = True
+    needs_entries: ClassVar[bool] = False
+    needs_count: ClassVar[bool] = False
 
-    def accumulate(self, memory: Tensor, gradient: Tensor) -> bool:
+    def accumulate(self, memory: Tensor, gradient: Tensor | None) -> None:
         """Adds a gradient to what was carried over, in place.
-
-        A gradient with a NaN or an infinity is left out: once inside, it would come back at every step.
 
         Args:
             memory: shape (n,): the residual; afterwards residual plus gradient.
-            gradient: shape (n,); not changed.
-
-        Returns:
-            Whether the gradient was accepted.
+            gradient: finite, shape (n,), not changed; ``None`` for a step without one.
         """
-        if gradient.numel() and not bool(torch.linalg.vector_norm(gradient, ord=torch.inf).isfinite()):
-            return False
-        memory.add_(gradient)
-        return True
+        if gradient is not None:
+            memory.add_(gradient)
+
+    def factor(self, length: int, count: int) -> float:
+        """What the result is multiplied by, when ``count`` of ``length`` entries were sent."""
+        return 1.0
 
     @abstractmethod
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
@@ -68,13 +70,31 @@ class NoResidual(Residual):
     name = "none"
     remembers = False
 
-    def accumulate(self, memory: Tensor, gradient: Tensor) -> bool:
-        """Replaces the memory by the gradient, whatever it holds: nothing is carried over."""
-        memory.copy_(gradient)
-        return True
+    def accumulate(self, memory: Tensor, gradient: Tensor | None) -> None:
+        """Replaces the memory by the gradient: nothing is carried over."""
+        if gradient is None:
+            memory.zero_()
+        else:
+            memory.copy_(gradient)
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
         """Keeps nothing; the next gradient overwrites the memory."""
+
+
+class RescaledResidual(NoResidual):
+    """Forgets what was not sent, and multiplies what was by n / k.
+
+    Makes a random choice of k out of n entries right on average (Foroutan Eghlidi and Jaggi, Sparse Communication
+    for Training Deep Networks, 2020, axis "error feedback off").
+    """
+
+    name = "rescaled"
+    needs_entries = True
+    needs_count = True
+
+    def factor(self, length: int, count: int) -> float:
+        """1 / density."""
+        return length / count if count else 1.0
 
 
 class LocalResidual(Residual):
@@ -92,6 +112,7 @@ class PartialResidual(Residual):
     """PRES: also keeps what this worker selected but the final result lacks (the rule of Ok-Topk, too)."""
 
     name = "partial"
+    needs_entries = True
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
         """Restores the original vector and clears what this worker selected and the result holds."""
@@ -104,6 +125,7 @@ class GlobalResidual(Residual):
     """GRES: also keeps, where the result has an index, the mass this worker dropped on the way."""
 
     name = "global"
+    needs_entries = True
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
         """Restores the original vector except at the result's indices."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from spardl.selection import top_k
 
-__all__ = ["SparseVector", "concatenate", "merge"]
+__all__ = ["SparseVector", "Sum", "concatenate", "merge"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,10 @@ class SparseVector:
         out = torch.zeros(self.length, dtype=self.values.dtype, device=self.values.device)
         out[self.indices] = self.values
         return out
+
+
+Sum: TypeAlias = SparseVector | Tensor
+"""A sum over all workers: on a sorted set of indices, or dense with shape (n,)."""
 
 
 def merge(vectors: Sequence[SparseVector]) -> SparseVector:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from spardl import registry
 from spardl.clusters import Cluster, Network, ProcessGroupCluster, SimulatedCluster
-from spardl.communicators import AllGather, Backend, Communicator, Dense, SparDL
-from spardl.communicators.base import Sum
-from spardl.compressors import NoCompression, TopK
-from spardl.method import Method, MethodState
-from spardl.residuals import GlobalResidual, LocalResidual, NoResidual, PartialResidual, Residual
-from spardl.sparse import SparseVector
+from spardl.communicators import AllGather, Communicator, Dense, SparDL
+from spardl.compressors import Compressor, Mass, NoCompression, TopK
+from spardl.context import Context
+from spardl.layout import Layout
+from spardl.method import Method, MethodState, why_not
+from spardl.programs import Worker
+from spardl.residuals import GlobalResidual, LocalResidual, NoResidual, PartialResidual, RescaledResidual, Residual
+from spardl.sparse import SparseVector, Sum
 from spardl.training.processes import run_processes
 
 NETWORK = Network(alpha=1e-4, gbit=1)
@@ -51,21 +55,82 @@ def spardl_communicators(workers: int) -> list[SparDL]:
     ]
 
 
+def compressors(density: float) -> list[Compressor]:
+    """Every compressor, and those forms that have a path of their own."""
+    return [
+        *(_with_density(kind, density) for kind in registry.compressors().values()),
+        TopK(density, scope="layer"),
+        TopK(density, scope="bucket", bucket_entries=16),
+    ]
+
+
+def _with_density(kind: type[Compressor], density: float) -> Compressor:
+    names = {field.name for field in fields(kind)}
+    return kind(**{"density": density} if "density" in names else {})
+
+
+def communicators(workers: int) -> list[Communicator[Any]]:
+    """Every communicator, and those forms that have a path of their own and that a number of workers allows."""
+    return [*(kind() for kind in registry.communicators().values()), *spardl_communicators(workers)[1:]]
+
+
+def residual_rules() -> list[Residual]:
+    return [NoResidual(), RescaledResidual(), LocalResidual(), PartialResidual(), GlobalResidual()]
+
+
+def legal(parts: Iterable[tuple[Compressor, Communicator[Any], Residual]]) -> list[Method]:
+    """The methods that these parts make, without what does not fit together."""
+    return [Method(*three) for three in parts if why_not(*map(type, three)) is None]
+
+
+def best_residual(compressor: Compressor) -> Residual:
+    """The rule that keeps most with a compressor."""
+    if compressor.sparsifies:
+        return GlobalResidual()
+    return LocalResidual() if compressor.mass is Mass.LEFT else NoResidual()
+
+
+def representatives(workers: int, density: float) -> list[Method]:
+    """Every communicator with its first compressor, and every compressor with its first communicator."""
+    every, ways = compressors(density), communicators(workers)
+    pairs = [(next(c for c in every if c.output in way.sums), way) for way in ways]
+    pairs += [(compressor, next(w for w in ways if compressor.output in w.sums)) for compressor in every]
+    return [Method(compressor, way, best_residual(compressor)) for compressor, way in pairs]
+
+
+def conserves(method: Method) -> bool:
+    """Whether a method claims to lose no mass."""
+    return method.compressor.mass is Mass.KEPT or (
+        method.compressor.mass is Mass.LEFT and type(method.residual) is type(best_residual(method.compressor))
+    )
+
+
 def conserving_methods(workers: int, density: float) -> list[Method]:
-    """Every method of this library that claims to lose no mass, at every team size."""
-    sparse: list[Communicator[Any]] = [AllGather(), *spardl_communicators(workers)]
-    return [dense(), *(Method(TopK(density), communicator, GlobalResidual()) for communicator in sparse)]
+    """Representatives of the methods that claim to lose no mass."""
+    return [method for method in representatives(workers, density) if conserves(method)]
+
+
+def remembering_methods(workers: int, density: float) -> list[Method]:
+    """Representatives of the methods with error feedback."""
+    return [method for method in representatives(workers, density) if method.residual.remembers]
 
 
 def all_methods(workers: int, density: float) -> list[Method]:
-    """Every legal combination, at every team size."""
-    sparse: list[Communicator[Any]] = [AllGather(), *spardl_communicators(workers)]
-    rules = [NoResidual(), LocalResidual(), PartialResidual(), GlobalResidual()]
-    return [
-        dense(),
-        Method(NoCompression(), Backend(), NoResidual()),
-        *(Method(TopK(density), communicator, rule) for communicator in sparse for rule in rules),
-    ]
+    """Every legal pair of compressor and communicator; for top-k with every residual and in every form."""
+    first = {type(way): way for way in reversed(communicators(workers))}
+    forms = itertools.product([TopK(density)], communicators(workers), residual_rules())
+    pairs = itertools.product(compressors(density), first.values())
+    return legal(forms) + legal((compressor, way, best_residual(compressor)) for compressor, way in pairs)
+
+
+def context(length: int, worker: Worker = Worker(0, 1), step: int = 0) -> Context:  # noqa: B008 - immutable
+    return Context(worker, layout_of(length), step)
+
+
+def layout_of(length: int) -> Layout:
+    """Matrices, vectors and an empty tensor that make up a length."""
+    rows = length // 8
+    return Layout.of([(rows, 4), (min(3, length - 4 * rows),), (0,), (length - 4 * rows - min(3, length - 4 * rows),)])
 
 
 def to_dense(value: Sum) -> Tensor:
@@ -91,7 +156,7 @@ class Bench:
 
     @classmethod
     def build(cls, method: Method, workers: int, length: int, dtype: torch.dtype = torch.float64) -> Bench:
-        states = [method.init_state(length, dtype) for _ in range(workers)]
+        states = [method.init_state(layout_of(length), dtype) for _ in range(workers)]
         return cls(method, SimulatedCluster(workers, NETWORK, count_local=False), states)
 
     def step(self, gradients: Sequence[Tensor]) -> list[Sum]:
@@ -100,7 +165,7 @@ class Bench:
         return run_method(self.method, self.cluster, self.states)
 
     def residuals(self) -> Tensor:
-        """The sum of what all workers carry over."""
+        """The sum of what all workers carry over, shape (n,)."""
         if not self.method.residual.remembers:
             return torch.zeros_like(self.states[0].memory)
         return torch.stack([state.memory for state in self.states]).sum(0)

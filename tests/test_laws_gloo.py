@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spardl.clusters import ProcessGroupCluster
 from spardl.communicators import Backend
-from tests.harness import Bench, all_methods, run_method, run_workers, same_bits, to_dense
+from tests.harness import Bench, all_methods, layout_of, run_method, run_workers, same_bits, spardl, to_dense
 from tests.test_laws import DTYPES, random_gradients
 
 LENGTH, STEPS, DENSITY = 83, 3, 0.1
@@ -26,7 +26,7 @@ def _work(cluster: ProcessGroupCluster) -> list[Any]:
     found = []
     for method in all_methods(cluster.size, DENSITY):
         for dtype in DTYPES:
-            state = method.init_state(LENGTH, dtype)
+            state = method.init_state(layout_of(LENGTH), dtype)
             averages = []
             before = cluster.ledgers[0].state_dict()
             for step in range(STEPS):
@@ -62,8 +62,8 @@ def test_gloo_and_simulation_agree_to_the_last_bit(workers: int) -> None:
 
 def _conserve(cluster: ProcessGroupCluster) -> Tensor:
     (worker,) = cluster.local_workers
-    method = all_methods(cluster.size, DENSITY)[-1]
-    state = method.init_state(LENGTH, torch.float64)
+    method = spardl(DENSITY, teams=2)
+    state = method.init_state(layout_of(LENGTH), torch.float64)
     method.accumulate(_gradients(cluster.size, torch.float64, 0)[worker.rank], state)
     average = run_method(method, cluster, [state])[0]
     return state.memory + to_dense(average)

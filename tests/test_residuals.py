@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from spardl.accumulator import Accumulator
-from spardl.communicators import SparDL
+from spardl.communicators import AllGather, SparDL
 from spardl.compressors import TopK
 from spardl.method import Method
-from spardl.residuals import GlobalResidual, LocalResidual, NoResidual, PartialResidual, Residual
+from spardl.residuals import GlobalResidual, LocalResidual, NoResidual, PartialResidual, RescaledResidual, Residual
 from spardl.sparse import SparseVector
 from tests.harness import Bench
 
@@ -61,13 +61,23 @@ def test_a_position_touched_twice_gets_its_first_value_back() -> None:
 
 def test_accumulate() -> None:
     memory, gradient = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
-    assert GlobalResidual().accumulate(memory, gradient)
+    GlobalResidual().accumulate(memory, gradient)
     assert memory.tolist() == [4.0, 6.0]
-    assert not GlobalResidual().accumulate(memory, torch.tensor([float("nan"), 1.0]))
+    GlobalResidual().accumulate(memory, None)
     assert memory.tolist() == [4.0, 6.0]
-    assert NoResidual().accumulate(memory, gradient)
+    NoResidual().accumulate(memory, gradient)
     assert memory.tolist() == [3.0, 4.0]
-    assert GlobalResidual().accumulate(torch.empty(0), torch.empty(0))
+    NoResidual().accumulate(memory, None)
+    assert memory.tolist() == [0.0, 0.0]
+
+
+def test_rescaled_is_right_on_average() -> None:
+    rule = RescaledResidual()
+    assert rule.factor(100, 5) == 20
+    assert rule.factor(0, 0) == 1
+    average = Bench.build(Method(TopK(0.5), AllGather(), rule), 1, 2).step([torch.tensor([1.0, 3.0]).double()])[0]
+    assert isinstance(average, SparseVector)
+    assert average.values.tolist() == [6.0]
 
 
 def test_each_rule_keeps_what_the_one_before_keeps_and_more() -> None:

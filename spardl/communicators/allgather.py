@@ -2,7 +2,8 @@
 
 Source: the all-gather baseline of Renggli et al., SparCML, SC 2019, and of Li and Hoefler, Ok-Topk, PPoPP
 2022. ceil(log2 P) rounds and 2k(P-1) words per worker; the sum has up to kP entries, and nothing is dropped
-on the way.
+on the way. Where only the selection tells how many entries there are, their numbers are gathered first: as many
+rounds again, and P-1 words.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spardl.accumulator import Accumulator
-from spardl.communicators.base import Communicator, Sum
-from spardl.communicators.transfer import all_gather_sparse
+from spardl.communicators.base import Communicator
+from spardl.communicators.transfer import all_gather_counts, all_gather_sparse
 from spardl.compressors.base import Output, SparseCompressor
+from spardl.context import Context
 from spardl.packing import Slot
-from spardl.programs import Phase, Program, Worker, whole_team
-from spardl.sparse import merge
+from spardl.programs import Phase, Program, whole_team
+from spardl.sparse import Sum, merge
 from spardl.state import State
 
 __all__ = ["AllGather"]
@@ -26,11 +28,11 @@ class AllGather(Communicator[SparseCompressor]):
     """Sums sparse vectors by gathering all of them."""
 
     name = "allgather"
-    sums = frozenset({Output.SPARSE})
+    sums = frozenset({Output.AT_MOST_K, Output.ABOUT_K, Output.ANY_COUNT})
 
     def reduce(
         self,
-        worker: Worker,
+        context: Context,
         accumulated: Accumulator,
         compressor: SparseCompressor,
         compression: State,
@@ -39,7 +41,11 @@ class AllGather(Communicator[SparseCompressor]):
         """Select, gather, add up by rank."""
         yield Phase.SELECT
         length = accumulated.values.numel()
-        k = compressor.count(length)
-        own = accumulated.take(0, length, k, compressor.selector(compression))
-        gathered = yield from all_gather_sparse(whole_team(worker), own, [Slot(k, length)] * worker.size)
-        return merge(gathered)
+        own = accumulated.take(0, length, compressor.count(context), compressor.selector(context, compression))
+        team, capacity = whole_team(context.worker), compressor.capacity(context)
+        if capacity is None:
+            counts = yield from all_gather_counts(team, [len(own)], own.indices.device)
+            capacities = [count for (count,) in counts]
+        else:
+            capacities = [capacity] * team.size
+        return merge((yield from all_gather_sparse(team, own, [Slot(room, length) for room in capacities])))

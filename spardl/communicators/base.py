@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Generic, TypeAlias, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
 from spardl.accumulator import Accumulator
 from spardl.compressors.base import Compressor, DenseCompressor, Output
+from spardl.context import Context
 from spardl.programs import Program, Worker
-from spardl.sparse import SparseVector
+from spardl.sparse import Sum
 from spardl.state import State
 
-__all__ = ["Communicator", "DenseCommunicator", "Sum"]
+__all__ = ["Communicator", "DenseCommunicator"]
 
 C = TypeVar("C", bound=Compressor)
-
-Sum: TypeAlias = SparseVector | Tensor
-"""The sum over all workers: on a sorted set of indices, or dense with shape (n,)."""
 
 
 class Communicator(ABC, Generic[C]):
@@ -27,10 +25,12 @@ class Communicator(ABC, Generic[C]):
     Attributes:
         name: how configurations call it.
         sums: the compressors' outputs that it can add up.
+        drops: whether it leaves something out of the sum on the way, which only the global residual keeps.
     """
 
     name: ClassVar[str]
     sums: ClassVar[frozenset[Output]]
+    drops: ClassVar[bool] = False
 
     def check_workers(self, workers: int) -> None:
         """Accepts a number of workers.
@@ -45,15 +45,15 @@ class Communicator(ABC, Generic[C]):
 
     @abstractmethod
     def reduce(
-        self, worker: Worker, accumulated: Accumulator, compressor: C, compression: State, state: State
+        self, context: Context, accumulated: Accumulator, compressor: C, compression: State, state: State
     ) -> Program[Sum]:
         """The program of one worker for one synchronization.
 
         Args:
-            worker: who runs it.
+            context: who runs it, on what.
             accumulated: gradient plus residual. Selected entries are taken out of it, and what this worker
                 drops of others' entries is added to it.
-            compressor: what to keep.
+            compressor: what to send.
             compression: the compressor's state on this worker.
             state: this communicator's state on this worker.
 
@@ -73,7 +73,7 @@ class DenseCommunicator(Communicator[DenseCompressor]):
 
     def reduce(
         self,
-        worker: Worker,
+        context: Context,
         accumulated: Accumulator,
         compressor: DenseCompressor,
         compression: State,
@@ -81,5 +81,7 @@ class DenseCommunicator(Communicator[DenseCompressor]):
     ) -> Program[Sum]:
         """Lets the compressor call ``total`` as often as it needs."""
         return (
-            yield from compressor.rounds(accumulated.values, lambda tensor: self.total(worker, tensor), compression)
+            yield from compressor.rounds(
+                accumulated, context, lambda tensor: self.total(context.worker, tensor), compression
+            )
         )

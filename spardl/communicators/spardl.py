@@ -22,13 +22,14 @@ from typing import NamedTuple, TypeAlias
 
 from spardl.accumulator import Accumulator, Select
 from spardl.checks import is_a
-from spardl.communicators.base import Communicator, Sum
+from spardl.communicators.base import Communicator
 from spardl.communicators.transfer import all_gather_sparse, exchange_sparse
 from spardl.compressors.base import Output, SparseCompressor
+from spardl.context import Context
 from spardl.errors import ConfigError
 from spardl.packing import Slot
-from spardl.programs import Phase, Program, Team, Worker
-from spardl.sparse import SparseVector, concatenate, merge
+from spardl.programs import Phase, Program, Team
+from spardl.sparse import SparseVector, Sum, concatenate, merge
 from spardl.state import State
 
 __all__ = [
@@ -224,7 +225,8 @@ class SparDL(Communicator[SparseCompressor]):
     gather: str = "bruck"
 
     name = "spardl"
-    sums = frozenset({Output.SPARSE})
+    sums = frozenset({Output.AT_MOST_K})
+    drops = True
 
     def __post_init__(self) -> None:
         if not is_a(int, self.teams) or self.teams < 1:
@@ -251,7 +253,7 @@ class SparDL(Communicator[SparseCompressor]):
 
     def reduce(
         self,
-        worker: Worker,
+        context: Context,
         accumulated: Accumulator,
         compressor: SparseCompressor,
         compression: State,
@@ -259,14 +261,15 @@ class SparDL(Communicator[SparseCompressor]):
     ) -> Program[Sum]:
         """Reduce-scatter in the team, gather between teams, all-gather in the team."""
         assert isinstance(state, SparDLState)
+        worker = context.worker
         size = worker.size // self.teams
         first = worker.rank - worker.rank % size
         team = Team(range(first, first + size), worker.rank % size)
         peers = Team(range(worker.rank % size, worker.size, size), worker.rank // size)
 
         length = accumulated.values.numel()
-        blocks = Blocks(length, size, -(-compressor.count(length) // size))
-        select = compressor.selector(compression)
+        blocks = Blocks(length, size, -(-compressor.count(context) // size))
+        select = compressor.selector(context, compression)
         yield from spar_reduce_scatter(team, accumulated, blocks, select)
         yield Phase.SELECT
         own = Reduced(accumulated, blocks.bounds(team.position)[0], blocks.slot(team.position), select)

@@ -11,7 +11,7 @@ from spardl.packing import Slot, message_bytes, message_words, pack, unpack
 from spardl.programs import Exchange, Phase, Program, Receive, Send, Team
 from spardl.sparse import SparseVector
 
-__all__ = ["all_gather_sparse", "exchange_sparse"]
+__all__ = ["all_gather_counts", "all_gather_sparse", "exchange_sparse"]
 
 
 def exchange_sparse(
@@ -63,3 +63,19 @@ def all_gather_sparse(team: Team, block: SparseVector, slots: Sequence[Slot]) ->
     blocks = [unpack(part, [slot], dtype)[0] for part, slot in zip(gathered, slots, strict=True)]
     yield Phase.MERGE
     return blocks
+
+
+def all_gather_counts(team: Team, counts: Sequence[int], device: torch.device) -> Program[list[list[int]]]:
+    """Gives every member the whole numbers of all members: for messages whose size only the sender knows.
+
+    Args:
+        team: who takes part.
+        counts: this member's; all members have as many.
+        device: where messages live.
+
+    Returns:
+        The numbers, by position in the team.
+    """
+    sizes = [len(counts)] * team.size
+    gathered = yield from all_gather(team, torch.tensor(counts, dtype=torch.int64, device=device), sizes, sizes)
+    return [row.tolist() for row in gathered]

@@ -1,7 +1,19 @@
-"""Compressors: what one worker keeps of a gradient. One published operator is one file."""
+"""Compressors: what one worker sends of a gradient. One published operator is one file."""
 
-from spardl.compressors.base import Compressor, DenseCompressor, Output, SparseCompressor
+from spardl.compressors.base import CodeCompressor, Compressor, DenseCompressor, Mass, Output, SparseCompressor
+from spardl.compressors.budget import Budget, BudgetedCompressor
 from spardl.compressors.none import NoCompression
 from spardl.compressors.topk import TopK
 
-__all__ = ["Compressor", "DenseCompressor", "NoCompression", "Output", "SparseCompressor", "TopK"]
+__all__ = [
+    "Budget",
+    "BudgetedCompressor",
+    "CodeCompressor",
+    "Compressor",
+    "DenseCompressor",
+    "Mass",
+    "NoCompression",
+    "Output",
+    "SparseCompressor",
+    "TopK",
+]

@@ -7,75 +7,119 @@ from collections.abc import Callable
 from enum import Enum
 from typing import ClassVar, TypeAlias
 
+import torch
 from torch import Tensor
 
-from spardl.accumulator import Select
+from spardl.accumulator import Accumulator, Select
+from spardl.context import Context
+from spardl.layout import Layout
 from spardl.programs import Program
+from spardl.sparse import Sum
 from spardl.state import State
 
-__all__ = ["Compressor", "DenseCompressor", "Output", "SparseCompressor", "Total"]
+__all__ = ["CodeCompressor", "Compressor", "DenseCompressor", "Mass", "Output", "SparseCompressor", "Total"]
 
 Total: TypeAlias = Callable[[Tensor], Program[Tensor]]
-"""``yield from total(tensor)``: the sum of a dense tensor over all workers."""
+"""``yield from total(tensor)``: the sum of a dense 1-D tensor over all workers; the argument may be overwritten."""
 
 
 class Output(Enum):
     """What a compressor makes of a gradient."""
 
-    DENSE = "a dense vector"
-    SPARSE = "a sorted sparse vector"
+    DENSE = "dense tensors that add up entry by entry"
+    AT_MOST_K = "a sorted sparse vector of at most k entries"
+    ABOUT_K = "a sorted sparse vector of about k entries"
+    ANY_COUNT = "a sorted sparse vector of any number of entries"
+    CODES = "codes that must be decoded before they are added"
+
+
+class Mass(Enum):
+    """What becomes of the part of a gradient that is not sent."""
+
+    KEPT = "there is none"
+    LEFT = "it stays with the worker, and a residual can keep it"
+    UNBIASED = "noise, zero on average"
+    ROUNDED = "rounding errors, lost"
 
 
 class Compressor(ABC):
-    """What one worker keeps of a gradient.
+    """What one worker sends of a gradient.
 
     Attributes:
         name: how configurations call it.
         output: what it makes of a gradient; a communicator must be able to sum that.
-        discards: whether it leaves mass behind, which a residual can keep.
+        mass: what becomes of the rest.
+        sparsifies: whether it sends some entries at their own value and nothing of the others.
     """
 
     name: ClassVar[str]
     output: ClassVar[Output]
-    discards: ClassVar[bool]
+    mass: ClassVar[Mass]
+    sparsifies: ClassVar[bool] = False
 
-    def init_state(self) -> State:
-        """A fresh state for one worker."""
+    def init_state(self, layout: Layout, dtype: torch.dtype, device: torch.device | str) -> State:
+        """A fresh state for one worker, for gradients of a layout, type and place."""
         return State()
+
+    def count(self, context: Context) -> int:
+        """How many entries are meant to be sent at their own value; all of them unless it sparsifies."""
+        return context.layout.length
 
 
 class SparseCompressor(Compressor):
     """Keeps some entries of a vector."""
 
-    output = Output.SPARSE
-    discards = True
+    mass = Mass.LEFT
+    sparsifies = True
+
+    def capacity(self, context: Context) -> int | None:
+        """The most entries that a selection of the whole vector can have; ``None``: only the selection tells."""
+        return self.count(context) if self.output is Output.AT_MOST_K else None
 
     @abstractmethod
-    def count(self, length: int) -> int:
-        """How many entries of a vector of this length are kept: in ``[min(1, length), length]``."""
-
-    @abstractmethod
-    def selector(self, state: State) -> Select:
+    def selector(self, context: Context, state: State) -> Select:
         """The selection, bound to one worker's state.
 
         Returns:
-            ``select(values, k, start)``: sorted local positions of exactly ``min(k, len(values))`` entries of
-            the block of the whole vector that begins at ``start``.
+            ``select(values, k, start)``: sorted local positions of the entries to keep of the block of the whole
+            vector that begins at ``start``: at most, or about, ``min(k, len(values))``, as ``output`` says.
         """
 
 
 class DenseCompressor(Compressor):
     """Turns a vector into dense tensors that can be summed as they are."""
 
+    output = Output.DENSE
+
     @abstractmethod
-    def rounds(self, vector: Tensor, total: Total, state: State) -> Program[Tensor]:
+    def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
         """Sums a vector over all workers, calling ``total`` once per round of communication.
 
         Args:
-            vector: shape (n,); may be changed.
+            accumulated: gradient plus residual. If ``mass`` is left behind, what this worker contributed is
+                taken out of it.
+            context: of this synchronization.
             total: sums a dense tensor over all workers.
             state: this worker's.
 
         Returns:
-            The (approximate) sum, shape (n,).
+            The (approximate) sum, bit-identical on all workers; a dense one has shape (n,).
         """
+
+
+class CodeCompressor(Compressor):
+    """Turns a vector into a message of known size that only decoding makes numbers of again."""
+
+    output = Output.CODES
+
+    @abstractmethod
+    def size(self, context: Context) -> int:
+        """Bytes of a message."""
+
+    @abstractmethod
+    def encode(self, vector: Tensor, context: Context, state: State) -> Tensor:
+        """The message: uint8, shape (size(context),); the vector, shape (n,), is not changed."""
+
+    @abstractmethod
+    def decode(self, message: Tensor, context: Context, dtype: torch.dtype) -> Tensor:
+        """What a message stands for: shape (n,), the same on every worker that decodes it."""

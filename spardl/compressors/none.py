@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from spardl.compressors.base import DenseCompressor, Output, Total
+from spardl.accumulator import Accumulator
+from spardl.compressors.base import DenseCompressor, Mass, Total
+from spardl.context import Context
 from spardl.programs import Program
+from spardl.sparse import Sum
 from spardl.state import State
 
 __all__ = ["NoCompression"]
@@ -18,9 +19,8 @@ class NoCompression(DenseCompressor):
     """Sends the gradient as it is."""
 
     name = "none"
-    output = Output.DENSE
-    discards = False
+    mass = Mass.KEPT
 
-    def rounds(self, vector: Tensor, total: Total, state: State) -> Program[Tensor]:
+    def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
         """One dense sum."""
-        return (yield from total(vector))
+        return (yield from total(accumulated.values))

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spardl.clusters.base import Cluster
-from spardl.communicators.base import Sum
 from spardl.flat import FlatGradient
 from spardl.method import Method
 from spardl.programs import Phase
 from spardl.schedules.base import Schedule
+from spardl.sparse import Sum
 
 __all__ = ["AfterBackward"]
 
@@ -31,11 +31,13 @@ class AfterBackward(Schedule):
         self._cluster = cluster
         self._gradient = gradient
         vector = gradient.vector
-        self._states = [method.init_state(vector.numel(), vector.dtype, vector.device) for _ in cluster.local_ranks]
+        self._states = [method.init_state(gradient.layout, vector.dtype, vector.device) for _ in cluster.local_ranks]
 
     def collect(self, local: int) -> None:
         """Adds the flat gradient to what the rank carried over."""
         with self._cluster.timed(Phase.SELECT, [local]):
+            if self._method.momentum.decay:
+                self._gradient.add_weights(self._method.momentum.decay)
             self._method.accumulate(self._gradient.vector, self._states[local])
             self._gradient.zero()
 

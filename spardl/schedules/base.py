@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from spardl.communicators.base import Sum
+from spardl.sparse import Sum
 
 __all__ = ["Schedule"]
 

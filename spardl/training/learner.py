@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from spardl.clusters.base import Cluster
-from spardl.communicators.base import Sum
 from spardl.errors import ConfigError, SpardlError
 from spardl.flat import FlatGradient
 from spardl.method import Method
 from spardl.programs import Phase, Worker
 from spardl.schedules.base import Schedule
+from spardl.sparse import Sum
 from spardl.training.evaluation import autocast
 from spardl.training.lr import LrSchedule
 from spardl.training.messages import first_line
@@ -57,6 +57,7 @@ class Plan:
         self.method.communicator.check_workers(workers)
         self.sampler(Worker(0, workers))
         self._try_model()
+        self._check_momentum()
         try:
             # Has a second use: torch's optimizers import a second's worth of modules, here once for all workers.
             self.optimizer([nn.Parameter(torch.zeros(1))])
@@ -65,6 +66,15 @@ class Plan:
             raise ConfigError(
                 f"optimizer cannot be made with {given}: {type(error).__name__}: {first_line(error)}"
             ) from error
+
+    def _check_momentum(self) -> None:
+        rule, given = self.method.momentum, getattr(self.optimizer, "keywords", {})
+        for key, applied in (("momentum", rule.remembers), ("weight_decay", rule.decay > 0)):
+            if applied and given.get(key):
+                raise ConfigError(
+                    f"momentum={rule.name} applies {key} before compression, and optimizer.{key}={given[key]} would "
+                    f"apply it again; use optimizer.{key}=0, or momentum=optimizer"
+                )
 
     def _try_model(self) -> None:
         # Without memory for the weights. Has a second use, too: imports that all workers will find done.

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from spardl.clusters.base import Cluster, gather_rows
-from spardl.communicators.base import Sum
 from spardl.errors import TrainingError
 from spardl.programs import Phase
-from spardl.sparse import SparseVector
+from spardl.sparse import SparseVector, Sum
 from spardl.training.checkpoint import load_part, save_checkpoint
 from spardl.training.evaluation import evaluate
 from spardl.training.learner import Learner, Plan, digest

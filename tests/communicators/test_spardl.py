@@ -17,7 +17,7 @@ from spardl.errors import ConfigError
 from spardl.method import Method
 from spardl.residuals import GlobalResidual
 from spardl.sparse import SparseVector
-from tests.harness import Bench, divisors, spardl
+from tests.harness import Bench, context, divisors, spardl
 
 
 @pytest.mark.parametrize("size", range(1, 65))
@@ -97,7 +97,7 @@ def test_equals_the_reference(workers: int, data: st.DataObject, seed: int) -> N
     teams = data.draw(st.sampled_from(divisors(workers)))
     length = data.draw(st.integers(workers, 90))
     method = Method(TopK(0.2), SparDL(teams), GlobalResidual())
-    k = method.compressor.count(length)
+    k = method.compressor.count(context(length))
     source = torch.Generator().manual_seed(seed)
     common = torch.randn(length, generator=source, dtype=torch.float64)
     gradients = [common + torch.randn(length, generator=source, dtype=torch.float64) for _ in range(workers)]

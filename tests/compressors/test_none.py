@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from spardl.accumulator import Accumulator
 from spardl.compressors import NoCompression
 from spardl.compressors.base import Output
 from spardl.programs import Program
 from spardl.state import State
+from tests.harness import context
 
 
 def test_hands_the_vector_to_one_dense_sum() -> None:
@@ -19,7 +21,7 @@ def test_hands_the_vector_to_one_dense_sum() -> None:
         yield
 
     vector = torch.tensor([1.0, 2.0])
-    program = NoCompression().rounds(vector, total, State())
+    program = NoCompression().rounds(Accumulator(vector), context(2), total, State())
     try:
         next(program)
     except StopIteration as stop:

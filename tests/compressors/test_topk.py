@@ -7,6 +7,8 @@ import torch
 
 from spardl.compressors import TopK
 from spardl.errors import ConfigError
+from spardl.state import State
+from tests.harness import context
 
 
 @pytest.mark.parametrize("density", [0, -1, 2, 1.0001, float("nan"), "abc", True, None])
@@ -20,10 +22,10 @@ def test_densities_that_make_no_sense(density: object) -> None:
     [(0.01, 14_700_000, 147_000), (0.01, 10, 1), (0.01, 0, 0), (1.0, 7, 7), (0.5, 3, 2), (1e-9, 5, 1)],
 )
 def test_count(density: float, length: int, count: int) -> None:
-    assert TopK(density).count(length) == count
+    assert TopK(density).count(context(length)) == count
 
 
 def test_selects_the_largest() -> None:
     compressor = TopK(0.5)
-    select = compressor.selector(compressor.init_state())
+    select = compressor.selector(context(103), State())
     assert select(torch.tensor([1.0, -3.0, 2.0, 0.0]), 2, 100).tolist() == [1, 2]

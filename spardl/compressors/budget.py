@@ -1,0 +1,180 @@
+"""How many entries are sent, and of which parts of the gradient: what all sparsifiers with a density share.
+
+The density may start higher and fall exponentially, as in the warm-up of Deep Gradient Compression (Lin et al.,
+ICLR 2018, section 3.4).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from spardl.accumulator import Select
+from spardl.checks import is_a
+from spardl.compressors.base import SparseCompressor
+from spardl.context import Context
+from spardl.errors import ConfigError
+from spardl.layout import Layout
+from spardl.state import State
+
+__all__ = ["SCOPES", "Budget", "BudgetedCompressor", "Part"]
+
+SCOPES: Mapping[str, Callable[[Layout, int], list[tuple[int, int]]]] = MappingProxyType(
+    {
+        "model": lambda layout, entries: [(0, layout.length)],
+        "layer": lambda layout, entries: layout.tensors,
+        "bucket": lambda layout, entries: layout.buckets(entries),
+    }
+)
+
+
+class Part(NamedTuple):
+    """A range of the gradient with a budget of its own.
+
+    Attributes:
+        start: first position.
+        stop: the position after the last.
+        k: entries to send of it.
+    """
+
+    start: int
+    stop: int
+    k: int
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How many entries of which parts.
+
+    Args:
+        density: k / n, in (0, 1]; lower is more aggressive.
+        scope: what is compared with what: the whole ``model``, or each ``layer`` (tensor) or ``bucket`` of
+            neighbouring tensors alone. Each part gets at least one entry.
+        bucket_entries: size of a bucket, in entries; used by ``scope=bucket`` only.
+        warmup_steps: synchronizations in which the density falls exponentially to its final value.
+        warmup_density: where it starts.
+
+    Raises:
+        ConfigError: if a value is out of range.
+    """
+
+    density: float = 0.01
+    scope: str = "model"
+    bucket_entries: int = 1 << 20
+    warmup_steps: int = 0
+    warmup_density: float = 0.25
+
+    def __post_init__(self) -> None:
+        for name in ("density", "warmup_density"):
+            value = getattr(self, name)
+            if not is_a(float, value) or not 0 < value <= 1:
+                raise ConfigError(
+                    f"compressor.{name} must be above 0 and at most 1, got {value!r}; 0.01 keeps 1% of the entries"
+                )
+        if self.scope not in SCOPES:
+            raise ConfigError(f"compressor.scope must be one of {', '.join(SCOPES)}, got {self.scope!r}")
+        for name, least in (("bucket_entries", 1), ("warmup_steps", 0)):
+            value = getattr(self, name)
+            if not is_a(int, value) or value < least:
+                raise ConfigError(f"compressor.{name} must be a whole number, at least {least}, got {value!r}")
+
+    def density_at(self, step: int) -> float:
+        """The density of a step: a geometric sequence from ``warmup_density`` to ``density``."""
+        if step >= self.warmup_steps:
+            return self.density
+        return float(self.warmup_density * (self.density / self.warmup_density) ** (step / self.warmup_steps))
+
+    def parts(self, context: Context) -> list[Part]:
+        """The parts of the vector and their budgets, in order; parts without entries are left out."""
+        density = self.density_at(context.step)
+        ranges = SCOPES[self.scope](context.layout, self.bucket_entries)
+        return [Part(start, stop, _share(density, stop - start)) for start, stop in ranges if stop > start]
+
+    def count(self, context: Context) -> int:
+        """The sum of all parts' budgets."""
+        return sum(part.k for part in self.parts(context))
+
+
+def _share(density: float, length: int) -> int:
+    return min(length, max(1, round(density * length)))
+
+
+class BudgetedCompressor(Budget, SparseCompressor):
+    """A sparse compressor whose choice is made in each part of a budget alone."""
+
+    @abstractmethod
+    def choose(self, values: Tensor, k: int, part: int, context: Context, state: State) -> Tensor:
+        """Picks the entries to keep.
+
+        Args:
+            values: shape (m,), m >= 1: a part, or the piece of it that lies in one block.
+            k: entries wanted, at least 1 and at most m.
+            part: number of the part.
+            context: of this synchronization.
+            state: this worker's.
+
+        Returns:
+            int64, strictly increasing positions in ``values``.
+        """
+
+    def selector(self, context: Context, state: State) -> Select:
+        """Cuts a block at the borders of the parts, and chooses in each piece."""
+        parts = self.parts(context)
+
+        def select(values: Tensor, k: int, start: int) -> Tensor:
+            pieces = _cut(parts, start, start + values.numel())
+            chosen = [
+                self.choose(values[piece.start - start : piece.stop - start], share, piece.part, context, state)
+                + (piece.start - start)
+                for piece, share in zip(pieces, _shares(pieces, k), strict=True)
+                if share
+            ]
+            return torch.cat(chosen) if chosen else torch.empty(0, dtype=torch.int64, device=values.device)
+
+        return select
+
+
+class Piece(NamedTuple):
+    """What of a part lies in one block.
+
+    Attributes:
+        part: number of the part.
+        start: first position.
+        stop: the position after the last.
+        wanted: the part's budget, in proportion.
+    """
+
+    part: int
+    start: int
+    stop: int
+    wanted: float
+
+
+def _cut(parts: Sequence[Part], start: int, stop: int) -> list[Piece]:
+    """The pieces of all parts in ``[start, stop)``, none of them empty."""
+    found = []
+    for number, part in enumerate(parts):
+        low, high = max(part.start, start), min(part.stop, stop)
+        if low < high:
+            found.append(Piece(number, low, high, part.k * (high - low) / (part.stop - part.start)))
+    return found
+
+
+def _shares(pieces: Sequence[Piece], k: int) -> Iterator[int]:
+    """Deals k entries out to the pieces, or all there are; to whole parts their budgets, if k is the sum of these."""
+    total, room = sum(piece.wanted for piece in pieces), sum(piece.stop - piece.start for piece in pieces)
+    left, due = min(k, room), 0.0
+    wanted = left
+    for piece in pieces:
+        room -= piece.stop - piece.start
+        due += piece.wanted
+        ideal = round(wanted * due / total) - (wanted - left)
+        share = min(piece.stop - piece.start, max(ideal, left - room, 0))
+        left -= share
+        yield share

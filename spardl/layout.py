@@ -1,0 +1,54 @@
+"""Which part of a flat gradient belongs to which tensor of the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+__all__ = ["Layout"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Tensors laid end to end in one vector.
+
+    Args:
+        shapes: of the tensors, in the order of the vector.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, shapes: Iterable[Sequence[int]]) -> Layout:
+        """The layout of tensors with these shapes."""
+        return cls(tuple(tuple(shape) for shape in shapes))
+
+    @classmethod
+    def flat(cls, length: int) -> Layout:
+        """One vector of unknown parts."""
+        return cls(((length,),))
+
+    @cached_property
+    def length(self) -> int:
+        """Entries of the whole vector."""
+        return sum(map(math.prod, self.shapes))
+
+    @cached_property
+    def tensors(self) -> list[tuple[int, int]]:
+        """The range of each tensor."""
+        return list(pairwise(accumulate(map(math.prod, self.shapes), initial=0)))
+
+    def buckets(self, entries: int) -> list[tuple[int, int]]:
+        """Ranges of neighbouring tensors, closed as soon as they hold so many entries; a tensor is never cut."""
+        found: list[tuple[int, int]] = []
+        begin = 0
+        for _, end in self.tensors:
+            if end - begin >= entries:
+                found.append((begin, end))
+                begin = end
+        if begin < self.length:
+            found.append((begin, self.length))
+        return found

@@ -1,0 +1,90 @@
+"""Densities, their warm-up, and the parts they apply to."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spardl.compressors import Budget, TopK
+from spardl.compressors.budget import Part
+from spardl.context import Context
+from spardl.errors import ConfigError
+from spardl.layout import Layout
+from spardl.programs import Worker
+from spardl.state import State
+
+LAYOUT = Layout.of([(20, 10), (5,), (0,), (300,)])
+
+
+def at(step: int, layout: Layout = LAYOUT) -> Context:
+    return Context(Worker(0, 1), layout, step)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("scope", "tensor"),
+        ("scope", None),
+        ("bucket_entries", 0),
+        ("warmup_steps", -1),
+        ("warmup_steps", 1.5),
+        ("warmup_density", 0),
+    ],
+)
+def test_values_that_make_no_sense(field: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"compressor.{field} must be"):
+        Budget(**{field: value})
+
+
+def test_the_density_falls_as_in_dgc() -> None:
+    """75%, 93.75%, 98.4375%, 99.6%, 99.9% sparsity, one step each."""
+    budget = Budget(density=0.25 / 4**4, warmup_steps=4, warmup_density=0.25)
+    expected = [0.25, 0.0625, 0.015625, 0.00390625, 0.0009765625, 0.0009765625]
+    assert [budget.density_at(step) for step in range(6)] == pytest.approx(expected)
+
+
+def test_parts() -> None:
+    assert Budget(density=0.1).parts(at(0)) == [Part(0, 505, 50)]
+    by_layer = [Part(0, 200, 20), Part(200, 205, 1), Part(205, 505, 30)]
+    assert Budget(density=0.1, scope="layer").parts(at(0)) == by_layer
+    assert Budget(density=0.1, scope="layer").count(at(0)) == 51
+    by_bucket = [Part(0, 205, 20), Part(205, 505, 30)]
+    assert Budget(density=0.1, scope="bucket", bucket_entries=201).parts(at(0)) == by_bucket
+
+
+def test_each_layer_sends_its_own_largest() -> None:
+    layout = Layout.of([(3,), (3,)])
+    compressor = TopK(0.3, scope="layer")
+    select = compressor.selector(at(0, layout), State())
+    assert select(torch.tensor([1.0, 2.0, 3.0, 100.0, 300.0, 200.0]), 2, 0).tolist() == [2, 4]
+
+
+@given(
+    shapes=st.lists(st.integers(0, 30), min_size=1, max_size=6),
+    density=st.floats(0.01, 1),
+    scope=st.sampled_from(["model", "layer", "bucket"]),
+    cut=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+    k=st.integers(0, 40),
+)
+def test_every_block_gets_exactly_its_entries(
+    shapes: list[int], density: float, scope: str, cut: tuple[float, float], k: int
+) -> None:
+    layout = Layout.of([(size,) for size in shapes])
+    start, stop = sorted(int(fraction * layout.length) for fraction in cut)
+    compressor = TopK(density, scope=scope, bucket_entries=10)
+    chosen = compressor.selector(at(0, layout), State())(torch.randn(stop - start), k, start)
+    assert len(chosen) == min(k, stop - start)
+    assert chosen.tolist() == sorted(set(chosen.tolist()))
+    assert all(0 <= position < stop - start for position in chosen.tolist())
+
+
+@given(shapes=st.lists(st.integers(0, 30), min_size=1, max_size=6), density=st.floats(0.01, 1))
+def test_of_the_whole_vector_each_layer_gets_its_budget(shapes: list[int], density: float) -> None:
+    layout = Layout.of([(size,) for size in shapes])
+    compressor = TopK(density, scope="layer")
+    parts = compressor.parts(at(0, layout))
+    chosen = compressor.selector(at(0, layout), State())(torch.randn(layout.length), compressor.count(at(0, layout)), 0)
+    for part in parts:
+        assert int(((chosen >= part.start) & (chosen < part.stop)).sum()) == part.k

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from spardl.accumulator import Accumulator
 from spardl.communicators.base import Communicator
-from spardl.communicators.transfer import all_gather_counts, all_gather_sparse
+from spardl.communicators.transfer import all_gather_counted, all_gather_sparse
 from spardl.compressors.base import Output, SparseCompressor
 from spardl.context import Context
 from spardl.packing import Slot
@@ -44,8 +44,7 @@ class AllGather(Communicator[SparseCompressor]):
         own = accumulated.take(0, length, compressor.count(context), compressor.selector(context, compression))
         team, capacity = whole_team(context.worker), compressor.capacity(context)
         if capacity is None:
-            counts = yield from all_gather_counts(team, [len(own)], own.indices.device)
-            capacities = [count for (count,) in counts]
+            gathered = yield from all_gather_counted(team, own, [length] * team.size)
         else:
-            capacities = [capacity] * team.size
-        return merge((yield from all_gather_sparse(team, own, [Slot(room, length) for room in capacities])))
+            gathered = yield from all_gather_sparse(team, own, [Slot(capacity, length)] * team.size)
+        return merge(gathered)

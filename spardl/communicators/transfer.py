@@ -11,7 +11,7 @@ from spardl.packing import Slot, message_bytes, message_words, pack, unpack
 from spardl.programs import Exchange, Phase, Program, Receive, Send, Team
 from spardl.sparse import SparseVector
 
-__all__ = ["all_gather_counts", "all_gather_sparse", "exchange_sparse"]
+__all__ = ["all_gather_counted", "all_gather_counts", "all_gather_sparse", "exchange_sparse"]
 
 
 def exchange_sparse(
@@ -79,3 +79,19 @@ def all_gather_counts(team: Team, counts: Sequence[int], device: torch.device) -
     sizes = [len(counts)] * team.size
     gathered = yield from all_gather(team, torch.tensor(counts, dtype=torch.int64, device=device), sizes, sizes)
     return [row.tolist() for row in gathered]
+
+
+def all_gather_counted(team: Team, block: SparseVector, lengths: Sequence[int]) -> Program[list[SparseVector]]:
+    """Gives every member the sparse blocks of all members, whose numbers of entries only their owners know.
+
+    Args:
+        team: who takes part.
+        block: this member's.
+        lengths: length of each member's block, by position.
+
+    Returns:
+        The blocks, by position in the team.
+    """
+    counts = yield from all_gather_counts(team, [len(block)], block.indices.device)
+    slots = [Slot(count, length) for (count,), length in zip(counts, lengths, strict=True)]
+    return (yield from all_gather_sparse(team, block, slots))

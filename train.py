@@ -49,17 +49,24 @@ def build(config: DictConfig) -> Experiment:
     """
     plain: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     make = partial(_make, plain)
-    parts = (make(part) for part in ("compressor", "communicator", "residual", "momentum", "warmup"))
-    method = Method(*parts)
     plan = Plan(
         task=make("task", model=make("model"), dataset=make("dataset")),
-        method=method,
+        method=build_method(plain),
         optimizer=make("optimizer"),
         lr_schedule=make("lr_schedule"),
         schedule=make("schedule"),
         settings=_settings(plain["training"]),
     )
     return Experiment(plain, _label(), plan, make("cluster"), make("logger"))
+
+
+def build_method(plain: Mapping[str, Any]) -> Method:
+    """Makes the method that a resolved configuration names.
+
+    Raises:
+        ConfigError: if its parts do not fit together, or a value is out of range.
+    """
+    return Method(*(_make(plain, part) for part in ("compressor", "communicator", "residual", "momentum", "warmup")))
 
 
 def _make(plain: Mapping[str, Any], name: str, **extra: Any) -> Any:

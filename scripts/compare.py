@@ -75,8 +75,11 @@ def read(folder: Path) -> Finished | None:
 
 def label(config: dict[str, Any]) -> str:
     """What distinguishes a method, in the words of its configuration."""
-    parts = [config[node]["_target_"].rsplit(".", 1)[1] for node in ("compressor", "communicator", "residual")]
-    options = {**config["compressor"], **config["communicator"]}
+    nodes = ["compressor", "communicator", "residual"]
+    if config.get("momentum", {}).get("factor") is not None:
+        nodes.append("momentum")
+    parts = [config[node]["_target_"].rsplit(".", 1)[1] for node in nodes]
+    options = {key: value for node in nodes[:2] for key, value in config[node].items() if key != "seed"}
     return " ".join([" + ".join(parts), *(f"{key}={value}" for key, value in options.items() if key != "_target_")])
 
 

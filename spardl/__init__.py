@@ -1,32 +1,81 @@
 """Sparse gradient communication for distributed training: methods, clusters, schedules."""
 
 from spardl.clusters import Network, ProcessGroupCluster, SimulatedCluster
-from spardl.communicators import AllGather, Backend, Dense, SparDL
-from spardl.compressors import NoCompression, TopK
+from spardl.communicators import (
+    AllGather,
+    AllGatherCodes,
+    AllGatherDense,
+    Backend,
+    Dense,
+    GTopk,
+    OkTopk,
+    SparDL,
+    TopkDSA,
+)
+from spardl.compressors import (
+    QSGD,
+    Cast,
+    CountSketch,
+    GaussianK,
+    NoCompression,
+    PowerSGD,
+    RandomBlock,
+    RandomK,
+    ReusedThreshold,
+    SampledTopK,
+    SignSGD,
+    TernGrad,
+    Threshold,
+    TopK,
+)
 from spardl.errors import SpardlError
 from spardl.flat import FlatGradient
 from spardl.method import Method
-from spardl.residuals import GlobalResidual, LocalResidual, NoResidual, PartialResidual
+from spardl.momentum import CorrectedMomentum, LocalMomentum, OptimizerMomentum
+from spardl.residuals import GlobalResidual, LocalResidual, NoResidual, PartialResidual, RescaledResidual
 from spardl.schedules import AfterBackward
 from spardl.version import __version__
+from spardl.warmup import Warmup
 
 __all__ = [
+    "QSGD",
     "AfterBackward",
     "AllGather",
+    "AllGatherCodes",
+    "AllGatherDense",
     "Backend",
+    "Cast",
+    "CorrectedMomentum",
+    "CountSketch",
     "Dense",
     "FlatGradient",
+    "GTopk",
+    "GaussianK",
     "GlobalResidual",
+    "LocalMomentum",
     "LocalResidual",
     "Method",
     "Network",
     "NoCompression",
     "NoResidual",
+    "OkTopk",
+    "OptimizerMomentum",
     "PartialResidual",
+    "PowerSGD",
     "ProcessGroupCluster",
+    "RandomBlock",
+    "RandomK",
+    "RescaledResidual",
+    "ReusedThreshold",
+    "SampledTopK",
+    "SignSGD",
     "SimulatedCluster",
     "SparDL",
     "SpardlError",
+    "TernGrad",
+    "Threshold",
     "TopK",
+    "TopkDSA",
+    "Warmup",
     "__version__",
 ]

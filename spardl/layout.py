@@ -7,8 +7,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
-__all__ = ["Layout"]
+__all__ = ["Layout", "Part"]
+
+
+class Part(NamedTuple):
+    """A range of a vector with a budget of its own.
+
+    Attributes:
+        start: first position.
+        stop: the position after the last.
+        k: entries to send of it.
+    """
+
+    start: int
+    stop: int
+    k: int
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from spardl.accumulator import Accumulator
 from spardl.communicators.base import Communicator
 from spardl.compressors.base import Compressor, Mass, Output
 from spardl.context import Context
+from spardl.costs import Cost
 from spardl.errors import ConfigError
 from spardl.layout import Layout
 from spardl.momentum import Momentum, OptimizerMomentum
@@ -159,6 +160,14 @@ class Method:
             communication=self.communicator.init_state(),
         )
 
+    def cost(self, context: Context) -> Cost:
+        """Rounds and words of one synchronization after the dense warm-up: the limits for any worker."""
+        return self.communicator.cost(context, self.compressor)
+
+    def published_cost(self, context: Context) -> Cost:
+        """The same by the published formula, which may hold for the mean over all workers only."""
+        return self.communicator.published_cost(context, self.compressor)
+
     def accumulate(self, gradient: Tensor, state: MethodState) -> None:
         """Adds a worker's gradient, shape (n,), to what it carried over.
 
@@ -200,14 +209,13 @@ class Method:
             context, accumulated, self.compressor, state.compression, state.communication
         )
         yield Phase.MERGE
-        factor = self.residual.factor(state.layout.length, self.compressor.count(context))
         if not isinstance(total, SparseVector):
-            return total.div_(worker.size / factor)
+            return total.div_(worker.size)
         if self.momentum.masks:
             taken = accumulated.taken()
             self.momentum.mask(state.velocity, taken[torch.isin(taken, total.indices, assume_unique=True)])
         self.residual.keep(accumulated, total.indices)
-        return total.divided(worker.size / factor)
+        return self.residual.scale(total, self.compressor.parts(context)).divided(worker.size)
 
 
 def _is_finite(gradient: Tensor) -> bool:

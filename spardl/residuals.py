@@ -15,12 +15,15 @@ approximation, a sign), knows no positions: only LRES can keep it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from spardl.accumulator import Accumulator
+from spardl.layout import Part
+from spardl.sparse import SparseVector
 
 __all__ = ["GlobalResidual", "LocalResidual", "NoResidual", "PartialResidual", "RescaledResidual", "Residual"]
 
@@ -50,9 +53,14 @@ class Residual(ABC):
         if gradient is not None:
             memory.add_(gradient)
 
-    def factor(self, length: int, count: int) -> float:
-        """What the result is multiplied by, when ``count`` of ``length`` entries were sent."""
-        return 1.0
+    def scale(self, total: SparseVector, parts: Sequence[Part]) -> SparseVector:
+        """What the result is made of the sum: itself.
+
+        Args:
+            total: over all workers.
+            parts: how many entries of which ranges were sent.
+        """
+        return total
 
     @abstractmethod
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
@@ -92,9 +100,13 @@ class RescaledResidual(NoResidual):
     needs_entries = True
     needs_count = True
 
-    def factor(self, length: int, count: int) -> float:
-        """1 / density."""
-        return length / count if count else 1.0
+    def scale(self, total: SparseVector, parts: Sequence[Part]) -> SparseVector:
+        """Every entry times the length of its part / the entries sent of it."""
+        device, dtype = total.indices.device, total.values.dtype
+        ends = torch.tensor([part.stop for part in parts], dtype=torch.int64, device=device)
+        factors = torch.tensor([(part.stop - part.start) / part.k for part in parts], dtype=dtype, device=device)
+        own = factors[torch.searchsorted(ends, total.indices, right=True)]
+        return SparseVector(total.indices, total.values * own, total.length)
 
 
 class LocalResidual(Residual):

@@ -35,4 +35,4 @@ class Warmup:
         if not is_a(int, self.steps) or self.steps < 0:
             raise ConfigError(f"warmup.steps must be a whole number, at least 0, got {self.steps!r}")
         if not isinstance(self.communicator, DenseCommunicator):
-            raise ConfigError("warmup.communicator must be one that sums dense tensors: dense or backend")
+            raise ConfigError("warmup.communicator must sum dense tensors: dense, backend or allgather_dense")

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from spardl import registry
 from spardl.clusters import Cluster, Network, ProcessGroupCluster, SimulatedCluster
-from spardl.communicators import AllGather, Communicator, Dense, SparDL
-from spardl.compressors import Compressor, Mass, NoCompression, TopK
+from spardl.communicators import AllGather, Communicator, Dense, GTopk, SparDL, TopkDSA
+from spardl.compressors import Cast, Compressor, Mass, NoCompression, PowerSGD, TopK
 from spardl.context import Context
 from spardl.layout import Layout
 from spardl.method import Method, MethodState, why_not
@@ -61,6 +61,9 @@ def compressors(density: float) -> list[Compressor]:
         *(_with_density(kind, density) for kind in registry.compressors().values()),
         TopK(density, scope="layer"),
         TopK(density, scope="bucket", bucket_entries=16),
+        PowerSGD(1),
+        PowerSGD(2, warm_start=False),
+        Cast("fp16"),
     ]
 
 
@@ -71,7 +74,9 @@ def _with_density(kind: type[Compressor], density: float) -> Compressor:
 
 def communicators(workers: int) -> list[Communicator[Any]]:
     """Every communicator, and those forms that have a path of their own and that a number of workers allows."""
-    return [*(kind() for kind in registry.communicators().values()), *spardl_communicators(workers)[1:]]
+    kinds = registry.communicators().values()
+    forms = [GTopk("doubling"), TopkDSA(dense_above=0.0), *spardl_communicators(workers)[1:]]
+    return [*(kind() for kind in kinds), *forms]
 
 
 def residual_rules() -> list[Residual]:

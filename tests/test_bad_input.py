@@ -35,7 +35,7 @@ CASES = {
     "cluster.port=99999": "cluster.port must be a port number",
     "cluster.backend=mpi": "cluster.backend must be auto, gloo or nccl",
     "cluster.device=tpu": "cluster.device must be auto, cpu or cuda",
-    "compressor=foo": "Available options in 'compressor': none spardl topk topka",
+    "compressor=foo": "Available options in 'compressor': bf16 cast count_sketch",
     "model=foo": "Available options in 'model': bert",
     "dataset=foo": "Available options in 'dataset': cifar10",
     "logger=foo": "Available options in 'logger': none wandb",
@@ -45,8 +45,8 @@ CASES = {
     "compressor.nonsense=1": "Could not override 'compressor.nonsense'",
     "+compressor.nonsense=1": "unexpected keyword argument 'nonsense'",
     "+training.nonsense=1": "unexpected keyword argument 'nonsense'",
-    "compressor=none communicator=spardl": "use communicator=backend or dense",
-    "compressor=topk communicator=dense": "use communicator=allgather or spardl",
+    "compressor=none communicator=spardl": "use communicator=allgather_dense or backend or dense",
+    "compressor=topk communicator=dense": "use communicator=allgather or gtopk or oktopk or spardl or topkdsa",
     "compressor=none residual=global": "use residual=none",
     "dataset=cifar10 data_dir={tmp}": "dataset.download=true",
     "model=bert dataset=digits": "use dataset=pydocs",
@@ -120,7 +120,7 @@ def test_as_typed(tmp_path: Path) -> None:
 def test_help_shows_the_choices() -> None:
     done = command("--help")
     assert done.returncode == 0
-    assert "communicator: allgather, backend, dense, spardl" in done.stdout
+    assert "communicator: allgather, allgather_codes, allgather_dense, backend, dense" in done.stdout
 
 
 class Corrupt:

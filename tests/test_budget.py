@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spardl.compressors import Budget, TopK
-from spardl.compressors.budget import Part
 from spardl.context import Context
 from spardl.errors import ConfigError
-from spardl.layout import Layout
+from spardl.layout import Layout, Part
 from spardl.programs import Worker
 from spardl.state import State
 
@@ -49,7 +48,7 @@ def test_parts() -> None:
     assert Budget(density=0.1).parts(at(0)) == [Part(0, 505, 50)]
     by_layer = [Part(0, 200, 20), Part(200, 205, 1), Part(205, 505, 30)]
     assert Budget(density=0.1, scope="layer").parts(at(0)) == by_layer
-    assert Budget(density=0.1, scope="layer").count(at(0)) == 51
+    assert TopK(density=0.1, scope="layer").count(at(0)) == 51
     by_bucket = [Part(0, 205, 20), Part(205, 505, 30)]
     assert Budget(density=0.1, scope="bucket", bucket_entries=201).parts(at(0)) == by_bucket
 

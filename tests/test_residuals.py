@@ -8,6 +8,7 @@ import torch
 from spardl.accumulator import Accumulator
 from spardl.communicators import AllGather, SparDL
 from spardl.compressors import TopK
+from spardl.layout import Part
 from spardl.method import Method
 from spardl.residuals import GlobalResidual, LocalResidual, NoResidual, PartialResidual, RescaledResidual, Residual
 from spardl.sparse import SparseVector
@@ -73,11 +74,12 @@ def test_accumulate() -> None:
 
 def test_rescaled_is_right_on_average() -> None:
     rule = RescaledResidual()
-    assert rule.factor(100, 5) == 20
-    assert rule.factor(0, 0) == 1
     average = Bench.build(Method(TopK(0.5), AllGather(), rule), 1, 2).step([torch.tensor([1.0, 3.0]).double()])[0]
     assert isinstance(average, SparseVector)
     assert average.values.tolist() == [6.0]
+    total = SparseVector(torch.tensor([1, 4, 9]), torch.tensor([1.0, 1.0, 1.0]), 10)
+    # 2 of the first 4 entries, 1 of the 6 others.
+    assert rule.scale(total, [Part(0, 4, 2), Part(4, 10, 1)]).values.tolist() == [2.0, 6.0, 6.0]
 
 
 def test_each_rule_keeps_what_the_one_before_keeps_and_more() -> None:

@@ -1,9 +1,26 @@
 """Communicators: how P workers add up what they kept. One published all-reduce is one file."""
 
 from spardl.communicators.allgather import AllGather
+from spardl.communicators.allgather_codes import AllGatherCodes
+from spardl.communicators.allgather_dense import AllGatherDense
 from spardl.communicators.backend import Backend
 from spardl.communicators.base import Communicator, DenseCommunicator
 from spardl.communicators.dense import Dense
+from spardl.communicators.gtopk import GTopk
+from spardl.communicators.oktopk import OkTopk
 from spardl.communicators.spardl import SparDL
+from spardl.communicators.topkdsa import TopkDSA
 
-__all__ = ["AllGather", "Backend", "Communicator", "Dense", "DenseCommunicator", "SparDL"]
+__all__ = [
+    "AllGather",
+    "AllGatherCodes",
+    "AllGatherDense",
+    "Backend",
+    "Communicator",
+    "Dense",
+    "DenseCommunicator",
+    "GTopk",
+    "OkTopk",
+    "SparDL",
+    "TopkDSA",
+]

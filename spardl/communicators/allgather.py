@@ -15,6 +15,7 @@ from spardl.communicators.base import Communicator
 from spardl.communicators.transfer import all_gather_counted, all_gather_sparse
 from spardl.compressors.base import Output, SparseCompressor
 from spardl.context import Context
+from spardl.costs import Bounds, Cost, log2_ceil
 from spardl.packing import Slot
 from spardl.programs import Phase, Program, whole_team
 from spardl.sparse import Sum, merge
@@ -29,6 +30,15 @@ class AllGather(Communicator[SparseCompressor]):
 
     name = "allgather"
     sums = frozenset({Output.AT_MOST_K, Output.ABOUT_K, Output.ANY_COUNT})
+
+    def cost(self, context: Context, compressor: SparseCompressor) -> Cost:
+        """Exact where the number of entries is known beforehand."""
+        others, rounds = context.worker.size - 1, log2_ceil(context.worker.size)
+        capacity = compressor.capacity(context)
+        if capacity is None:
+            most = 2 * context.layout.length * others + others
+            return Cost(Bounds.exactly(2 * rounds), Bounds(others, most))
+        return Cost(Bounds.exactly(rounds), Bounds.exactly(2 * capacity * others))
 
     def reduce(
         self,

@@ -10,6 +10,7 @@ from torch import Tensor
 from spardl.accumulator import Accumulator
 from spardl.compressors.base import Compressor, DenseCompressor, Output
 from spardl.context import Context
+from spardl.costs import Cost
 from spardl.programs import Program, Worker
 from spardl.sparse import Sum
 from spardl.state import State
@@ -61,6 +62,14 @@ class Communicator(ABC, Generic[C]):
             The sum over all workers, bit-identical on each of them.
         """
 
+    @abstractmethod
+    def cost(self, context: Context, compressor: C) -> Cost:
+        """What ``reduce`` will cost any worker, certainly."""
+
+    def published_cost(self, context: Context, compressor: C) -> Cost:
+        """The published formula, where that supposes entries to be spread evenly: the mean over all workers."""
+        return self.cost(context, compressor)
+
 
 class DenseCommunicator(Communicator[DenseCompressor]):
     """Base of the communicators that sum dense tensors."""
@@ -70,6 +79,14 @@ class DenseCommunicator(Communicator[DenseCompressor]):
     @abstractmethod
     def total(self, worker: Worker, tensor: Tensor) -> Program[Tensor]:
         """The sum of a 1-D tensor over all workers; the argument may be overwritten."""
+
+    @abstractmethod
+    def total_cost(self, workers: int, length: int) -> Cost:
+        """What one sum of ``length`` entries costs a worker."""
+
+    def cost(self, context: Context, compressor: DenseCompressor) -> Cost:
+        """That of all the sums that the compressor asks for."""
+        return Cost.total(self.total_cost(context.worker.size, length) for length in compressor.sizes(context))
 
     def reduce(
         self,

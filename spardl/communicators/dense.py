@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from spardl.communicators.base import DenseCommunicator
+from spardl.costs import Bounds, Cost
 from spardl.programs import Exchange, Phase, Program, Receive, Send, Team, Worker, whole_team
 
 __all__ = ["Dense"]
@@ -22,6 +23,11 @@ class Dense(DenseCommunicator):
     """Sums dense vectors around a ring: every chunk visits one worker after the other."""
 
     name = "dense"
+
+    def total_cost(self, workers: int, length: int) -> Cost:
+        """Each worker sends all chunks but one, twice; chunks differ by one entry where P does not divide n."""
+        low, high = (2 * (length - chunk) for chunk in (-(-length // workers), length // workers))
+        return Cost(Bounds.exactly(2 * (workers - 1)), Bounds(low, high))
 
     def total(self, worker: Worker, tensor: Tensor) -> Program[Tensor]:
         """Reduce-scatter, then all-gather, in place; worker r ends the first half owning chunk r + 1."""

@@ -18,14 +18,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from spardl.accumulator import Accumulator, Select
 from spardl.checks import is_a
 from spardl.communicators.base import Communicator
+from spardl.communicators.doubling import Target, recursive_doubling
 from spardl.communicators.transfer import all_gather_sparse, exchange_sparse
 from spardl.compressors.base import Output, SparseCompressor
 from spardl.context import Context
+from spardl.costs import Bounds, Cost, log2_ceil
 from spardl.errors import ConfigError
 from spardl.packing import Slot
 from spardl.programs import Phase, Program, Team
@@ -174,20 +176,9 @@ class Reduced(NamedTuple):
 
 
 def recursive_gather(peers: Team, own: Reduced, state: SparDLState) -> Program[SparseVector]:
-    """R-SAG: recursive doubling over a power of two of teams, re-selecting k_b entries in every round.
-
-    After round j, 2^(j+1) workers hold the same sum and drop the same entries, so each of them keeps that
-    share of the dropped mass. Shares are powers of two: no bit is lost.
-    """
-    capacity = own.slot.capacity
-    merged = own.take(capacity)
-    for level in range((peers.size - 1).bit_length()):
-        partner = peers.members[peers.position ^ (1 << level)]
-        slot = [Slot(capacity, own.slot.length)]
-        arrived = yield from exchange_sparse(partner, [merged], slot, partner, slot, merged.values.dtype)
-        merged, dropped = merge([merged, arrived[0]]).top(capacity)
-        own.accumulated.add(own.start, dropped.divided(2 ** (level + 1)))
-    return merged
+    """R-SAG: recursive doubling over a power of two of teams, re-selecting k_b entries in every round."""
+    target = Target(own.accumulated, own.start, own.slot)
+    return (yield from recursive_doubling(peers, own.take(own.slot.capacity), target))
 
 
 def bruck_gather(peers: Team, own: Reduced, state: SparDLState) -> Program[SparseVector]:
@@ -204,9 +195,29 @@ def bruck_gather(peers: Team, own: Reduced, state: SparDLState) -> Program[Spars
     return union.top(capacity)[0]
 
 
-Gather: TypeAlias = Callable[[Team, Reduced, SparDLState], Program[SparseVector]]
+def _recursive_words(teams: int, k: int) -> Bounds:
+    return Bounds.exactly(2 * k * log2_ceil(teams))
 
-GATHERS: Mapping[str, Gather] = MappingProxyType({"bruck": bruck_gather, "recursive": recursive_gather})
+
+def _bruck_words(teams: int, k: int) -> Bounds:
+    return Bounds(2 * -(-k // teams) * (teams - 1), 2 * k * (teams - 1))
+
+
+class Gather(NamedTuple):
+    """A way to add up a block over the teams.
+
+    Attributes:
+        run: the program of one member.
+        words: what it sends, of a number of teams and a block of which the result holds some number of entries.
+    """
+
+    run: Callable[[Team, Reduced, SparDLState], Program[SparseVector]]
+    words: Callable[[int, int], Bounds]
+
+
+GATHERS: Mapping[str, Gather] = MappingProxyType(
+    {"bruck": Gather(bruck_gather, _bruck_words), "recursive": Gather(recursive_gather, _recursive_words)}
+)
 
 
 @dataclass(frozen=True)
@@ -247,6 +258,23 @@ class SparDL(Communicator[SparseCompressor]):
                 f"communicator.teams={self.teams} does not divide {workers} workers; use one of {', '.join(legal)}"
             )
 
+    def cost(self, context: Context, compressor: SparseCompressor) -> Cost:
+        """The formulas above; blocks of unequal length differ where they are kept whole."""
+        size, teams = context.worker.size // self.teams, self.teams
+        blocks = self._blocks(context, compressor, size)
+        capacities = [blocks.slot(block).capacity for block in range(size)]
+        least, most, words = min(capacities), max(capacities), GATHERS[self.gather].words
+        return Cost(
+            Bounds.exactly(2 * log2_ceil(size) + log2_ceil(teams)),
+            Bounds(
+                4 * (sum(capacities) - most) + words(teams, least).low,
+                4 * (sum(capacities) - least) + words(teams, most).high,
+            ),
+        )
+
+    def _blocks(self, context: Context, compressor: SparseCompressor, size: int) -> Blocks:
+        return Blocks(context.layout.length, size, -(-compressor.count(context) // size))
+
     def init_state(self) -> SparDLState:
         """The adaptation of h, at its beginning."""
         return SparDLState()
@@ -267,12 +295,11 @@ class SparDL(Communicator[SparseCompressor]):
         team = Team(range(first, first + size), worker.rank % size)
         peers = Team(range(worker.rank % size, worker.size, size), worker.rank // size)
 
-        length = accumulated.values.numel()
-        blocks = Blocks(length, size, -(-compressor.count(context) // size))
+        blocks = self._blocks(context, compressor, size)
         select = compressor.selector(context, compression)
         yield from spar_reduce_scatter(team, accumulated, blocks, select)
         yield Phase.SELECT
         own = Reduced(accumulated, blocks.bounds(team.position)[0], blocks.slot(team.position), select)
-        block = yield from GATHERS[self.gather](peers, own, state)
+        block = yield from GATHERS[self.gather].run(peers, own, state)
         slots = [blocks.slot(position) for position in range(size)]
         return concatenate((yield from all_gather_sparse(team, block, slots)))

@@ -11,11 +11,13 @@ from collections.abc import Sequence
 
 import torch
 
-from spardl.packing import Slot, message_bytes, message_words, pack, unpack
+from spardl.communicators.transfer import receiving, sending
+from spardl.costs import Bounds, Cost, log2_ceil
+from spardl.packing import Slot, unpack
 from spardl.programs import Exchange, Phase, Program, Receive, Send, Team
 from spardl.sparse import SparseVector, merge
 
-__all__ = ["equal_regions", "split_and_reduce", "swap_counts"]
+__all__ = ["equal_regions", "split_and_reduce", "split_cost", "swap_counts", "swap_words"]
 
 
 def equal_regions(length: int, count: int) -> list[int]:
@@ -52,6 +54,18 @@ def split_and_reduce(team: Team, own: SparseVector, borders: Sequence[int], buck
     return merge(parts)
 
 
+def split_cost(workers: int, entries: int, bucket: int) -> Cost:
+    """What ``split_and_reduce`` costs a worker that has at most so many entries."""
+    counts = swap_words(workers)
+    rounds = log2_ceil(workers) + -(-(workers - 1) // bucket)
+    return Cost(Bounds.exactly(rounds), Bounds(counts, counts + 2 * entries * (workers > 1)))
+
+
+def swap_words(workers: int) -> int:
+    """Words of ``swap_counts``: what travels d places is sent once per binary digit of d that is set."""
+    return sum(distance.bit_count() for distance in range(workers))
+
+
 def _bucket_exchange(
     team: Team, regions: Sequence[SparseVector], offsets: Sequence[int], coming: Sequence[Slot]
 ) -> Exchange:
@@ -59,12 +73,8 @@ def _bucket_exchange(
     sends = []
     for offset in offsets:
         region = regions[team.at(offset)]
-        slots = [Slot(len(region), region.length)]
-        sends.append(Send(team.rank(offset), pack([region], slots, dtype), message_words(slots)))
-    receives = [
-        Receive(team.rank(-offset), message_bytes([slot], dtype), torch.uint8)
-        for offset, slot in zip(offsets, coming, strict=True)
-    ]
+        sends.append(sending(team.rank(offset), [region], [Slot(len(region), region.length)], dtype))
+    receives = [receiving(team.rank(-offset), [slot], dtype) for offset, slot in zip(offsets, coming, strict=True)]
     return Exchange(sends, receives)
 
 

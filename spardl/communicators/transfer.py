@@ -11,7 +11,14 @@ from spardl.packing import Slot, message_bytes, message_words, pack, unpack
 from spardl.programs import Exchange, Phase, Program, Receive, Send, Team
 from spardl.sparse import SparseVector
 
-__all__ = ["all_gather_counted", "all_gather_counts", "all_gather_sparse", "exchange_sparse"]
+__all__ = [
+    "all_gather_counted",
+    "all_gather_counts",
+    "all_gather_sparse",
+    "exchange_sparse",
+    "receiving",
+    "sending",
+]
 
 
 def exchange_sparse(
@@ -36,11 +43,20 @@ def exchange_sparse(
         The received blocks, one per slot in ``coming``.
     """
     yield Phase.PACK
-    send = Send(to, pack(blocks, slots, dtype), message_words(slots))
-    arrived = yield Exchange([send], [Receive(source, message_bytes(coming, dtype), torch.uint8)])
+    arrived = yield Exchange([sending(to, blocks, slots, dtype)], [receiving(source, coming, dtype)])
     received = unpack(arrived[0], coming, dtype)
     yield Phase.MERGE
     return received
+
+
+def sending(to: int, blocks: Sequence[SparseVector], slots: Sequence[Slot], dtype: torch.dtype) -> Send:
+    """One message with a bag of blocks, packed."""
+    return Send(to, pack(blocks, slots, dtype), message_words(slots))
+
+
+def receiving(source: int, slots: Sequence[Slot], dtype: torch.dtype) -> Receive:
+    """What ``sending`` with the same slots looks like at the other end."""
+    return Receive(source, message_bytes(slots, dtype), torch.uint8)
 
 
 def all_gather_sparse(team: Team, block: SparseVector, slots: Sequence[Slot]) -> Program[list[SparseVector]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from spardl.accumulator import Accumulator, Select
 from spardl.context import Context
-from spardl.layout import Layout
+from spardl.layout import Layout, Part
 from spardl.programs import Program
 from spardl.sparse import Sum
 from spardl.state import State
@@ -61,9 +61,13 @@ class Compressor(ABC):
         """A fresh state for one worker, for gradients of a layout, type and place."""
         return State()
 
+    def parts(self, context: Context) -> list[Part]:
+        """How many entries of which ranges are meant to be sent at their own value; all, unless it sparsifies."""
+        return [Part(0, context.layout.length, context.layout.length)]
+
     def count(self, context: Context) -> int:
-        """How many entries are meant to be sent at their own value; all of them unless it sparsifies."""
-        return context.layout.length
+        """How many that are in all."""
+        return sum(part.k for part in self.parts(context))
 
 
 class SparseCompressor(Compressor):
@@ -92,6 +96,10 @@ class DenseCompressor(Compressor):
     output = Output.DENSE
 
     @abstractmethod
+    def sizes(self, context: Context) -> list[int]:
+        """Entries of each tensor that ``rounds`` sums, in order."""
+
+    @abstractmethod
     def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
         """Sums a vector over all workers, calling ``total`` once per round of communication.
 
@@ -113,12 +121,12 @@ class CodeCompressor(Compressor):
     output = Output.CODES
 
     @abstractmethod
-    def size(self, context: Context) -> int:
-        """Bytes of a message."""
+    def size(self, context: Context, dtype: torch.dtype = torch.float32) -> int:
+        """Bytes of a message, for vectors of a type: scales among the codes have it, too."""
 
     @abstractmethod
     def encode(self, vector: Tensor, context: Context, state: State) -> Tensor:
-        """The message: uint8, shape (size(context),); the vector, shape (n,), is not changed."""
+        """The message: uint8, shape (size(context, vector.dtype),); the vector, shape (n,), is not changed."""
 
     @abstractmethod
     def decode(self, message: Tensor, context: Context, dtype: torch.dtype) -> Tensor:

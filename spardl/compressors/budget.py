@@ -20,10 +20,10 @@ from spardl.checks import is_a
 from spardl.compressors.base import SparseCompressor
 from spardl.context import Context
 from spardl.errors import ConfigError
-from spardl.layout import Layout
+from spardl.layout import Layout, Part
 from spardl.state import State
 
-__all__ = ["SCOPES", "Budget", "BudgetedCompressor", "Part"]
+__all__ = ["SCOPES", "Budget", "BudgetedCompressor"]
 
 SCOPES: Mapping[str, Callable[[Layout, int], list[tuple[int, int]]]] = MappingProxyType(
     {
@@ -32,20 +32,6 @@ SCOPES: Mapping[str, Callable[[Layout, int], list[tuple[int, int]]]] = MappingPr
         "bucket": lambda layout, entries: layout.buckets(entries),
     }
 )
-
-
-class Part(NamedTuple):
-    """A range of the gradient with a budget of its own.
-
-    Attributes:
-        start: first position.
-        stop: the position after the last.
-        k: entries to send of it.
-    """
-
-    start: int
-    stop: int
-    k: int
 
 
 @dataclass(frozen=True)
@@ -95,10 +81,6 @@ class Budget:
         density = self.density_at(context.step)
         ranges = SCOPES[self.scope](context.layout, self.bucket_entries)
         return [Part(start, stop, _share(density, stop - start)) for start, stop in ranges if stop > start]
-
-    def count(self, context: Context) -> int:
-        """The sum of all parts' budgets."""
-        return sum(part.k for part in self.parts(context))
 
 
 def _share(density: float, length: int) -> int:

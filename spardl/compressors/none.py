@@ -21,6 +21,10 @@ class NoCompression(DenseCompressor):
     name = "none"
     mass = Mass.KEPT
 
+    def sizes(self, context: Context) -> list[int]:
+        """The whole vector."""
+        return [context.layout.length]
+
     def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
         """One dense sum."""
         return (yield from total(accumulated.values))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,6 +70,12 @@ class Plan:
 
     def _check_momentum(self) -> None:
         rule, given = self.method.momentum, getattr(self.optimizer, "keywords", {})
+        kind = getattr(self.optimizer, "func", self.optimizer)
+        if rule.remembers and "momentum" not in inspect.signature(kind).parameters:
+            raise ConfigError(
+                f"momentum={rule.name} takes the place of the optimizer's own, which {kind.__name__} does not have; "
+                "use optimizer=sgd, or momentum=optimizer"
+            )
         for key, applied in (("momentum", rule.remembers), ("weight_decay", rule.decay > 0)):
             if applied and given.get(key):
                 raise ConfigError(

@@ -38,7 +38,7 @@ def rows(summary: Mapping[str, Any], simulated: bool) -> list[tuple[str, str]]:
             "sent per worker and step",
             f"{_bytes(sent)} in {summary['step_rounds']:.3g} rounds; dense {_bytes(dense)}{share}",
         ),
-        ("density reached", f"{summary['density']:.3%} of {summary['parameters']:,} parameters"),
+        ("entries of the average", f"{summary['density']:.3%} of {summary['parameters']:,}"),
         ("replicas", f"equal to the last bit in {summary['replica_checks']} checks"),
         ("break-even bandwidth", _break_even(summary["break_even_gbit"])),
         ("peak memory", f"{_bytes(summary['peak_memory_bytes'])} in the largest process"),

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from spardl.errors import ConfigError
 from spardl.programs import Worker
-from spardl.training.seeds import generator
+from spardl.randomness import seeded_generator
 
 __all__ = ["Sampler"]
 
@@ -46,10 +46,10 @@ class Sampler:
         """
         epoch, within = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
-            order = torch.randperm(self._examples, generator=generator(self._seed, "order", epoch))
+            order = torch.randperm(self._examples, generator=seeded_generator(self._seed, "order", epoch))
             self._epoch, self._shard = epoch, order[self._worker.rank :: self._worker.size]
         return self._shard[within * self._batch_size : (within + 1) * self._batch_size]
 
     def generator(self, step: int) -> torch.Generator:
         """The source of the random choices (augmentation, masking) of a step."""
-        return generator(self._seed, "batch", step, self._worker.rank)
+        return seeded_generator(self._seed, "batch", step, self._worker.rank)

@@ -26,7 +26,7 @@ class Costs:
 
     Attributes:
         seconds: by phase.
-        rounds: exchanges.
+        rounds: exchanges, of the worker that has most.
         words: sent, an index or a value being one.
         bytes_sent: sent by a worker.
         dense_bytes: what a ring all-reduce of the same gradient would send.
@@ -50,10 +50,10 @@ def gather_costs(cluster: Cluster, steps: int, gradient: Tensor) -> Costs:
     """Averages all workers' ledgers."""
     rows = gather_rows(cluster, [_row(ledger, gradient.device) for ledger in cluster.ledgers])
     table = torch.stack(rows).cpu()
-    rounds, words, sent, *seconds = (table[:, :-1].mean(0) / steps).tolist()
+    _, words, sent, *seconds = (table[:, :-1].mean(0) / steps).tolist()
     return Costs(
         seconds={phase.value: value for phase, value in zip(Phase, seconds, strict=True)},
-        rounds=rounds,
+        rounds=float(table[:, 0].max()) / steps,
         words=words,
         bytes_sent=sent,
         dense_bytes=2 * gradient.nbytes * (cluster.size - 1) / cluster.size,

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from spardl.clusters.base import Cluster, gather_rows
 from spardl.programs import Worker
+from spardl.randomness import derive_seed
 from spardl.training.sampler import Sampler
-from spardl.training.seeds import derive_seed
 
 __all__ = ["TrainingWorker", "average_buffers"]
 

@@ -33,7 +33,7 @@ def test_figures_in_words() -> None:
     assert found["wall time"] == "12.3 s, evaluation 500 ms"
     assert found["a step"] == "1.5 s: compute 20 ms, communicate 1.5 s"
     assert found["sent per worker and step"] == "12.3 kB in 4 rounds; dense 1.23 MB (1.00% of dense)"
-    assert found["density reached"] == "1.230% of 269,434 parameters"
+    assert found["entries of the average"] == "1.230% of 269,434"
     assert found["break-even bandwidth"] == "pays on networks slower than 1.23 Gbit/s per worker"
     assert found["peak memory"] == "2.5 GB in the largest process"
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from spardl.training.seeds import derive_seed, generator
+from spardl.randomness import derive_seed, seeded_generator
 
 
 def test_seeds_are_fixed_for_ever() -> None:
@@ -15,4 +15,5 @@ def test_seeds_differ_and_fit() -> None:
     seeds = {derive_seed(seed, what, step) for seed in range(10) for what in "ab" for step in range(10)}
     assert len(seeds) == 200
     assert all(0 <= seed < 2**63 for seed in seeds)
-    assert torch.equal(torch.rand(3, generator=generator(1, "x")), torch.rand(3, generator=generator(1, "x")))
+    one, other = (torch.rand(3, generator=seeded_generator(1, "x")) for _ in range(2))
+    assert torch.equal(one, other)

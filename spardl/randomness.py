@@ -1,4 +1,4 @@
-"""Seeds that depend on nothing but what they are for."""
+"""Random numbers that depend on nothing but what they are for: no state of theirs needs to be saved."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 
 import torch
 
-__all__ = ["derive_seed", "generator"]
+__all__ = ["derive_seed", "seeded_generator"]
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -15,6 +15,6 @@ def derive_seed(*parts: int | str) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def generator(*parts: int | str) -> torch.Generator:
-    """A CPU generator with such a seed."""
+def seeded_generator(*parts: int | str) -> torch.Generator:
+    """A CPU generator with such a seed: the same on every worker that asks for the same, and after a restart."""
     return torch.Generator().manual_seed(derive_seed(*parts))

@@ -1,0 +1,169 @@
+"""How well and how fast the count-sketch compressor finds large entries: the measurement behind its defaults.
+
+python scripts/bench_sketch.py
+python scripts/bench_sketch.py --density 0.001 --rows 3 5 --columns 2 8 --candidates 4 16
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import TypeVar
+
+# A script's own folder is on the path, the repository's is not.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from spardl.accumulator import Accumulator
+from spardl.communicators import Dense
+from spardl.compressors.count_sketch import CountSketch
+from spardl.context import Context
+from spardl.flat import FlatGradient
+from spardl.layout import Layout
+from spardl.programs import Program, Worker
+from spardl.selection import top_k
+from spardl.sketch import Sketch
+from spardl.sparse import SparseVector
+from spardl.state import State
+from tasks.datasets.digits import load_digits
+from tasks.models.resnet_cifar import CifarResNet
+
+T = TypeVar("T")
+
+ALONE = Worker(0, 1)
+
+
+def training(
+    density: float, momentum: float, workers: int = 8, batch: int = 16, rate: float = 0.05
+) -> Iterator[Tensor]:
+    """Trains ResNet-20 on the digits by exact top-k of the sum, and yields what the workers accumulated, added up.
+
+    Args:
+        density: of the result.
+        momentum: each worker's, stopped where an entry is sent; 0 for gradients alone.
+        workers: how many there are.
+        batch: images for each of them.
+        rate: learning rate.
+    """
+    torch.manual_seed(1)
+    source = torch.Generator().manual_seed(1)
+    model, images = CifarResNet(20, 10, in_channels=1), load_digits().train
+    gradient = FlatGradient(model.parameters())
+    optimizer = torch.optim.SGD(model.parameters(), rate, momentum=0.0 if momentum else 0.9)
+    velocity, memory = (torch.zeros(workers, gradient.layout.length) for _ in range(2))
+    while True:
+        for rank in range(workers):
+            gradient.zero()
+            drawn = images.batch(torch.randint(len(images), (batch,), generator=source), source)
+            F.cross_entropy(model(drawn["images"]), drawn["labels"]).backward()
+            velocity[rank].mul_(momentum).add_(gradient.vector)
+        memory += velocity
+        total = memory.sum(0)
+        yield total
+        sent = top_k(total, round(density * total.numel()))
+        gradient.write(SparseVector(sent, total[sent] / workers, total.numel()))
+        optimizer.step()
+        velocity[:, sent] = 0
+        memory[:, sent] = 0
+
+
+def vectors(density: float, steps: Sequence[int]) -> dict[str, list[Tensor]]:
+    """What is compressed, by its origin."""
+    source = torch.Generator().manual_seed(1)
+    found = {"Student's t, 3 degrees": [_student(270_000, 3, source) for _ in steps]}
+    for name, momentum in (("ResNet-20", 0.0), ("ResNet-20, momentum corrected", 0.9)):
+        captured = itertools.islice(enumerate(training(density, momentum)), max(steps) + 1)
+        found[name] = [vector.clone() for step, vector in captured if step in steps]
+    return found
+
+
+def _student(length: int, degrees: int, source: torch.Generator) -> Tensor:
+    normal = torch.randn(degrees + 1, length, generator=source)
+    return normal[0] / normal[1:].square().mean(0).sqrt()
+
+
+def finish(program: Program[T]) -> T:
+    """Runs the program of a worker who is alone."""
+    try:
+        while True:
+            next(program)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+def recovered(compressor: CountSketch, vector: Tensor, step: int) -> float:
+    """The mass of the entries that are found, compared with that of the largest ones."""
+    context = Context(ALONE, Layout.flat(vector.numel()), step)
+    program = compressor.rounds(
+        Accumulator(vector.clone()), context, lambda tensor: Dense().total(ALONE, tensor), State()
+    )
+    found = finish(program)
+    assert isinstance(found, SparseVector)
+    best = vector[top_k(vector, compressor.count(context))]
+    return float(found.values.abs().sum() / best.abs().sum())
+
+
+def print_quality(arguments: argparse.Namespace) -> None:
+    """A table: what each shape costs, and how much it recovers."""
+    sources = vectors(arguments.density, arguments.steps)
+    print(f"density {arguments.density:g}; recovered mass at steps {arguments.steps}, mean (lowest)\n")
+    print("| rows | columns / k | candidates / k | words / dense | " + " | ".join(sources) + " |")
+    print("|---|---|---|---|" + "---|" * len(sources))
+    for rows, columns, candidates in itertools.product(arguments.rows, arguments.columns, arguments.candidates):
+        share = arguments.density * (rows * columns + candidates)
+        if share >= 1:
+            continue
+        compressor = CountSketch(density=arguments.density, rows=rows, columns_per_entry=columns, candidates=candidates)
+        shares = [[recovered(compressor, v, step) for step, v in enumerate(found)] for found in sources.values()]
+        cells = [f"{mean(each):.1%} ({min(each):.1%})" for each in shares]
+        print(f"| {rows} | {columns:g} | {candidates:g} | {share:.1%} | " + " | ".join(cells) + " |", flush=True)
+
+
+def print_speed(arguments: argparse.Namespace) -> None:
+    """A table: the milliseconds of a table and of a query, on one thread."""
+    torch.set_num_threads(1)
+    print("\n| entries | rows | insert, ms | query, ms |\n|---|---|---|---|")
+    for length, rows in itertools.product(arguments.lengths, arguments.rows):
+        k = round(arguments.density * length)
+        sketch = Sketch(rows, round(arguments.columns[-1] * k), seed=0)
+        vector = _student(length, 3, torch.Generator().manual_seed(0))
+        table, inserting = _timed(lambda: sketch.insert(vector))  # noqa: B023
+        _, querying = _timed(lambda: sketch.largest(table, 0, length, round(arguments.candidates[-1] * k)))  # noqa: B023
+        print(f"| {length} | {rows} | {inserting:.1f} | {querying:.1f} |", flush=True)
+
+
+def _timed(work: Callable[[], T]) -> tuple[T, float]:
+    """The result, and the milliseconds of the fastest of a few runs."""
+    seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        result = work()
+        seconds.append(time.perf_counter() - started)
+    return result, 1000 * min(seconds)
+
+
+def main() -> None:
+    """Reads the shapes on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--density", type=float, default=0.01)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 3, 5])
+    parser.add_argument("--columns", type=float, nargs="+", default=[2, 4], help="for each entry sent")
+    parser.add_argument("--candidates", type=float, nargs="+", default=[2, 6, 8], help="for each entry sent")
+    parser.add_argument("--steps", type=int, nargs="+", default=[5, 50, 110], help="of training, to look at")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[270_000, 14_700_000], help="to time")
+    arguments = parser.parse_args()
+    print_quality(arguments)
+    print_speed(arguments)
+
+
+if __name__ == "__main__":
+    main()

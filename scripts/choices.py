@@ -1,0 +1,46 @@
+"""The methods that ``compressor=NAME`` can choose, built as the command line would build them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+# A script's own folder is on the path, the repository's is not.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from spardl.errors import ConfigError
+from spardl.method import Method
+from train import CONFIGURATIONS, build_method
+
+__all__ = ["build", "composing", "names"]
+
+
+def names() -> list[str]:
+    """All choices of the group ``compressor``, in alphabetical order."""
+    return sorted(path.stem for path in (CONFIGURATIONS / "compressor").glob("*.yaml"))
+
+
+@contextmanager
+def composing() -> Iterator[None]:
+    """Inside, configurations can be composed."""
+    with initialize_config_dir(str(CONFIGURATIONS), version_base="1.3"):
+        yield
+
+
+def build(name: str, *overrides: str) -> Method:
+    """The method of a choice, with overrides as on the command line.
+
+    Raises:
+        ConfigError: if there is no such choice, or the parts do not fit together.
+    """
+    if name not in names():
+        raise ConfigError(f"there is no compressor={name}; choose one of {', '.join(names())}")
+    config = compose("train", [f"compressor={name}", *overrides])
+    plain: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
+    return build_method(plain)

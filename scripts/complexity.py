@@ -1,0 +1,182 @@
+"""Rounds and words of every method: counted by the ledger, beside the published formula.
+
+python scripts/complexity.py
+python scripts/complexity.py --methods oktopk,spardl --workers 4,7,14
+
+Every method synchronizes random gradients (a part that all workers share, and noise) in the simulated cluster, without
+dense warm-up, and without residual so that all steps are alike. Steps that cost differently, such as those in which
+Ok-Topk evaluates its thresholds, have lines of their own. "words, mean" is over all workers, as the papers count; the
+other counts are of each worker. Exits with 1 where a count leaves its formula.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import choices
+import torch
+
+from spardl.clusters import Ledger, Network, SimulatedCluster
+from spardl.context import Context
+from spardl.costs import Bounds, Cost
+from spardl.errors import ConfigError
+from spardl.layout import Layout
+from spardl.method import Method
+
+WORKERS = (4, 7, 8, 14, 16, 64, 256)
+STEPS = 2
+DENSITY = 0.02
+# Words of counts (P log P in all) must be few beside k, and P vectors of n entries must fit into memory.
+KEPT_PER_WORKER = 8
+HEADER = ("method", "P", "n", "step", "rounds", "formula", "words, mean", "formula", "words", "limits", "")
+
+
+class Line(NamedTuple):
+    """One step, or several of equal cost.
+
+    Attributes:
+        method: its choice.
+        workers: P.
+        length: n.
+        steps: their numbers.
+        published: the formula, for the mean over all workers.
+        limits: for each worker.
+        rounds: counted, least and most over workers and steps.
+        words: likewise.
+        mean: words, over all workers, least and most over steps.
+    """
+
+    method: str
+    workers: int
+    length: int
+    steps: list[int]
+    published: Cost
+    limits: Cost
+    rounds: Bounds
+    words: Bounds
+    mean: Bounds
+
+    @property
+    def holds(self) -> bool:
+        """Whether the counts are within formula and limits."""
+        pairs = [
+            (self.rounds, self.published.rounds),
+            (self.mean, self.published.words),
+            (self.rounds, self.limits.rounds),
+            (self.words, self.limits.words),
+        ]
+        return all(found.low in bounds and found.high in bounds for found, bounds in pairs)
+
+    def text(self) -> str:
+        """A row of the table."""
+        steps = ",".join(map(str, self.steps))
+        bounds = (self.rounds, self.published.rounds, self.mean, self.published.words, self.words, self.limits.words)
+        verdict = "" if self.holds else "DIFFERS"
+        cells = (self.method, self.workers, self.length, steps, *map(show, bounds), verdict)
+        return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def show(bounds: Bounds) -> str:
+    """One number, or a range."""
+    return str(bounds.low) if bounds.low == bounds.high else f"{bounds.low}..{bounds.high}"
+
+
+def layout_for(workers: int) -> Layout:
+    """A matrix and a vector of which ``DENSITY`` keeps ``KEPT_PER_WORKER`` entries for each worker."""
+    length = round(KEPT_PER_WORKER * workers / DENSITY)
+    rows = workers
+    columns = length // rows - 10
+    return Layout.of([(rows, columns), (length - rows * columns,)])
+
+
+def measure(name: str, method: Method, workers: int) -> Iterator[Line]:
+    """Runs some steps, and compares what was counted with the formula."""
+    layout = layout_for(workers)
+    method.communicator.check_workers(workers)
+    states = [method.init_state(layout, torch.float32) for _ in range(workers)]
+    cluster = SimulatedCluster(workers, Network(alpha=0, gbit=1), count_local=False)
+    source = torch.Generator().manual_seed(1)
+    groups: dict[tuple[Cost, Cost], list[tuple[int, Bounds, Bounds, Bounds]]] = {}
+    for step in range(STEPS):
+        common = torch.randn(layout.length, generator=source)
+        for state in states:
+            state.memory.zero_()
+            method.accumulate(common + torch.randn(layout.length, generator=source), state)
+        before = [(ledger.rounds, ledger.words) for ledger in cluster.ledgers]
+        cluster.run([method.average(*pair) for pair in zip(cluster.local_workers, states, strict=True)])
+        context = Context(cluster.local_workers[0], layout, step)
+        costs = (method.published_cost(context), method.cost(context))
+        groups.setdefault(costs, []).append((step, *_counted(cluster.ledgers, before)))
+    for costs, found in groups.items():
+        steps, *counts = zip(*found, strict=True)
+        yield Line(name, workers, layout.length, list(steps), *costs, *map(_span, counts))
+
+
+def _counted(ledgers: Sequence[Ledger], before: Sequence[tuple[int, int]]) -> tuple[Bounds, Bounds, Bounds]:
+    """Rounds, words and mean words of one step."""
+    pairs = list(zip(ledgers, before, strict=True))
+    rounds = [ledger.rounds - old for ledger, (old, _) in pairs]
+    words = [ledger.words - old for ledger, (_, old) in pairs]
+    mean = round(sum(words) / len(words))
+    return Bounds(min(rounds), max(rounds)), Bounds(min(words), max(words)), Bounds.exactly(mean)
+
+
+def _span(bounds: Sequence[Bounds]) -> Bounds:
+    return Bounds(min(low for low, _ in bounds), max(high for _, high in bounds))
+
+
+def lines(names: Sequence[str], workers: Sequence[int]) -> Iterator[Line]:
+    """All lines of the table, as they come."""
+    with choices.composing():
+        for name in names:
+            for size in workers:
+                yield from measure(name, choices.build(name, "warmup.steps=0", *_density(name)), size)
+
+
+def _density(name: str) -> list[str]:
+    """The override that gives a method this script's density, if it has one."""
+    fields = vars(choices.build(name).compressor)
+    return [f"compressor.density={DENSITY}"] if "density" in fields else []
+
+
+def workers_of(text: str) -> list[int]:
+    """Numbers of workers, with commas between them.
+
+    Raises:
+        ConfigError: if one is not a whole number, at least 1.
+    """
+    if not all(part.isdecimal() and int(part) for part in text.split(",")):
+        raise ConfigError(f"--workers must be whole numbers, at least 1, with commas between them, got {text!r}")
+    return [int(part) for part in text.split(",")]
+
+
+def main() -> int:
+    """Prints the table line by line.
+
+    Returns:
+        The exit code.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", default=",".join(choices.names()), help="choices of compressor=, with commas")
+    parser.add_argument("--workers", default=",".join(map(str, WORKERS)), help="numbers of workers, with commas")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    differing = 0
+    print("| " + " | ".join(HEADER) + " |\n|" + "---|" * len(HEADER), flush=True)
+    try:
+        for line in lines(arguments.methods.split(","), workers_of(arguments.workers)):
+            print(line.text(), flush=True)
+            differing += not line.holds
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if differing:
+        print(f"error: {differing} counts leave their formulas", file=sys.stderr)
+    return 1 if differing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

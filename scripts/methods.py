@@ -1,0 +1,181 @@
+"""Writes the generated parts of docs/methods.md: what each method declares, and how it trains.
+
+python scripts/methods.py                    # the declarations
+python scripts/methods.py --runs outputs/*   # the table of training runs, too
+
+The columns on error feedback, bias and worker counts come from what the parts declare, the costs from their formulas.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+
+import choices
+import yaml
+from compare import Finished, read, spread
+
+from spardl.compressors import Mass
+from spardl.errors import ConfigError
+from spardl.files import write_atomically
+from spardl.method import Method
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "methods.md"
+PROSE = Path(__file__).resolve().parent / "methods.yaml"
+WORKERS = range(1, 65)
+DECLARED = (
+    "method",
+    "source",
+    "what is sent",
+    "rounds",
+    "words per worker",
+    "error feedback",
+    "P",
+    "biased",
+    "when to use",
+)
+LAWS = ("method", "mass", "conserves mass", "density 1 = dense", "does not, because")
+TRAINED = ("method", "accuracy", "of each run", "against dense", "bytes a step", "of dense", "rounds a step")
+
+REASONS: Mapping[Mass, str] = {
+    Mass.KEPT: "",
+    Mass.LEFT: "",
+    Mass.UNBIASED: "random rounding: exact on average only",
+    Mass.ROUNDED: "sums are rounded to the short format on the way",
+}
+
+
+def declared(name: str, prose: Mapping[str, str]) -> list[str]:
+    """One method's row of the table of methods."""
+    method = choices.build(name)
+    residual = method.residual.name if method.residual.remembers else "none"
+    momentum = "" if method.momentum.name == "optimizer" else f", momentum {method.momentum.name}"
+    columns = [prose[column] for column in ("source", "sent", "rounds", "words")]
+    return [f"`{name}`", *columns, residual + momentum, accepted(method), biased(method), prose["use"]]
+
+
+def accepted(method: Method) -> str:
+    """The numbers of workers that a method runs on."""
+    refused = [workers for workers in WORKERS if not _runs_on(method, workers)]
+    return f"not {', '.join(map(str, refused))}" if refused else "any"
+
+
+def _runs_on(method: Method, workers: int) -> bool:
+    try:
+        method.communicator.check_workers(workers)
+    except ConfigError:
+        return False
+    return True
+
+
+def biased(method: Method) -> str:
+    """Whether one step's average is off on average, whatever a residual makes good later."""
+    return "no" if method.compressor.mass in (Mass.KEPT, Mass.UNBIASED) else "yes"
+
+
+def lawful(name: str) -> list[str]:
+    """One method's row of the table of laws."""
+    method = choices.build(name)
+    mass = method.compressor.mass
+    dense = "yes" if hasattr(method.compressor, "density") or mass is Mass.KEPT else "has no density"
+    return [f"`{name}`", mass.value, "yes" if conserves(method) else "no", dense, REASONS[mass] or _loss(method)]
+
+
+def conserves(method: Method) -> bool:
+    """Whether residuals + P x average = inputs."""
+    keeps = method.residual.remembers and (not method.communicator.drops or method.residual.name == "global")
+    return method.compressor.mass is Mass.KEPT or (method.compressor.mass is Mass.LEFT and keeps)
+
+
+def _loss(method: Method) -> str:
+    if conserves(method):
+        return ""
+    if not method.residual.remembers:
+        return "`residual=none` by default; a residual makes it so"
+    return f"`residual={method.residual.name}`, as published, lets go of what is dropped on the way; `global` does not"
+
+
+def trained(runs: Mapping[str, Sequence[Finished]]) -> list[list[str]]:
+    """The rows of the table of training runs, dense first and then by accuracy."""
+    dense = mean(run.metric for run in runs["none"])
+    order = sorted(runs, key=lambda name: (name != "none", -mean(run.metric for run in runs[name])))
+    return [_trained_row(name, runs[name], dense) for name in order]
+
+
+def _trained_row(name: str, runs: Sequence[Finished], dense: float) -> list[str]:
+    accuracy = [run.metric for run in runs]
+    return [
+        f"`{name}`",
+        spread(accuracy),
+        ", ".join(f"{value:.4f}" for value in accuracy),
+        f"{100 * (mean(accuracy) - dense):+.1f} points",
+        f"{mean(run.summary['step_bytes'] for run in runs):,.0f}",
+        f"{mean(run.share for run in runs):.2%}",
+        f"{mean(run.summary['step_rounds'] for run in runs):.3g}",
+    ]
+
+
+def read_runs(folders: Sequence[Path]) -> dict[str, list[Finished]]:
+    """The finished runs among some folders, by method; a folder's name begins with it."""
+    found: defaultdict[str, list[Finished]] = defaultdict(list)
+    for folder in folders:
+        run = read(folder)
+        if run:
+            found[folder.name.split("-")[0]].append(run)
+    return dict(sorted(found.items()))
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table."""
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows))
+
+
+def replace(text: str, section: str, content: str) -> str:
+    """Puts content between the marks of a section.
+
+    Raises:
+        ValueError: if the text has no such section.
+    """
+    pattern = rf"(<!-- {section}: .*? -->\n).*?(<!-- end of {section} -->)"
+    changed, count = re.subn(pattern, lambda marks: f"{marks[1]}{content}\n{marks[2]}", text, flags=re.DOTALL)
+    if count != 1:
+        raise ValueError(f"{PAGE} must have one section between '<!-- {section}: ... -->' and its end, found {count}")
+    return changed
+
+
+def generate(text: str, folders: Sequence[Path]) -> str:
+    """The page with its generated parts made anew."""
+    prose: Mapping[str, Mapping[str, str]] = yaml.safe_load(PROSE.read_text())
+    with choices.composing():
+        text = replace(text, "methods", markdown(DECLARED, [declared(name, prose[name]) for name in prose]))
+        text = replace(text, "laws", markdown(LAWS, [lawful(name) for name in prose]))
+    if folders:
+        text = replace(text, "training", markdown(TRAINED, trained(read_runs(folders))))
+    return text
+
+
+def main() -> int:
+    """Writes the page.
+
+    Returns:
+        The exit code.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", nargs="+", type=Path, default=[], help="run folders of the training table")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page is out of date")
+    arguments = parser.parse_args()
+    old = PAGE.read_text()
+    new = generate(old, arguments.runs)
+    if arguments.check:
+        return int(old != new)
+    write_atomically(PAGE, new.encode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""All-gather of codes: every worker gathers and decodes every worker's message, and adds up what they stand for.
+
+Source: the way QSGD (Alistarh et al., NeurIPS 2017) synchronizes; gathered as by Bruck et al., IEEE TPDS 1997.
+ceil(log2 P) rounds and w(P-1) words per worker, where a message takes w words of 32 bits. Decoding is work for all P n
+entries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from spardl.accumulator import Accumulator
+from spardl.communicators.base import Communicator
+from spardl.communicators.bruck import all_gather
+from spardl.compressors.base import CodeCompressor, Output
+from spardl.context import Context
+from spardl.costs import Bounds, Cost, log2_ceil
+from spardl.programs import Phase, Program, whole_team
+from spardl.sparse import Sum
+from spardl.state import State
+
+__all__ = ["AllGatherCodes"]
+
+
+@dataclass(frozen=True)
+class AllGatherCodes(Communicator[CodeCompressor]):
+    """Sums coded vectors by gathering all of them."""
+
+    name = "allgather_codes"
+    sums = frozenset({Output.CODES})
+
+    def cost(self, context: Context, compressor: CodeCompressor) -> Cost:
+        """Every worker sends as many messages as there are others."""
+        others = context.worker.size - 1
+        return Cost(
+            Bounds.exactly(log2_ceil(context.worker.size)), Bounds.exactly(others * _words(context, compressor))
+        )
+
+    def reduce(
+        self,
+        context: Context,
+        accumulated: Accumulator,
+        compressor: CodeCompressor,
+        compression: State,
+        state: State,
+    ) -> Program[Sum]:
+        """Encode, gather, decode and add up by rank; the vector keeps what this worker's own message lacks."""
+        yield Phase.PACK
+        worker, values = context.worker, accumulated.values
+        own = compressor.encode(values, context, compression)
+        sizes, words = ([count] * worker.size for count in (own.numel(), _words(context, compressor)))
+        messages = yield from all_gather(whole_team(worker), own, sizes, words)
+        yield Phase.MERGE
+        total = torch.zeros_like(values)
+        for rank, message in enumerate(messages):
+            decoded = compressor.decode(message, context, values.dtype)
+            if rank == worker.rank:
+                # Gradient plus residual can overflow; the overflow is in the result already.
+                values.sub_(decoded).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+            total.add_(decoded)
+        return total
+
+
+def _words(context: Context, compressor: CodeCompressor) -> int:
+    """Words of a message: 32 bits of codes are one, and so is a scale, whatever its type."""
+    return -(-compressor.size(context) // 4)

@@ -1,0 +1,67 @@
+"""Recursive doubling of sparse blocks, cut to their largest entries after every round.
+
+Source: Shi et al., A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low Bandwidth
+Networks, ICDCS 2019, for a whole vector; Zhao et al., SparDL, ICDE 2024, R-SAG, for one block. Among m members, a power
+of two, with blocks of at most c entries: log2 m rounds and 2c log2 m words per member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from spardl.accumulator import Accumulator
+from spardl.communicators.transfer import exchange_sparse
+from spardl.packing import Slot
+from spardl.programs import Program, Team
+from spardl.sparse import SparseVector, merge
+
+__all__ = ["Target", "recursive_doubling"]
+
+
+class Target(NamedTuple):
+    """A range of one worker's vector, whose blocks are added up over workers.
+
+    Attributes:
+        accumulated: this worker's vector.
+        start: first position of the range.
+        slot: length of the range, and how many entries of it a sum may hold.
+    """
+
+    accumulated: Accumulator
+    start: int
+    slot: Slot
+
+    def add_up(self, blocks: Sequence[SparseVector], holders: int) -> SparseVector:
+        """The largest entries of a sum of blocks; the vector gets this worker's share of the others.
+
+        Args:
+            blocks: at least one, each of the range's length.
+            holders: workers that add up the same blocks. A power of two loses no bit of the share.
+        """
+        kept, dropped = merge(blocks).top(self.slot.capacity)
+        self.accumulated.add(self.start, dropped.divided(holders))
+        return kept
+
+
+def recursive_doubling(team: Team, own: SparseVector, target: Target) -> Program[SparseVector]:
+    """Adds up one block of each member, cutting the sum in every round.
+
+    After round j, 2^(j+1) members hold the same sum and drop the same entries.
+
+    Args:
+        team: who takes part; a power of two.
+        own: this member's block; fits the target's slot.
+        target: where the block lies.
+
+    Returns:
+        The sum, bit-identical at all members.
+    """
+    merged = own
+    for level in range((team.size - 1).bit_length()):
+        partner = team.members[team.position ^ (1 << level)]
+        slots = [target.slot]
+        arrived = yield from exchange_sparse(partner, [merged], slots, partner, slots, own.values.dtype)
+        # Two summands are added up to the same bits in either order.
+        merged = target.add_up([merged, *arrived], holders=2 << level)
+    return merged

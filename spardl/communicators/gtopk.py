@@ -1,0 +1,179 @@
+"""gTopk: sparse vectors are added up two at a time, and every sum is cut to its k largest entries.
+
+Source: Shi et al., A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low Bandwidth
+Networks, ICDCS 2019 (arXiv 1901.04359). Every message holds k entries, 2k words. With L = ceil(log2 P), per worker and
+synchronization:
+
+=========================  ======  ==================================================================
+variant                    rounds  words
+=========================  ======  ==================================================================
+tree                       2 L     4kL on the longest path; 4k(P-1) by all workers: one sends 2k to its
+                                   parent and 2k to each child, rank 0 2kL
+doubling, P = 2^L          L       2kL
+doubling, P = 2^(L-1) + s  L + 1   2k(L-1); by s of these workers 2k more, by the s workers beyond 2k
+=========================  ======  ==================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
+
+from spardl.accumulator import Accumulator
+from spardl.communicators.base import Communicator
+from spardl.communicators.doubling import Target, recursive_doubling
+from spardl.communicators.transfer import receiving, sending
+from spardl.compressors.base import Output, SparseCompressor
+from spardl.context import Context
+from spardl.costs import Bounds, Cost, log2_ceil
+from spardl.errors import ConfigError
+from spardl.packing import Slot, unpack
+from spardl.programs import Exchange, Phase, Program, Team, whole_team
+from spardl.sparse import SparseVector, Sum
+from spardl.state import State
+
+__all__ = ["VARIANTS", "GTopk", "Variant", "folded_doubling", "tree"]
+
+
+def tree(team: Team, own: SparseVector, target: Target) -> Program[SparseVector]:
+    """Reduces along a binomial tree to the first member, cutting each sum, and sends the result back.
+
+    The parent of a member is the one whose position lacks its lowest bit. Any number of members will do: where
+    there is no child at a distance, a member has nothing to wait for.
+
+    Args:
+        team: who takes part.
+        own: this member's entries; they fit the target's slot.
+        target: where they lie.
+
+    Returns:
+        The sum, bit-identical at all members.
+    """
+    reach = team.position & -team.position or team.size
+    distances = [1 << level for level in range(log2_ceil(team.size)) if 1 << level < reach]
+    children = [team.rank(distance) for distance in distances if team.position + distance < team.size]
+    merged = own
+    for child in children:
+        arrived = yield from _receive(child, own, target.slot)
+        merged = target.add_up([merged, arrived], holders=1)
+    if team.position:
+        parent = team.rank(-reach)
+        yield from _send(parent, merged, target.slot)
+        merged = yield from _receive(parent, own, target.slot)
+    for child in reversed(children):
+        yield from _send(child, merged, target.slot)
+    return merged
+
+
+def folded_doubling(team: Team, own: SparseVector, target: Target) -> Program[SparseVector]:
+    """Recursive doubling among the largest power of two of members.
+
+    Each member beyond that hands its entries to a partner before, and gets the result from it at the end. Arguments
+    and result are those of ``tree``.
+    """
+    core = 1 << (team.size.bit_length() - 1)
+    if team.position >= core:
+        partner = team.rank(-core)
+        yield from _send(partner, own, target.slot)
+        return (yield from _receive(partner, own, target.slot))
+    guests = [team.rank(core)] if team.position + core < team.size else []
+    merged = own
+    for guest in guests:
+        arrived = yield from _receive(guest, own, target.slot)
+        merged = target.add_up([merged, arrived], holders=1)
+    merged = yield from recursive_doubling(Team(team.members[:core], team.position), merged, target)
+    for guest in guests:
+        yield from _send(guest, merged, target.slot)
+    return merged
+
+
+def _send(to: int, block: SparseVector, slot: Slot) -> Program[None]:
+    yield Phase.PACK
+    yield Exchange([sending(to, [block], [slot], block.values.dtype)], [])
+
+
+def _receive(source: int, like: SparseVector, slot: Slot) -> Program[SparseVector]:
+    yield Phase.PACK
+    dtype = like.values.dtype
+    (message,) = yield Exchange([], [receiving(source, [slot], dtype)])
+    (block,) = unpack(message, [slot], dtype)
+    yield Phase.MERGE
+    return block
+
+
+def _tree_cost(workers: int, k: int) -> Cost:
+    """From a leaf, which talks to its parent only, to the root."""
+    least, levels = min(workers - 1, 1), log2_ceil(workers)
+    return Cost(Bounds(2 * least, 2 * levels), Bounds(2 * k * least, 2 * k * levels))
+
+
+def _doubling_cost(workers: int, k: int) -> Cost:
+    """Where there are workers beyond a power of two, these send least, and their partners most."""
+    levels = workers.bit_length() - 1
+    if workers == 1 << levels:
+        return Cost(Bounds.exactly(levels), Bounds.exactly(2 * k * levels))
+    return Cost(Bounds(min(levels, 2), levels + 2), Bounds(2 * k, 2 * k * (levels + 1)))
+
+
+AddUp: TypeAlias = Callable[[Team, SparseVector, Target], Program[SparseVector]]
+
+
+class Variant(NamedTuple):
+    """A way to add up.
+
+    Attributes:
+        add_up: the program of one member: its entries to the sum.
+        cost: what that costs some number of workers, each message holding k entries.
+    """
+
+    add_up: AddUp
+    cost: Callable[[int, int], Cost]
+
+
+VARIANTS: Mapping[str, Variant] = MappingProxyType(
+    {"tree": Variant(tree, _tree_cost), "doubling": Variant(folded_doubling, _doubling_cost)}
+)
+
+
+@dataclass(frozen=True)
+class GTopk(Communicator[SparseCompressor]):
+    """Sums sparse vectors two at a time, keeping k entries; what a worker drops on the way stays in its vector.
+
+    Args:
+        variant: ``tree`` (reduce to one worker, then broadcast, as published) or ``doubling`` (recursive doubling:
+            half the rounds, and every worker sends the same where their number is a power of two).
+
+    Raises:
+        ConfigError: if the variant is none of these.
+    """
+
+    variant: str = "tree"
+
+    name = "gtopk"
+    sums = frozenset({Output.AT_MOST_K})
+    drops = True
+
+    def __post_init__(self) -> None:
+        if self.variant not in tuple(VARIANTS):
+            raise ConfigError(f"communicator.variant must be one of {', '.join(VARIANTS)}, got {self.variant!r}")
+
+    def cost(self, context: Context, compressor: SparseCompressor) -> Cost:
+        """The limits over all workers; see above for each."""
+        return VARIANTS[self.variant].cost(context.worker.size, compressor.count(context))
+
+    def reduce(
+        self,
+        context: Context,
+        accumulated: Accumulator,
+        compressor: SparseCompressor,
+        compression: State,
+        state: State,
+    ) -> Program[Sum]:
+        """Select k entries of the whole vector, then add up."""
+        yield Phase.SELECT
+        length, k = accumulated.values.numel(), compressor.count(context)
+        own = accumulated.take(0, length, k, compressor.selector(context, compression))
+        target = Target(accumulated, 0, Slot(k, length))
+        return (yield from VARIANTS[self.variant].add_up(whole_team(context.worker), own, target))

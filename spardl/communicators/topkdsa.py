@@ -1,0 +1,123 @@
+"""TopkDSA: every region of the gradient is added up by one worker, and the sums are gathered, sparse or dense.
+
+Source: Renggli et al., SparCML: High-Performance Sparse Communication for Machine Learning, SC 2019 (dynamic sparse
+all-reduce: split, then all-gather); the baseline of this name in Li and Hoefler, Ok-Topk, PPoPP 2022. Nothing is
+dropped on the way. Per worker and synchronization, with L = ceil(log2 P), if each worker's entries are spread evenly
+over the regions, and the sum has u entries:
+
+====================  =================  ==================================================
+stage                 rounds             words
+====================  =================  ==================================================
+counts to owners      L                  bits that are set in 1 ... P-1, all together
+entries to owners     (P-1)/bucket       2k(P-1)/P
+counts to all         L                  P-1
+sums to all           L                  2u(P-1)/P sparse, n(P-1)/P dense
+====================  =================  ==================================================
+
+So, beside the counts, from 4k(P-1)/P words (all workers choose the same entries: u = k) to (2k+n)(P-1)/P. A worker
+whose region holds more entries than others sends more, since an all-gather in L rounds sends its own region L times;
+the mean over all workers is as given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from spardl.accumulator import Accumulator
+from spardl.checks import is_a
+from spardl.communicators.base import Communicator
+from spardl.communicators.bruck import all_gather
+from spardl.communicators.split import equal_regions, split_and_reduce, split_cost
+from spardl.communicators.transfer import all_gather_counts, all_gather_sparse
+from spardl.compressors.base import Output, SparseCompressor
+from spardl.context import Context
+from spardl.costs import Bounds, Cost, log2_ceil
+from spardl.errors import ConfigError
+from spardl.packing import Slot
+from spardl.programs import Phase, Program, Team, whole_team
+from spardl.sparse import SparseVector, Sum, concatenate
+from spardl.state import State
+
+__all__ = ["TopkDSA"]
+
+
+@dataclass(frozen=True)
+class TopkDSA(Communicator[SparseCompressor]):
+    """Sums sparse vectors region by region, and gathers the regions in the form that is meant to be shorter.
+
+    Args:
+        bucket: peers that a worker sends to in one round; more mean fewer rounds. The messages are as many.
+        dense_above: the regions travel dense if their sums have more than this share of all entries. Words are
+            fewest at 1/2; the published baseline changes earlier, at 1/3.
+
+    Raises:
+        ConfigError: if a value is out of range.
+    """
+
+    bucket: int = 4
+    dense_above: float = 1 / 3
+
+    name = "topkdsa"
+    sums = frozenset({Output.AT_MOST_K, Output.ABOUT_K, Output.ANY_COUNT})
+
+    def __post_init__(self) -> None:
+        if not is_a(int, self.bucket) or self.bucket < 1:
+            raise ConfigError(f"communicator.bucket must be a whole number, at least 1, got {self.bucket!r}")
+        if not is_a(float, self.dense_above) or not 0 <= self.dense_above <= 1:
+            raise ConfigError(f"communicator.dense_above must be at least 0 and at most 1, got {self.dense_above!r}")
+
+    def cost(self, context: Context, compressor: SparseCompressor) -> Cost:
+        """Exact rounds; words from an empty selection to the worst distribution over the regions."""
+        workers, length = context.worker.size, context.layout.length
+        others, levels = workers - 1, log2_ceil(workers)
+        capacity = compressor.capacity(context)
+        most = length if capacity is None else capacity
+        split = split_cost(workers, min(most, others * -(-length // workers)), self.bucket)
+        gathered = self._gathered(min(length, most * workers), length, workers) if others else 0
+        return Cost.total([split, Cost(Bounds.exactly(2 * levels), Bounds(others, others + gathered))])
+
+    def _gathered(self, union: int, length: int, workers: int) -> int:
+        """The most words that a worker sends of the sums, if they have at most ``union`` entries."""
+        region = -(-length // workers)
+        sparse = min(union, int(self.dense_above * length))
+        dense = (workers - 1) * region if union > self.dense_above * length else 0
+        return max(dense, min(2 * sparse * log2_ceil(workers), 2 * (workers - 1) * region))
+
+    def reduce(
+        self,
+        context: Context,
+        accumulated: Accumulator,
+        compressor: SparseCompressor,
+        compression: State,
+        state: State,
+    ) -> Program[Sum]:
+        """Select, add up each region at its owner, gather the sums."""
+        yield Phase.SELECT
+        length, team = accumulated.values.numel(), whole_team(context.worker)
+        own = accumulated.take(0, length, compressor.count(context), compressor.selector(context, compression))
+        borders = equal_regions(length, team.size)
+        region = yield from split_and_reduce(team, own, borders, self.bucket)
+        lengths = [stop - start for start, stop in pairwise(borders)]
+        counts = [count for (count,) in (yield from all_gather_counts(team, [len(region)], region.indices.device))]
+        if sum(counts) > self.dense_above * length:
+            return (yield from _gather_dense(team, region, lengths))
+        slots = [Slot(*pair) for pair in zip(counts, lengths, strict=True)]
+        return concatenate((yield from all_gather_sparse(team, region, slots)))
+
+
+def _gather_dense(team: Team, region: SparseVector, lengths: Sequence[int]) -> Program[SparseVector]:
+    """Gathers the regions as dense tensors.
+
+    An entry whose summands cancel out is not in the result then. No mass is lost: its workers either keep what they
+    sent, which adds up to zero, or do not.
+    """
+    yield Phase.PACK
+    gathered = yield from all_gather(team, region.dense(), lengths, lengths)
+    yield Phase.MERGE
+    values = torch.cat(gathered)
+    indices = values.nonzero().squeeze(1)
+    return SparseVector(indices, values[indices], values.numel())

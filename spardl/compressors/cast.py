@@ -1,0 +1,60 @@
+"""Casts: the gradient as 16-bit floating-point numbers, summed as such.
+
+Source: the communication hooks ``fp16_compress_hook`` and ``bf16_compress_hook`` of torch's DistributedDataParallel.
+One dense sum: 2(P-1) rounds with the ring and 2n(P-1)/P words of two bytes per worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from spardl.accumulator import Accumulator
+from spardl.compressors.base import DenseCompressor, Mass, Total
+from spardl.context import Context
+from spardl.errors import ConfigError
+from spardl.programs import Program
+from spardl.sparse import Sum
+from spardl.state import State
+
+__all__ = ["FORMATS", "Cast"]
+
+FORMATS: Mapping[str, torch.dtype] = MappingProxyType({"fp16": torch.float16, "bf16": torch.bfloat16})
+
+
+@dataclass(frozen=True)
+class Cast(DenseCompressor):
+    """Sends every entry in half the bits, and adds up in them, too.
+
+    Gradients are divided by P first, so only an average that is too large for the format overflows. In fp16 that is
+    anything above 65504; it becomes an infinity, which the averaged gradient shows, as with torch's hooks. And what is
+    below 6e-8 becomes zero. bf16 has the range of float32, but only 8 bits of precision to fp16's 11.
+
+    Args:
+        format: ``fp16`` or ``bf16``.
+
+    Raises:
+        ConfigError: if the format is another.
+    """
+
+    format: str = "bf16"
+
+    name = "cast"
+    mass = Mass.ROUNDED
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.format, str) or self.format not in FORMATS:
+            raise ConfigError(f"compressor.format must be one of {', '.join(FORMATS)}, got {self.format!r}")
+
+    def sizes(self, context: Context) -> list[int]:
+        """The whole vector."""
+        return [context.layout.length]
+
+    def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
+        """One dense sum of averages."""
+        values, workers = accumulated.values, context.worker.size
+        average = yield from total(values.div_(workers).to(FORMATS[self.format]))
+        return average.to(values.dtype).mul_(workers)

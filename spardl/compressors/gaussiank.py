@@ -1,0 +1,96 @@
+"""Gaussian-k: about k entries, above a threshold that a normal distribution fitted to the values suggests.
+
+Source: Shi et al., Understanding Top-k Sparsification in Distributed Deep Learning, 2019 (arXiv 1911.08772). The bounds
+and steps of the corrections are those of the baseline in Li and Hoefler, Ok-Topk, PPoPP 2022.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import torch
+from torch import Tensor
+
+from spardl.checks import is_a
+from spardl.compressors.base import Output
+from spardl.compressors.budget import BudgetedCompressor
+from spardl.context import Context
+from spardl.errors import ConfigError
+from spardl.selection import top_k
+from spardl.state import State
+
+__all__ = ["GaussianK"]
+
+
+@dataclass(frozen=True)
+class GaussianK(BudgetedCompressor):
+    """Keeps what is larger than a threshold: |mean| + z * standard deviation; see ``Budget`` for the other arguments.
+
+    z is the quantile beyond which, on both sides together, a share k / n of a normal distribution lies. Gradients are
+    not normal, so the threshold is raised or lowered step by step while too many or too few entries exceed it. If in
+    the end none does (values without any spread, or a distribution far from normal), the k largest are kept.
+
+    Args:
+        corrections: the most steps by which the threshold is corrected.
+        factor: size of a step, as a share of the threshold.
+        low: share of k below which the threshold is lowered.
+        high: multiple of k above which the threshold is raised.
+
+    Raises:
+        ConfigError: if a value is out of range.
+    """
+
+    corrections: int = 20
+    factor: float = 0.02
+    low: float = 0.75
+    high: float = 1.25
+
+    name = "gaussiank"
+    output = Output.ABOUT_K
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_a(int, self.corrections) or self.corrections < 0:
+            raise ConfigError(f"compressor.corrections must be a whole number, at least 0, got {self.corrections!r}")
+        if not is_a(float, self.factor) or not 0 < self.factor < 1:
+            raise ConfigError(f"compressor.factor must be above 0 and below 1, got {self.factor!r}")
+        if not is_a(float, self.low) or not 0 <= self.low <= 1:
+            raise ConfigError(f"compressor.low must be at least 0 and at most 1, got {self.low!r}")
+        if not is_a(float, self.high) or not 1 <= self.high < math.inf:
+            raise ConfigError(f"compressor.high must be a number, at least 1, got {self.high!r}")
+
+    def choose(self, values: Tensor, k: int, part: int, context: Context, state: State) -> Tensor:
+        """All positions above the corrected threshold; everything, if k is all there is."""
+        if k == values.numel():
+            return torch.arange(k, device=values.device)
+        magnitude, ladder = values.abs(), self._ladder(values, k)
+        candidates = (magnitude > ladder[0]).nonzero().squeeze(1)
+        passed = torch.searchsorted(ladder, magnitude[candidates])
+        exceeding = torch.bincount(passed, minlength=ladder.numel() + 1).flip(0).cumsum(0).flip(0)[1:]
+        chosen = candidates[passed > self._rung(exceeding.tolist(), k)]
+        return chosen if chosen.numel() else top_k(values, k)
+
+    def _ladder(self, values: Tensor, k: int) -> Tensor:
+        """All thresholds that corrections can lead to, increasing; the uncorrected one is in the middle."""
+        z = -NormalDist().inv_cdf(k / values.numel() / 2)
+        deviation, mean = torch.std_mean(values, correction=0)
+        down = [(1 - self.factor) ** step for step in range(self.corrections, 0, -1)]
+        up = [(1 + self.factor) ** step for step in range(self.corrections + 1)]
+        return (mean.abs() + z * deviation) * torch.tensor(down + up, dtype=values.dtype, device=values.device)
+
+    def _rung(self, exceeding: Sequence[int], k: int) -> int:
+        """Which threshold to use, if so many entries exceed each of them."""
+        rung = self.corrections
+        step = 1 if exceeding[rung] > k else -1
+        while not self._fits(exceeding[rung], k) and 0 <= rung + step < len(exceeding):
+            before, rung = rung, rung + step
+            if (exceeding[rung] - k) * step < 0 and not self._fits(exceeding[rung], k):
+                # From too many to too few in one step, or the other way round: no threshold lies between.
+                return min(before, rung, key=lambda either: abs(exceeding[either] - k))
+        return rung
+
+    def _fits(self, count: int, k: int) -> bool:
+        return self.low * k <= count <= self.high * k

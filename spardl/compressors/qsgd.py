@@ -1,0 +1,115 @@
+"""QSGD: stochastic rounding to few levels, bucket by bucket.
+
+Source: Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, NeurIPS 2017, section
+3 (the quantizer), section 4 (buckets, and the largest magnitude in place of the norm). Levels have a fixed number of
+bits here; the paper's Elias code is not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from spardl.bits import ScaledCodes
+from spardl.checks import is_a
+from spardl.compressors.base import CodeCompressor, Mass
+from spardl.context import Context
+from spardl.errors import ConfigError
+from spardl.randomness import seeded_generator
+from spardl.rounding import round_stochastically
+from spardl.state import State
+
+__all__ = ["NORMS", "QSGD"]
+
+NORMS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        "l2": lambda rows: torch.linalg.vector_norm(rows, dim=1),
+        "max": lambda rows: torch.linalg.vector_norm(rows, ord=torch.inf, dim=1),
+    }
+)
+"""The norm of every row, shape (rows, entries)."""
+
+
+@dataclass(frozen=True)
+class QSGD(CodeCompressor):
+    """Sends the norm of each bucket, and of each entry its sign and its level below the norm.
+
+    With s = 2^(bits-1) - 1 levels, entry v of a bucket with norm N becomes N/s times a whole number that is v s/N on
+    average. A 2-norm beyond the largest number of the type is sent as that number, which is no less than any entry: so
+    decoding is finite for all finite vectors, and still right on average. Below the smallest normal number, values
+    are as coarse as the type makes them.
+
+    Args:
+        bits: of a code, 2, 4 or 8; lower is more aggressive.
+        bucket_entries: entries with a norm of their own; higher is more aggressive.
+        norm: ``l2`` or ``max``, the largest magnitude: less noise, fewer zeros.
+        seed: of the random numbers.
+
+    Raises:
+        ConfigError: if a value is out of range.
+    """
+
+    bits: int = 4
+    bucket_entries: int = 512
+    norm: str = "l2"
+    seed: int = 0
+
+    name = "qsgd"
+    mass = Mass.UNBIASED
+
+    def __post_init__(self) -> None:
+        if not is_a(int, self.bits) or self.bits not in (2, 4, 8):
+            raise ConfigError(f"compressor.bits must be one of 2, 4, 8, got {self.bits!r}")
+        if self.norm not in NORMS:
+            raise ConfigError(f"compressor.norm must be one of {', '.join(NORMS)}, got {self.norm!r}")
+        if not is_a(int, self.bucket_entries) or self.bucket_entries < 1:
+            raise ConfigError(
+                f"compressor.bucket_entries must be a whole number, at least 1, got {self.bucket_entries!r}"
+            )
+        if not is_a(int, self.seed):
+            raise ConfigError(f"compressor.seed must be a whole number, got {self.seed!r}")
+
+    @property
+    def levels(self) -> int:
+        """The highest level s; the lowest is -s."""
+        return int(2 ** (self.bits - 1)) - 1
+
+    def size(self, context: Context, dtype: torch.dtype = torch.float32) -> int:
+        """Bytes of a message: the norms have the type of the vector."""
+        return self._form(context).size(dtype)
+
+    def _form(self, context: Context) -> ScaledCodes:
+        length = context.layout.length
+        return ScaledCodes(-(-length // self.bucket_entries), length, self.bits)
+
+    def encode(self, vector: Tensor, context: Context, state: State) -> Tensor:
+        """Norms, then codes from 0 (level -s) to 2s (level s)."""
+        form = self._form(context)
+        padded = F.pad(vector, (0, form.scales * self.bucket_entries - form.codes))
+        norms = self._scale(padded.view(form.scales, self.bucket_entries))
+        generator = seeded_generator(self.seed, context.step, context.worker.rank)
+        levels = round_stochastically(padded[: form.codes], generator)
+        return form.write(norms, levels.add_(self.levels).to(torch.uint8))
+
+    def _scale(self, rows: Tensor) -> Tensor:
+        """Divides rows by their norms and multiplies by s, in place, so that nothing over- or underflows."""
+        largest = torch.linalg.vector_norm(rows, ord=torch.inf, dim=1)
+        some = largest > 0
+        rows.div_(torch.where(some, largest, 1).unsqueeze(1))
+        norms: Tensor = (largest * NORMS[self.norm](rows)).clamp_(max=torch.finfo(rows.dtype).max)
+        rows.mul_(torch.where(some, largest / norms, 0).mul_(self.levels).unsqueeze(1))
+        return norms
+
+    def decode(self, message: Tensor, context: Context, dtype: torch.dtype) -> Tensor:
+        """Levels / s, times the norms."""
+        form = self._form(context)
+        norms, codes = form.read(message, dtype)
+        padded = torch.zeros(form.scales * self.bucket_entries, dtype=dtype, device=message.device)
+        padded[: form.codes] = codes
+        padded.sub_(self.levels).div_(self.levels).view(form.scales, self.bucket_entries).mul_(norms.unsqueeze(1))
+        return padded[: form.codes]

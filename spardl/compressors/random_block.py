@@ -1,0 +1,58 @@
+"""Random-block sparsification: a contiguous block at a random place, the same on all workers.
+
+Source: Foroutan Eghlidi and Jaggi, Sparse Communication for Training Deep Networks, 2020 (arXiv 2009.09271). Nothing is
+compared or searched, and k neighbouring entries are copied. One dense sum of k values: on a ring 2(P-1) rounds and
+2k(P-1)/P words per worker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spardl.compressors.shared_random import SharedChoice
+from spardl.context import Context
+from spardl.layout import Part
+from spardl.randomness import seeded_generator
+
+__all__ = ["RandomBlock"]
+
+
+@dataclass(frozen=True)
+class RandomBlock(SharedChoice):
+    """Sends a random block of the model, or of each layer or bucket; see ``SharedChoice`` for the arguments.
+
+    A block that reaches beyond the end of its part goes on at the part's beginning, so that every entry is sent
+    equally often. As published, each layer is a part (``scope=layer``).
+    """
+
+    name = "random_block"
+
+    def positions(self, context: Context, device: torch.device) -> Tensor:
+        """The block of each part."""
+        pieces = [torch.empty(0, dtype=torch.int64, device=device)]
+        for part, start in zip(self.parts(context), self.starts(context), strict=True):
+            pieces += _block(part, start, device)
+        return torch.cat(pieces)
+
+    def starts(self, context: Context) -> list[int]:
+        """Where the block of each part begins, counted from the part's first entry.
+
+        Drawn from the seed and the step, uniformly over all entries of the part.
+        """
+        lengths = torch.tensor([part.stop - part.start for part in self.parts(context)], dtype=torch.int64)
+        drawn = torch.randint(2**62, lengths.shape, generator=seeded_generator(self.seed, context.step))
+        starts: list[int] = (drawn % lengths).tolist()
+        return starts
+
+
+def _block(part: Part, start: int, device: torch.device) -> list[Tensor]:
+    """What goes on at the part's beginning, then the block up to the part's end."""
+    first = part.start + start
+    beyond = max(0, first + part.k - part.stop)
+    return [
+        torch.arange(part.start, part.start + beyond, device=device),
+        torch.arange(first, first + part.k - beyond, device=device),
+    ]

@@ -1,0 +1,58 @@
+"""Random choices that all workers make alike: no position travels, and values are summed as they are."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spardl.accumulator import Accumulator
+from spardl.checks import is_a
+from spardl.compressors.base import DenseCompressor, Mass, Total
+from spardl.compressors.budget import Budget
+from spardl.context import Context
+from spardl.errors import ConfigError
+from spardl.programs import Program
+from spardl.sparse import SparseVector, Sum
+from spardl.state import State
+
+__all__ = ["SharedChoice"]
+
+
+@dataclass(frozen=True)
+class SharedChoice(Budget, DenseCompressor):
+    """Sends the entries at positions that all workers draw alike; see ``Budget`` for the other arguments.
+
+    Args:
+        seed: of the choice, equal on all workers.
+
+    Raises:
+        ConfigError: if a value is out of range.
+    """
+
+    seed: int = 0
+
+    mass = Mass.LEFT
+    sparsifies = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_a(int, self.seed):
+            raise ConfigError(f"compressor.seed must be a whole number, got {self.seed!r}")
+
+    @abstractmethod
+    def positions(self, context: Context, device: torch.device) -> Tensor:
+        """What is sent in a step: int64, shape (count(context),), strictly increasing, the same on all workers."""
+
+    def sizes(self, context: Context) -> list[int]:
+        """All values of all parts at once."""
+        return [self.count(context)]
+
+    def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
+        """One dense sum of the chosen values."""
+        positions = self.positions(context, accumulated.values.device)
+        # The sum may overwrite its argument, and the accumulator remembers what it handed out.
+        values = accumulated.take_at(positions).clone()
+        return SparseVector(positions, (yield from total(values)), context.layout.length)

@@ -1,0 +1,76 @@
+"""Scaled signs: one bit per entry, and the mean magnitude of each layer.
+
+Source: Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes, ICML 2019. With the
+local residual it is their EF-signSGD, without a residual their scaled signSGD.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spardl.bits import ScaledCodes
+from spardl.compressors.base import CodeCompressor, Mass
+from spardl.compressors.budget import SCOPES
+from spardl.context import Context
+from spardl.errors import ConfigError
+from spardl.state import State
+
+__all__ = ["SignSGD"]
+
+
+@dataclass(frozen=True)
+class SignSGD(CodeCompressor):
+    """Sends the mean magnitude of each layer or of the model, and the sign of each entry; that of a zero is +.
+
+    Args:
+        scope: what shares a mean: ``layer`` or ``model``.
+
+    Raises:
+        ConfigError: if it is neither.
+    """
+
+    scope: str = "layer"
+
+    name = "signsgd"
+    mass = Mass.LEFT
+
+    def __post_init__(self) -> None:
+        if self.scope not in ("layer", "model"):
+            raise ConfigError(f"compressor.scope must be one of layer, model, got {self.scope!r}")
+
+    def size(self, context: Context, dtype: torch.dtype = torch.float32) -> int:
+        """Bytes of a message: the scales have the type of the vector."""
+        return self._form(context).size(dtype)
+
+    def _form(self, context: Context) -> ScaledCodes:
+        return ScaledCodes(len(self._parts(context)), context.layout.length, 1)
+
+    def _parts(self, context: Context) -> list[tuple[int, int]]:
+        return SCOPES[self.scope](context.layout, 1)
+
+    def encode(self, vector: Tensor, context: Context, state: State) -> Tensor:
+        """Scales, then a 1 for each entry that is not below zero."""
+        parts = self._parts(context)
+        scales = vector.new_zeros(len(parts))
+        for number, (start, stop) in enumerate(parts):
+            if stop > start:
+                scales[number] = _mean_magnitude(vector[start:stop])
+        return self._form(context).write(scales, (vector >= 0).view(torch.uint8))
+
+    def decode(self, message: Tensor, context: Context, dtype: torch.dtype) -> Tensor:
+        """Signs times scales."""
+        scales, codes = self._form(context).read(message, dtype)
+        vector = codes.to(dtype).mul_(2).sub_(1)
+        for scale, (start, stop) in zip(scales, self._parts(context), strict=True):
+            vector[start:stop].mul_(scale)
+        return vector
+
+
+def _mean_magnitude(values: Tensor) -> Tensor:
+    """Relative to the largest magnitude, so that no sum overflows."""
+    magnitude = values.abs()
+    largest = magnitude.max()
+    return magnitude.div_(torch.where(largest > 0, largest, 1)).mean() * largest

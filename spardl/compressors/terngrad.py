@@ -1,0 +1,92 @@
+"""TernGrad: each entry becomes -1, 0 or 1 times the largest magnitude of its layer.
+
+Source: Wen et al., TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning, NeurIPS 2017,
+section 3.1 (ternary gradients), section 3.3 (layer-wise ternarizing, gradient clipping). Scales are not shared between
+workers: the paper does that so that a server's sum has few levels, and an all-gather has no server.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spardl.bits import ScaledCodes
+from spardl.checks import is_a
+from spardl.compressors.base import CodeCompressor, Mass
+from spardl.context import Context
+from spardl.errors import ConfigError
+from spardl.randomness import seeded_generator
+from spardl.rounding import round_stochastically
+from spardl.state import State
+
+__all__ = ["TernGrad"]
+
+
+@dataclass(frozen=True)
+class TernGrad(CodeCompressor):
+    """Sends the scale of each layer, and two bits per entry.
+
+    An entry is not 0 with the probability of its magnitude / the scale, so it is right on average. Clipping is not: it
+    makes a layer's largest entries smaller, for less noise in all others. ``mass`` speaks of what follows it.
+
+    Args:
+        clip: largest magnitude, in standard deviations of the layer about zero; null: no clipping, all is right on
+            average.
+        seed: of the random numbers.
+
+    Raises:
+        ConfigError: if a value is out of range.
+    """
+
+    clip: float | None = 2.5
+    seed: int = 0
+
+    name = "terngrad"
+    mass = Mass.UNBIASED
+
+    def __post_init__(self) -> None:
+        if self.clip is not None and not (is_a(float, self.clip) and 0 < self.clip < math.inf):
+            raise ConfigError(f"compressor.clip must be above 0, or null for no clipping, got {self.clip!r}")
+        if not is_a(int, self.seed):
+            raise ConfigError(f"compressor.seed must be a whole number, got {self.seed!r}")
+
+    def size(self, context: Context, dtype: torch.dtype = torch.float32) -> int:
+        """Bytes of a message: the scales have the type of the vector."""
+        return _form(context).size(dtype)
+
+    def encode(self, vector: Tensor, context: Context, state: State) -> Tensor:
+        """Scales, then codes: 0 for -1, 1 for 0, 2 for 1."""
+        ratios = vector.clone()
+        scales = vector.new_zeros(len(context.layout.tensors))
+        for layer, (start, stop) in enumerate(context.layout.tensors):
+            if stop > start:
+                scales[layer] = self._scale(ratios[start:stop])
+        generator = seeded_generator(self.seed, context.step, context.worker.rank)
+        signs = round_stochastically(ratios, generator)
+        return _form(context).write(scales, signs.add_(1).to(torch.uint8))
+
+    def _scale(self, layer: Tensor) -> Tensor:
+        """Clips a layer and divides it by its largest magnitude, in place; nothing over- or underflows."""
+        largest: Tensor = torch.linalg.vector_norm(layer, ord=torch.inf)
+        layer.div_(torch.where(largest > 0, largest, 1))
+        if self.clip is None:
+            return largest
+        deviation = torch.linalg.vector_norm(layer) / math.sqrt(layer.numel())
+        limit: Tensor = torch.where(largest > 0, (self.clip * deviation).clamp_(torch.finfo(layer.dtype).tiny, 1), 1)
+        layer.clamp_(-limit, limit).div_(limit)
+        return largest * limit
+
+    def decode(self, message: Tensor, context: Context, dtype: torch.dtype) -> Tensor:
+        """Signs times scales."""
+        scales, codes = _form(context).read(message, dtype)
+        vector = codes.to(dtype).sub_(1)
+        for scale, (start, stop) in zip(scales, context.layout.tensors, strict=True):
+            vector[start:stop].mul_(scale)
+        return vector
+
+
+def _form(context: Context) -> ScaledCodes:
+    return ScaledCodes(len(context.layout.tensors), context.layout.length, 2)

@@ -1,0 +1,67 @@
+"""The scripts that the docs of methods rest on."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def script(name: str, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, f"scripts/{name}.py", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
+
+
+def section(name: str) -> list[list[str]]:
+    """The cells of a generated table, without its header."""
+    text = (ROOT / "docs" / "methods.md").read_text()
+    found = re.search(rf"<!-- {name}: .*? -->\n(.*?)<!-- end of {name} -->", text, flags=re.DOTALL)
+    assert found
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in found[1].splitlines()[2:]]
+
+
+def test_the_page_of_methods_is_up_to_date() -> None:
+    done = script("methods", "--check")
+    assert done.returncode == 0, f"run scripts/methods.py\n{done.stderr}"
+
+
+def test_every_method_has_a_row() -> None:
+    choices = {f"`{path.stem}`" for path in (ROOT / "conf" / "compressor").glob("*.yaml")}
+    assert {row[0] for row in section("methods")} == choices
+    assert {row[0] for row in section("laws")} == choices
+
+
+def test_every_method_was_trained_three_times_and_a_gap_is_explained() -> None:
+    """What another choice trains alike, or what needs a dense warm-up longer than the run, need not be."""
+    rows = {row[0].strip("`"): row for row in section("training")}
+    choices = {path.stem for path in (ROOT / "conf" / "compressor").glob("*.yaml")}
+    assert choices - set(rows) <= {"topk", "cast", "oktopk_vgg", "oktopk_lstm", "oktopk_bert"}
+    assert all(len(row[2].split(",")) == 3 for row in rows.values())
+    explained = (ROOT / "docs" / "methods.md").read_text().split("<!-- end of training -->")[1]
+    for name, row in rows.items():
+        if float(row[3].split()[0]) < -3:
+            assert f"`{name}`" in explained
+
+
+def test_counts_agree_with_the_formulas() -> None:
+    done = script("complexity", "--methods", "none,spardl,oktopk,gtopk,signsgd", "--workers", "4,7")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 2 + 2 * 6
+    assert "DIFFERS" not in done.stdout
+
+
+@pytest.mark.slow
+def test_counts_agree_with_the_formulas_of_every_method() -> None:
+    done = script("complexity", "--workers", "4,7,8,14,16")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_method_that_is_none() -> None:
+    done = script("complexity", "--methods", "foo")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1

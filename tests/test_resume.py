@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.driver import beside, here, only_run, results, steps_logged, summary, wait_until
+from train import CONFIGURATIONS
 
 STEPS = 14
 RUN = (f"training.max_steps={STEPS}", "training.checkpoint_every=3", "training.log_every=1", "training.eval_every=0.1")
@@ -67,6 +68,17 @@ def test_killed_twice_and_continued(cluster: str, method: str, tmp_path: Path, u
     first, second = sorted(random.Random(f"{cluster}-{method}").sample(range(1, STEPS - 1), 2))
     kill_at(first, *again, folder=tmp_path / "first", outputs=tmp_path / "out")
     kill_at(second, *again, folder=tmp_path / "second", outputs=tmp_path / "out")
+    assert here(*again) == 0
+    assert results(only_run(tmp_path / "out")) == undisturbed[words]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", sorted(path.stem for path in (CONFIGURATIONS / "compressor").glob("*.yaml")))
+def test_every_method_continues(method: str, tmp_path: Path, undisturbed: dict) -> None:
+    """With what it carries: thresholds, regions, factors, velocities, the step of its random numbers."""
+    words = (*RUN, "cluster=simulated", "cluster.workers=3", f"compressor={method}", "warmup.steps=2")
+    again = (*words, f"output_dir={tmp_path / 'out'}", "resume=auto")
+    kill_at(8, *again, folder=tmp_path / "first", outputs=tmp_path / "out")
     assert here(*again) == 0
     assert results(only_run(tmp_path / "out")) == undisturbed[words]
 

@@ -48,8 +48,8 @@ class Momentum(ABC):
         """
 
     def mask(self, velocity: Tensor, sent: Tensor) -> None:
-        """Stops the velocity, shape (n,), at the positions that this worker sent, if ``masks``."""
-        raise NotImplementedError
+        """Stops the velocity, shape (n,), at the positions that this worker sent; called if ``masks``."""
+        velocity[sent] = 0
 
 
 class OptimizerMomentum(Momentum):
@@ -111,7 +111,3 @@ class CorrectedMomentum(LocalMomentum):
 
     name = "corrected"
     masks = True
-
-    def mask(self, velocity: Tensor, sent: Tensor) -> None:
-        """Sets the velocity to zero there."""
-        velocity[sent] = 0

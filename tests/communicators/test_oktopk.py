@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import io
 import math
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from spardl.clusters import SimulatedCluster
@@ -23,118 +15,11 @@ from spardl.communicators.oktopk import consensus_borders
 from spardl.compressors import ReusedThreshold, SparseCompressor, TopK
 from spardl.context import Context
 from spardl.errors import ConfigError
-from spardl.method import Method
 from spardl.programs import Worker, whole_team
 from spardl.residuals import NoResidual, PartialResidual, Residual
-from spardl.sparse import SparseVector, Sum
-from tests.communicators.oktopk_reference import Reference
-from tests.harness import NETWORK, Bench, context, layout_of, same_bits
-
-CONF = Path(__file__).parents[2] / "conf"
-WORKERS = [1, 2, 3, 5, 8]
-SHORT = {
-    "every period": (ReusedThreshold(0.1, period=5), OkTopk(repartition_period=9, threshold_period=7)),
-    "ahead of time": (ReusedThreshold(0.1, period=50), OkTopk(repartition_period=20, threshold_period=50)),
-    "density falls": (
-        ReusedThreshold(0.1, period=6, warmup_steps=40, warmup_density=1.0),
-        OkTopk(repartition_period=8, threshold_period=9),
-    ),
-}
-PUBLISHED = ("vgg", "lstm", "bert")
-
-
-def published(name: str) -> dict[str, Any]:
-    """The parts that a configuration names."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("train", [f"compressor={name}"])
-    return {part: instantiate(config[part]) for part in ("compressor", "communicator", "residual", "warmup")}
-
-
-def cluster(
-    workers: int,
-    length: int,
-    compressor: SparseCompressor,
-    communicator: OkTopk,
-    residual: Residual | None = None,
-    dtype: torch.dtype = torch.float64,
-) -> Bench:
-    return Bench.build(Method(compressor, communicator, residual or PartialResidual()), workers, length, dtype)
-
-
-def alike(workers: int, length: int, source: torch.Generator) -> list[Tensor]:
-    """Gradients with a common part."""
-    common = torch.randn(length, generator=source, dtype=torch.float64)
-    return [common + torch.randn(length, generator=source, dtype=torch.float64) for _ in range(workers)]
-
-
-def count(average: Sum) -> int:
-    assert isinstance(average, SparseVector)
-    return len(average)
-
-
-def compare(workers: int, parts: tuple[ReusedThreshold, OkTopk], length: int, steps: int, seed: int) -> Reference:
-    """Runs the cluster beside the reference, on gradients with ties, zeros, changes of scale and moving weight."""
-    bench, reference = cluster(workers, length, *parts), Reference(workers, length, *parts)
-    source = torch.Generator().manual_seed(seed)
-    place = torch.linspace(0, 3, length, dtype=torch.float64)
-    for step in range(steps):
-        gradients = [vector * torch.exp(place * math.sin(step / 9)) for vector in alike(workers, length, source)]
-        if step % 5 == 0:
-            gradients = [(2 * vector).round() / 2 for vector in gradients]
-        if step % 17 == 3:
-            gradients[0] = torch.zeros_like(gradients[0])
-        if 30 <= step < 34:
-            gradients = [50 * vector for vector in gradients]
-        k = parts[0].count(context(length, step=step))
-        expected = reference.step([vector.tolist() for vector in gradients], k)
-        averages = bench.step(gradients)
-        assert all(same_bits(average, averages[0]) for average in averages)
-        assert isinstance(averages[0], SparseVector)
-        assert torch.equal(averages[0].dense(), torch.tensor(expected, dtype=torch.float64)), step
-        for state, residual in zip(bench.states, reference.residuals, strict=True):
-            assert torch.equal(state.memory, torch.tensor(residual, dtype=torch.float64)), step
-        state = bench.states[0].communication.state_dict()
-        assert (state["borders"].tolist(), state["threshold"]) == (reference.borders, reference.threshold)
-    return reference
-
-
-@pytest.mark.parametrize(
-    ("workers", "name"),
-    [
-        (1, "ahead of time"),
-        *((workers, "every period") for workers in WORKERS),
-        (5, "ahead of time"),
-        (3, "density falls"),
-    ],
-)
-def test_equals_the_reference(workers: int, name: str) -> None:
-    reference = compare(workers, SHORT[name], 50, 75, seed=workers)
-    compressor, communicator = SHORT[name]
-    assert reference.repartitions == -(-75 // communicator.repartition_period)
-    if name == "ahead of time":
-        assert reference.found["global"] > 2
-        assert reference.found["local"] > 2 * workers
-    else:
-        assert reference.found["local"] >= workers * (75 // compressor.period)
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_equals_the_reference_as_published(name: str) -> None:
-    """With the numbers of the files, over all periods; no evaluation ahead of time."""
-    workers = 4
-    parts = published(f"oktopk_{name}")
-    compressor = replace(parts["compressor"], density=0.15)
-    reference = compare(workers, (compressor, parts["communicator"]), 40, 130, seed=workers)
-    assert reference.repartitions == 3
-    assert reference.found["local"] >= workers * (130 // compressor.period)
-
-
-@given(st.integers(1, 9), st.integers(0, 25), st.floats(0.01, 1), st.sampled_from([None, 0, 4]), st.integers(0, 10**6))
-@hypothesis_settings(max_examples=25)
-def test_any_shape(workers: int, length: int, density: float, factor: float | None, seed: int) -> None:
-    """Fewer entries than workers, none at all, and all of them; balanced or not."""
-    communicator = OkTopk(repartition_period=4, threshold_period=3, balance_factor=factor)
-    compare(workers, (ReusedThreshold(density, period=3), communicator), length, 8, seed)
+from spardl.sparse import SparseVector
+from tests.communicators.oktopk_cluster import PUBLISHED, WORKERS, alike, cluster, count, published
+from tests.harness import NETWORK, Bench, layout_of, same_bits
 
 
 def test_the_files_hold_the_published_numbers() -> None:

@@ -56,7 +56,7 @@ def training(
     torch.manual_seed(1)
     source = torch.Generator().manual_seed(1)
     model, images = CifarResNet(20, 10, in_channels=1), load_digits().train
-    gradient = FlatGradient(model.parameters())
+    gradient = FlatGradient(model.named_parameters())
     optimizer = torch.optim.SGD(model.parameters(), rate, momentum=0.0 if momentum else 0.9)
     velocity, memory = (torch.zeros(workers, gradient.layout.length) for _ in range(2))
     while True:

@@ -33,7 +33,7 @@ from spardl.flat import FlatGradient
 from spardl.method import Method
 from spardl.momentum import CorrectedMomentum, LocalMomentum, OptimizerMomentum
 from spardl.residuals import GlobalResidual, LocalResidual, NoResidual, PartialResidual, RescaledResidual
-from spardl.schedules import AfterBackward
+from spardl.schedules import AfterBackward, Dear, LayerFusion, MgWfbp, Training, Wfbp
 from spardl.version import __version__
 from spardl.warmup import Warmup
 
@@ -47,14 +47,17 @@ __all__ = [
     "Cast",
     "CorrectedMomentum",
     "CountSketch",
+    "Dear",
     "Dense",
     "FlatGradient",
     "GTopk",
     "GaussianK",
     "GlobalResidual",
+    "LayerFusion",
     "LocalMomentum",
     "LocalResidual",
     "Method",
+    "MgWfbp",
     "Network",
     "NoCompression",
     "NoResidual",
@@ -76,6 +79,8 @@ __all__ = [
     "Threshold",
     "TopK",
     "TopkDSA",
+    "Training",
     "Warmup",
+    "Wfbp",
     "__version__",
 ]

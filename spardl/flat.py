@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +14,21 @@ from spardl.errors import ConfigError
 from spardl.layout import Layout
 from spardl.sparse import SparseVector, Sum
 
-__all__ = ["FlatGradient"]
+__all__ = ["FlatGradient", "Layer", "write"]
+
+
+class Layer(NamedTuple):
+    """Neighbouring tensors of one module: what a schedule never cuts.
+
+    Attributes:
+        name: path of the module; of a shared parameter, that of the first module which has it.
+        tensors: numbers of the first one and of the one after the last.
+        entries: of all of them.
+    """
+
+    name: str
+    tensors: tuple[int, int]
+    entries: int
 
 
 class FlatGradient:
@@ -21,42 +38,82 @@ class FlatGradient:
     the parameters and belongs to the library: unlike DDP's buckets it never changes.
 
     Args:
-        parameters: those to be trained, each once; all of one type and on one device.
+        named: parameters to be trained with their names, each once, as ``model.named_parameters()`` has them; all of
+            one type and on one device.
+
+    Attributes:
+        names: of the parameters.
+        parameters: those that are trained.
+        layout: their shapes.
+        layers: neighbours that belong together.
+        vector: shape (n,).
 
     Raises:
-        ConfigError: if there are none, or they differ in type or device.
+        ConfigError: if there are no parameters, or they differ in type or device.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        kinds = {(parameter.dtype, parameter.device) for parameter in self._parameters}
+    def __init__(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+        pairs = [(name, parameter) for name, parameter in named if parameter.requires_grad]
+        self.names = [name for name, _ in pairs]
+        self.parameters = [parameter for _, parameter in pairs]
+        kinds = {(parameter.dtype, parameter.device) for parameter in self.parameters}
         if len(kinds) != 1:
             raise ConfigError(
                 "the model's trainable parameters must all have one type and be on one device, found "
                 f"{', '.join(sorted(f'{dtype} on {device}' for dtype, device in kinds)) or 'none'}"
             )
         (dtype, device) = kinds.pop()
-        self.layout = Layout.of(parameter.shape for parameter in self._parameters)
+        self.layout = Layout.of(parameter.shape for parameter in self.parameters)
+        self.layers = list(self._find_layers())
         self.vector: Tensor = torch.zeros(self.layout.length, dtype=dtype, device=device)
         self._attach()
 
+    def _find_layers(self) -> Iterator[Layer]:
+        numbered = enumerate(name.rpartition(".")[0] for name in self.names)
+        for owner, members in groupby(numbered, key=lambda pair: pair[1]):
+            numbers = [number for number, _ in members]
+            tensors = (numbers[0], numbers[-1] + 1)
+            yield Layer(owner, tensors, sum(self.parameters[number].numel() for number in numbers))
+
+    def layer_of(self) -> dict[nn.Parameter, int]:
+        """The number of each parameter's layer."""
+        return {
+            parameter: number
+            for number, layer in enumerate(self.layers)
+            for parameter in self.parameters[slice(*layer.tensors)]
+        }
+
     def _attach(self) -> None:
-        for parameter, (start, stop) in zip(self._parameters, self.layout.tensors, strict=True):
+        for parameter, (start, stop) in zip(self.parameters, self.layout.tensors, strict=True):
             parameter.grad = self.vector[start:stop].view_as(parameter)
+
+    @contextmanager
+    def hidden(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+        """Takes some parameters' gradients away for a while: an optimizer leaves out what has none."""
+        taken = [(parameter, parameter.grad) for parameter in parameters]
+        for parameter, _ in taken:
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            for parameter, gradient in taken:
+                parameter.grad = gradient
 
     def zero(self) -> None:
         """Clears all gradients; ``optimizer.zero_grad()`` would cut the views off."""
         self.vector.zero_()
 
-    def add_weights(self, factor: float) -> None:
-        """Adds a multiple of the weights to the gradients: weight decay."""
-        for parameter, (start, stop) in zip(self._parameters, self.layout.tensors, strict=True):
-            self.vector[start:stop].add_(parameter.detach().reshape(-1), alpha=factor)
+    def add_weights(self, factor: float, tensors: tuple[int, int]) -> None:
+        """Adds a multiple of the weights to the gradients of some tensors: weight decay."""
+        for number in range(*tensors):
+            start, stop = self.layout.tensors[number]
+            self.vector[start:stop].add_(self.parameters[number].detach().reshape(-1), alpha=factor)
 
-    def write(self, average: Sum) -> None:
-        """Replaces all gradients by an average."""
-        if isinstance(average, SparseVector):
-            self.vector.zero_()
-            self.vector[average.indices] = average.values
-        else:
-            self.vector.copy_(average)
+
+def write(average: Sum, gradient: Tensor) -> None:
+    """Replaces a part of a flat gradient, shape (n,), by an average."""
+    if isinstance(average, SparseVector):
+        gradient.zero_()
+        gradient[average.indices] = average.values
+    else:
+        gradient.copy_(average)

@@ -15,13 +15,13 @@ from torch import Tensor
 from spardl import registry
 from spardl.accumulator import Accumulator
 from spardl.communicators.base import Communicator
-from spardl.compressors.base import Compressor, Mass, Output
+from spardl.compressors.base import Compressor, DenseCompressor, Mass, Output
 from spardl.context import Context
 from spardl.costs import Cost
 from spardl.errors import ConfigError
 from spardl.layout import Layout
 from spardl.momentum import Momentum, OptimizerMomentum
-from spardl.programs import Phase, Program, Worker
+from spardl.programs import Boundary, Phase, Program, Worker
 from spardl.residuals import Residual
 from spardl.sparse import SparseVector, Sum
 from spardl.state import State
@@ -152,11 +152,16 @@ class Method:
     def init_state(self, layout: Layout, dtype: torch.dtype, device: torch.device | str = "cpu") -> MethodState:
         """A fresh state of one worker for gradients of the given layout, type and place."""
         length = layout.length
+        velocity = torch.zeros(length if self.momentum.remembers else 0, dtype=dtype, device=device)
+        return self.state_in(layout, torch.zeros(length, dtype=dtype, device=device), velocity)
+
+    def state_in(self, layout: Layout, memory: Tensor, velocity: Tensor) -> MethodState:
+        """A fresh state whose residual and velocity are given: parts of longer vectors, that outlive it."""
         return MethodState(
             layout=layout,
-            memory=torch.zeros(length, dtype=dtype, device=device),
-            velocity=torch.zeros(length if self.momentum.remembers else 0, dtype=dtype, device=device),
-            compression=self.compressor.init_state(layout, dtype, device),
+            memory=memory,
+            velocity=velocity,
+            compression=self.compressor.init_state(layout, memory.dtype, memory.device),
             communication=self.communicator.init_state(),
         )
 
@@ -167,6 +172,55 @@ class Method:
     def published_cost(self, context: Context) -> Cost:
         """The same by the published formula, which may hold for the mean over all workers only."""
         return self.communicator.published_cost(context, self.compressor)
+
+    def half_costs(self, context: Context) -> tuple[Cost, Cost]:
+        """The published cost up to the boundary in the middle of a synchronization, and after it.
+
+        Raises:
+            ConfigError: if there is none.
+        """
+        self.check_split()
+        return self.communicator.half_costs(context, self.compressor)
+
+    def check_split(self) -> None:
+        """Accepts methods that may rest in the middle of a synchronization.
+
+        Raises:
+            ConfigError: if this one may not; the message names what would.
+        """
+        several = isinstance(self.compressor, DenseCompressor) and not self.compressor.one_sum
+        if not self.communicator.splits or several:
+            raise ConfigError(
+                f"compressor={self.compressor.name} with communicator={self.communicator.name} cannot be cut into a "
+                f"reduce-scatter and an all-gather; use {_splitting()}, or another schedule"
+            )
+        if self.warmup.steps and not self.warmup.communicator.splits:
+            raise ConfigError(
+                f"warmup.communicator={self.warmup.communicator.name} cannot be cut into a reduce-scatter and an "
+                "all-gather; use warmup.communicator=dense, or another schedule"
+            )
+
+    def check_shards(self) -> None:
+        """Accepts methods whose sum at the boundary is the result.
+
+        Raises:
+            ConfigError: if it is changed later.
+        """
+        if self.residual.rescales:
+            raise ConfigError(
+                f"residual={self.residual.name} changes sums after the all-gather, so their norm is not known before "
+                "it: use training.clip_norm=null, or another schedule"
+            )
+
+    def shard(self, boundary: Boundary, worker: Worker, state: MethodState) -> Tensor:
+        """The entries of the average that a worker has at the boundary, in any order; all workers' are all of them."""
+        shard = boundary.shard
+        if isinstance(shard, SparseVector):
+            return shard.values / worker.size
+        if state.step >= self.warmup.steps and isinstance(self.compressor, DenseCompressor):
+            context = Context(worker, state.layout, state.step - self.warmup.steps)
+            shard = self.compressor.entries(shard, context, state.memory.dtype)
+        return shard / worker.size
 
     def accumulate(self, gradient: Tensor, state: MethodState) -> None:
         """Adds a worker's gradient, shape (n,), to what it carried over.
@@ -216,6 +270,13 @@ class Method:
             self.momentum.mask(state.velocity, taken[torch.isin(taken, total.indices, assume_unique=True)])
         self.residual.keep(accumulated, total.indices)
         return self.residual.scale(total, self.compressor.parts(context)).divided(worker.size)
+
+
+def _splitting() -> str:
+    ways = [name for name, kind in registry.communicators().items() if kind().splits]
+    dense = [kind for kind in registry.compressors().values() if issubclass(kind, DenseCompressor)]
+    whole = [kind.name for kind in dense if not kind.one_sum]
+    return f"communicator={' or '.join(ways)}, with any compressor that fits but {' and '.join(whole)}"
 
 
 def _is_finite(gradient: Tensor) -> bool:

@@ -1,8 +1,9 @@
 """The vocabulary of communication programs.
 
-An all-reduce algorithm is a generator. It yields what it wants done (an ``Exchange`` of messages, a dense
-``AllReduce``, or a ``Phase`` that says what its next seconds are spent on) and is resumed with the tensors
-that arrived. It touches no process group, no socket and no clock; a cluster drives it.
+An all-reduce algorithm is a generator. It yields what it wants done (an ``Exchange`` of messages, or a collective
+of the backend's own), or what it is at: a ``Phase`` says what its next seconds are spent on, a ``Boundary`` that it is
+half done. It is resumed with the tensors that arrived. It touches no process group, no socket and no clock; a
+cluster drives it, and may let it rest at a boundary.
 """
 
 from __future__ import annotations
@@ -15,12 +16,18 @@ from typing import NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
+from spardl.sparse import Sum
+
 __all__ = [
+    "AllGather",
     "AllReduce",
+    "Boundary",
+    "Collective",
     "Exchange",
     "Phase",
     "Program",
     "Receive",
+    "ReduceScatter",
     "Request",
     "Send",
     "Team",
@@ -40,6 +47,7 @@ class Phase(Enum):
     COMMUNICATE = "communicate"
     MERGE = "merge"
     UPDATE = "update"
+    WAIT = "wait"
 
 
 class Send(NamedTuple):
@@ -85,7 +93,35 @@ class AllReduce:
     tensor: Tensor
 
 
-Request: TypeAlias = Exchange | AllReduce | Phase
+@dataclass(frozen=True, slots=True)
+class ReduceScatter:
+    """The first half of ``AllReduce``. The reply holds chunk ``rank`` of ``tensor.tensor_split(P)``, summed."""
+
+    tensor: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AllGather:
+    """The second half: every worker's chunk of ``tensor.tensor_split(P)`` replaces the others'; in place."""
+
+    tensor: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """The middle of an all-reduce: every entry of the sum is known to one worker.
+
+    What follows only tells the others, and may wait until they need it.
+
+    Attributes:
+        shard: the entries of the sum that this worker is to count as its own, so that each is counted once.
+    """
+
+    shard: Sum
+
+
+Collective: TypeAlias = AllReduce | ReduceScatter | AllGather
+Request: TypeAlias = Exchange | Collective | Boundary | Phase
 Program: TypeAlias = Generator[Request, list[Tensor], T]
 
 

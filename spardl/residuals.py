@@ -36,12 +36,14 @@ class Residual(ABC):
         remembers: whether anything is carried over.
         needs_entries: whether the rule is about single entries that were sent, and others that were not.
         needs_count: whether it must know how many entries are sent before they are chosen.
+        rescales: whether the result is another than the sum.
     """
 
     name: ClassVar[str]
     remembers: ClassVar[bool] = True
     needs_entries: ClassVar[bool] = False
     needs_count: ClassVar[bool] = False
+    rescales: ClassVar[bool] = False
 
     def accumulate(self, memory: Tensor, gradient: Tensor | None) -> None:
         """Adds a gradient to what was carried over, in place.
@@ -99,6 +101,7 @@ class RescaledResidual(NoResidual):
     name = "rescaled"
     needs_entries = True
     needs_count = True
+    rescales = True
 
     def scale(self, total: SparseVector, parts: Sequence[Part]) -> SparseVector:
         """Every entry times the length of its part / the entries sent of it."""

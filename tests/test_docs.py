@@ -46,7 +46,7 @@ def test_the_readme_begins_with_the_two_commands() -> None:
 
 def test_every_choice_in_the_readme_exists() -> None:
     text = (ROOT / "README.md").read_text()
-    for group in ("compressor", "communicator", "residual", "dataset", "cluster", "logger"):
+    for group in ("compressor", "communicator", "residual", "schedule", "dataset", "cluster", "logger"):
         row = next(line for line in text.splitlines() if line.startswith(f"| `{group}`"))
         named = set(re.findall(r"`([a-z0-9_]+)`", row.split("|")[2]))
         assert named == {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import time
@@ -161,3 +162,35 @@ def _then(perform: Callable[..., None], reading: int) -> Callable[..., None]:
         perform(*arguments)
 
     return closed
+
+
+SCHEDULES = {
+    "wfbp": ("schedule=wfbp", "schedule.bucket_mb=0.1"),
+    "mg_wfbp": ("schedule=mg_wfbp",),
+    "layer_fusion": ("schedule=layer_fusion", "compressor=topka"),
+    "dear": ("schedule=dear", "schedule.threshold_mb=0.1", "compressor=none", "training.clip_norm=1"),
+    "dear, sparse": ("schedule=dear", "schedule.threshold_mb=0.1", "communicator.teams=3"),
+    "dear, tuned": ("schedule=dear", "schedule.trials=90", "schedule.low_mb=0.05", "schedule.threshold_mb=0.1"),
+}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "seed"),
+    [("dear, sparse", 0)]
+    + [pytest.param(name, seed, marks=pytest.mark.slow) for name in SCHEDULES for seed in (1, 2, 3)],
+)
+def test_a_worker_that_dies_in_any_phase_ends_all(schedule: str, seed: int, tmp_path: Path) -> None:
+    """Killed or stopped at a random moment: while measuring, in a pass, in either half of a synchronization."""
+    draw = random.Random(f"{schedule} {seed}")
+    words = (*LONG, *CLUSTERS["process_group"], *SCHEDULES[schedule], "cluster.timeout=3")
+    rank, stops = draw.randrange(3), draw.random() < 0.5
+    with beside(*words, f"output_dir={tmp_path / 'out'}", folder=tmp_path / "log") as run:
+        workers = once_it_trains(run, tmp_path / "out", draw.randrange(1, 20))
+        time.sleep(draw.uniform(0, 0.3))
+        began = time.monotonic()
+        os.kill(workers[rank], signal.SIGSTOP if stops else signal.SIGKILL)
+        if stops:
+            check_end(run, rf"error: worker {rank} did not answer any more at step (?P<step>\d+)")
+        else:
+            check_end(run, rf"error: worker {rank} was killed by SIGKILL at step (?P<step>\d+); .* were stopped")
+        assert time.monotonic() - began < 20

@@ -39,7 +39,7 @@ def test_knowledge_goes_one_way(path: Path) -> None:
         assert place[0] != "spardl" or not any(name.startswith("spardl.training") for name in imported)
 
 
-@pytest.mark.parametrize("group", ["compressor", "communicator"])
+@pytest.mark.parametrize("group", ["compressor", "communicator", "schedule"])
 def test_one_algorithm_is_one_file_one_test_one_yaml(group: str) -> None:
     package = ROOT / "spardl" / f"{group}s"
     for path in package.glob("*.py"):

@@ -83,6 +83,36 @@ def test_every_method_continues(method: str, tmp_path: Path, undisturbed: dict) 
     assert results(only_run(tmp_path / "out")) == undisturbed[words]
 
 
+SCHEDULES = {
+    "wfbp": ("schedule=wfbp", "schedule.bucket_mb=0.1", "compressor=spardl"),
+    "dear": ("schedule=dear", "schedule.threshold_mb=0.1", "compressor=spardl"),
+    "dear_dense": ("schedule=dear", "schedule.layers=3", "compressor=none", "training.clip_norm=1"),
+    # What these measure differs from run to run, and with it the groups; dense training does not depend on them.
+    "dear_tuned": ("schedule=dear", "schedule.trials=3", "schedule.low_mb=0.05", "compressor=none"),
+    "mg_wfbp": ("schedule=mg_wfbp", "compressor=none"),
+    "layer_fusion": ("schedule=layer_fusion", "compressor=none"),
+}
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize(
+    "schedule", ["dear", *(pytest.param(name, marks=pytest.mark.slow) for name in SCHEDULES if name != "dear")]
+)
+def test_every_schedule_continues(schedule: str, cluster: str, tmp_path: Path, undisturbed: dict) -> None:
+    words = (*RUN, *CLUSTERS[cluster], *SCHEDULES[schedule])
+    again = (*words, f"output_dir={tmp_path / 'out'}", "resume=auto")
+    kill_at(
+        random.Random(f"{schedule} {cluster}").randrange(2, STEPS - 1),
+        *again,
+        folder=tmp_path,
+        outputs=tmp_path / "out",
+    )
+    assert here(*again) == 0
+    found, expected = results(only_run(tmp_path / "out")), undisturbed[words]
+    names = found if schedule in ("wfbp", "dear", "dear_dense") else ("weights_sha256", "losses", "final")
+    assert {name: found[name] for name in names} == {name: expected[name] for name in names}
+
+
 def test_killed_before_the_first_checkpoint(tmp_path: Path, undisturbed: dict) -> None:
     words = (*RUN, *CLUSTERS["process_group"], *METHODS["spardl"])
     again = (*words, f"output_dir={tmp_path / 'out'}", "resume=auto")

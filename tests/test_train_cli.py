@@ -19,7 +19,8 @@ from tests.driver import ROOT, STARTED_BY, beside, command, events, here, only_r
 
 TINY = ("training.max_steps=2", "cluster.workers=2")
 FIGURES = {"metric", "final", "best", "steps", "epochs", "workers", "parameters", "density", "replica_checks"}
-FIGURES |= {"wall_seconds", "cluster_seconds", "evaluation_seconds", "step_seconds", "peak_memory_bytes"}
+FIGURES |= {"wall_seconds", "cluster_seconds", "evaluation_seconds", "step_seconds", "step_seconds_beside"}
+FIGURES |= {"peak_memory_bytes"}
 FIGURES |= {"step_rounds", "step_words", "step_bytes", "step_bytes_dense", "break_even_gbit", "weights_sha256"}
 
 

@@ -1,22 +1,50 @@
-"""What the trainer sees of a cluster: the ranks that live in this process, and a way to run their programs."""
+"""What the trainer sees of a cluster: the ranks that live in this process, and ways to run their programs."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TypeVar
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from spardl.clusters.ledger import Ledger
 from spardl.communicators.bruck import all_gather
-from spardl.programs import Phase, Program, Worker, whole_team
+from spardl.programs import Boundary, Phase, Program, Worker, whole_team
 
-__all__ = ["Cluster", "gather_rows"]
+__all__ = ["Cluster", "Flight", "gather_rows"]
 
 T = TypeVar("T")
+
+
+class Flight(ABC, Generic[T]):
+    """One synchronization that goes on beside the computation.
+
+    Every worker has one stream of communication, which works off what was released in that order; so all workers
+    must release in the same order.
+    """
+
+    @abstractmethod
+    def release(self, local: int) -> None:
+        """Lets a local rank's program run from now on."""
+
+    @abstractmethod
+    def boundary(self, local: int) -> Boundary:
+        """Waits for a local rank's program to pause."""
+
+    @abstractmethod
+    def resume(self) -> None:
+        """Lets the programs of all local ranks go on after their pause."""
+
+    @abstractmethod
+    def wait(self, local: int) -> T:
+        """Waits for a local rank's program to end, and returns its result.
+
+        Raises:
+            PeerError: if contact with another worker is lost, or it does not answer in time.
+        """
 
 
 class Cluster(ABC):
@@ -61,9 +89,51 @@ class Cluster(ABC):
         """Like ``run``, for housekeeping that is not part of training: not entered in the ledgers."""
 
     @abstractmethod
-    @contextmanager
-    def timed(self, phase: Phase, local: Sequence[int]) -> Iterator[None]:
-        """Enters the seconds spent inside as a phase of some local ranks (their places in ``local_ranks``)."""
+    def time_aside(self, programs: Sequence[Program[Any]]) -> list[float]:
+        """Like ``run_aside``; gives the seconds that each local rank took, by the cluster's clock."""
+
+    @abstractmethod
+    def flight(self, programs: Sequence[Program[T]], *, pauses: bool = False) -> Flight[T]:
+        """Prepares programs, one per local rank, that run beside the computation once they are released.
+
+        Args:
+            programs: as for ``run``.
+            pauses: whether they rest at their first ``Boundary`` until they are resumed.
+        """
+
+    @abstractmethod
+    def timed(self, phase: Phase, local: Sequence[int]) -> AbstractContextManager[None]:
+        """Enters the seconds spent inside as a phase of some local ranks (their places in ``local_ranks``).
+
+        What is timed inside of it does not count for the outer phase.
+        """
+
+    @abstractmethod
+    def expect(self, layers: Sequence[int]) -> None:
+        """Is told the entries of the model's layers.
+
+        Raises:
+            ConfigError: if this cluster computes with the profile of another model.
+        """
+
+    @abstractmethod
+    def computing(self, local: int) -> AbstractContextManager[None]:
+        """Inside is one forward and backward pass of a local rank."""
+
+    @abstractmethod
+    def reach(self, local: int, layers: Collection[int], *, backward: bool) -> None:
+        """Is told how far a local rank's pass is.
+
+        Args:
+            local: which rank.
+            layers: those of which the forward pass is about to use the first, or of which the backward pass has
+                completed all gradients; none where a pass begins.
+            backward: which of the two passes.
+        """
+
+    @abstractmethod
+    def now(self, local: int) -> float:
+        """The seconds at which a local rank's computation is, by the cluster's clock, once a GPU is done with it."""
 
     @abstractmethod
     def seconds(self) -> float:

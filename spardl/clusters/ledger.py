@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from spardl.programs import Exchange, Phase, Send
 
-__all__ = ["Ledger", "Stopwatch"]
+__all__ = ["Ledger", "PhaseStack", "Stopwatch"]
 
 
 @dataclass
@@ -22,7 +23,9 @@ class Ledger:
         words: what it sent, in the papers' unit: an index or a value is one word.
         bytes_sent: payload bytes it sent.
         bytes_received: payload bytes it received.
-        seconds: by phase. In a simulated cluster ``communicate`` is virtual, the others are measured.
+        seconds: by phase. In a simulated cluster ``communicate`` and ``wait`` are virtual, the others are measured.
+            ``wait`` is what the computation lost to synchronizations beside it.
+        beside: seconds of these, likewise by phase.
     """
 
     rounds: int = 0
@@ -31,6 +34,11 @@ class Ledger:
     bytes_sent: int = 0
     bytes_received: int = 0
     seconds: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
+    beside: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
+
+    def spend(self, phase: Phase, seconds: float, *, beside: bool = False) -> None:
+        """Enters seconds, of the computation or of what runs beside it."""
+        (self.beside if beside else self.seconds)[phase] += seconds
 
     def count_exchange(self, exchange: Exchange) -> None:
         """Enters one round."""
@@ -61,6 +69,7 @@ class Ledger:
             "bytes_sent": self.bytes_sent,
             "bytes_received": self.bytes_received,
             "seconds": {phase.value: seconds for phase, seconds in self.seconds.items()},
+            "beside": {phase.value: seconds for phase, seconds in self.beside.items()},
         }
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
@@ -68,6 +77,7 @@ class Ledger:
         for name in ("rounds", "messages", "words", "bytes_sent", "bytes_received"):
             setattr(self, name, values[name])
         self.seconds = {phase: values["seconds"][phase.value] for phase in Phase}
+        self.beside = {phase: values["beside"][phase.value] for phase in Phase}
 
 
 class Stopwatch:
@@ -75,10 +85,11 @@ class Stopwatch:
 
     Args:
         ledger: where the seconds are entered.
+        beside: whether they run beside the computation.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, ledger: Ledger, *, beside: bool = False) -> None:
+        self._ledger, self._beside = ledger, beside
         self._phase: Phase | None = None
         self._since = 0.0
 
@@ -91,6 +102,42 @@ class Stopwatch:
         now = time.perf_counter()
         lasted = now - self._since if self._phase else 0.0
         if self._phase:
-            self._ledger.seconds[self._phase] += lasted
+            self._ledger.spend(self._phase, lasted, beside=self._beside)
         self._phase, self._since = phase, now
         return lasted
+
+
+class _Open(NamedTuple):
+    phase: Phase
+    local: Sequence[int]
+
+
+class PhaseStack:
+    """Phases that may interrupt one another: seconds go to the innermost.
+
+    Args:
+        charge: told a phase, the local ranks it is of, and seconds.
+    """
+
+    def __init__(self, charge: Callable[[Phase, Sequence[int], float], None]) -> None:
+        self._charge = charge
+        self._open: list[_Open] = []
+        self._since = 0.0
+
+    @contextmanager
+    def timed(self, phase: Phase, local: Sequence[int]) -> Iterator[None]:
+        """Spends the seconds inside on a phase of some local ranks."""
+        self.settle()
+        self._open.append(_Open(phase, local))
+        try:
+            yield
+        finally:
+            self.settle()
+            self._open.pop()
+
+    def settle(self) -> None:
+        """Charges what the running phase has spent up to now."""
+        now = time.perf_counter()
+        if self._open:
+            self._charge(*self._open[-1], now - self._since)
+        self._since = now

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TypeVar
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from spardl.clusters.base import Cluster
-from spardl.clusters.ledger import Ledger, Stopwatch
-from spardl.errors import PeerError
-from spardl.programs import AllReduce, Exchange, Phase, Program, Receive, Request
+from spardl.clusters.background import Background
+from spardl.clusters.base import Cluster, Flight
+from spardl.clusters.channel import Channel, Journey
+from spardl.clusters.ledger import Ledger, PhaseStack
+from spardl.programs import Boundary, Phase, Program
 
 __all__ = ["ProcessGroupCluster"]
 
@@ -22,115 +25,125 @@ T = TypeVar("T")
 
 
 class ProcessGroupCluster(Cluster):
-    """Drives one program over a process group.
+    """Drives one program over a process group, and others beside it in a thread with a group of its own.
 
     Args:
         group: whose members are the workers; ``None`` is the default group, which must be initialised. Its
             timeout bounds every wait.
         device: where messages live; NCCL needs the worker's GPU.
+        timeout: seconds that bound every wait of what runs beside the computation.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu") -> None:
-        self._group = group if group is not None else dist.group.WORLD
+    def __init__(
+        self,
+        group: Any = None,
+        device: torch.device | str = "cpu",
+        timeout: float = 60.0,
+    ) -> None:
+        self._group = dist.group.WORLD if group is None else group
+        self._timeout = timedelta(seconds=timeout)
+        self._channel = Channel(self._group, torch.device(device))
+        self._beside: _Beside | None = None
         self.device = torch.device(device)
-        self._rank = dist.get_rank(self._group)
         self._started = time.perf_counter()
         self.size = dist.get_world_size(self._group)
-        self.local_ranks = (self._rank,)
+        self.local_ranks = (dist.get_rank(self._group),)
         self.ledgers = (Ledger(),)
+        self._stack = PhaseStack(lambda phase, local, seconds: self.ledgers[0].spend(phase, seconds))
 
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
         """Runs this worker's program."""
-        return [self._drive(programs[0], self.ledgers[0])]
+        return [Journey(programs[0], self._channel, self.ledgers[0]).to_the_end()]
 
     def run_aside(self, programs: Sequence[Program[T]]) -> list[T]:
         """Runs this worker's program with a ledger that is thrown away."""
-        return [self._drive(programs[0], Ledger())]
+        return [Journey(programs[0], self._channel, Ledger()).to_the_end()]
 
-    @contextmanager
-    def timed(self, phase: Phase, local: Sequence[int]) -> Iterator[None]:
+    def time_aside(self, programs: Sequence[Program[Any]]) -> list[float]:
+        """Wall seconds."""
+        began = self.now(0)
+        self.run_aside(programs)
+        return [self.now(0) - began]
+
+    def flight(self, programs: Sequence[Program[T]], *, pauses: bool = False) -> Flight[T]:
+        """Prepares this worker's program for the other thread; the first time, all workers must call this at once."""
+        self._beside = self._beside or self._open()
+        journey = Journey(programs[0], self._beside.channel, self.ledgers[0], beside=True)
+        return _ProcessFlight(journey, self._beside.thread, self._stack, pauses)
+
+    def _open(self) -> _Beside:
+        ranks = dist.get_process_group_ranks(self._group)
+        group: Any = dist.new_group(ranks, timeout=self._timeout, use_local_synchronization=True)
+        return _Beside(group, Channel(group, self.device), Background(self.device))
+
+    def timed(self, phase: Phase, local: Sequence[int]) -> AbstractContextManager[None]:
         """Enters wall seconds."""
-        watch = Stopwatch(self.ledgers[0])
-        watch.switch(phase)
-        try:
-            yield
-        finally:
-            watch.switch(None)
+        return self._stack.timed(phase, local)
+
+    def expect(self, layers: Sequence[int]) -> None:
+        """Any model will do."""
+
+    def computing(self, local: int) -> AbstractContextManager[None]:
+        """Enters wall seconds."""
+        return self.timed(Phase.COMPUTE, [local])
+
+    def reach(self, local: int, layers: Collection[int], *, backward: bool) -> None:
+        """Wall clocks need not be told."""
+
+    def now(self, local: int) -> float:
+        """Wall seconds since this object was made."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return self.seconds()
 
     def seconds(self) -> float:
         """Wall seconds since this object was made."""
         return time.perf_counter() - self._started
 
     def close(self) -> None:
-        """Destroys the default process group, if it is the one in use."""
+        """Ends the thread; destroys the groups, the given one only if it is the default group."""
+        if self._beside is not None:
+            self._beside.thread.close()
+            dist.destroy_process_group(self._beside.group)
         if self._group is dist.group.WORLD:
             dist.destroy_process_group()
 
-    def _drive(self, program: Program[T], ledger: Ledger) -> T:
-        watch = Stopwatch(ledger)
-        phase = Phase.MERGE
-        reply: list[Tensor] = []
-        watch.switch(phase)
-        try:
-            request = next(program)
-            while True:
-                if isinstance(request, Phase):
-                    phase, reply = request, []
-                else:
-                    watch.switch(Phase.COMMUNICATE)
-                    reply = self._communicate(request, ledger)
-                watch.switch(phase)
-                request = program.send(reply)
-        except StopIteration as stop:
-            result: T = stop.value
+
+@dataclass(frozen=True)
+class _Beside:
+    """What runs beside the computation."""
+
+    group: dist.ProcessGroup
+    channel: Channel
+    thread: Background
+
+
+class _ProcessFlight(Flight[T]):
+    """A program in the other thread."""
+
+    def __init__(self, journey: Journey[T], thread: Background, stack: PhaseStack, pauses: bool) -> None:
+        self._journey, self._thread, self._stack, self._pauses = journey, thread, stack, pauses
+        self._paused: Future[Any] | None = None
+        self._ended: Future[Any] | None = None
+
+    def release(self, local: int) -> None:
+        if self._pauses:
+            self._paused = self._thread.submit(self._journey.to_a_boundary)
+        else:
+            self._ended = self._thread.submit(self._journey.to_the_end)
+
+    def boundary(self, local: int) -> Boundary:
+        with self._stack.timed(Phase.WAIT, [local]):
+            assert self._paused is not None
+            reached = self._thread.result(self._paused)
+            assert isinstance(reached, Boundary)
+            return reached
+
+    def resume(self) -> None:
+        self._ended = self._thread.submit(self._journey.to_the_end)
+
+    def wait(self, local: int) -> T:
+        with self._stack.timed(Phase.WAIT, [local]):
+            assert self._ended is not None
+            result: T = self._thread.result(self._ended)
             return result
-        finally:
-            watch.switch(None)
-
-    def _communicate(self, request: Request, ledger: Ledger) -> list[Tensor]:
-        if isinstance(request, Exchange):
-            ledger.count_exchange(request)
-            return self._exchange(request)
-        assert isinstance(request, AllReduce)
-        ideal = 2 * request.tensor.numel() * (self.size - 1) // self.size
-        ledger.count_collective(2 * (self.size - 1), ideal, request.tensor.itemsize)
-        with self._contact("the backend's all-reduce over all workers"):
-            dist.all_reduce(request.tensor, group=self._group)
-        return [request.tensor]
-
-    def _exchange(self, exchange: Exchange) -> list[Tensor]:
-        buffers = [self._buffer(receive) for receive in exchange.receives]
-        # gloo runs a pair's two directions one after the other unless the receive is posted first, and
-        # neither backend needs to move an empty message whose size both sides know.
-        operations = [
-            dist.P2POp(dist.irecv, buffer, group=self._group, group_peer=receive.source)
-            for buffer, receive in zip(buffers, exchange.receives, strict=True)
-            if buffer.numel()
-        ]
-        operations += [
-            dist.P2POp(dist.isend, send.payload.contiguous(), group=self._group, group_peer=send.to)
-            for send in exchange.sends
-            if send.payload.numel()
-        ]
-        if operations:
-            with self._contact(_describe(exchange)):
-                for work in dist.batch_isend_irecv(operations):
-                    work.wait()
-        return buffers
-
-    def _buffer(self, receive: Receive) -> Tensor:
-        return torch.empty(receive.size, dtype=receive.dtype, device=self.device)
-
-    @contextmanager
-    def _contact(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise PeerError(f"rank {self._rank} lost contact in {what}: {reason}") from error
-
-
-def _describe(exchange: Exchange) -> str:
-    sources = ", ".join(str(receive.source) for receive in exchange.receives)
-    targets = ", ".join(str(send.to) for send in exchange.sends)
-    return f"an exchange (receiving from rank {sources or 'none'}, sending to rank {targets or 'none'})"

@@ -33,6 +33,11 @@ class Communicator(ABC, Generic[C]):
     sums: ClassVar[frozenset[Output]]
     drops: ClassVar[bool] = False
 
+    @property
+    def splits(self) -> bool:
+        """Whether every sum passes a ``Boundary``, after which it may rest until it is needed."""
+        return False
+
     def check_workers(self, workers: int) -> None:
         """Accepts a number of workers.
 
@@ -70,6 +75,10 @@ class Communicator(ABC, Generic[C]):
         """The published formula, where that supposes entries to be spread evenly: the mean over all workers."""
         return self.cost(context, compressor)
 
+    def half_costs(self, context: Context, compressor: C) -> tuple[Cost, Cost]:
+        """The published formula up to the boundary, and after it; called if ``splits``."""
+        raise NotImplementedError
+
 
 class DenseCommunicator(Communicator[DenseCompressor]):
     """Base of the communicators that sum dense tensors."""
@@ -84,9 +93,18 @@ class DenseCommunicator(Communicator[DenseCompressor]):
     def total_cost(self, workers: int, length: int) -> Cost:
         """What one sum of ``length`` entries costs a worker."""
 
+    def half_total_costs(self, workers: int, length: int) -> tuple[Cost, Cost]:
+        """The same up to the boundary, and after it; called if ``splits``."""
+        raise NotImplementedError
+
     def cost(self, context: Context, compressor: DenseCompressor) -> Cost:
         """That of all the sums that the compressor asks for."""
         return Cost.total(self.total_cost(context.worker.size, length) for length in compressor.sizes(context))
+
+    def half_costs(self, context: Context, compressor: DenseCompressor) -> tuple[Cost, Cost]:
+        """Those of the one sum."""
+        (length,) = compressor.sizes(context)
+        return self.half_total_costs(context.worker.size, length)
 
     def reduce(
         self,

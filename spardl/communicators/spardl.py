@@ -30,7 +30,7 @@ from spardl.context import Context
 from spardl.costs import Bounds, Cost, log2_ceil
 from spardl.errors import ConfigError
 from spardl.packing import Slot
-from spardl.programs import Phase, Program, Team
+from spardl.programs import Boundary, Phase, Program, Team
 from spardl.sparse import SparseVector, Sum, concatenate, merge
 from spardl.state import State
 
@@ -175,6 +175,12 @@ class Reduced(NamedTuple):
         return self.accumulated.take(self.start, self.start + self.slot.length, k, self.select)
 
 
+def _shard(block: SparseVector, own: Reduced, peers: Team) -> SparseVector:
+    """The block with indices of the whole vector: all teams end with the same one, and the first counts it."""
+    count = 0 if peers.position else len(block)
+    return SparseVector(block.indices[:count] + own.start, block.values[:count], own.accumulated.values.numel())
+
+
 def recursive_gather(peers: Team, own: Reduced, state: SparDLState) -> Program[SparseVector]:
     """R-SAG: recursive doubling over a power of two of teams, re-selecting k_b entries in every round."""
     target = Target(own.accumulated, own.start, own.slot)
@@ -250,6 +256,11 @@ class SparDL(Communicator[SparseCompressor]):
                 "use gather=bruck (B-SAG), which takes any"
             )
 
+    @property
+    def splits(self) -> bool:
+        """All that is added up, then the all-gather in the team."""
+        return True
+
     def check_workers(self, workers: int) -> None:
         """Accepts every multiple of ``teams``."""
         if workers % self.teams:
@@ -260,17 +271,19 @@ class SparDL(Communicator[SparseCompressor]):
 
     def cost(self, context: Context, compressor: SparseCompressor) -> Cost:
         """The formulas above; blocks of unequal length differ where they are kept whole."""
+        return Cost.total(self.half_costs(context, compressor))
+
+    def half_costs(self, context: Context, compressor: SparseCompressor) -> tuple[Cost, Cost]:
+        """All but the all-gather in the team, and that."""
         size, teams = context.worker.size // self.teams, self.teams
         blocks = self._blocks(context, compressor, size)
         capacities = [blocks.slot(block).capacity for block in range(size)]
         least, most, words = min(capacities), max(capacities), GATHERS[self.gather].words
-        return Cost(
-            Bounds.exactly(2 * log2_ceil(size) + log2_ceil(teams)),
-            Bounds(
-                4 * (sum(capacities) - most) + words(teams, least).low,
-                4 * (sum(capacities) - least) + words(teams, most).high,
-            ),
+        inside = Cost(
+            Bounds.exactly(log2_ceil(size)), Bounds(2 * (sum(capacities) - most), 2 * (sum(capacities) - least))
         )
+        between = Bounds(words(teams, least).low, words(teams, most).high)
+        return Cost.total([inside, Cost(Bounds.exactly(log2_ceil(teams)), between)]), inside
 
     def _blocks(self, context: Context, compressor: SparseCompressor, size: int) -> Blocks:
         return Blocks(context.layout.length, size, -(-compressor.count(context) // size))
@@ -301,5 +314,6 @@ class SparDL(Communicator[SparseCompressor]):
         yield Phase.SELECT
         own = Reduced(accumulated, blocks.bounds(team.position)[0], blocks.slot(team.position), select)
         block = yield from GATHERS[self.gather].run(peers, own, state)
+        yield Boundary(_shard(block, own, peers))
         slots = [blocks.slot(position) for position in range(size)]
         return concatenate((yield from all_gather_sparse(team, block, slots)))

@@ -38,7 +38,7 @@ from spardl.context import Context
 from spardl.costs import Bounds, Cost, log2_ceil
 from spardl.errors import ConfigError
 from spardl.packing import Slot
-from spardl.programs import Phase, Program, Team, whole_team
+from spardl.programs import Boundary, Phase, Program, Team, whole_team
 from spardl.sparse import SparseVector, Sum, concatenate
 from spardl.state import State
 
@@ -70,15 +70,24 @@ class TopkDSA(Communicator[SparseCompressor]):
         if not is_a(float, self.dense_above) or not 0 <= self.dense_above <= 1:
             raise ConfigError(f"communicator.dense_above must be at least 0 and at most 1, got {self.dense_above!r}")
 
+    @property
+    def splits(self) -> bool:
+        """Split and reduce, then the all-gather."""
+        return True
+
     def cost(self, context: Context, compressor: SparseCompressor) -> Cost:
         """Exact rounds; words from an empty selection to the worst distribution over the regions."""
+        return Cost.total(self.half_costs(context, compressor))
+
+    def half_costs(self, context: Context, compressor: SparseCompressor) -> tuple[Cost, Cost]:
+        """Split and reduce; counts and sums of all regions."""
         workers, length = context.worker.size, context.layout.length
         others, levels = workers - 1, log2_ceil(workers)
         capacity = compressor.capacity(context)
         most = length if capacity is None else capacity
         split = split_cost(workers, min(most, others * -(-length // workers)), self.bucket)
         gathered = self._gathered(min(length, most * workers), length, workers) if others else 0
-        return Cost.total([split, Cost(Bounds.exactly(2 * levels), Bounds(others, others + gathered))])
+        return split, Cost(Bounds.exactly(2 * levels), Bounds(others, others + gathered))
 
     def _gathered(self, union: int, length: int, workers: int) -> int:
         """The most words that a worker sends of the sums, if they have at most ``union`` entries."""
@@ -101,6 +110,8 @@ class TopkDSA(Communicator[SparseCompressor]):
         own = accumulated.take(0, length, compressor.count(context), compressor.selector(context, compression))
         borders = equal_regions(length, team.size)
         region = yield from split_and_reduce(team, own, borders, self.bucket)
+        start = borders[team.position]
+        yield Boundary(SparseVector(region.indices + start, region.values, length))
         lengths = [stop - start for start, stop in pairwise(borders)]
         counts = [count for (count,) in (yield from all_gather_counts(team, [len(region)], region.indices.device))]
         if sum(counts) > self.dense_above * length:

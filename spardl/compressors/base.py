@@ -91,9 +91,15 @@ class SparseCompressor(Compressor):
 
 
 class DenseCompressor(Compressor):
-    """Turns a vector into dense tensors that can be summed as they are."""
+    """Turns a vector into dense tensors that can be summed as they are.
+
+    Attributes:
+        one_sum: whether it asks for a single sum, of entries of the vector, so that a part of that sum is a part of
+            the result.
+    """
 
     output = Output.DENSE
+    one_sum: ClassVar[bool] = False
 
     @abstractmethod
     def sizes(self, context: Context) -> list[int]:
@@ -113,6 +119,10 @@ class DenseCompressor(Compressor):
         Returns:
             The (approximate) sum, bit-identical on all workers; a dense one has shape (n,).
         """
+
+    def entries(self, part: Tensor, context: Context, dtype: torch.dtype) -> Tensor:
+        """Entries of the result, of a type, from the same part of its one sum; called if ``one_sum``."""
+        return part
 
 
 class CodeCompressor(Compressor):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
+from torch import Tensor
 
 from spardl.accumulator import Accumulator
 from spardl.compressors.base import DenseCompressor, Mass, Total
@@ -44,6 +45,7 @@ class Cast(DenseCompressor):
 
     name = "cast"
     mass = Mass.ROUNDED
+    one_sum = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.format, str) or self.format not in FORMATS:
@@ -57,4 +59,8 @@ class Cast(DenseCompressor):
         """One dense sum of averages."""
         values, workers = accumulated.values, context.worker.size
         average = yield from total(values.div_(workers).to(FORMATS[self.format]))
-        return average.to(values.dtype).mul_(workers)
+        return self.entries(average, context, values.dtype)
+
+    def entries(self, part: Tensor, context: Context, dtype: torch.dtype) -> Tensor:
+        """Sums of averages, as sums."""
+        return part.to(dtype).mul_(context.worker.size)

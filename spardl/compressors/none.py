@@ -20,6 +20,7 @@ class NoCompression(DenseCompressor):
 
     name = "none"
     mass = Mass.KEPT
+    one_sum = True
 
     def sizes(self, context: Context) -> list[int]:
         """The whole vector."""

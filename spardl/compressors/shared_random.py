@@ -36,6 +36,7 @@ class SharedChoice(Budget, DenseCompressor):
 
     mass = Mass.LEFT
     sparsifies = True
+    one_sum = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,63 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from spardl.clusters.base import Cluster
-from spardl.flat import FlatGradient
 from spardl.method import Method
-from spardl.programs import Phase
 from spardl.schedules.base import Schedule
-from spardl.sparse import Sum
+from spardl.schedules.synchronizer import Synchronizer, Training
 
 __all__ = ["AfterBackward"]
 
 
+@dataclass(frozen=True)
 class AfterBackward(Schedule):
-    """Sends one flat vector when all gradients are there.
-
-    Args:
-        method: how to average.
-        cluster: the workers.
-        gradient: the model's flat gradient.
-    """
+    """Sends one flat vector when all gradients are there."""
 
     name = "after_backward"
 
-    def __init__(self, method: Method, cluster: Cluster, gradient: FlatGradient) -> None:
-        self._method = method
-        self._cluster = cluster
-        self._gradient = gradient
-        vector = gradient.vector
-        self._states = [method.init_state(gradient.layout, vector.dtype, vector.device) for _ in cluster.local_ranks]
+    def start(self, method: Method, cluster: Cluster, training: Training) -> Synchronizer:
+        """With one group of all layers."""
+        return _AtTheEnd(method, cluster, training, [(0, len(training.gradient.layers))])
 
-    def collect(self, local: int) -> None:
+
+class _AtTheEnd(Synchronizer):
+    def collect(self) -> None:
         """Adds the flat gradient to what the rank carried over."""
-        with self._cluster.timed(Phase.SELECT, [local]):
-            if self._method.momentum.decay:
-                self._gradient.add_weights(self._method.momentum.decay)
-            self._method.accumulate(self._gradient.vector, self._states[local])
-            self._gradient.zero()
+        self._accumulate(self._groups[0])
 
-    def finish(self) -> Sequence[Sum]:
-        """Runs the method's program on every worker."""
-        workers = self._cluster.local_workers
-        averages = self._cluster.run(
-            [self._method.average(worker, state) for worker, state in zip(workers, self._states, strict=True)]
-        )
-        with self._cluster.timed(Phase.UPDATE, range(len(workers))):
-            self._gradient.write(averages[0])
-        return averages
-
-    def refused(self) -> int:
-        """Summed over the local ranks."""
-        return sum(state.refused for state in self._states)
-
-    def state_dict(self, local: int) -> dict[str, Any]:
-        """The method's state."""
-        return self._states[local].state_dict()
-
-    def load_state_dict(self, local: int, values: Mapping[str, Any]) -> None:
-        """Restores the method's state."""
-        self._states[local].load_state_dict(values)
+    def finish(self) -> None:
+        """Runs the method's program on every worker, and updates."""
+        (group,) = self._groups
+        pairs = zip(self._cluster.local_workers, group.states, strict=True)
+        averages = self._cluster.run([self._method.average(worker, state) for worker, state in pairs])
+        self._averages = [{0: average} for average in averages]
+        self._take_over(group, averages[0])
+        self._update_all()

@@ -1,20 +1,19 @@
-"""When gradients are sent: the interface between a training loop and a method."""
+"""When gradients are sent: what a configuration chooses."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from spardl.sparse import Sum
+from spardl.clusters.base import Cluster
+from spardl.method import Method
+from spardl.schedules.synchronizer import Synchronizer, Training
 
 __all__ = ["Schedule"]
 
 
 class Schedule(ABC):
-    """Synchronizes the gradients of one model.
-
-    A step is: for each local rank its backward passes and then ``collect``, then ``finish`` once.
+    """A way to interleave communication with computation. Immutable: what changes is in the ``Synchronizer``.
 
     Attributes:
         name: how configurations call it.
@@ -22,26 +21,17 @@ class Schedule(ABC):
 
     name: ClassVar[str]
 
-    @abstractmethod
-    def collect(self, local: int) -> None:
-        """Takes over the gradient that a local rank's backward pass left, and clears it."""
+    def check(self, method: Method, *, clips: bool) -> None:
+        """Accepts a method, before any worker starts.
 
-    @abstractmethod
-    def finish(self) -> Sequence[Sum]:
-        """Leaves the average over all workers in the parameters' gradients.
+        Args:
+            method: how gradients are averaged.
+            clips: whether the norm of the average is limited.
 
-        Returns:
-            What each local rank computed as the average: all must be equal to the last bit.
+        Raises:
+            ConfigError: if this schedule cannot run it; the message says what to do instead.
         """
 
     @abstractmethod
-    def refused(self) -> int:
-        """Gradients of local ranks that were left out because they were not finite."""
-
-    @abstractmethod
-    def state_dict(self, local: int) -> dict[str, Any]:
-        """What a local rank carries from step to step, as plain data."""
-
-    @abstractmethod
-    def load_state_dict(self, local: int, values: Mapping[str, Any]) -> None:
-        """Continues from what ``state_dict`` gave."""
+    def start(self, method: Method, cluster: Cluster, training: Training) -> Synchronizer:
+        """Makes the object that goes through the steps of one training; all workers must call this at once."""

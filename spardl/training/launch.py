@@ -20,6 +20,7 @@ import torch.distributed as dist
 from spardl.checks import is_a
 from spardl.clusters import Cluster, ProcessGroupCluster, SimulatedCluster, parse_network
 from spardl.errors import ConfigError, PeerError
+from spardl.timeline.profile import Profile
 from spardl.training.messages import first_line
 from spardl.training.processes import fault_of, run_processes
 from spardl.training.runs import Run
@@ -242,7 +243,7 @@ class ProcessGroup(Launcher):
             dist.init_process_group(backend, store=store, rank=member.rank, world_size=member.size, timeout=patience)
         except RuntimeError as error:
             raise PeerError(f"rank {member.rank} lost contact while the workers met: {first_line(error)}") from error
-        cluster = ProcessGroupCluster(device=device)
+        cluster = ProcessGroupCluster(device=device, timeout=self._timeout)
         job(cluster, device, heartbeat)
         cluster.close()
 
@@ -255,6 +256,8 @@ class Simulated(Launcher):
         workers: how many.
         network: a preset's name, or ``{alpha: seconds, gbit: Gbit/s}``.
         count_local: whether measured seconds of local work pass on the virtual clock.
+        profile: file by ``scripts/profile_model.py`` whose seconds of forward and backward pass are used instead of
+            measured ones.
         device: cpu, cuda, or auto (cuda where there is a GPU).
         threads: of the process on its CPU. A real cluster must have as many to get the same bits.
 
@@ -265,6 +268,7 @@ class Simulated(Launcher):
     workers: int = 4
     network: str | Mapping[str, Any] = "ethernet_1g"
     count_local: bool = True
+    profile: str | None = None
     device: str = "auto"
     threads: int = 1
 
@@ -273,6 +277,7 @@ class Simulated(Launcher):
         _at_least_one("cluster.threads", self.threads)
         _check_device(self.device)
         self._network = parse_network(self.network)
+        self._profile = None if self.profile is None else Profile.read(Path(self.profile))
         if find_membership(os.environ):
             raise ConfigError("cluster=simulated is one process; start it without torchrun or srun")
 
@@ -282,7 +287,9 @@ class Simulated(Launcher):
         def target(rank: int, heartbeat: Heartbeat) -> None:
             torch.set_num_threads(self.threads)
             device = _pick_device(self.device, 0, 1)
-            cluster = SimulatedCluster(self.workers, self._network, device=device, count_local=self.count_local)
+            cluster = SimulatedCluster(
+                self.workers, self._network, device=device, count_local=self.count_local, profile=self._profile
+            )
             job(cluster, device, heartbeat)
 
         run_processes(1, target, folder)

@@ -15,9 +15,9 @@ from spardl.clusters.base import Cluster
 from spardl.errors import ConfigError, SpardlError
 from spardl.flat import FlatGradient
 from spardl.method import Method
-from spardl.programs import Phase, Worker
+from spardl.programs import Worker
 from spardl.schedules.base import Schedule
-from spardl.sparse import Sum
+from spardl.schedules.synchronizer import Training
 from spardl.training.evaluation import autocast
 from spardl.training.lr import LrSchedule
 from spardl.training.messages import first_line
@@ -38,7 +38,7 @@ class Plan:
         method: how gradients are averaged.
         optimizer: makes the optimizer from the parameters.
         lr_schedule: factor on the learning rate.
-        schedule: makes the schedule from method, cluster and flat gradient.
+        schedule: when gradients are sent.
         settings: of the loop.
     """
 
@@ -46,7 +46,7 @@ class Plan:
     method: Method
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
     lr_schedule: LrSchedule
-    schedule: Callable[[Method, Cluster, FlatGradient], Schedule]
+    schedule: Schedule
     settings: Settings
 
     def check(self, workers: int) -> None:
@@ -56,6 +56,7 @@ class Plan:
             ConfigError: if this cannot be trained by so many workers.
         """
         self.method.communicator.check_workers(workers)
+        self.schedule.check(self.method, clips=self.settings.clip_norm is not None)
         self.sampler(Worker(0, workers))
         self._try_model()
         self._check_momentum()
@@ -110,7 +111,7 @@ class Learner:
     Attributes:
         model: its weights are equal on all workers.
         gradient: all its gradients, as one vector.
-        schedule: synchronizes them.
+        synchronizer: averages them, and lets the optimizer use the averages.
         workers: the local ones.
         steps_per_epoch: steps in which every worker passes over its share of the data.
         total_steps: steps of the whole run.
@@ -121,10 +122,11 @@ class Learner:
         self._settings = plan.settings
         torch.manual_seed(plan.settings.seed)
         self.model = plan.task.build_model().to(device, plan.settings.formats.weights)
-        self.gradient = FlatGradient(self.model.parameters())
+        self.gradient = FlatGradient(self.model.named_parameters())
         self._optimizer = plan.optimizer(self.model.parameters())
         self._base_rates = [group["lr"] for group in self._optimizer.param_groups]
-        self.schedule = plan.schedule(plan.method, cluster, self.gradient)
+        training = Training(self.model, self.gradient, self._optimizer, plan.settings.clip_norm)
+        self.synchronizer = plan.schedule.start(plan.method, cluster, training)
         self.workers = [
             TrainingWorker(worker, self.model, plan.sampler(worker), plan.settings.seed)
             for worker in cluster.local_workers
@@ -132,41 +134,38 @@ class Learner:
         self.steps_per_epoch = self.workers[0].sampler.steps_per_epoch
         self.total_steps = plan.settings.total_steps(self.steps_per_epoch)
 
-    def step(self, step: int) -> tuple[list[float], Sequence[Sum]]:
+    def step(self, step: int) -> list[float]:
         """Trains step number ``step``, counted from 0.
 
         Returns:
-            The loss of each local worker, and the averaged gradient as each of them has it.
+            The loss of each local worker.
         """
         losses = [self._backward(local, step) for local in range(len(self.workers))]
-        averages = self.schedule.finish()
-        with self._cluster.timed(Phase.UPDATE, range(len(self.workers))):
-            self._update(step)
-        return losses, averages
+        for group, rate in zip(self._optimizer.param_groups, self._base_rates, strict=True):
+            group["lr"] = rate * self._factor(step)
+        self.synchronizer.finish()
+        return losses
 
     def _backward(self, local: int, step: int) -> float:
         worker = self.workers[local]
-        with self._cluster.timed(Phase.COMPUTE, [local]), worker.active():
+        with worker.active():
             indices, generator = worker.sampler.indices(step), worker.sampler.generator(step)
             parts = indices.split(self._settings.batch_size)
-            loss = sum(self._backward_part(self._plan.task.train.batch(part, generator)) for part in parts)
-        self.schedule.collect(local)
-        return loss
+            self.synchronizer.begin(local)
+            losses = []
+            for number, part in enumerate(parts, 1):
+                with self._cluster.computing(local):
+                    batch = self._plan.task.train.batch(part, generator)
+                    losses.append(self._backward_part(batch, last=number == len(parts)))
+        self.synchronizer.collect()
+        return sum(losses)
 
-    def _backward_part(self, batch: Batch) -> float:
+    def _backward_part(self, batch: Batch, *, last: bool) -> float:
         with autocast(self._device, self._settings.formats):
             loss = self._plan.task.loss(self.model, batch) / self._settings.accumulation
+        self.synchronizer.before_backward(last=last)
         loss.backward()
         return loss.item()
-
-    def _update(self, step: int) -> None:
-        if self._settings.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.clip_norm)
-        for group, rate in zip(self._optimizer.param_groups, self._base_rates, strict=True):
-            group["lr"] = rate * self._factor(step)
-        self._optimizer.step()
-        # The average was left in the gradients, and the next backward pass adds to them.
-        self.gradient.zero()
 
     def _factor(self, step: int) -> float:
         per_epoch = self.steps_per_epoch
@@ -189,7 +188,7 @@ class Learner:
     def worker_state(self, local: int) -> dict[str, Any]:
         """What is a local worker's own: residual and the like, buffers, random numbers, counts."""
         return {
-            "schedule": self.schedule.state_dict(local),
+            "synchronizer": self.synchronizer.state_dict(local),
             "worker": self.workers[local].state_dict(),
             "ledger": self._cluster.ledgers[local].state_dict(),
         }
@@ -201,7 +200,7 @@ class Learner:
 
     def load_worker_state(self, local: int, values: Mapping[str, Any]) -> None:
         """Continues from ``worker_state``."""
-        self.schedule.load_state_dict(local, values["schedule"])
+        self.synchronizer.load_state_dict(local, values["synchronizer"])
         self.workers[local].load_state_dict(values["worker"])
         self._cluster.ledgers[local].load_state_dict(values["ledger"])
 

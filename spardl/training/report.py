@@ -24,6 +24,7 @@ def rows(summary: Mapping[str, Any], simulated: bool) -> list[tuple[str, str]]:
     best, metric = summary["best"], summary["metric"]
     final = ", ".join(f"{name} {value:.4g}" for name, value in summary["final"].items())
     clock = f", {_seconds(summary['cluster_seconds'])} on the virtual clock" if simulated else ""
+    beside = summary["step_seconds_beside"]
     sent, dense = summary["step_bytes"], summary["step_bytes_dense"]
     share = f" ({sent / dense:.2%} of dense)" if dense else ""
     return [
@@ -34,6 +35,7 @@ def rows(summary: Mapping[str, Any], simulated: bool) -> list[tuple[str, str]]:
             f"{_seconds(summary['wall_seconds'])}, evaluation {_seconds(summary['evaluation_seconds'])}{clock}",
         ),
         ("a step", _split(summary["step_seconds"])),
+        *([("beside it", _split(beside))] if any(beside.values()) else []),
         (
             "sent per worker and step",
             f"{_bytes(sent)} in {summary['step_rounds']:.3g} rounds; dense {_bytes(dense)}{share}",
@@ -57,7 +59,8 @@ def print_report(summary: Mapping[str, Any], run: Run, simulated: bool) -> None:
 
 
 def _split(seconds: Mapping[str, float]) -> str:
-    return f"{_seconds(sum(seconds.values()))}: " + ", ".join(f"{n} {_seconds(v)}" for n, v in seconds.items())
+    parts = [f"{name} {_seconds(value)}" for name, value in seconds.items() if value]
+    return f"{_seconds(sum(seconds.values()))}: {', '.join(parts)}"
 
 
 def _break_even(gbit: float | None) -> str:

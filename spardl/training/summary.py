@@ -26,6 +26,7 @@ class Costs:
 
     Attributes:
         seconds: by phase.
+        beside: seconds of what ran beside these, by phase.
         rounds: exchanges, of the worker that has most.
         words: sent, an index or a value being one.
         bytes_sent: sent by a worker.
@@ -34,6 +35,7 @@ class Costs:
     """
 
     seconds: dict[str, float]
+    beside: dict[str, float]
     rounds: float
     words: float
     bytes_sent: float
@@ -43,7 +45,8 @@ class Costs:
     @property
     def overhead(self) -> float:
         """Seconds that compressing takes: selecting, packing and merging."""
-        return sum(self.seconds[phase.value] for phase in (Phase.SELECT, Phase.PACK, Phase.MERGE))
+        local = (Phase.SELECT.value, Phase.PACK.value, Phase.MERGE.value)
+        return sum(self.seconds[phase] + self.beside[phase] for phase in local)
 
 
 def gather_costs(cluster: Cluster, steps: int, gradient: Tensor) -> Costs:
@@ -52,7 +55,8 @@ def gather_costs(cluster: Cluster, steps: int, gradient: Tensor) -> Costs:
     table = torch.stack(rows).cpu()
     _, words, sent, *seconds = (table[:, :-1].mean(0) / steps).tolist()
     return Costs(
-        seconds={phase.value: value for phase, value in zip(Phase, seconds, strict=True)},
+        seconds={phase.value: value for phase, value in zip(Phase, seconds[: len(Phase)], strict=True)},
+        beside={phase.value: value for phase, value in zip(Phase, seconds[len(Phase) :], strict=True)},
         rounds=float(table[:, 0].max()) / steps,
         words=words,
         bytes_sent=sent,
@@ -64,7 +68,7 @@ def gather_costs(cluster: Cluster, steps: int, gradient: Tensor) -> Costs:
 def _row(ledger: Ledger, device: torch.device) -> Tensor:
     counts = [ledger.rounds, ledger.words, ledger.bytes_sent]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    values = [*counts, *(ledger.seconds[phase] for phase in Phase), peak]
+    values = [*counts, *(ledger.seconds[phase] for phase in Phase), *(ledger.beside[phase] for phase in Phase), peak]
     return torch.tensor(values, dtype=torch.float64, device=device)
 
 

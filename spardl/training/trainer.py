@@ -36,7 +36,6 @@ class Progress:
         wall: seconds of training so far, those before an interruption included.
         virtual: seconds on the cluster's clock, likewise.
         evaluating: the part of ``wall`` that went to evaluation.
-        kept: entries of all averages so far.
         checks: times that the workers' averages were compared.
         metrics: of the last evaluation.
         best: the best value of the task's metric.
@@ -46,7 +45,6 @@ class Progress:
     wall: float = 0.0
     virtual: float = 0.0
     evaluating: float = 0.0
-    kept: int = 0
     checks: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     best: float | None = None
@@ -97,19 +95,18 @@ class Trainer:
         self._tell("begin", self._progress.step, total)
         self._heartbeat(self._progress.step)
         while self._progress.step < total:
-            losses, averages = self._learner.step(self._progress.step)
+            losses = self._learner.step(self._progress.step)
             self._progress.step += 1
-            self._progress.kept += _entries(averages[0])
             self._window.add(losses)
-            self._after_step(averages)
+            self._after_step()
         return self._finish()
 
-    def _after_step(self, averages: Sequence[Sum]) -> None:
+    def _after_step(self) -> None:
         step, total, settings = self._progress.step, self._learner.total_steps, self._settings
         self._heartbeat(step)
         self._tell("step", step)
         if step % settings.check_every == 0 or step == total:
-            self._compare([_digest_of(average) for average in averages], "averaged gradients")
+            self._compare(self._digests(), "averaged gradients")
         if step % settings.log_every == 0 or step == total:
             self._log()
         if self._evaluates_after(step):
@@ -120,6 +117,13 @@ class Trainer:
     def _evaluates_after(self, step: int) -> bool:
         every = max(1, round(self._settings.eval_every * self._learner.steps_per_epoch))
         return step % every == 0 or step == self._learner.total_steps
+
+    def _digests(self) -> list[Tensor]:
+        """Of the last averages, as each local rank computed them."""
+        synchronizer = self._learner.synchronizer
+        synchronizer.flush()
+        averages = [synchronizer.averages(local) for local in range(len(self._learner.workers))]
+        return [digest([tensor for average in own for tensor in _tensors(average)]) for own in averages]
 
     def _tell(self, event: str, *arguments: Any) -> None:
         for observer in self._observers:
@@ -139,11 +143,12 @@ class Trainer:
 
     def _refused(self) -> int:
         """Gradients of all workers that were left out."""
-        here = self._learner.schedule.refused()
+        here = self._learner.synchronizer.refused()
         rows = [torch.tensor([here if local == 0 else 0]) for local in range(len(self._learner.workers))]
         return int(torch.stack(gather_rows(self._cluster, rows)).sum())
 
     def _evaluate(self) -> None:
+        self._learner.synchronizer.flush()
         began = time.perf_counter()
         settings, task = self._settings, self._plan.task
         self._progress.metrics = evaluate(
@@ -171,8 +176,9 @@ class Trainer:
         self._progress.checks += 1
 
     def _save(self) -> None:
-        self._read_clocks()
         learner = self._learner
+        learner.synchronizer.flush()
+        self._read_clocks()
         save_checkpoint(
             self._run.checkpoints,
             self._progress.step,
@@ -200,6 +206,7 @@ class Trainer:
             self._window.load_state_dict(local, own["window"])
 
     def _finish(self) -> dict[str, Any]:
+        self._learner.synchronizer.flush()
         weights = self._learner.digest()
         self._compare([weights] * len(self._learner.workers), "weights")
         self._read_clocks()
@@ -223,11 +230,12 @@ class Trainer:
             "cluster_seconds": progress.virtual,
             "evaluation_seconds": progress.evaluating,
             "step_seconds": costs.seconds,
+            "step_seconds_beside": costs.beside,
             "step_rounds": costs.rounds,
             "step_words": costs.words,
             "step_bytes": costs.bytes_sent,
             "step_bytes_dense": costs.dense_bytes,
-            "density": progress.kept / progress.step / length,
+            "density": self._learner.synchronizer.kept / progress.step / length,
             "replica_checks": progress.checks,
             "refused_gradients": refused,
             "break_even_gbit": break_even_gbit(costs),
@@ -288,9 +296,5 @@ class _Window:
             self._steps, self._seconds, self._bytes = values["steps"], values["seconds"], values["bytes"]
 
 
-def _entries(average: Sum) -> int:
-    return len(average) if isinstance(average, SparseVector) else average.numel()
-
-
-def _digest_of(average: Sum) -> Tensor:
-    return digest([average.indices, average.values] if isinstance(average, SparseVector) else [average])
+def _tensors(average: Sum) -> list[Tensor]:
+    return [average.indices, average.values] if isinstance(average, SparseVector) else [average]

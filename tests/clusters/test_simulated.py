@@ -123,7 +123,7 @@ def test_a_collective_that_not_all_join() -> None:
     def join() -> Program[None]:
         yield AllReduce(torch.ones(2))
 
-    with pytest.raises(ProgramError, match="rank 0 waits in an all-reduce for rank 1, which has ended"):
+    with pytest.raises(ProgramError, match="rank 0 waits in a collective for rank 1, which has ended"):
         cluster(2).run([join(), swap([], [])])
 
 

@@ -2,49 +2,56 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import nn
 
 from spardl.clusters import SimulatedCluster
 from spardl.flat import FlatGradient
-from spardl.schedules import AfterBackward
-from tests.harness import NETWORK, dense, same_bits, spardl, to_dense
+from spardl.schedules import AfterBackward, Training
+from tests.harness import NETWORK, same_bits, spardl, to_dense
+from tests.schedules.loops import Loop, Setting, batch, loss_of, make_model, momentum, weights
 
 
 def test_dense_training_equals_one_large_batch() -> None:
     """Four workers' averaged gradients are the gradient of the mean loss, step after step."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
-    plain = copy.deepcopy(model)
-    gradient = FlatGradient(model.parameters())
-    schedule = AfterBackward(dense(), SimulatedCluster(4, NETWORK), gradient)
-    ours = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    theirs = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
-    for _ in range(20):
-        inputs = torch.randn(4, 5, 4, dtype=torch.float64)
-        for local in range(4):
-            model(inputs[local]).square().mean().backward()
-            schedule.collect(local)
-        schedule.finish()
-        ours.step()
-        gradient.zero()
-        theirs.zero_grad()
-        plain(inputs.view(20, 4)).square().mean().backward()
-        theirs.step()
-    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one, other)
+    ours = Loop(AfterBackward(), SimulatedCluster(4, NETWORK)).run()
+    plain = make_model()
+    optimizer = momentum(plain)
+    for step in range(20):
+        optimizer.zero_grad()
+        loss_of(plain, torch.cat([batch(step, rank, 0) for rank in range(4)])).backward()
+        optimizer.step()
+    torch.testing.assert_close(ours, weights(plain))
 
 
-def test_leaves_the_average_in_the_gradients() -> None:
-    parameter = nn.Parameter(torch.zeros(40))
-    gradient = FlatGradient([parameter])
-    schedule = AfterBackward(spardl(0.1), SimulatedCluster(3, NETWORK), gradient)
+def test_the_optimizer_gets_the_average() -> None:
+    model = nn.Linear(40, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    gradient = FlatGradient(model.named_parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    synchronizer = AfterBackward().start(
+        spardl(0.1), SimulatedCluster(3, NETWORK), Training(model, gradient, optimizer)
+    )
     for local in range(3):
-        parameter.grad.copy_(torch.randn(40))
-        schedule.collect(local)
+        synchronizer.begin(local)
+        synchronizer.before_backward(last=True)
+        model(torch.randn(1, 40)).sum().backward()
+        synchronizer.collect()
         assert not gradient.vector.any()
-    averages = schedule.finish()
-    assert torch.equal(parameter.grad, to_dense(averages[0]))
-    assert all(same_bits(average, averages[0]) for average in averages)
+    synchronizer.finish()
+    (average,) = synchronizer.averages(0)
+    assert torch.equal(-model.weight, to_dense(average).view(1, 40))
+    assert all(same_bits(*synchronizer.averages(local), average) for local in range(3))
+    assert synchronizer.kept == len(average)
+    assert not gradient.vector.any()
+
+
+def test_settings_are_those_of_the_step() -> None:
+    """A rate that is changed after a step does not change that step."""
+    loop = Loop(AfterBackward(), SimulatedCluster(2, NETWORK), Setting(steps=1))
+    expected = loop.run()
+    other = Loop(AfterBackward(), SimulatedCluster(2, NETWORK), Setting(steps=1))
+    other.step(0)
+    other.optimizer.param_groups[0]["lr"] = 7.0
+    other.synchronizer.flush()
+    assert torch.equal(weights(other.model), expected)

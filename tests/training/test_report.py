@@ -15,7 +15,8 @@ SUMMARY: dict[str, Any] = {
     "wall_seconds": 12.34,
     "cluster_seconds": 3.21,
     "evaluation_seconds": 0.5,
-    "step_seconds": {"compute": 0.02, "communicate": 1.5},
+    "step_seconds": {"compute": 0.02, "pack": 0.0, "communicate": 1.5},
+    "step_seconds_beside": {"compute": 0.0, "communicate": 0.0},
     "step_bytes": 12_345.0,
     "step_bytes_dense": 1_234_500.0,
     "step_rounds": 4.0,
@@ -32,6 +33,9 @@ def test_figures_in_words() -> None:
     assert found["accuracy"] == "0.9 (best 0.95)"
     assert found["wall time"] == "12.3 s, evaluation 500 ms"
     assert found["a step"] == "1.5 s: compute 20 ms, communicate 1.5 s"
+    assert "beside it" not in found
+    overlapped = {**SUMMARY, "step_seconds_beside": {"select": 0.5, "communicate": 1.5}}
+    assert dict(rows(overlapped, simulated=False))["beside it"] == "2.0 s: select 500 ms, communicate 1.5 s"
     assert found["sent per worker and step"] == "12.3 kB in 4 rounds; dense 1.23 MB (1.00% of dense)"
     assert found["entries of the average"] == "1.230% of 269,434"
     assert found["break-even bandwidth"] == "pays on networks slower than 1.23 Gbit/s per worker"

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from spardl.clusters import Cluster
 from spardl.errors import TrainingError
 from spardl.method import Method
+from spardl.schedules import Synchronizer
 from spardl.training.checkpoint import list_checkpoints
-from spardl.training.learner import Learner
 from spardl.training.lr import Cosine
 from spardl.training.observers import Observer
 from spardl.training.runs import Run
@@ -27,7 +27,14 @@ METHODS = {
     "spardl": spardl(0.1, teams=2),
     "spardl, 4 teams": spardl(0.1, teams=4, gather="recursive"),
 }
-SECONDS = ("wall_seconds", "cluster_seconds", "evaluation_seconds", "step_seconds", "break_even_gbit")
+SECONDS = (
+    "wall_seconds",
+    "cluster_seconds",
+    "evaluation_seconds",
+    "step_seconds",
+    "step_seconds_beside",
+    "break_even_gbit",
+)
 
 
 class Stopped(Exception):  # noqa: N818 - nothing went wrong
@@ -139,7 +146,7 @@ def test_a_nan_of_one_worker_stays_out(method: str, tmp_path: Path) -> None:
     lines = [values for _, values in book.of("train")]
     assert [line.get("refused", 0) for line in lines] == [0, 0, 1, 1, 1]
     assert all(math.isfinite(line["loss"]) for line in lines)
-    residuals = [running._learner.schedule.state_dict(local)["memory"] for local in range(4)]
+    residuals = [running._learner.synchronizer.state_dict(local)["groups"][0]["memory"] for local in range(4)]
     assert all(residual.isfinite().all() and residual.any() for residual in residuals)
     assert all(parameter.isfinite().all() for parameter in running._learner.model.parameters())
 
@@ -162,13 +169,12 @@ def test_nothing_but_nan_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_replicas_that_differ_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = Learner.step
+    right = Synchronizer.averages
 
-    def drifting(learner: Learner, number: int) -> Any:
-        losses, averages = step(learner, number)
-        return losses, [averages[0], averages[1], -averages[2], averages[3]]
+    def drifting(synchronizer: Synchronizer, local: int) -> list[Any]:
+        return [-average if local == 2 else average for average in right(synchronizer, local)]
 
-    monkeypatch.setattr(Learner, "step", drifting)
+    monkeypatch.setattr(Synchronizer, "averages", drifting)
     with pytest.raises(TrainingError, match=r"averaged gradients of ranks \[2\] differ from rank 0's at step 3"):
         trainer(plan(dense(), check_every=3), tmp_path).fit()
 

@@ -108,7 +108,7 @@ def plan(
         method=method,
         optimizer=partial(torch.optim.SGD, lr=lr, momentum=0.9),
         lr_schedule=lr_schedule or Constant(),
-        schedule=AfterBackward,
+        schedule=AfterBackward(),
         settings=settings(**changes),
     )
 

@@ -1,0 +1,287 @@
+"""Measures how much communication each schedule hides, beside what the timeline model predicts.
+
+python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench_overlap.py --gbit 1
+python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench_overlap.py --gbit 1 \
+    --model torchvision:vgg11 --size 64 --methods none,spardl --schedules after_backward,wfbp,dear --json overlap.json
+
+Runs as one of several workers (RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which). All cases take turns, round
+after round, so that they suffer alike from what else the machine does; a figure is the median over the rounds, and
+its least and most. The prediction comes from what is measured before, by all workers at once: a profile of the model,
+latency and bandwidth of a round of messages, and the time that each method computes. The ideal overlaps the bytes at
+the measured bandwidth perfectly with both passes; the bound does so at the bandwidth that --gbit names.
+
+Workers that share few cores slow each other down. With profile:FILE they sleep for the times of a profile instead of
+computing, as if each had a GPU; gradients and messages are real:
+
+python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench_overlap.py --gbit 1 \
+    --model profile:scripts/profiles/resnet50.json --compute 1.2 --schedules after_backward,wfbp,dear
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import choices
+import torch
+import torch.distributed as dist
+from emulated import from_profile
+from hydra import compose
+from hydra.utils import instantiate
+from profile_model import SOURCES as MODELS
+from profile_model import Job
+
+from spardl.clusters import Network, ProcessGroupCluster, gather_rows
+from spardl.errors import ConfigError, SpardlError
+from spardl.files import write_atomically
+from spardl.flat import FlatGradient
+from spardl.fusion import Linear
+from spardl.layout import Layout
+from spardl.method import Method
+from spardl.programs import Exchange, Phase, Program, Receive, Send, Worker
+from spardl.schedules import AfterBackward, Schedule, Synchronizer, Training
+from spardl.timeline.costs import halves, whole
+from spardl.timeline.measure import measure
+from spardl.timeline.model import Timeline, after_backward, ideal_halves, in_backward, in_halves
+from spardl.timeline.profile import Profile
+
+SOURCES = {**MODELS, "profile": from_profile}
+LOCAL = (Phase.SELECT, Phase.PACK, Phase.MERGE)
+# Steps before those that count: the pipeline fills, and schedules that measure make up their minds.
+SETTLING = 8
+
+
+@dataclass
+class Case:
+    """One method under one schedule.
+
+    Attributes:
+        method: its choice.
+        schedule: its choice.
+        synchronizer: of a model of its own.
+        job: that model and its data.
+        seconds: of a step, one figure for each round.
+    """
+
+    method: str
+    schedule: str
+    synchronizer: Synchronizer
+    job: Job
+    seconds: list[float]
+
+    def step(self) -> None:
+        """One step of training."""
+        self.synchronizer.begin(0)
+        loss = self.job.loss(self.job.model, self.job.data)
+        self.synchronizer.before_backward(last=True)
+        loss.backward()
+        self.synchronizer.collect()
+        self.synchronizer.finish()
+
+    def measure(self, cluster: ProcessGroupCluster, steps: int) -> None:
+        """Enters the mean of some steps in a row, after one that fills the pipeline."""
+        wait_for_all(cluster)
+        self.step()
+        began = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        self.seconds.append((time.perf_counter() - began) / steps)
+        self.synchronizer.flush()
+
+
+def wait_for_all(cluster: ProcessGroupCluster) -> None:
+    gather_rows(cluster, [torch.zeros(1)])
+
+
+def make_job(arguments: argparse.Namespace) -> Job:
+    torch.manual_seed(1)
+    source, _, name = arguments.model.partition(":")
+    if source not in SOURCES:
+        raise ConfigError(f"--model must be SOURCE:NAME with one of {', '.join(SOURCES)}, got {arguments.model}")
+    job = SOURCES[source](name, arguments)
+    job.model.train()
+    return job
+
+
+def make_case(method: str, schedule: str, cluster: ProcessGroupCluster, arguments: argparse.Namespace) -> Case:
+    job = make_job(arguments)
+    choice, _, option = schedule.partition(":")
+    config = compose("train", [f"schedule={choice}", *([f"schedule.{option}"] if option else [])])
+    chosen: Schedule = instantiate(config.schedule)
+    made = choices.build(method, "warmup.steps=0")
+    chosen.check(made, clips=False)
+    optimizer = torch.optim.SGD(job.model.parameters(), lr=1e-6, momentum=0.9)
+    training = Training(job.model, FlatGradient(job.model.named_parameters()), optimizer)
+    return Case(method, schedule, chosen.start(made, cluster, training), job, [])
+
+
+def measured_profile(arguments: argparse.Namespace) -> Profile:
+    """Of all workers at once: they share the machine in training, too."""
+    job = make_job(arguments)
+    optimizer = torch.optim.SGD(job.model.parameters(), lr=1e-6, momentum=0.9)
+    return measure(
+        job.model,
+        lambda: job.loss(job.model, job.data),
+        optimizer,
+        name=arguments.model,
+        batch=arguments.batch,
+        passes=max(5, arguments.rounds),
+    )
+
+
+def measured_network(cluster: ProcessGroupCluster) -> Network:
+    """What a round costs in which every worker sends a message to the next one, by its size."""
+    sizes, seconds = (1, 1 << 16, 1 << 20), []
+    for size in sizes:
+        turns = 100 if size == 1 else 5
+        times = [cluster.time_aside([_rounds(cluster.local_workers[0], size, turns)])[0] for _ in range(5)]
+        seconds.append(median(times[1:]) / turns)
+    line = Linear.fit(sizes, seconds)
+    return Network(alpha=seconds[0], gbit=32e-9 / line.per_entry)
+
+
+def _rounds(worker: Worker, size: int, turns: int) -> Program[None]:
+    after, before = (worker.rank + 1) % worker.size, (worker.rank - 1) % worker.size
+    payload = torch.zeros(size)
+    for _ in range(turns):
+        yield Exchange([Send(after, payload, size)], [Receive(before, size, torch.float32)])
+
+
+def compression(method: Method, cluster: ProcessGroupCluster, length: int) -> Linear:
+    """Seconds that a synchronization computes, by entries: what its ledger has besides communication."""
+    (worker,), (ledger,) = cluster.local_workers, cluster.ledgers
+    sizes, seconds = [length // share for share in (64, 8, 1)], []
+    for size in sizes:
+        state, found = method.init_state(Layout.flat(size), torch.float32), []
+        for _ in range(4):
+            method.accumulate(torch.randn(size), state)
+            before = sum(ledger.seconds[phase] for phase in LOCAL)
+            cluster.run([method.average(worker, state)])
+            found.append(sum(ledger.seconds[phase] for phase in LOCAL) - before)
+        seconds.append(median(found[1:]))
+    return Linear.fit(sizes, seconds)
+
+
+def predict(case: Case, method: Method, profile: Profile, workers: int, network: Network, local: Linear) -> Timeline:
+    groups = case.synchronizer.partition
+    if getattr(case.synchronizer, "pauses", False):
+        return in_halves(profile, groups, *halves(method, workers, network, local))
+    if case.schedule == AfterBackward.name:
+        return after_backward(profile, whole(method, workers, network, local))
+    return in_backward(profile, groups, whole(method, workers, network, local))
+
+
+def ideal_of(method: Method, profile: Profile, workers: int, gbit: float) -> float | None:
+    """Bytes at some bandwidth, and nothing else; ``None`` for a method without halves."""
+    try:
+        both = halves(method, workers, Network(alpha=0, gbit=gbit), lambda entries: 0.0)
+    except ConfigError:
+        return None
+    first, second = (half.seconds(sum(profile.entries)) for half in both)
+    return ideal_halves(profile, first, second)
+
+
+def rows(cases: Sequence[Case], cluster: ProcessGroupCluster, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measures all cases, and predicts them."""
+    profile = measured_profile(arguments)
+    network = measured_network(cluster)
+    methods = {name: choices.build(name, "warmup.steps=0") for name in dict.fromkeys(case.method for case in cases)}
+    local = {name: compression(method, cluster, sum(profile.entries)) for name, method in methods.items()}
+    for case in cases:
+        for _ in range(SETTLING):
+            case.step()
+        case.synchronizer.flush()
+    for _ in range(arguments.rounds):
+        for case in cases:
+            case.measure(cluster, arguments.steps)
+    found = []
+    for case in cases:
+        setting = (methods[case.method], profile, cluster.size, network, local[case.method])
+        found.append(
+            {
+                "method": case.method,
+                "schedule": case.schedule,
+                "groups": len(case.synchronizer.partition),
+                "seconds": case.seconds,
+                "predicted": predict(case, *setting).seconds,
+                "ideal": ideal_of(methods[case.method], profile, cluster.size, network.gbit),
+                "bound": ideal_of(methods[case.method], profile, cluster.size, arguments.gbit),
+                "compute": profile.compute,
+                "alpha": network.alpha,
+                "gbit": network.gbit,
+            }
+        )
+    return found
+
+
+def show(found: Sequence[dict[str, Any]]) -> None:
+    header = ["method", "schedule", "groups", "median s", "least", "most"]
+    header += ["predicted", "off", "ideal", "reached", "bound", "reached"]
+    first = found[0]
+    print(f"compute {first['compute']:.3f} s; a round {1e6 * first['alpha']:.0f} us and {first['gbit']:.3f} Gbit/s")
+    print("| " + " | ".join(header) + " |\n" + "|---" * len(header) + "|")
+    for row in found:
+        middle = median(row["seconds"])
+        cells = [row["method"], row["schedule"], str(row["groups"])]
+        cells += [f"{value:.3f}" for value in (middle, min(row["seconds"]), max(row["seconds"]), row["predicted"])]
+        cells += [f"{row['predicted'] / middle - 1:+.1%}"]
+        for name in ("ideal", "bound"):
+            cells += [f"{row[name]:.3f}", f"{row[name] / middle:.1%}"] if row[name] else ["", ""]
+        print("| " + " | ".join(cells) + " |")
+
+
+def main() -> int:
+    """Runs as one worker.
+
+    Returns:
+        The exit code.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="torchvision:resnet18", help=f"SOURCE:NAME of {', '.join(SOURCES)}")
+    parser.add_argument("--compute", type=float, help="seconds of forward and backward pass of profile:FILE")
+    parser.add_argument("--batch", type=int, default=16, help="examples of a worker in a step")
+    parser.add_argument("--size", type=int, default=64, help="side of a picture")
+    parser.add_argument("--seq", type=int, default=64, help="tokens of a text")
+    parser.add_argument("--methods", default="none", help="choices of compressor=, with commas")
+    parser.add_argument("--schedules", default="after_backward,wfbp,dear", help="choices, also as wfbp:bucket_mb=5")
+    parser.add_argument("--gbit", type=float, required=True, help="bandwidth of a link, for the bound")
+    parser.add_argument("--rounds", type=int, default=7, help="turns of each case")
+    parser.add_argument("--steps", type=int, default=3, help="steps in a turn")
+    parser.add_argument("--json", type=Path, help="file for all figures")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if "RANK" not in os.environ:
+        return _complain("no RANK in the environment; start this with scripts/netlab.py run or torchrun")
+    dist.init_process_group("gloo")
+    cluster = ProcessGroupCluster(timeout=120)
+    try:
+        with choices.composing():
+            names = [
+                (method, each) for method in arguments.methods.split(",") for each in arguments.schedules.split(",")
+            ]
+            found = rows([make_case(*pair, cluster, arguments) for pair in names], cluster, arguments)
+    except SpardlError as error:
+        return _complain(error)
+    if cluster.leads:
+        show(found)
+        if arguments.json:
+            write_atomically(arguments.json, json.dumps(found, indent=1).encode())
+    cluster.close()
+    return 0
+
+
+def _complain(reason: object) -> int:
+    print(f"error: {reason}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

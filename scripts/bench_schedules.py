@@ -1,0 +1,272 @@
+"""The bench table: five models x six schedules x two networks at P = 64, predicted by the timeline model.
+
+python scripts/bench_schedules.py --markdown bench.md --json bench.json
+python scripts/bench_schedules.py --models resnet50
+
+Each model is taken twice: as measured on a CPU (scripts/profiles/), and with the shape of that profile stretched to the
+time that a GPU is ASSUMED to take (ASSUMED below). Compression takes what scripts/profiles/compression.json says on the
+CPU, and what is assumed on the GPU. A second set of tables tells what LayerFusion gains for sparse methods.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+import choices
+import compression
+import timeline
+
+from spardl.clusters.network import PRESETS, Network
+from spardl.errors import ConfigError
+from spardl.files import write_atomically
+from spardl.fusion import Linear
+from spardl.timeline.model import in_backward
+from spardl.timeline.profile import Profile
+
+PROFILES = Path(__file__).resolve().parent / "profiles"
+WORKERS = 64
+NETWORKS = ("ethernet_10g", "infiniband_100g")
+DENSE, SPARSE = "none", "spardl"
+FUSED = ("spardl", "topka", "count_sketch")
+NOTHING = Linear(0.0, 0.0)
+
+
+class Assumed(NamedTuple):
+    """What a GPU takes for one model.
+
+    Attributes:
+        seconds: of forward and backward pass together.
+        batch: examples in them.
+        certainty: how well that is known.
+    """
+
+    seconds: float
+    batch: int
+    certainty: str
+
+
+# An RTX 2080 Ti in float32 with the batches of DeAR's benchmark. NOT measured: none of these was at hand.
+ASSUMED: Mapping[str, Assumed] = MappingProxyType(
+    {
+        "resnet50": Assumed(0.22, 64, "from memory: about 290 pictures/s; medium"),
+        "densenet201": Assumed(0.27, 32, "from memory: about 120 pictures/s; low"),
+        "inception_v4": Assumed(0.60, 64, "three times the products of ResNet-50; low"),
+        "bert_base": Assumed(0.27, 64, "6 x 110 M x 64 x 64 products and sums at 10 TFLOP/s; low"),
+        "bert_large": Assumed(0.42, 32, "6 x 336 M x 32 x 64 products and sums at 10 TFLOP/s; low"),
+    }
+)
+# Five passes over an entry (SGD with momentum) at 616 GB/s, and something for launches; medium.
+ASSUMED_UPDATE = 5e-11
+# By method: some hundred launches of kernels for 64 selections, 15 passes over an entry at 616 GB/s; a sketch hashes
+# three rows, and looks all entries up. Low.
+ASSUMED_COMPRESSION: Mapping[str, Linear] = MappingProxyType(
+    {"spardl": Linear(3e-3, 1e-10), "topka": Linear(0.5e-3, 1e-10), "count_sketch": Linear(1e-3, 5e-10)}
+)
+
+COLUMNS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "WFBP (per layer)": (DENSE, "per_layer"),
+        "DDP-like 25 MB": (DENSE, "wfbp"),
+        "MG-WFBP": (DENSE, "mg_wfbp"),
+        "LayerFusion": (DENSE, "layer_fusion"),
+        "DeAR 25 MB": (DENSE, "dear"),
+        "DeAR tuned": (DENSE, "dear_tuned"),
+        "sparse DeAR": (SPARSE, "dear_tuned"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Device:
+    """One way to take all models.
+
+    Attributes:
+        name: for the tables.
+        profiles: by model.
+        compressing: seconds of compression, by method.
+    """
+
+    name: str
+    profiles: Mapping[str, Profile]
+    compressing: Mapping[str, Linear]
+
+
+def devices(models: Sequence[str]) -> list[Device]:
+    """The CPU as measured, and the GPU as assumed.
+
+    Raises:
+        ConfigError: if a profile cannot be read.
+    """
+    measured = {model: Profile.read(PROFILES / f"{model}.json") for model in models}
+    assumed = {
+        model: replace(
+            profile.scaled(ASSUMED[model].seconds),
+            device="RTX 2080 Ti, assumed",
+            batch=ASSUMED[model].batch,
+            update=ASSUMED_UPDATE,
+        )
+        for model, profile in measured.items()
+    }
+    lines = compression.read(PROFILES / "compression.json", WORKERS)
+    return [Device("CPU, measured", measured, lines), Device("GPU, assumed", assumed, ASSUMED_COMPRESSION)]
+
+
+def methods_costs() -> dict[str, timeline.Costs]:
+    """What the methods cost, on no network in particular: so rounds and words are worked out only once."""
+    nowhere = Network(alpha=0.0, gbit=1.0)
+    with choices.composing():
+        made = {name: choices.build(name, "warmup.steps=0") for name in (DENSE, *FUSED)}
+    return {name: timeline.Costs.of(method, WORKERS, nowhere, NOTHING) for name, method in made.items()}
+
+
+class Row(NamedTuple):
+    """One line of a table.
+
+    Attributes:
+        device: whose.
+        network: the preset.
+        model: the profile.
+        seconds: by column.
+    """
+
+    device: str
+    network: str
+    model: str
+    seconds: Mapping[str, float]
+
+
+def cases(found: Sequence[Device]) -> Iterator[tuple[Device, str, str, Profile]]:
+    """Every device, network and model."""
+    for device in found:
+        for network in NETWORKS:
+            for model, profile in device.profiles.items():
+                yield device, network, model, profile
+
+
+def bench(found: Sequence[Device], costs: Mapping[str, timeline.Costs]) -> list[Row]:
+    """Seconds of an iteration under every schedule."""
+    return [
+        Row(
+            device.name,
+            network,
+            model,
+            {title: _seconds(device, network, profile, costs, *column) for title, column in COLUMNS.items()},
+        )
+        for device, network, model, profile in cases(found)
+    ]
+
+
+def _seconds(
+    device: Device, network: str, profile: Profile, costs: Mapping[str, timeline.Costs], method: str, schedule: str
+) -> float:
+    placed = costs[method].on(PRESETS[network], device.compressing.get(method, NOTHING))
+    predicted = timeline.SCHEDULES[schedule](profile, placed)
+    assert predicted
+    return predicted.seconds
+
+
+def gains(found: Sequence[Device], costs: Mapping[str, timeline.Costs]) -> list[Row]:
+    """Seconds of an iteration with every layer alone, with the whole model in one group, and with LayerFusion."""
+    rows = []
+    for device, network, model, profile in cases(found):
+        for method in FUSED:
+            cost = costs[method].on(PRESETS[network], device.compressing[method]).whole
+            partitions = {
+                "every layer alone": timeline.per_size(0, profile, cost),
+                "whole model": timeline.per_size(math.inf, profile, cost),
+                "LayerFusion": timeline.fused(profile, cost),
+            }
+            seconds = {name: in_backward(profile, groups, cost).seconds for name, groups in partitions.items()}
+            rows.append(Row(device.name, network, f"{model}, {method}", seconds))
+    return rows
+
+
+def tables(rows: Sequence[Row]) -> str:
+    """A Markdown table for each device and network: seconds, and what the last column saves of the least other one."""
+    found = []
+    for device, network in dict.fromkeys((row.device, row.network) for row in rows):
+        mine = [row for row in rows if (row.device, row.network) == (device, network)]
+        header = ["model", *mine[0].seconds, "the last saves"]
+        body = [[row.model, *(f"{seconds:.4g}" for seconds in row.seconds.values()), saving(row)] for row in mine]
+        found.append(f"{device}, {network}:\n\n{timeline.markdown([header, *body])}\n")
+    return "\n".join(found)
+
+
+def saving(row: Row) -> str:
+    """The share of the iteration that the last column saves, compared with the best of the others."""
+    *others, last = row.seconds.values()
+    return f"{1 - last / min(others):.1%}"
+
+
+def used(found: Sequence[Device]) -> str:
+    """Which profiles the tables rest on."""
+    header = ["profile", "device", "batch", "layers", "entries", "forward", "backward", "update"]
+    body = [
+        [
+            model,
+            profile.device,
+            str(profile.batch),
+            str(len(profile.layers)),
+            f"{sum(profile.entries):,}",
+            f"{profile.forward:.4g}",
+            f"{profile.backward:.4g}",
+            f"{profile.update * sum(profile.entries):.3g}",
+        ]
+        for device in found
+        for model, profile in device.profiles.items()
+    ]
+    return timeline.markdown([header, *body])
+
+
+def write(arguments: argparse.Namespace) -> None:
+    """Makes the tables.
+
+    Raises:
+        ConfigError: if a profile cannot be read, or there is no such model.
+        OSError: if a file cannot be written.
+    """
+    found = devices(timeline.chosen(arguments.models, tuple(ASSUMED), "--models"))
+    costs = methods_costs()
+    rows, fused = bench(found, costs), gains(found, costs)
+    text = f"{used(found)}\n\n{tables(rows)}\n{tables(fused)}"
+    print(text)
+    if arguments.markdown:
+        write_atomically(arguments.markdown, text.encode())
+    if arguments.json:
+        plain = {
+            "workers": WORKERS,
+            "assumed": {model: assumed._asdict() for model, assumed in ASSUMED.items()},
+            "schedules": [row._asdict() for row in rows],
+            "layer_fusion": [row._asdict() for row in fused],
+        }
+        write_atomically(arguments.json, f"{json.dumps(plain, indent=1)}\n".encode())
+
+
+def main() -> int:
+    """Makes the tables that the command line asks for.
+
+    Returns:
+        The exit code.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(ASSUMED), help="with commas")
+    parser.add_argument("--markdown", type=Path, help="write the tables to this file, too")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    try:
+        write(parser.parse_args())
+    except (ConfigError, OSError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""Measures how long methods compress, and fits a line a + b * entries, which the timeline model reads.
+
+python scripts/compression.py --methods spardl,topka --workers 64 --out compression.json
+
+All workers synchronize random gradients in the simulated cluster. What counts is the time in which one worker
+selects, packs and merges, on one core; messages are free. It depends on the number of workers: a file holds for one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from operator import add
+from pathlib import Path
+from statistics import median
+
+import choices
+import torch
+
+from spardl.clusters import Ledger, Network, SimulatedCluster
+from spardl.errors import ConfigError
+from spardl.files import write_atomically
+from spardl.fusion import Linear
+from spardl.layout import Layout
+from spardl.method import Method
+from spardl.programs import Phase
+
+SIZES = (1 << 14, 1 << 17, 1 << 19)
+STEPS = 3
+LOCAL = (Phase.SELECT, Phase.PACK, Phase.MERGE)
+
+
+def measure(method: Method, workers: int, sizes: Sequence[int] = SIZES) -> tuple[Linear, list[float]]:
+    """The line nearest to one worker's seconds for gradients of some sizes, and these seconds.
+
+    Raises:
+        ConfigError: if the method does not run on so many workers.
+    """
+    method.communicator.check_workers(workers)
+    seconds = [_seconds(method, workers, size) for size in sizes]
+    return Linear.fit(sizes, seconds), seconds
+
+
+def _seconds(method: Method, workers: int, entries: int) -> float:
+    """The median over the workers in the fastest step; the first, in which memory is allocated, does not count."""
+    cluster = SimulatedCluster(workers, Network(alpha=0, gbit=1))
+    states = [method.init_state(Layout.flat(entries), torch.float32) for _ in range(workers)]
+    source = torch.Generator().manual_seed(1)
+    found: list[float] = []
+    for step in range(1 + STEPS):
+        seconds = [-_spent(ledger) for ledger in cluster.ledgers]
+        for rank, state in enumerate(states):
+            gradient = torch.randn(entries, generator=source)
+            started = time.perf_counter()
+            method.accumulate(gradient, state)
+            seconds[rank] += time.perf_counter() - started
+        cluster.run([method.average(*pair) for pair in zip(cluster.local_workers, states, strict=True)])
+        if step:
+            found.append(median(map(add, seconds, map(_spent, cluster.ledgers))))
+    return min(found)
+
+
+def _spent(ledger: Ledger) -> float:
+    return sum(ledger.seconds[phase] for phase in LOCAL)
+
+
+def read(path: Path, workers: int) -> Mapping[str, Linear]:
+    """What was measured, by method.
+
+    Raises:
+        ConfigError: if the file cannot be read, or holds for another number of workers.
+    """
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+        found = {name: Linear(line["fixed"], line["per_entry"]) for name, line in plain["methods"].items()}
+        measured = plain["workers"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} is no file of compression times ({error!r}); scripts/compression.py makes one"
+        ) from error
+    if measured != workers:
+        raise ConfigError(
+            f"{path} was measured with {measured} workers, not {workers}; make one with scripts/compression.py"
+        )
+    return found
+
+
+def main() -> int:
+    """Measures the methods of the command line.
+
+    Returns:
+        The exit code.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", default="spardl,topka,count_sketch", help="choices of compressor=, with commas")
+    parser.add_argument("--workers", type=int, default=64)
+    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    lines = {}
+    try:
+        with choices.composing():
+            for name in arguments.methods.split(","):
+                line, seconds = measure(choices.build(name, "warmup.steps=0"), arguments.workers)
+                print(f"{name}: {line.fixed:.4g} s + {line.per_entry:.4g} s per entry", flush=True)
+                lines[name] = {"fixed": line.fixed, "per_entry": line.per_entry, "seconds": seconds}
+        plain = {"workers": arguments.workers, "device": "cpu, threads: 1", "entries": SIZES, "methods": lines}
+        write_atomically(arguments.out, f"{json.dumps(plain, indent=1)}\n".encode())
+    except (ConfigError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

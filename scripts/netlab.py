@@ -1,0 +1,238 @@
+"""Runs a command as P workers whose links have a chosen bandwidth, each in a network namespace of its own.
+
+python scripts/netlab.py run --workers 4 --gbit 1 -- python train.py compressor=spardl
+python scripts/netlab.py run --workers 2 --gbit inf --json traffic.json -- python program.py
+python scripts/netlab.py clean
+
+Each worker finds RANK, WORLD_SIZE, MASTER_ADDR and so on in its environment, as torchrun would set them: any program
+that initialises torch.distributed with env:// works. Worker 0 writes to this terminal; lines of the others go to
+standard error, with their rank in front. If one fails, all are ended. At the end, standard error gets the bytes that
+each worker's interface sent and received. The exit code is that of the first worker that failed; 2 for bad input,
+124 for a timeout, 130 and 143 for Ctrl-C and SIGTERM.
+
+A lab lives in network, mount and process namespaces of its own (without root, in a user namespace, too): two labs do
+not see each other, and all of a lab vanishes with its first process, however that ends. That one watches the process
+that was started here, the launcher, and ends its workers when the launcher is gone, even by kill -9, within 10 s.
+clean ends such labs at once. Inside a lab, /run is empty, and nothing but the other workers can be reached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import NoReturn
+
+from netlab_inside import (
+    BAD_INPUT,
+    GRACE,
+    INTERRUPTED,
+    SET_UP,
+    TERMINATED,
+    TIMED_OUT,
+    Lab,
+    LabError,
+    attempt,
+    exit_code,
+    tool,
+)
+
+FIRST_PROCESS, LAUNCHER = Path(__file__).resolve().with_name("netlab_inside.py"), "--launcher="
+NEEDED = ("unshare", "mount", "ip", "tc")
+PRIVATE = ("--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+PRIVATE_USER = ("--user", "--map-root-user", *PRIVATE)
+
+
+def isolation(user_namespace: bool) -> list[str]:
+    """How to start a process in namespaces of its own on this machine.
+
+    Args:
+        user_namespace: in a user namespace even as root, who can do without.
+
+    Raises:
+        LabError: if there is no way.
+    """
+    missing = [name for name in NEEDED if not tool(name)]
+    if missing:
+        raise LabError(f"missing programs: {', '.join(missing)}; install the packages iproute2 and util-linux")
+    refusals = []
+    for way in [PRIVATE_USER] if user_namespace or os.geteuid() else [PRIVATE, PRIVATE_USER]:
+        done = attempt(["unshare", *way, "sh", "-c", "mount -t tmpfs netlab /run && mkdir /run/netns"])
+        if not done.returncode:
+            return [str(tool("unshare")), *way]
+        refusals.append("; ".join(done.stderr.splitlines()))
+    raise LabError(
+        f"namespaces are not allowed here ({refusals[0]}): run as root (in a container, with --privileged), or allow "
+        "user namespaces (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Checks everything, then starts the lab's first process and stays until it has ended.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        LabError: if something is wrong with the options or this machine.
+    """
+    lab = Lab(arguments.workers, arguments.gbit, arguments.timeout)
+    if not arguments.command:
+        raise LabError("no command: put it after --, as in run --workers 4 --gbit 1 -- python train.py")
+    if not shutil.which(arguments.command[0]):
+        raise LabError(f"no program {arguments.command[0]} to run; give its path, or set PATH")
+    if arguments.json and not arguments.json.parent.is_dir():
+        raise LabError(f"--json {arguments.json}: make the folder {arguments.json.parent} first")
+    way = isolation(arguments.user_namespace)
+    doubt = lab.doubt()
+    if doubt:
+        print(f"warning: {doubt}", file=sys.stderr, flush=True)
+    what = [json.dumps(asdict(lab)), str(arguments.json or ""), *arguments.command]
+    return attend([*way, sys.executable, str(FIRST_PROCESS), f"{LAUNCHER}{os.getpid()}", *what], arguments.timeout)
+
+
+def attend(command: Sequence[str], timeout: float) -> int:
+    """Starts a lab and waits for it; however this ends, so does the lab.
+
+    Returns:
+        The exit code.
+    """
+    # The pipe is the lab's lifeline: the kernel closes it when this process ends. In a session of its own the lab does
+    # not get the terminal's Ctrl-C; its workers are ended in order.
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    assert process.stdin
+    try:
+        return exit_code(process.wait(timeout=timeout + SET_UP + 4 * GRACE))
+    except subprocess.TimeoutExpired:
+        print("error: the lab does not end and is killed", file=sys.stderr, flush=True)
+        return TIMED_OUT
+    finally:
+        process.stdin.close()
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=3 * GRACE)
+        finally:
+            process.kill()
+
+
+def clean() -> int:
+    """Ends the labs whose launcher is gone: those that still wait for their workers, and those that are stopped.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        LabError: if one belongs to another user, or does not end.
+    """
+    orphans = [(process, launcher) for process, launcher in labs() if launcher not in ancestors(process)]
+    for process, _ in orphans:
+        try:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        except PermissionError as error:
+            raise LabError(f"process {process} is another user's lab: run clean as that user, or as root") from error
+    limit = time.monotonic() + GRACE
+    while any(status(process)[:1] not in ([], ["Z"]) for process, _ in orphans):
+        if time.monotonic() > limit:
+            raise LabError(f"killed processes are still there after {GRACE:g} s; run clean again")
+        time.sleep(0.02)
+    print(f"labs ended: {len({launcher for _, launcher in orphans})}")
+    return 0
+
+
+def labs() -> Iterator[tuple[int, int]]:
+    """The first processes of all labs, each with its launcher."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:  # it has just ended
+            continue
+        for script, launcher in itertools.pairwise(words):
+            if Path(script).name == FIRST_PROCESS.name and launcher.startswith(LAUNCHER):
+                yield int(folder.name), int(launcher.removeprefix(LAUNCHER))
+
+
+def status(process: int) -> list[str]:
+    """A process's state, its parent and so on, as the kernel tells it; nothing if it has ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def ancestors(process: int) -> Iterator[int]:
+    """The parents of a process, up to the first of all."""
+    while fields := status(process):
+        process = int(fields[1])
+        yield process
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuses.
+
+        Raises:
+            LabError: always.
+        """
+        raise LabError(f"{message}; {self.prog} --help lists what there is")
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Reads the command line; what follows ``--`` is the command of the workers.
+
+    Raises:
+        LabError: if it makes no sense.
+    """
+    split = words.index("--") if "--" in words else len(words)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    actions = parser.add_subparsers(required=True, metavar="{run,clean}")
+    running = actions.add_parser(
+        "run", help="run a command as each of the workers", usage="%(prog)s OPTIONS -- COMMAND"
+    )
+    running.add_argument("--workers", type=int, required=True, help="how many, 1 to 250")
+    running.add_argument("--gbit", type=float, required=True, help="Gbit/s of each link and direction; inf: no limit")
+    running.add_argument("--timeout", type=float, default=3600.0, help="seconds after which all are ended (3600)")
+    running.add_argument("--json", type=Path, help="a file for the bytes, the seconds and the exit code")
+    running.add_argument(
+        "--user-namespace", action="store_true", help="also as root; others need it, and get it anyway"
+    )
+    running.set_defaults(action=run)
+    cleaning = actions.add_parser("clean", help="end the labs whose launcher was killed, at once")
+    cleaning.set_defaults(action=lambda _: clean())
+    arguments = parser.parse_args(words[:split])
+    arguments.command = list(words[split + 1 :])
+    return arguments
+
+
+def main(words: Sequence[str]) -> int:
+    """Runs a lab, or ends lost ones.
+
+    Returns:
+        The exit code.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    try:
+        arguments = parse(words)
+        code: int = arguments.action(arguments)
+    except (LabError, OSError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,324 @@
+"""The inside of a network lab: the first process in its namespaces, which ``netlab.py`` starts.
+
+It wires the network, runs a command as every worker, ends them all, and reports what their interfaces counted. All of
+the lab vanishes with it, so there is nothing to clean up.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+SUBNET = "10.77.0"
+PORT = 29500  # a lab has its own network, so nobody else can hold it
+BURST = (
+    131072  # bytes: below the largest segment of 68 KB a link halves its rate, a large one lets whole messages through
+)
+BURST_ABOVE, BURST_SECONDS = 2.0, 1 / 250  # Gbit/s; above, a link needs a burst that lasts for one tick of the kernel
+LEAST_TRUSTED, TRUSTED = 0.1, ((4, 5.0), (8, 2.5), (16, 1.0))  # Gbit/s that two cores carried for up to so many workers
+LAST_LINES = 1.0  # seconds to pass on what is left; a worker's child that lives on holds its output open
+SET_UP, GRACE = 30.0, 10.0  # seconds that one program may take to make the network; that workers have after SIGTERM
+BAD_INPUT, TIMED_OUT, INTERRUPTED, TERMINATED = 2, 124, 130, 143
+
+
+class LabError(Exception):
+    """What a user can act on, in one line."""
+
+
+@dataclass(frozen=True)
+class Lab:
+    """Workers around a bridge, with links of one bandwidth in both directions.
+
+    Attributes:
+        workers: how many.
+        gbit: bandwidth of each link and direction in Gbit/s; infinity leaves it as it is.
+        timeout: seconds after which all workers are ended.
+
+    Raises:
+        LabError: if one is out of range.
+    """
+
+    workers: int
+    gbit: float
+    timeout: float
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.workers <= 250:
+            raise LabError(f"--workers must be from 1 to 250, got {self.workers}")
+        if not (0.001 <= self.gbit <= 100 or self.gbit == math.inf):
+            raise LabError(f"--gbit must be from 0.001 to 100, or inf for links without a limit, got {self.gbit:g}")
+        if not 0 < self.timeout <= 1e6:
+            raise LabError(f"--timeout must be above 0 and at most 1e6 seconds, got {self.timeout}")
+
+    def doubt(self) -> str | None:
+        """Why the bandwidth may not be what was asked for; ``None`` where it was found to hold."""
+        limit = next((limit for most, limit in TRUSTED if self.workers <= most), None)
+        if math.isinf(self.gbit):
+            return None
+        if limit is None:
+            return f"bandwidth was never checked with more than {TRUSTED[-1][0]} workers"
+        if LEAST_TRUSTED <= self.gbit <= limit:
+            return None
+        return (
+            f"on two cores, {self.workers} workers had the bandwidth asked for from {LEAST_TRUSTED:g} to {limit:g} "
+            f"Gbit/s; {self.gbit:g} may come out different"
+        )
+
+    def shaping(self, device: str) -> list[str]:
+        """The lines for ``tc`` that limit what leaves a device."""
+        if math.isinf(self.gbit):
+            return []
+        rate = round(self.gbit * 1e9)
+        burst = round(rate / 8 * BURST_SECONDS) if self.gbit > BURST_ABOVE else BURST
+        return [f"qdisc add dev {device} root tbf rate {rate}bit burst {burst} latency 50ms"]
+
+    def wiring(self) -> Iterator[tuple[list[str], list[str]]]:
+        """Programs, and the lines that each one has to carry out, in this order."""
+        yield ["ip"], ["link add bridge type bridge", "link set bridge up"]
+        for rank in range(self.workers):
+            name, link = namespace(rank), f"link-w{rank}"
+            device = [f"link add {link} type veth peer name eth0 netns {name}", f"link set {link} master bridge up"]
+            yield ["ip"], [f"netns add {name}", *device]
+            yield (
+                ["ip", "-n", name],
+                ["link set lo up", f"addr add {address(rank)}/24 dev eth0", "link set eth0 up"],
+            )
+            yield ["tc", "-n", name], self.shaping("eth0")
+            # What a worker receives is what leaves the bridge's end of its link.
+            yield ["tc"], self.shaping(link)
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """What ``torch.distributed`` wants to know, and what torchrun would add."""
+        return {
+            "OMP_NUM_THREADS": "1",  # as torchrun does: workers share the cores
+            **os.environ,
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self.workers),
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(self.workers),
+            "MASTER_ADDR": address(0),
+            "MASTER_PORT": str(PORT),
+            "GLOO_SOCKET_IFNAME": "eth0",
+        }
+
+
+class Traffic(NamedTuple):
+    """Bytes that an interface counted: with headers, but with those of one packet for each large segment."""
+
+    sent: int
+    received: int
+
+
+class Ended(NamedTuple):
+    """Who ended, and with what exit code."""
+
+    who: str
+    code: int
+
+
+def namespace(rank: int) -> str:
+    """The name of a worker's network namespace."""
+    return f"netlab-w{rank}"
+
+
+def address(rank: int) -> str:
+    """A worker's address."""
+    return f"{SUBNET}.{rank + 1}"
+
+
+def exit_code(code: int) -> int:
+    """As a shell tells it: 128 and the signal's number for who was killed."""
+    return 128 - code if code < 0 else code
+
+
+def tool(name: str) -> str | None:
+    """Where a program is: those of administrators also where a user's path does not lead."""
+    return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
+
+
+def attempt(words: Sequence[str], lines: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    """Runs a program that is given some lines to read.
+
+    Raises:
+        LabError: if it does not end.
+    """
+    command, text = [tool(words[0]) or words[0], *words[1:]], "".join(f"{line}\n" for line in lines)
+    try:
+        return subprocess.run(command, input=text, capture_output=True, text=True, timeout=SET_UP, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise LabError(
+            f"{' '.join(words)}: no end after {SET_UP:g} s; see what else keeps this machine busy"
+        ) from error
+
+
+def call(words: Sequence[str], lines: Sequence[str] = ()) -> str:
+    """Runs a program, and returns what it prints.
+
+    Raises:
+        LabError: if it fails, or does not end.
+    """
+    done = attempt(words, lines)
+    if done.returncode:
+        raise LabError(f"{' '.join([*words, *lines])}: {'; '.join(done.stderr.splitlines())}")
+    return done.stdout
+
+
+def traffic(rank: int) -> Traffic:
+    """What a worker's interface has counted so far."""
+    (link,) = json.loads(call(["ip", "-json", "-statistics", "-n", namespace(rank), "link", "show", "dev", "eth0"]))
+    return Traffic(link["stats64"]["tx"]["bytes"], link["stats64"]["rx"]["bytes"])
+
+
+def perform(lab: Lab, command: Sequence[str], file: str | None) -> int:
+    """Wires the network, runs the workers, reports.
+
+    Args:
+        lab: which network.
+        command: of the workers.
+        file: for the report as JSON.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        LabError: if the network cannot be made.
+    """
+    call(["mount", "-t", "tmpfs", "netlab", "/run"])
+    for words, lines in lab.wiring():
+        call([*words, "-batch", "-"], lines)
+    before = [traffic(rank) for rank in range(lab.workers)]
+    start = time.monotonic()
+    code = supervise(lab, command)
+    seconds = time.monotonic() - start
+    after = [traffic(rank) for rank in range(lab.workers)]
+    counted = [
+        Traffic(new.sent - old.sent, new.received - old.received) for old, new in zip(before, after, strict=True)
+    ]
+    print(table(counted), file=sys.stderr, flush=True)
+    if file:
+        # spardl brings torch along: seconds that only who wants a file shall wait for.
+        from spardl.files import write_atomically  # noqa: PLC0415
+
+        write_atomically(Path(file), (json.dumps(report(lab, counted, seconds, code), indent=2) + "\n").encode())
+    return code
+
+
+def table(counted: Sequence[Traffic]) -> str:
+    """Bytes of each worker, and of all."""
+    total = Traffic(sum(row.sent for row in counted), sum(row.received for row in counted))
+    rows = [*((str(rank), address(rank), row) for rank, row in enumerate(counted)), ("all", "", total)]
+    lines = [f"{who:>6}  {where:<14}{row.sent:>16,}{row.received:>16,}" for who, where, row in rows]
+    return "\n".join([f"{'worker':>6}  {'address':<14}{'bytes sent':>16}{'bytes received':>16}", *lines])
+
+
+def report(lab: Lab, counted: Sequence[Traffic], seconds: float, code: int) -> dict[str, Any]:
+    """The table for programs: ``gbit`` is null where nothing was shaped."""
+    shaped = asdict(lab) | {"gbit": None if math.isinf(lab.gbit) else lab.gbit}
+    interfaces = [{"rank": rank, "address": address(rank), **row._asdict()} for rank, row in enumerate(counted)]
+    return {**shaped, "seconds": seconds, "exit_code": code, "interfaces": interfaces}
+
+
+def supervise(lab: Lab, command: Sequence[str]) -> int:
+    """Runs a command once in each namespace; ends all when one fails, at the timeout, or with the launcher.
+
+    Returns:
+        The exit code of the first that failed, or 0.
+    """
+    ended: queue.SimpleQueue[Ended] = queue.SimpleQueue()
+    limit = time.monotonic() + lab.timeout
+    _beside(_watch_lifeline, ended)
+    workers = [start(lab, rank, command) for rank in range(lab.workers)]
+    relays = [_beside(_relay, rank, worker.stdout) for rank, worker in enumerate(workers) if worker.stdout]
+    for rank, worker in enumerate(workers):
+        _beside(_watch, f"worker {rank}", worker, ended)
+    code = 0
+    try:
+        for _ in workers:
+            who, code = ended.get(timeout=max(0.0, limit - time.monotonic()))
+            if code:
+                print(f"error: {who} ended with exit code {code}; ending all workers", file=sys.stderr, flush=True)
+                break
+    except queue.Empty:
+        code = TIMED_OUT
+        print(f"error: no end after {lab.timeout:g} s; --timeout allows more", file=sys.stderr, flush=True)
+    end(workers)
+    limit = time.monotonic() + LAST_LINES
+    for thread in relays:
+        thread.join(timeout=max(0.0, limit - time.monotonic()))
+    return code
+
+
+def start(lab: Lab, rank: int, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Starts a worker in its namespace; in a session of its own, so that its ``kill 0`` does not reach the others."""
+    return subprocess.Popen(
+        [str(tool("ip")), "netns", "exec", namespace(rank), *command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE if rank else None,
+        stderr=subprocess.STDOUT if rank else None,
+        env=lab.environment(rank),
+        start_new_session=True,
+    )
+
+
+def end(workers: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ends the workers: with SIGTERM, and those that are deaf to it with SIGKILL."""
+    for worker in workers:
+        worker.terminate()
+    limit = time.monotonic() + GRACE
+    for worker in workers:
+        try:
+            worker.wait(timeout=max(0.0, limit - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            worker.wait(timeout=GRACE)
+
+
+def _beside(function: Any, *arguments: Any) -> threading.Thread:
+    thread = threading.Thread(target=function, args=arguments, daemon=True)
+    thread.start()
+    return thread
+
+
+def _watch(who: str, worker: subprocess.Popen[bytes], ended: queue.SimpleQueue[Ended]) -> None:
+    ended.put(Ended(who, exit_code(worker.wait())))
+
+
+def _watch_lifeline(ended: queue.SimpleQueue[Ended]) -> None:
+    """The launcher never writes: this returns when it has closed its end, or died."""
+    os.read(sys.stdin.fileno(), 1)
+    ended.put(Ended("the launcher", TERMINATED))
+
+
+def _relay(rank: int, stream: IO[bytes]) -> None:
+    """Passes a worker's lines on, with its rank in front."""
+    for line in stream:
+        os.write(sys.stderr.fileno(), b"[%d] %s\n" % (rank, line.rstrip(b"\n")))
+
+
+def main(words: Sequence[str]) -> int:
+    """Reads what the launcher wants: its own id, the lab, the report's file, the command.
+
+    Returns:
+        The exit code.
+    """
+    _, lab, file, *command = words
+    try:
+        return perform(Lab(**json.loads(lab)), command, file or None)
+    except (LabError, OSError, subprocess.TimeoutExpired) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        return BAD_INPUT
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

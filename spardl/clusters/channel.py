@@ -1,0 +1,182 @@
+"""Programs over a process group of torch.distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from spardl.clusters.ledger import Ledger, Stopwatch
+from spardl.errors import PeerError
+from spardl.programs import (
+    AllGather,
+    AllReduce,
+    Boundary,
+    Collective,
+    Exchange,
+    Phase,
+    Program,
+    Receive,
+    ReduceScatter,
+)
+
+__all__ = ["Channel", "Journey"]
+
+T = TypeVar("T")
+
+
+class Channel:
+    """What one thread of one worker sends and receives.
+
+    Args:
+        group: whose members are the workers; its timeout bounds every wait. No other thread may use it.
+        device: where messages live.
+    """
+
+    def __init__(self, group: Any, device: torch.device) -> None:
+        self._group = group
+        self._device = device
+        self._rank = dist.get_rank(group)
+        self._size = dist.get_world_size(group)
+
+    def communicate(self, request: Exchange | Collective, ledger: Ledger) -> list[Tensor]:
+        """Does what a program asks for, and counts it.
+
+        Raises:
+            PeerError: if contact with another worker is lost, or it does not answer in time.
+        """
+        if isinstance(request, Exchange):
+            ledger.count_exchange(request)
+            return self._exchange(request)
+        run = _COLLECTIVES[type(request)]
+        halves = 2 if isinstance(request, AllReduce) else 1
+        rounds = halves * (self._size - 1)
+        ledger.count_collective(rounds, rounds * request.tensor.numel() // self._size, request.tensor.itemsize)
+        with self._contact(f"the backend's {type(request).__name__} over all workers"):
+            return [run(request.tensor, self._group, self._rank)]
+
+    def _exchange(self, exchange: Exchange) -> list[Tensor]:
+        buffers = [self._buffer(receive) for receive in exchange.receives]
+        # gloo runs a pair's two directions one after the other unless the receive is posted first, and
+        # neither backend needs to move an empty message whose size both sides know.
+        operations = [
+            dist.P2POp(dist.irecv, buffer, group=self._group, group_peer=receive.source)
+            for buffer, receive in zip(buffers, exchange.receives, strict=True)
+            if buffer.numel()
+        ]
+        operations += [
+            dist.P2POp(dist.isend, send.payload.contiguous(), group=self._group, group_peer=send.to)
+            for send in exchange.sends
+            if send.payload.numel()
+        ]
+        if operations:
+            with self._contact(_describe(exchange)):
+                for work in dist.batch_isend_irecv(operations):
+                    work.wait()
+        return buffers
+
+    def _buffer(self, receive: Receive) -> Tensor:
+        return torch.empty(receive.size, dtype=receive.dtype, device=self._device)
+
+    @contextmanager
+    def _contact(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise PeerError(f"rank {self._rank} lost contact in {what}: {reason}") from error
+
+
+def _describe(exchange: Exchange) -> str:
+    sources = ", ".join(str(receive.source) for receive in exchange.receives)
+    targets = ", ".join(str(send.to) for send in exchange.sends)
+    return f"an exchange (receiving from rank {sources or 'none'}, sending to rank {targets or 'none'})"
+
+
+def _all_reduce(tensor: Tensor, group: dist.ProcessGroup, rank: int) -> Tensor:
+    dist.all_reduce(tensor, group=group)
+    return tensor
+
+
+def _reduce_scatter(tensor: Tensor, group: dist.ProcessGroup, rank: int) -> Tensor:
+    chunks = tensor.tensor_split(group.size())
+    out = tensor.new_empty(chunks[0].numel())
+    dist.reduce_scatter_tensor(out, _even(tensor, chunks), group=group)
+    return out[: chunks[rank].numel()]
+
+
+def _all_gather(tensor: Tensor, group: dist.ProcessGroup, rank: int) -> Tensor:
+    chunks = tensor.tensor_split(group.size())
+    longest = chunks[0].numel()
+    everything = tensor.new_empty(longest * len(chunks))
+    dist.all_gather_into_tensor(everything, _padded(chunks[rank], longest), group=group)
+    for chunk, part in zip(chunks, everything.split(longest), strict=True):
+        chunk.copy_(part[: chunk.numel()])
+    return tensor
+
+
+def _even(tensor: Tensor, chunks: tuple[Tensor, ...]) -> Tensor:
+    """All chunks at the length of the first, which is the longest."""
+    longest = chunks[0].numel()
+    if tensor.numel() == longest * len(chunks):
+        return tensor
+    return torch.cat([_padded(chunk, longest) for chunk in chunks])
+
+
+def _padded(chunk: Tensor, length: int) -> Tensor:
+    return torch.nn.functional.pad(chunk, (0, length - chunk.numel()))
+
+
+_COLLECTIVES: Mapping[type[Collective], Callable[[Tensor, dist.ProcessGroup, int], Tensor]] = MappingProxyType(
+    {AllReduce: _all_reduce, ReduceScatter: _reduce_scatter, AllGather: _all_gather}
+)
+
+
+class Journey(Generic[T]):
+    """One worker's program on its way.
+
+    Args:
+        program: what to run.
+        channel: where its messages go.
+        ledger: where its cost is entered.
+        beside: whether it runs beside the computation.
+    """
+
+    def __init__(self, program: Program[T], channel: Channel, ledger: Ledger, *, beside: bool = False) -> None:
+        self._program, self._channel, self._ledger, self._beside = program, channel, ledger, beside
+        self._phase = Phase.MERGE
+        self._reply: list[Tensor] | None = None
+        self._result: T | None = None
+
+    def to_the_end(self) -> T:
+        """Runs what is left of the program, past any boundary."""
+        while self.to_a_boundary() is not None:
+            pass
+        return cast("T", self._result)
+
+    def to_a_boundary(self) -> Boundary | None:
+        """Runs until the next boundary; ``None`` if there is none any more."""
+        watch = Stopwatch(self._ledger, beside=self._beside)
+        watch.switch(self._phase)
+        try:
+            while True:
+                request = next(self._program) if self._reply is None else self._program.send(self._reply)
+                self._reply = []
+                if isinstance(request, Boundary):
+                    return request
+                if isinstance(request, Phase):
+                    self._phase = request
+                else:
+                    watch.switch(Phase.COMMUNICATE)
+                    self._reply = self._channel.communicate(request, self._ledger)
+                watch.switch(self._phase)
+        except StopIteration as stop:
+            self._result = stop.value
+            return None
+        finally:
+            watch.switch(None)

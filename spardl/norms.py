@@ -1,0 +1,66 @@
+"""The norm of a vector whose parts are with different workers, the same bits however it is cut.
+
+A sum of floating-point numbers depends on their order, and so would the factor of a clipped gradient on the cut. Here
+squares are rounded to multiples of one power of two and added up as whole numbers, of which the order does not matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+__all__ = ["clip_factor", "largest", "norm_of", "sum_of_squares"]
+
+# Entries that are squared at a time: a vector of gradients must not need three more of its size.
+_CHUNK = 1 << 20
+_BITS = 62
+
+
+def largest(parts: Iterable[Tensor]) -> float:
+    """The largest magnitude in some 1-D tensors; NaN if there is one, 0 if there is nothing."""
+    found = [float(part.abs().max()) for part in parts if part.numel()]
+    return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
+
+
+def _exponent(peak: float, length: int) -> int:
+    """Of the power of two that ``length`` squares of at most ``peak``, divided by it, stay in 62 bits with."""
+    return 2 * math.frexp(peak)[1] + length.bit_length() - _BITS
+
+
+def sum_of_squares(parts: Iterable[Tensor], peak: float, length: int) -> int:
+    """The sum of squares of one worker's part of a vector, in units that depend on the whole vector only.
+
+    Args:
+        parts: 1-D tensors.
+        peak: the largest magnitude in the whole vector, finite.
+        length: entries of the whole vector.
+
+    Returns:
+        A whole number; those of all workers add up to what ``norm_of`` reads.
+    """
+    scale = -_exponent(peak, length)
+    return sum(_chunk_sum(chunk, scale) for part in parts for chunk in part.split(_CHUNK) if part.numel())
+
+
+def _chunk_sum(chunk: Tensor, scale: int) -> int:
+    # Half of the scale before squaring, or the square of a small number could be lost.
+    half = torch.ldexp(chunk.double(), torch.tensor(scale // 2))
+    squares = torch.ldexp(half.square_(), torch.tensor(scale % 2))
+    return int(squares.round_().to(torch.int64).sum())
+
+
+def norm_of(total: int, peak: float, length: int) -> float:
+    """The Euclidean norm from the sum over all workers; NaN or infinite if ``peak`` is."""
+    if not math.isfinite(peak):
+        return peak
+    exponent = _exponent(peak, length)
+    return math.ldexp(math.sqrt(math.ldexp(total, exponent % 2)), exponent // 2)
+
+
+def clip_factor(norm: float, limit: float) -> float:
+    """What a gradient is multiplied by so that its norm is at most ``limit``, as ``clip_grad_norm_`` has it."""
+    factor = limit / (norm + 1e-6)
+    return factor if math.isnan(factor) else min(1.0, factor)

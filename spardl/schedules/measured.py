@@ -1,0 +1,118 @@
+"""Groups of layers that are chosen by what the first steps measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, median
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from spardl.clusters.base import Cluster, gather_rows
+from spardl.fusion import Linear, Range
+from spardl.layout import Layout
+from spardl.method import Method
+from spardl.schedules.in_backward import InBackward
+from spardl.schedules.synchronizer import Training
+
+__all__ = ["Decide", "Measured", "measure_cost"]
+
+Decide: TypeAlias = Callable[[Sequence[int], Sequence[float], Linear], list[Range]]
+"""``decide(entries, ready, cost)``: the partition for layers with so many entries, whose gradients are ready so many
+seconds after the backward pass began, if the synchronization of a group takes ``cost(entries)`` seconds."""
+
+# The first one finds caches cold, and memory to be allocated.
+_SKIPPED, _COUNTED = 1, 5
+_REPEATS = 3
+
+
+class Measured(InBackward):
+    """Sends all layers together in the first steps, measures, decides, and stays with that.
+
+    Args:
+        method: how to average.
+        cluster: the workers.
+        training: what is trained.
+        decide: chooses the partition.
+    """
+
+    def __init__(self, method: Method, cluster: Cluster, training: Training, decide: Decide) -> None:
+        self._decide = decide
+        self._rows: list[list[float]] | None = []
+        self._began = 0.0
+        layers = training.gradient.layers
+        self._layer_of = [number for number, layer in enumerate(layers) for _ in range(*layer.tensors)]
+        super().__init__(method, cluster, training, [(0, len(layers))])
+
+    def begin(self, local: int = 0) -> None:
+        """Decides if enough has been measured, and measures one step more if not."""
+        if local == 0 and self._rows is not None:
+            if len(self._rows) == _SKIPPED + _COUNTED:
+                self._regroup(self._found(self._rows[_SKIPPED:]))
+                self._rows = None
+            else:
+                self._rows.append([0.0] * len(self._gradient.layers))
+        super().begin(local)
+
+    def before_backward(self, *, last: bool) -> None:
+        """The clock starts with the last backward pass."""
+        super().before_backward(last=last)
+        if self._rows is not None:
+            self._began = self._cluster.now(self._local)
+
+    def _on_gradient(self, number: int) -> None:
+        # One rank of a process is enough.
+        if self._rows is not None and self._local == 0:
+            layer = self._layer_of[number]
+            self._cluster.reach(self._local, [layer], backward=True)
+            self._rows[-1][layer] = self._cluster.now(self._local) - self._began
+        super()._on_gradient(number)
+
+    def _found(self, rows: Sequence[Sequence[float]]) -> list[Range]:
+        """What all workers' measurements lead to: the same on each of them."""
+        mine = torch.tensor([median(times) for times in zip(*rows, strict=True)], dtype=torch.float64)
+        ready = _mean(self._cluster, [mine for _ in self._cluster.local_ranks])
+        cost = measure_cost(self._method, self._cluster, self._gradient.vector)
+        return self._decide([layer.entries for layer in self._gradient.layers], ready, cost)
+
+    def state_dict(self, local: int = 0) -> dict[str, Any]:
+        """That of every schedule, and whether it is decided."""
+        return {**super().state_dict(local), "decided": self._rows is None}
+
+    def load_state_dict(self, local: int, values: Mapping[str, Any]) -> None:
+        """Continues from what ``state_dict`` gave; measurements that were not complete begin anew."""
+        super().load_state_dict(local, values)
+        self._rows = None if values["decided"] else []
+
+
+def measure_cost(method: Method, cluster: Cluster, gradient: Tensor) -> Linear:
+    """Seconds that the synchronization of a group takes, from three sizes, as all workers together find them.
+
+    Args:
+        method: how to average; its dense warm-up is left out.
+        cluster: the workers.
+        gradient: shape (n,), with the type and place of gradients; n bounds the sizes.
+    """
+    sizes = sorted({max(1, gradient.numel() // share) for share in (64, 8, 1)})
+    seconds = [_measure(method, cluster, torch.randn_like(gradient[:size])) for size in sizes]
+    return Linear.fit(sizes, seconds) if len(sizes) > 1 else Linear(seconds[0], 0.0)
+
+
+def _measure(method: Method, cluster: Cluster, gradient: Tensor) -> float:
+    layout = Layout.flat(gradient.numel())
+    states = [method.init_state(layout, gradient.dtype, gradient.device) for _ in cluster.local_ranks]
+    found = []
+    for _ in range(_REPEATS):
+        for state in states:
+            state.step = method.warmup.steps + 1
+            method.accumulate(gradient, state)
+        pairs = zip(cluster.local_workers, states, strict=True)
+        seconds = cluster.time_aside([method.average(worker, state) for worker, state in pairs])
+        found.append(fmean(_mean(cluster, [torch.tensor([each], dtype=torch.float64) for each in seconds])))
+    return min(found)
+
+
+def _mean(cluster: Cluster, rows: Sequence[Tensor]) -> list[float]:
+    means: list[float] = torch.stack(gather_rows(cluster, rows)).mean(0).tolist()
+    return means

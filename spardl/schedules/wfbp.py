@@ -1,0 +1,58 @@
+"""Wait-free backpropagation with buckets of a fixed size."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from spardl.checks import is_a
+from spardl.clusters.base import Cluster
+from spardl.errors import ConfigError
+from spardl.fusion import by_size
+from spardl.method import Method
+from spardl.schedules.base import Schedule
+from spardl.schedules.in_backward import InBackward
+from spardl.schedules.synchronizer import Synchronizer, Training
+
+__all__ = ["Wfbp", "check_megabytes", "entries_of"]
+
+_MEGABYTE = 1024 * 1024
+
+
+def check_megabytes(name: str, value: object) -> None:
+    """Accepts a size in MB (2^20 bytes), infinity included.
+
+    Raises:
+        ConfigError: if it is not a number, at least 0.
+    """
+    if not is_a(float, value) or not (isinstance(value, int | float) and value >= 0) or math.isnan(value):
+        raise ConfigError(f"{name} must be a number of megabytes, at least 0 (0: every layer alone), got {value!r}")
+
+
+def entries_of(megabytes: float, training: Training) -> float:
+    """How many entries of a gradient fill so many megabytes."""
+    return megabytes * _MEGABYTE / training.gradient.vector.itemsize
+
+
+@dataclass(frozen=True)
+class Wfbp(Schedule):
+    """Sends buckets during the backward pass, from the last layer to the first.
+
+    Args:
+        bucket_mb: most megabytes of gradients in a bucket; a layer is never cut. 0: every layer alone.
+
+    Raises:
+        ConfigError: if that is not a number, at least 0.
+    """
+
+    bucket_mb: float = 25.0
+
+    name = "wfbp"
+
+    def __post_init__(self) -> None:
+        check_megabytes("schedule.bucket_mb", self.bucket_mb)
+
+    def start(self, method: Method, cluster: Cluster, training: Training) -> Synchronizer:
+        """With buckets filled from the last layer on."""
+        sizes = [layer.entries for layer in training.gradient.layers]
+        return InBackward(method, cluster, training, by_size(sizes, entries_of(self.bucket_mb, training)))

@@ -1,0 +1,89 @@
+"""Partial updates, and parameters that nobody used."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+from spardl.errors import ConfigError
+from spardl.schedules.update import Updater
+from spardl.schedules.usage import Usage
+
+OPTIMIZERS = [
+    kind
+    for _, kind in inspect.getmembers(torch.optim, inspect.isclass)
+    if issubclass(kind, torch.optim.Optimizer) and kind not in (torch.optim.Optimizer, torch.optim.LBFGS)
+    # These two are made for other gradients than ours: sparse ones, and those of matrices only.
+    if kind.__name__ not in ("SparseAdam", "Muon")
+]
+
+
+def make(kind: type[torch.optim.Optimizer]) -> tuple[list[nn.Parameter], torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    parameters = [nn.Parameter(torch.randn(3, 2)) for _ in range(5)]
+    groups = [{"params": parameters[3:], "lr": 0.05}, {"params": parameters[:3]}]
+    return parameters, kind(groups, lr=0.01)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS, ids=lambda kind: kind.__name__)
+def test_piece_by_piece_is_all_at_once(kind: type[torch.optim.Optimizer]) -> None:
+    ours, optimizer = make(kind)
+    theirs, reference = make(kind)
+    updater = Updater(optimizer)
+    for step in range(4):
+        for one, other in zip(ours, theirs, strict=True):
+            one.grad = torch.full((3, 2), float(step + 1))
+            other.grad = one.grad.clone()
+        updater.hold()
+        for part in (ours[:1], ours[1:4], ours[4:], []):
+            updater.apply(part)
+        reference.step()
+    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 3]
+
+
+def test_held_settings_and_an_error() -> None:
+    parameters, optimizer = make(torch.optim.SGD)
+    updater = Updater(optimizer)
+    before = [parameter.detach().clone() for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = torch.ones(3, 2)
+    updater.hold()
+    optimizer.param_groups[0]["lr"] = 100.0
+    updater.apply(parameters[3:4])
+    torch.testing.assert_close(parameters[3], before[3] - 0.05)
+    optimizer.register_step_pre_hook(lambda *_: (_ for _ in ()).throw(LookupError))
+    with pytest.raises(LookupError):
+        updater.apply(parameters)
+    assert optimizer.param_groups[0]["lr"] == 100.0
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 3]
+
+
+def test_an_optimizer_that_needs_everything() -> None:
+    with pytest.raises(ConfigError, match="optimizer=LBFGS needs all gradients at once"):
+        Updater(torch.optim.LBFGS([nn.Parameter(torch.zeros(1))]))
+
+
+def test_usage() -> None:
+    usage = Usage(2, 3)
+    for local, numbers in enumerate([(0,), (0, 2)]):
+        usage.begin(local)
+        for number in numbers:
+            usage.note(local, number)
+    rows = usage.rows()
+    assert [row.tolist() for row in rows] == [[1, 0, 0], [1, 0, 1]]
+    assert usage.unused(rows) == [1]
+    assert usage.state_dict() is True
+    for local in range(2):
+        usage.begin(local)
+        for number in range(3):
+            usage.note(local, number)
+    assert usage.unused(usage.rows()) == []
+    assert usage.rows() == []
+    assert usage.unused([]) == []
+    other = Usage(2, 3)
+    other.load_state_dict(usage.state_dict())
+    assert other.rows() == []

@@ -1,0 +1,99 @@
+"""Buckets that are sent while the backward pass goes on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from spardl.clusters import SimulatedCluster
+from spardl.errors import ConfigError, TrainingError
+from spardl.flat import FlatGradient
+from spardl.schedules import Training, Wfbp
+from tests.harness import NETWORK, dense, spardl, topka
+from tests.schedules.loops import SETTINGS, Loop, Setting, make_model, momentum, one_step
+
+SIZES = [layer.entries for layer in FlatGradient(make_model().named_parameters()).layers]
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "groups"),
+    [(0, len(SIZES)), (max(SIZES) * 8 / 2**20, 3), (25.0, 1), (float("inf"), 1)],
+)
+def test_buckets_by_size(megabytes: float, groups: int) -> None:
+    partition = Loop(Wfbp(megabytes), SimulatedCluster(1, NETWORK)).synchronizer.partition
+    assert len(partition) == groups
+    assert [layer for group in partition for layer in range(*group)] == list(range(len(SIZES)))
+
+
+def test_a_bucket_has_its_own_budget_and_residual() -> None:
+    loop = Loop(Wfbp(0), SimulatedCluster(2, NETWORK), method=topka(0.1))
+    loop.step(0)
+    kept = [len(average) for average in loop.synchronizer.averages(0)]
+    at_least = [-(-size // 10) for size in SIZES]
+    # Nobody's gradient of the unused layer is anything but zero, and zeros are sent, too, where k asks for them.
+    assert all(low <= found <= 2 * low for found, low in zip(kept, at_least, strict=True))
+    assert loop.synchronizer.kept == sum(kept)
+    memories = [group["memory"] for group in loop.state()["synchronizer"][0]["groups"]]
+    assert [memory.numel() for memory in memories] == SIZES
+    flat = torch.cat(memories)
+    assert flat.any()
+
+
+@pytest.mark.parametrize("stop", [1, 9])
+def test_to_save_and_continue_is_never_to_have_stopped(stop: int) -> None:
+    def loop() -> Loop:
+        return Loop(Wfbp(0.0005), SimulatedCluster(3, NETWORK), SETTINGS["everything"], spardl(0.2))
+
+    first, second, whole = loop(), loop(), loop()
+    first.run(range(stop))
+    second.load(first.state())
+    assert torch.equal(second.run(range(stop, 20)), whole.run())
+    assert second.synchronizer.kept == whole.synchronizer.kept
+
+
+def test_residuals_outlive_a_new_cut() -> None:
+    loop = Loop(Wfbp(0), SimulatedCluster(2, NETWORK), Setting(momentum), spardl(0.2))
+    loop.run(range(3))
+    before = torch.cat([group["memory"] for group in loop.state()["synchronizer"][1]["groups"]])
+    loop.synchronizer._regroup([(0, 3), (3, len(SIZES))])
+    after = loop.state()["synchronizer"][1]["groups"]
+    assert torch.equal(torch.cat([group["memory"] for group in after]), before)
+    assert [group["step"] for group in after] == [3, 3]
+    loop.run(range(3, 5))
+
+
+def test_refused_gradients_are_counted_by_group() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    training = Training(model, FlatGradient(model.named_parameters()), optimizer)
+    synchronizer = Wfbp(0).start(spardl(0.5), SimulatedCluster(1, NETWORK), training)
+    one_step(synchronizer, lambda: model[1](model[0](torch.ones(1, 2)).detach() * float("nan")).sum())
+    assert synchronizer.refused() == 1
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+def test_a_gradient_that_is_complete_twice() -> None:
+    class Recomputed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(2, 2)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            for _ in range(2):
+                inputs = checkpoint(self.inner, inputs, use_reentrant=True)
+            return inputs
+
+    model = Recomputed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    training = Training(model, FlatGradient(model.named_parameters()), optimizer)
+    synchronizer = Wfbp(0).start(dense(), SimulatedCluster(1, NETWORK), training)
+    with pytest.raises(TrainingError, match=r"inner\.(weight|bias) was complete twice.*use schedule=after_backward"):
+        one_step(synchronizer, lambda: model(torch.ones(1, 2, requires_grad=True)).sum())
+
+
+@pytest.mark.parametrize("value", [-1, "a", float("nan"), None, True])
+def test_sizes_that_make_no_sense(value: float) -> None:
+    with pytest.raises(ConfigError, match=r"schedule\.bucket_mb must be a number of megabytes"):
+        Wfbp(value)

@@ -1,0 +1,113 @@
+"""The bench of overlap: what it trains, what it counts on, what it prints."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from spardl.flat import FlatGradient
+from spardl.timeline.measure import measure
+from spardl.timeline.profile import LayerTimes, Profile
+
+ROOT = Path(__file__).resolve().parent.parent
+# The second layer is used last, though it is registered before the third.
+LAYERS = (
+    LayerTimes("a", 4000, 0.0, 0.012),
+    LayerTimes("b", 7000, 0.008, 0.003),
+    LayerTimes("c", 5000, 0.004, 0.009),
+)
+PROFILE = Profile("three", "none", 1, LAYERS, forward=0.012, backward=0.012, update=0.0)
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import emulated
+
+    return emulated
+
+
+def test_a_model_that_sleeps_has_the_times_and_sizes_of_its_profile(emulated: ModuleType, tmp_path: Path) -> None:
+    PROFILE.write(tmp_path / "three.json")
+    job = emulated.from_profile(str(tmp_path / "three.json"), Namespace(compute=0.048))
+    gradient = FlatGradient(job.model.named_parameters())
+    assert [layer.entries for layer in gradient.layers] == [4000, 5000, 7000]
+    optimizer = torch.optim.SGD(job.model.parameters(), lr=0.1)
+    found = measure(
+        job.model, lambda: job.loss(job.model, job.data), optimizer, name="three", batch=1, passes=2, warmup=0
+    )
+    # Nobody wakes up too early.
+    expected = sorted(PROFILE.scaled(0.048).layers, key=lambda layer: layer.needed)
+    for ours, theirs in zip(found.layers, expected, strict=True):
+        assert ours.needed >= theirs.needed - 1e-4
+        assert ours.ready >= theirs.ready - 1e-4
+    assert found.compute >= 0.048
+
+
+@pytest.mark.netlab
+@pytest.mark.timeout(200)
+def test_schedules_on_a_shaped_network(tmp_path: Path) -> None:
+    PROFILE.write(tmp_path / "three.json")
+    words = [
+        "run",
+        "--workers",
+        "2",
+        "--gbit",
+        "0.1",
+        "--",
+        sys.executable,
+        "scripts/bench_overlap.py",
+        "--gbit",
+        "0.1",
+    ]
+    words += [
+        "--model",
+        f"profile:{tmp_path / 'three.json'}",
+        "--methods",
+        "none,spardl",
+        "--rounds",
+        "2",
+        "--steps",
+        "1",
+    ]
+    words += [
+        "--schedules",
+        "after_backward,wfbp:bucket_mb=0,layer_fusion,dear:layers=1",
+        "--json",
+        str(tmp_path / "o.json"),
+    ]
+    done = subprocess.run(
+        [sys.executable, "scripts/netlab.py", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "o.json").read_text())
+    assert [(row["method"], row["schedule"].partition(":")[0], row["groups"]) for row in found[:2] + found[3:4]] == [
+        ("none", "after_backward", 1),
+        ("none", "wfbp", 3),
+        ("none", "dear", 3),
+    ]
+    assert len(found) == 8
+    for row in found:
+        assert len(row["seconds"]) == 2
+        # Sleeping is a lower bound, and so is the ideal.
+        assert min(row["seconds"]) >= max(0.024, 0.9 * row["ideal"])
+    assert done.stdout.count("\n| none | ") == 4
+
+
+def test_alone_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [sys.executable, "scripts/bench_overlap.py", "--gbit", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr == ("error: no RANK in the environment; start this with scripts/netlab.py run or torchrun\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from argparse import Namespace
@@ -104,6 +105,23 @@ def test_schedules_on_a_shaped_network(tmp_path: Path) -> None:
         # Sleeping is a lower bound, and so is the ideal.
         assert min(row["seconds"]) >= max(0.024, 0.9 * row["ideal"])
     assert done.stdout.count("\n| none | ") == 4
+
+
+def commands() -> list[str]:
+    """Those of the page, as typed."""
+    text = (ROOT / "docs" / "schedules.md").read_text().replace("\\\n", " ")
+    return [line for line in text.splitlines() if line.startswith("python scripts/netlab.py")]
+
+
+@pytest.mark.netlab
+@pytest.mark.slow
+@pytest.mark.parametrize("command", commands())
+def test_commands_of_the_page_run(command: str) -> None:
+    words = [sys.executable, *shlex.split(command)[1:], "--rounds", "1", "--steps", "1", "--compute", "0.05"]
+    words[words.index("python")] = sys.executable
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "| predicted | off |" in done.stdout
 
 
 def test_alone_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

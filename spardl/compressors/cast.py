@@ -1,7 +1,7 @@
 """Casts: the gradient as 16-bit floating-point numbers, summed as such.
 
 Source: the communication hooks ``fp16_compress_hook`` and ``bf16_compress_hook`` of torch's DistributedDataParallel.
-One dense sum: 2(P-1) rounds with the ring and 2n(P-1)/P words of two bytes per worker.
+One dense sum: 2(P-1) rounds with ``dense`` and 2n(P-1)/P words of two bytes per worker.
 """
 
 from __future__ import annotations

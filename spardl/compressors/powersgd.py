@@ -1,7 +1,7 @@
 """PowerSGD: every matrix of the gradient as the product of two thin ones, found by one subspace iteration per step.
 
 Source: Vogels, Karimireddy and Jaggi, PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization,
-NeurIPS 2019, Algorithms 1 and 2. Two dense sums: with the ring 4(P-1) rounds and 2(P-1)/P (s + m) words per worker, s
+NeurIPS 2019, Algorithms 1 and 2. Two dense sums: with ``dense`` 4(P-1) rounds and 2(P-1)/P (s + m) words per worker, s
 being the sum of rank * (rows + columns) over the compressed matrices and m the number of entries outside of them.
 
 The paper applies a basis that fades as the singular values do; here its columns are made orthonormal after each step,

@@ -2,7 +2,7 @@
 
 Source: Stich et al., Sparsified SGD with Memory, NeurIPS 2018 (rand-k); with a seed shared by all workers, so that
 no position is sent, Foroutan Eghlidi and Jaggi, Sparse Communication for Training Deep Networks, 2020 (arXiv
-2009.09271). One dense sum of k values: on a ring 2(P-1) rounds and 2k(P-1)/P words per worker.
+2009.09271). One dense sum of k values: with ``dense`` 2(P-1) rounds and 2k(P-1)/P words per worker.
 """
 
 from __future__ import annotations

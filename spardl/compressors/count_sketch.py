@@ -4,8 +4,8 @@ Source: Ivkin, Rothchild, Ullah, Braverman, Stoica and Arora, Communication-effi
 (Sketched-SGD), NeurIPS 2019; the compressor of Dai, Gong, An, Xu and Diao, Sketch-Fusion SGD, JPDC 185, 2024.
 
 Two sums, of r * c and of candidates * k values: with ``dense`` 4(P-1) rounds and 2(P-1)/P (r * c + candidates * k)
-words per worker, whatever the number of workers. Work: O(r * n) hashes, twice; memory: one vector of estimates, and hashes
-of one block.
+words per worker, whatever the number of workers. Work: O(r * n) hashes, twice; memory: one vector of estimates, and
+hashes of one block.
 """
 
 from __future__ import annotations

@@ -28,10 +28,10 @@ from spardl.method import Method
 from spardl.norms import clip_factor, largest, norm_of, sum_of_squares
 from spardl.programs import Phase
 from spardl.schedules.base import Schedule
+from spardl.schedules.first_use import FirstUses
 from spardl.schedules.in_backward import InBackward
 from spardl.schedules.synchronizer import Group, Synchronizer, Training
 from spardl.schedules.trials import Trials
-from spardl.schedules.uses import Uses
 from spardl.schedules.wfbp import check_megabytes, entries_of
 from spardl.sparse import Sum
 
@@ -117,7 +117,7 @@ class _InHalves(InBackward):
         self._factor: float | None = None
         self._computing = False
         super().__init__(method, cluster, training, cut(megabytes))
-        self._uses = Uses(training.model, training.gradient.layer_of(), self._need)
+        self._uses = FirstUses(training.model, training.gradient.layer_of(), self._need)
         self._hooks += [
             training.model.register_state_dict_pre_hook(lambda *_: self.flush()),
             training.optimizer.register_state_dict_pre_hook(lambda *_: self.flush()),

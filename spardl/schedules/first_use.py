@@ -16,10 +16,10 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Uses"]
+__all__ = ["FirstUses"]
 
 
-class Uses:
+class FirstUses:
     """Tells, before each module's forward, which groups of parameters are about to be used.
 
     Args:

@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spardl.schedules.uses import Uses
+from spardl.schedules.first_use import FirstUses
 from tests.schedules.loops import batch, make_model
 
 
 class Borrower(nn.Module):
-    """Uses its first child's weight before it calls it, and a list of parameters that no module owns directly."""
+    """FirstUses its first child's weight before it calls it, and a list of parameters that no module owns directly."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ def needs(model: nn.Module, *inputs: Tensor) -> list[list[set[str]]]:
     names = {parameter: name for name, parameter in model.named_parameters()}
     numbers = {parameter: number for number, parameter in enumerate(names)}
     asked: list[set[str]] = []
-    uses = Uses(model, numbers, lambda layers: asked.append({list(names.values())[layer] for layer in layers}))
+    uses = FirstUses(model, numbers, lambda layers: asked.append({list(names.values())[layer] for layer in layers}))
     passes = []
     for each in inputs:
         asked.clear()

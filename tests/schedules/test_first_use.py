@@ -11,7 +11,7 @@ from tests.schedules.loops import batch, make_model
 
 
 class Borrower(nn.Module):
-    """FirstUses its first child's weight before it calls it, and a list of parameters that no module owns directly."""
+    """Uses its first child's weight before it calls it, and a list of parameters that no module owns directly."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -39,7 +39,7 @@ DECLARED = (
     "biased",
     "when to use",
 )
-LAWS = ("method", "mass", "conserves mass", "density 1 = dense", "does not, because")
+LAWS = ("method", "mass", "conserves mass", "density 1 = dense", "does not, because", "halves")
 TRAINED = ("method", "accuracy", "of each run", "against dense", "bytes a step", "of dense", "rounds a step")
 
 REASONS: Mapping[Mass, str] = {
@@ -83,7 +83,16 @@ def lawful(name: str) -> list[str]:
     method = choices.build(name)
     mass = method.compressor.mass
     dense = "yes" if hasattr(method.compressor, "density") or mass is Mass.KEPT else "has no density"
-    return [f"`{name}`", mass.value, "yes" if conserves(method) else "no", dense, REASONS[mass] or _loss(method)]
+    keeps, reason = "yes" if conserves(method) else "no", REASONS[mass] or _loss(method)
+    return [f"`{name}`", mass.value, keeps, dense, reason, _halves(method)]
+
+
+def _halves(method: Method) -> str:
+    try:
+        method.check_split()
+    except ConfigError:
+        return "no"
+    return "yes"
 
 
 def conserves(method: Method) -> bool:

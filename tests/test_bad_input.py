@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.driver import command, events, here, only_run, results, summary
+from tests.driver import ROOT, command, events, here, only_run, results, summary
 
 # What is typed, and what the line must say.
 CASES = {
@@ -61,6 +61,16 @@ CASES = {
     "compressor=qsgd compressor.bits=3": "compressor.bits must be",
     "compressor=gtopk communicator.variant=ring": "communicator.variant must be one of tree, doubling",
     "warmup.steps=-1": "warmup.steps must be a whole number, at least 0, got -1",
+    "schedule=foo": "Available options in 'schedule': after_backward dear layer_fusion mg_wfbp wfbp",
+    "schedule=wfbp schedule.bucket_mb=-1": "schedule.bucket_mb must be a number of megabytes, at least 0",
+    "schedule=dear compressor=topka": "cannot be cut into a reduce-scatter and an all-gather; use communicator=dense",
+    "schedule=dear compressor=none communicator=backend": "cannot be cut into a reduce-scatter and an all-gather",
+    "schedule=dear communicator=backend communicator.halves=2 compressor=none": "halves must be true or false, got 2",
+    "schedule=dear compressor=random_k residual=rescaled training.clip_norm=1": "use training.clip_norm=null",
+    "schedule=dear schedule.trials=5 schedule.layers=2": "use schedule.layers=null with it",
+    "schedule=dear schedule.trials=5 schedule.low_mb=30": "low <= start <= high must hold",
+    "cluster=simulated cluster.profile={tmp}/missing.json": "scripts/profile_model.py makes one",
+    "cluster=simulated cluster.profile={tmp}/file": "cannot be read as a profile",
     "dataset=cifar10 data_dir={tmp}": "dataset.download=true",
     "model=bert dataset=digits": "use dataset=pydocs",
     "model=resnet20 dataset=pydocs": "use dataset=digits, cifar10 or cifar100",
@@ -115,6 +125,12 @@ def test_a_port_in_use(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Non
 def test_what_only_a_worker_finds(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert here("model.depth=21", f"output_dir={tmp_path}") == 2
     assert "use 20, 32, 44, 56 or 110" in one_line(capfd.readouterr().err)
+
+
+def test_a_profile_of_another_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    profile = ROOT / "scripts" / "profiles" / "resnet50.json"
+    assert here("cluster=simulated", f"cluster.profile={profile}", f"output_dir={tmp_path}") == 2
+    assert "make one of this model with scripts/profile_model.py" in one_line(capfd.readouterr().err)
 
 
 def test_a_port_of_ones_own(tmp_path: Path) -> None:

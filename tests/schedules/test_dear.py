@@ -15,7 +15,7 @@ from spardl.errors import ConfigError, TrainingError
 from spardl.flat import FlatGradient
 from spardl.method import Method
 from spardl.programs import Phase
-from spardl.schedules import AfterBackward, Dear, Training, Wfbp
+from spardl.schedules import AfterBackward, Dear, Schedule, Training, Wfbp
 from tests.harness import NETWORK, dense, run_workers, spardl, topka
 from tests.schedules.loops import SETTINGS, Loop, Setting, batch, one_step, weights
 
@@ -197,3 +197,33 @@ def test_closing_flushes_and_lets_the_model_go() -> None:
     assert torch.equal(weights(loop.model), Loop(AfterBackward(), simulated(), Setting(steps=1)).run())
     assert not any(module._forward_pre_hooks for module in loop.model.modules())
     loop.model(batch(0, 0, 0)).sum().backward()
+
+
+class Alternating(nn.Module):
+    """Calls another of its layers in each pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
+        self.calls = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        return self.layers[self.calls % 3](inputs).square()
+
+
+def alternate(schedule: Schedule) -> Tensor:
+    torch.manual_seed(0)
+    model = Alternating().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    training = Training(model, FlatGradient(model.named_parameters()), optimizer)
+    synchronizer = schedule.start(dense(), simulated(1), training)
+    for step in range(7):
+        inputs = torch.full((1, 2), step + 1.0, dtype=torch.float64)
+        one_step(synchronizer, lambda inputs=inputs: model(inputs).sum())
+    synchronizer.flush()
+    return weights(model)
+
+
+def test_a_group_that_the_next_pass_leaves_out_is_updated_all_the_same() -> None:
+    assert torch.equal(alternate(Dear(threshold_mb=0)), alternate(AfterBackward()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from spardl.fusion import Linear, Range, finish
 from spardl.schedules import LayerFusion, MgWfbp, Schedule, Training
 from spardl.schedules.measured import Measured, measure_cost
 from spardl.timeline.profile import LayerTimes, Profile
+from spardl.warmup import Warmup
 from tests.harness import NETWORK, dense, run_workers, spardl
 from tests.schedules.loops import Loop, Setting, make_model, momentum
 
@@ -59,6 +61,13 @@ def test_the_cost_is_the_networks() -> None:
     tiny = measure_cost(dense(), SimulatedCluster(2, Network(1e-3, 1), count_local=False), torch.zeros(1).double())
     assert tiny.fixed == pytest.approx(2e-3, rel=1e-3)
     assert tiny.per_entry == 0
+
+
+def test_the_dense_warm_up_is_left_out() -> None:
+    cluster, gradient = SimulatedCluster(4, Network(1e-3, 1), count_local=False), torch.zeros(6400).double()
+    sparse = spardl(0.01)
+    warmed = replace(sparse, warmup=Warmup(100))
+    assert measure_cost(warmed, cluster, gradient) == measure_cost(sparse, cluster, gradient)
 
 
 @pytest.mark.parametrize("schedule", [MgWfbp(), LayerFusion()], ids=lambda schedule: schedule.name)

@@ -35,12 +35,14 @@ def sum_of_squares(parts: Iterable[Tensor], peak: float, length: int) -> int:
 
     Args:
         parts: 1-D tensors.
-        peak: the largest magnitude in the whole vector, finite.
+        peak: the largest magnitude in the whole vector.
         length: entries of the whole vector.
 
     Returns:
-        A whole number; those of all workers add up to what ``norm_of`` reads.
+        A whole number, 0 if ``peak`` is not finite; those of all workers add up to what ``norm_of`` reads.
     """
+    if not math.isfinite(peak):
+        return 0
     scale = -_exponent(peak, length)
     return sum(_chunk_sum(chunk, scale) for part in parts for chunk in part.split(_CHUNK) if part.numel())
 

@@ -144,12 +144,13 @@ class Cluster(ABC):
         """Leaves the cluster."""
 
 
-def gather_rows(cluster: Cluster, rows: Sequence[Tensor]) -> list[Tensor]:
-    """Gives every process the rows of all ranks, for housekeeping.
+def gather_rows(cluster: Cluster, rows: Sequence[Tensor], *, counted: bool = False) -> list[Tensor]:
+    """Gives every process the rows of all ranks.
 
     Args:
         cluster: the workers.
         rows: one 1-D tensor per local rank; all ranks' have the same length and type.
+        counted: whether it is part of training, and entered in the ledgers, or housekeeping.
 
     Returns:
         One tensor per rank, in the order of the ranks, on the device of the first row.
@@ -159,4 +160,5 @@ def gather_rows(cluster: Cluster, rows: Sequence[Tensor]) -> list[Tensor]:
         all_gather(whole_team(worker), row.to(cluster.device), sizes, sizes)
         for worker, row in zip(cluster.local_workers, rows, strict=True)
     ]
-    return [row.to(rows[0].device) for row in cluster.run_aside(programs)[0]]
+    run = cluster.run if counted else cluster.run_aside
+    return [row.to(rows[0].device) for row in run(programs)[0]]

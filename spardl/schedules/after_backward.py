@@ -31,8 +31,7 @@ class _AtTheEnd(Synchronizer):
     def finish(self) -> None:
         """Runs the method's program on every worker, and updates."""
         (group,) = self._groups
-        pairs = zip(self._cluster.local_workers, group.states, strict=True)
-        averages = self._cluster.run([self._method.average(worker, state) for worker, state in pairs])
+        averages = self._cluster.run(self._programs(group))
         self._averages = [{0: average} for average in averages]
         self._take_over(group, averages[0])
         self._update_all()

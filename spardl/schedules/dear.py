@@ -11,7 +11,6 @@ worker dropped is put back when its all-gather has ended, which is before its ne
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from spardl.checks import is_a
-from spardl.clusters.base import Cluster, Flight
+from spardl.clusters.base import Cluster, Flight, gather_rows
 from spardl.errors import ConfigError, TrainingError
 from spardl.fusion import Range, by_count, by_size
 from spardl.method import Method
@@ -179,11 +178,10 @@ class _InHalves(InBackward):
         """Of the average, from the shards that each worker has."""
         shards = [self._shards(local) for local in range(len(self._cluster.local_ranks))]
         length = self._gradient.vector.numel()
-        peaks = self._gather([torch.tensor([largest(parts)], dtype=torch.float64) for parts in shards])
-        peak = largest(peaks)
-        if not math.isfinite(peak):
-            return peak
-        totals = self._gather([torch.tensor([sum_of_squares(parts, peak, length)]) for parts in shards])
+        rows = [torch.tensor([largest(parts)], dtype=torch.float64) for parts in shards]
+        peak = largest(gather_rows(self._cluster, rows, counted=True))
+        rows = [torch.tensor([sum_of_squares(parts, peak, length)]) for parts in shards]
+        totals = gather_rows(self._cluster, rows, counted=True)
         return norm_of(sum(int(total) for total in totals), peak, length)
 
     def _shards(self, local: int) -> list[Tensor]:

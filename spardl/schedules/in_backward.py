@@ -13,7 +13,7 @@ from spardl.clusters.base import Cluster, Flight
 from spardl.errors import TrainingError
 from spardl.fusion import Range
 from spardl.method import Method
-from spardl.schedules.synchronizer import Group, Synchronizer, Training
+from spardl.schedules.synchronizer import Synchronizer, Training
 from spardl.sparse import Sum
 
 __all__ = ["InBackward"]
@@ -42,15 +42,9 @@ class InBackward(Synchronizer):
         """Prepares the step's synchronizations when the first local rank begins."""
         super().begin(local)
         if local == 0:
-            self._flights = [self._flight(group) for group in self._groups]
+            self._flights = [self._cluster.flight(self._programs(each), pauses=self.pauses) for each in self._groups]
         self._missing = []
         self._next = len(self._groups) - 1
-
-    def _flight(self, group: Group) -> Flight[Sum]:
-        pairs = zip(self._cluster.local_workers, group.states, strict=True)
-        return self._cluster.flight(
-            [self._method.average(worker, state) for worker, state in pairs], pauses=self.pauses
-        )
 
     def before_backward(self, *, last: bool) -> None:
         """From the last backward pass on, complete gradients are sent."""

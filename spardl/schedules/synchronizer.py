@@ -17,13 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from spardl.clusters.base import Cluster, gather_rows
-from spardl.communicators.bruck import all_gather
 from spardl.flat import FlatGradient, write
 from spardl.fusion import Range
 from spardl.layout import Layout
 from spardl.method import Method, MethodState
 from spardl.norms import clip_factor, largest, norm_of, sum_of_squares
-from spardl.programs import Phase, whole_team
+from spardl.programs import Phase, Program
 from spardl.schedules.update import Updater
 from spardl.schedules.usage import Usage
 from spardl.sparse import SparseVector, Sum
@@ -194,6 +193,11 @@ class Synchronizer(ABC):
             self._method.accumulate(part, group.states[self._local])
             part.zero_()
 
+    def _programs(self, group: Group) -> list[Program[Sum]]:
+        """The synchronization of a group, one program per local rank."""
+        pairs = zip(self._cluster.local_workers, group.states, strict=True)
+        return [self._method.average(worker, state) for worker, state in pairs]
+
     def _arrive(self, number: int, parameter: nn.Parameter) -> None:
         """Is called when a gradient is complete in a backward pass."""
         self._usage.note(self._local, number)
@@ -216,7 +220,7 @@ class Synchronizer(ABC):
         with self._everybody(Phase.UPDATE):
             if limit is not None:
                 peak, length = largest([vector]), vector.numel()
-                total = sum_of_squares([vector], peak, length) if peak < float("inf") else 0
+                total = sum_of_squares([vector], peak, length)
                 vector.mul_(clip_factor(norm_of(total, peak, length), limit))
             self._updater.hold()
             with self._gradient.hidden(unused):
@@ -228,16 +232,6 @@ class Synchronizer(ABC):
         rows = self._usage.rows()
         numbers = self._usage.unused(gather_rows(self._cluster, rows) if rows else [])
         return [self._gradient.parameters[number] for number in numbers]
-
-    def _gather(self, rows: Sequence[Tensor]) -> list[Tensor]:
-        """Every rank's row (one per local rank, of equal length)."""
-        sizes = [rows[0].numel()] * self._cluster.size
-        device = self._cluster.device
-        programs = [
-            all_gather(whole_team(worker), row.to(device), sizes, sizes)
-            for worker, row in zip(self._cluster.local_workers, rows, strict=True)
-        ]
-        return self._cluster.run(programs)[0]
 
     def _everybody(self, phase: Phase) -> AbstractContextManager[None]:
         return self._cluster.timed(phase, range(len(self._cluster.local_ranks)))

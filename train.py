@@ -66,7 +66,9 @@ def build_method(plain: Mapping[str, Any]) -> Method:
     Raises:
         ConfigError: if its parts do not fit together, or a value is out of range.
     """
-    return Method(*(_make(plain, part) for part in ("compressor", "communicator", "residual", "momentum", "warmup")))
+    return Method(
+        *(_make(plain, part) for part in ("compressor", "communicator", "residual", "momentum", "warmup", "wire"))
+    )
 
 
 def _make(plain: Mapping[str, Any], name: str, **extra: Any) -> Any:

@@ -255,13 +255,14 @@ def main() -> int:
     parser.add_argument("--gbit", type=float, required=True, help="bandwidth of a link, for the bound")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each case")
     parser.add_argument("--steps", type=int, default=3, help="steps in a turn")
+    parser.add_argument("--streams", type=int, default=1, help="synchronizations that are under way at once")
     parser.add_argument("--json", type=Path, help="file for all figures")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if "RANK" not in os.environ:
         return _complain("no RANK in the environment; start this with scripts/netlab.py run or torchrun")
     dist.init_process_group("gloo")
-    cluster = ProcessGroupCluster(timeout=120)
+    cluster = ProcessGroupCluster(timeout=120, streams=arguments.streams)
     try:
         with choices.composing():
             names = [

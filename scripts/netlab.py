@@ -1,6 +1,7 @@
 """Runs a command as P workers whose links have a chosen bandwidth, each in a network namespace of its own.
 
 python scripts/netlab.py run --workers 4 --gbit 1 -- python train.py compressor=spardl
+python scripts/netlab.py run --workers 4 --gbit 1 --delay-ms 0.5 -- python train.py compressor=spardl
 python scripts/netlab.py run --workers 2 --gbit inf --json traffic.json -- python program.py
 python scripts/netlab.py clean
 
@@ -9,6 +10,9 @@ that initialises torch.distributed with env:// works. Worker 0 writes to this te
 standard error, with their rank in front. If one fails, all are ended. At the end, standard error gets the bytes that
 each worker's interface sent and received. The exit code is that of the first worker that failed; 2 for bad input,
 124 for a timeout, 130 and 143 for Ctrl-C and SIGTERM.
+
+With a delay, IPv4 packets that arrive at a worker are held back by a process of the lab (netlab_delay.py), so a round
+trip takes twice the delay. If that process ends, so does the lab, with its exit code and an error.
 
 A lab lives in network, mount and process namespaces of its own (without root, in a user namespace, too): two labs do
 not see each other, and all of a lab vanishes with its first process, however that ends. That one watches the process
@@ -28,7 +32,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
@@ -48,9 +52,25 @@ from netlab_inside import (
 )
 
 FIRST_PROCESS, LAUNCHER = Path(__file__).resolve().with_name("netlab_inside.py"), "--launcher="
-NEEDED = ("unshare", "mount", "ip", "tc")
+PACKAGES = {"unshare": "util-linux", "mount": "mount", "ip": "iproute2", "tc": "iproute2"}  # of the programs needed
+PACKAGES_FOR_DELAY = {"iptables": "iptables"}
 PRIVATE = ("--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 PRIVATE_USER = ("--user", "--map-root-user", *PRIVATE)
+
+
+def demand(packages: Mapping[str, str]) -> None:
+    """Checks that this machine has the programs that a lab needs.
+
+    Args:
+        packages: where each program is found.
+
+    Raises:
+        LabError: if one is missing.
+    """
+    missing = [name for name in packages if not tool(name)]
+    if missing:
+        wanted = " ".join(sorted({packages[name] for name in missing}))
+        raise LabError(f"missing programs: {', '.join(missing)}; install {wanted}, as in apt-get install {wanted}")
 
 
 def isolation(user_namespace: bool) -> list[str]:
@@ -62,9 +82,6 @@ def isolation(user_namespace: bool) -> list[str]:
     Raises:
         LabError: if there is no way.
     """
-    missing = [name for name in NEEDED if not tool(name)]
-    if missing:
-        raise LabError(f"missing programs: {', '.join(missing)}; install the packages iproute2 and util-linux")
     refusals = []
     for way in [PRIVATE_USER] if user_namespace or os.geteuid() else [PRIVATE, PRIVATE_USER]:
         done = attempt(["unshare", *way, "sh", "-c", "mount -t tmpfs netlab /run && mkdir /run/netns"])
@@ -86,16 +103,16 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         LabError: if something is wrong with the options or this machine.
     """
-    lab = Lab(arguments.workers, arguments.gbit, arguments.timeout)
+    lab = Lab(arguments.workers, arguments.gbit, arguments.timeout, arguments.delay_ms)
     if not arguments.command:
         raise LabError("no command: put it after --, as in run --workers 4 --gbit 1 -- python train.py")
     if not shutil.which(arguments.command[0]):
         raise LabError(f"no program {arguments.command[0]} to run; give its path, or set PATH")
     if arguments.json and not arguments.json.parent.is_dir():
         raise LabError(f"--json {arguments.json}: make the folder {arguments.json.parent} first")
+    demand({**PACKAGES, **PACKAGES_FOR_DELAY} if lab.delay_ms else PACKAGES)
     way = isolation(arguments.user_namespace)
-    doubt = lab.doubt()
-    if doubt:
+    for doubt in filter(None, (lab.doubt(), lab.delay_doubt())):
         print(f"warning: {doubt}", file=sys.stderr, flush=True)
     what = [json.dumps(asdict(lab)), str(arguments.json or ""), *arguments.command]
     return attend([*way, sys.executable, str(FIRST_PROCESS), f"{LAUNCHER}{os.getpid()}", *what], arguments.timeout)
@@ -203,6 +220,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     )
     running.add_argument("--workers", type=int, required=True, help="how many, 1 to 250")
     running.add_argument("--gbit", type=float, required=True, help="Gbit/s of each link and direction; inf: no limit")
+    running.add_argument(
+        "--delay-ms", type=float, default=0.0, help="milliseconds that what arrives at a worker is held back (0)"
+    )
     running.add_argument("--timeout", type=float, default=3600.0, help="seconds after which all are ended (3600)")
     running.add_argument("--json", type=Path, help="a file for the bytes, the seconds and the exit code")
     running.add_argument(

@@ -27,9 +27,12 @@ BURST = (
 )
 BURST_ABOVE, BURST_SECONDS = 2.0, 1 / 250  # Gbit/s; above, a link needs a burst that lasts for one tick of the kernel
 LEAST_TRUSTED, TRUSTED = 0.1, ((4, 5.0), (8, 2.5), (16, 1.0))  # Gbit/s that two cores carried for up to so many workers
+DELAY_TRUSTED = (0.5, 10.0)  # milliseconds that were checked
+ON_THEIR_WAY = 2.5  # megabytes of one connection that its buffers allow, as the kernel sizes them
 LAST_LINES = 1.0  # seconds to pass on what is left; a worker's child that lives on holds its output open
 SET_UP, GRACE = 30.0, 10.0  # seconds that one program may take to make the network; that workers have after SIGTERM
 BAD_INPUT, TIMED_OUT, INTERRUPTED, TERMINATED = 2, 124, 130, 143
+DELAY_LINE = Path(__file__).resolve().with_name("netlab_delay.py")
 
 
 class LabError(Exception):
@@ -44,6 +47,7 @@ class Lab:
         workers: how many.
         gbit: bandwidth of each link and direction in Gbit/s; infinity leaves it as it is.
         timeout: seconds after which all workers are ended.
+        delay_ms: milliseconds that what arrives at a worker is held back; a round trip takes twice as long.
 
     Raises:
         LabError: if one is out of range.
@@ -52,6 +56,7 @@ class Lab:
     workers: int
     gbit: float
     timeout: float
+    delay_ms: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= 250:
@@ -60,6 +65,8 @@ class Lab:
             raise LabError(f"--gbit must be from 0.001 to 100, or inf for links without a limit, got {self.gbit:g}")
         if not 0 < self.timeout <= 1e6:
             raise LabError(f"--timeout must be above 0 and at most 1e6 seconds, got {self.timeout}")
+        if not (0.01 <= self.delay_ms <= 1000 or self.delay_ms == 0):
+            raise LabError(f"--delay-ms must be from 0.01 to 1000, or 0 for no delay, got {self.delay_ms:g}")
 
     def doubt(self) -> str | None:
         """Why the bandwidth may not be what was asked for; ``None`` where it was found to hold."""
@@ -73,6 +80,20 @@ class Lab:
         return (
             f"on two cores, {self.workers} workers had the bandwidth asked for from {LEAST_TRUSTED:g} to {limit:g} "
             f"Gbit/s; {self.gbit:g} may come out different"
+        )
+
+    def delay_doubt(self) -> str | None:
+        """Why the delay may not be what was asked for, or cost bandwidth; ``None`` where both were found to hold."""
+        least, most = DELAY_TRUSTED
+        if not self.delay_ms:
+            return None
+        if not least <= self.delay_ms <= most:
+            return f"delays were checked from {least:g} to {most:g} ms; {self.delay_ms:g} ms may come out different"
+        carried = 8 * ON_THEIR_WAY / (2 * self.delay_ms)
+        if math.isinf(self.gbit) or self.gbit <= carried:
+            return None
+        return (
+            f"a connection has some {ON_THEIR_WAY} MB on their way, at {self.delay_ms:g} ms about {carried:.2g} Gbit/s"
         )
 
     def shaping(self, device: str) -> list[str]:
@@ -197,15 +218,18 @@ def perform(lab: Lab, command: Sequence[str], file: str | None) -> int:
     call(["mount", "-t", "tmpfs", "netlab", "/run"])
     for words, lines in lab.wiring():
         call([*words, "-batch", "-"], lines)
+    delay_line = start_delay_line(lab) if lab.delay_ms else None
     before = [traffic(rank) for rank in range(lab.workers)]
     start = time.monotonic()
-    code = supervise(lab, command)
+    code = supervise(lab, command, delay_line)
     seconds = time.monotonic() - start
     after = [traffic(rank) for rank in range(lab.workers)]
     counted = [
         Traffic(new.sent - old.sent, new.received - old.received) for old, new in zip(before, after, strict=True)
     ]
     print(table(counted), file=sys.stderr, flush=True)
+    if delay_line and (lost := sum(dropped(rank) for rank in range(lab.workers))):
+        print(f"warning: the delay line had no room for {lost} packets and dropped them", file=sys.stderr, flush=True)
     if file:
         # spardl brings torch along: seconds that only who wants a file shall wait for.
         from spardl.files import write_atomically  # noqa: PLC0415
@@ -229,8 +253,38 @@ def report(lab: Lab, counted: Sequence[Traffic], seconds: float, code: int) -> d
     return {**shaped, "seconds": seconds, "exit_code": code, "interfaces": interfaces}
 
 
-def supervise(lab: Lab, command: Sequence[str]) -> int:
-    """Runs a command once in each namespace; ends all when one fails, at the timeout, or with the launcher.
+def start_delay_line(lab: Lab) -> subprocess.Popen[str]:
+    """Holds back from now on what arrives at the workers, in a process that lives as long as the lab.
+
+    Raises:
+        LabError: if that cannot be.
+    """
+    names = [namespace(rank) for rank in range(lab.workers)]
+    line = subprocess.Popen(
+        [sys.executable, str(DELAY_LINE), str(lab.delay_ms), *names],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert line.stdout
+    if (said := line.stdout.readline().strip()) != "ready":
+        raise LabError(
+            f"--delay-ms: {said or 'the delay line ended'}; it needs a kernel with CONFIG_NETFILTER_NETLINK_QUEUE"
+        )
+    queueing = ["-A", "INPUT", "-i", "eth0", "-j", "NFQUEUE", "--queue-num", "0", "--queue-bypass"]
+    for name in names:
+        call(["ip", "netns", "exec", name, str(tool("iptables")), *queueing])
+    return line
+
+
+def dropped(rank: int) -> int:
+    """Packets for a worker that found no room in the delay line, or in the memory of its process."""
+    fields = call(["ip", "netns", "exec", namespace(rank), "cat", "/proc/net/netfilter/nfnetlink_queue"]).split()
+    return int(fields[5]) + int(fields[6]) if fields else 0
+
+
+def supervise(lab: Lab, command: Sequence[str], delay_line: subprocess.Popen[str] | None) -> int:
+    """Runs a command once in each namespace; ends all when one fails, at the timeout, or with launcher or delay line.
 
     Returns:
         The exit code of the first that failed, or 0.
@@ -238,6 +292,8 @@ def supervise(lab: Lab, command: Sequence[str]) -> int:
     ended: queue.SimpleQueue[Ended] = queue.SimpleQueue()
     limit = time.monotonic() + lab.timeout
     _beside(_watch_lifeline, ended)
+    if delay_line:
+        _beside(_watch, "the delay line", delay_line, ended)
     workers = [start(lab, rank, command) for rank in range(lab.workers)]
     relays = [_beside(_relay, rank, worker.stdout) for rank, worker in enumerate(workers) if worker.stdout]
     for rank, worker in enumerate(workers):
@@ -290,7 +346,7 @@ def _beside(function: Any, *arguments: Any) -> threading.Thread:
     return thread
 
 
-def _watch(who: str, worker: subprocess.Popen[bytes], ended: queue.SimpleQueue[Ended]) -> None:
+def _watch(who: str, worker: subprocess.Popen[Any], ended: queue.SimpleQueue[Ended]) -> None:
     ended.put(Ended(who, exit_code(worker.wait())))
 
 

@@ -8,18 +8,19 @@ were touched: O(k) memory instead of O(n).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from spardl import entries
+from spardl.layout import Part
+from spardl.shortlist import Shortlist
 from spardl.sparse import SparseVector
+from spardl.wire import EXACT, Wire
 
 __all__ = ["Accumulator", "Select"]
-
-Select: TypeAlias = Callable[[Tensor, int, int], Tensor]
-"""``select(values, k, start)``: sorted positions of the k entries to keep of the block that begins at ``start``."""
 
 
 class Accumulator:
@@ -27,36 +28,100 @@ class Accumulator:
 
     Args:
         values: shape (n,): gradient plus residual. It is changed in place.
+        shortlist: what is known of the vector's largest entries, if it added the gradient.
+        wire: how values travel. What rounding takes from them stays in the vector.
     """
 
-    def __init__(self, values: Tensor) -> None:
+    def __init__(self, values: Tensor, shortlist: Shortlist | None = None, wire: Wire = EXACT) -> None:
         self.values = values
+        self.wire = wire
+        self._shortlist = shortlist or Shortlist()
         self._before: list[tuple[Tensor, Tensor]] = []
         self._taken: list[Tensor] = []
+        self._errors: list[tuple[Tensor, Tensor]] = []
+        # Where entries changed since: ranges, and increasing positions in them.
+        self._touched: list[tuple[int, int, Tensor]] = []
 
-    def take(self, start: int, stop: int, k: int, select: Select) -> SparseVector:
-        """Cuts the entries that ``select`` picks out of the block ``[start, stop)``.
+    def largest(self, parts: Sequence[Part]) -> Tensor:
+        """The k largest entries of each of some ranges, none of which overlap; ties: the lowest positions.
 
         Returns:
-            The entries, with indices local to the block. In the vector they are zero from now on.
+            int64: the positions, range by range, increasing in each.
         """
-        local = select(self.values[start:stop], k, start)
-        return SparseVector(local, self.take_at(local + start), stop - start)
+        touched = [
+            positions
+            for start, stop, positions in self._touched
+            if any(start < part.stop and part.start < stop for part in parts)
+        ]
+        return self._shortlist.largest(self.values, parts, touched)
+
+    def take(self, parts: Sequence[Part], select: Select) -> SparseVector:
+        """Cuts the entries that ``select`` picks out of some ranges, which adjoin one another.
+
+        Args:
+            parts: each begins where the one before ends, or at 0 after the end of the vector.
+            select: picks the entries.
+
+        Returns:
+            The ranges end to end. What was picked is zero in this vector from now on.
+        """
+        positions, start = select(self, parts), parts[0].start
+        indices = positions - start
+        if parts[-1].start < start:
+            indices = torch.where(indices < 0, indices + self.values.numel(), indices)
+        taken = SparseVector(indices, self._cut(positions), sum(part.stop - part.start for part in parts))
+        self._touch(start, positions, taken)
+        return taken
 
     def take_at(self, positions: Tensor) -> Tensor:
-        """Cuts out the entries at some positions (int64, no two equal), and returns them."""
-        values = self.values[positions]
+        """Cuts out the entries at some positions (int64, strictly increasing), and returns them."""
+        self._touched.append((0, self.values.numel(), positions))
+        return self._cut(positions)
+
+    def _cut(self, positions: Tensor) -> Tensor:
+        values = entries.cut(self.values, positions)
         self._taken.append(positions)
         self._before.append((positions, values))
-        self.values[positions] = 0
-        return values
+        sent = self.wire.rounded(values)
+        if sent is not values:
+            error = _difference(values, sent)
+            self._errors.append((positions, error))
+            entries.put(self.values, positions, error)
+        return sent
+
+    def rounded(self, start: int, block: SparseVector, holders: int = 1) -> SparseVector:
+        """A sum that is about to be sent, as receivers will see it; this worker's share of the rest goes to the vector.
+
+        Args:
+            start: first position of the block.
+            block: the sum.
+            holders: workers that round the same sum.
+        """
+        sent = self.wire.rounded(block.values)
+        if sent is block.values:
+            return block
+        error = _difference(block.values, sent) / holders
+        self.add(start, SparseVector(block.indices, error, block.length))
+        self._errors.append((block.indices + start, error))
+        return SparseVector(block.indices, sent, block.length)
 
     def add(self, start: int, block: SparseVector) -> None:
-        """Adds a sparse block whose first position is ``start``."""
-        where = block.indices + start
-        old = self.values[where]
-        self._before.append((where, old))
-        self.values[where] = old + block.values
+        """Adds a sparse block whose first position is ``start``, and which may go on at 0 after the end."""
+        where, length = block.indices + start, self.values.numel()
+        if start + block.length > length:
+            where = torch.where(where < length, where, where - length)
+        self._before.append((where, entries.add(self.values, where, block.values)))
+        self._touch(start, where, block)
+
+    def _touch(self, start: int, positions: Tensor, block: SparseVector) -> None:
+        """Notes positions that increase, but for the step from the vector's end to its beginning."""
+        length = self.values.numel()
+        stop = start + block.length
+        if stop <= length:
+            self._touched.append((start, stop, positions))
+            return
+        last = int(torch.searchsorted(block.indices, length - start))
+        self._touched += [(start, length, positions[:last]), (0, stop - length, positions[last:])]
 
     def taken(self) -> Tensor:
         """All positions that were cut out, int64, strictly increasing."""
@@ -68,5 +133,20 @@ class Accumulator:
     def restore(self) -> None:
         """Puts every touched position back to the value it had at first."""
         for where, old in reversed(self._before):
-            self.values[where] = old
+            entries.put(self.values, where, old)
         self._before.clear()
+
+    def add_errors(self, final: Tensor) -> None:
+        """Adds what rounding took from the entries at some positions (int64, strictly increasing)."""
+        for positions, error in self._errors:
+            kept = torch.isin(positions, final, assume_unique=True)
+            self.values[positions[kept]] += error[kept]
+
+
+def _difference(values: Tensor, rounded: Tensor) -> Tensor:
+    # An infinity leaves no rest.
+    return torch.where(values.isfinite(), values - rounded, 0)
+
+
+Select: TypeAlias = Callable[[Accumulator, Sequence[Part]], Tensor]
+"""``select(accumulated, parts)``: what to keep of some ranges: int64 positions, range by range, increasing in each."""

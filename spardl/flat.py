@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from spardl import entries
 from spardl.errors import ConfigError
 from spardl.layout import Layout
 from spardl.sparse import SparseVector, Sum
@@ -110,10 +111,17 @@ class FlatGradient:
             self.vector[start:stop].add_(self.parameters[number].detach().reshape(-1), alpha=factor)
 
 
-def write(average: Sum, gradient: Tensor) -> None:
-    """Replaces a part of a flat gradient, shape (n,), by an average."""
+def write(average: Sum, gradient: Tensor, *, clear: bool = True) -> None:
+    """Replaces a part of a flat gradient by an average.
+
+    Args:
+        average: sparse, or shape (n,).
+        gradient: shape (n,).
+        clear: whether it may hold anything but zeros.
+    """
     if isinstance(average, SparseVector):
-        gradient.zero_()
-        gradient[average.indices] = average.values
+        if clear:
+            gradient.zero_()
+        entries.put(gradient, average.indices, average.values)
     else:
         gradient.copy_(average)

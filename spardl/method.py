@@ -6,7 +6,7 @@ gradient -> (momentum) -> accumulate -> compress -> communicate -> feed back
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,17 +15,20 @@ from torch import Tensor
 from spardl import registry
 from spardl.accumulator import Accumulator
 from spardl.communicators.base import Communicator
-from spardl.compressors.base import Compressor, DenseCompressor, Mass, Output
+from spardl.compressors.base import Compressor, DenseCompressor, Mass, Output, SparseCompressor
 from spardl.context import Context
 from spardl.costs import Cost
 from spardl.errors import ConfigError
 from spardl.layout import Layout
 from spardl.momentum import Momentum, OptimizerMomentum
+from spardl.packing import Slot, message_bytes, message_words
 from spardl.programs import Boundary, Phase, Program, Worker
 from spardl.residuals import Residual
+from spardl.shortlist import Shortlist
 from spardl.sparse import SparseVector, Sum
 from spardl.state import State
 from spardl.warmup import Warmup
+from spardl.wire import EXACT, Wire
 
 __all__ = ["Method", "MethodState", "why_not"]
 
@@ -85,6 +88,7 @@ class MethodState:
         communication: the communicator's state.
         step: synchronizations so far, dense warm-up included.
         refused: gradients left out so far because they held a NaN or an infinity.
+        shortlist: of the memory's largest entries; not saved, since no result depends on it.
     """
 
     layout: Layout
@@ -94,6 +98,7 @@ class MethodState:
     communication: State
     step: int = 0
     refused: int = 0
+    shortlist: Shortlist = field(default_factory=Shortlist)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data; residual and velocity are shared, not copied."""
@@ -133,6 +138,7 @@ class Method:
         residual: where the rest goes.
         momentum: what is compressed: gradients, or their momentum.
         warmup: how many steps are dense at first.
+        wire: how the values of sparse messages travel.
 
     Raises:
         ConfigError: if the parts do not fit; the message names those that do.
@@ -143,11 +149,17 @@ class Method:
     residual: Residual
     momentum: Momentum = OptimizerMomentum()  # noqa: RUF009 - immutable
     warmup: Warmup = Warmup()  # noqa: RUF009 - immutable
+    wire: Wire = EXACT
 
     def __post_init__(self) -> None:
         reason = why_not(type(self.compressor), type(self.communicator), type(self.residual), type(self.momentum))
         if reason:
             raise ConfigError(reason)
+        if self.wire != EXACT and not isinstance(self.compressor, SparseCompressor):
+            raise ConfigError(
+                f"wire.values={self.wire.values} is for messages of single entries, and compressor="
+                f"{self.compressor.name} makes {self.compressor.output.value}; use wire.values={EXACT.values}"
+            )
 
     def init_state(self, layout: Layout, dtype: torch.dtype, device: torch.device | str = "cpu") -> MethodState:
         """A fresh state of one worker for gradients of the given layout, type and place."""
@@ -172,6 +184,13 @@ class Method:
     def published_cost(self, context: Context) -> Cost:
         """The same by the published formula, which may hold for the mean over all workers only."""
         return self.communicator.published_cost(context, self.compressor)
+
+    def word_bytes(self, context: Context, dtype: torch.dtype = torch.float32) -> float:
+        """Bytes of a word on the wire, for gradients of a type: indices are coded, and take less than values."""
+        if not isinstance(self.compressor, SparseCompressor):
+            return float(dtype.itemsize)
+        length, count = context.layout.length, self.compressor.count(context)
+        return message_bytes(Slot(count, length), self.wire.dtype(dtype)) / message_words(Slot(count, length))
 
     def half_costs(self, context: Context) -> tuple[Cost, Cost]:
         """The published cost up to the boundary in the middle of a synchronization, and after it.
@@ -222,17 +241,27 @@ class Method:
             shard = self.compressor.entries(shard, context, state.memory.dtype)
         return shard / worker.size
 
-    def accumulate(self, gradient: Tensor, state: MethodState) -> None:
-        """Adds a worker's gradient, shape (n,), to what it carried over.
+    def accumulate(self, gradient: Tensor, state: MethodState, *, clear: bool = False) -> None:
+        """Adds a worker's gradient to what it carried over.
 
         One with a NaN or an infinity is left out where it could do lasting harm or be lost in a selection: in a
         residual or a velocity it would come back at every step. Dense sums pass it on, as torch does.
+
+        Args:
+            gradient: shape (n,).
+            state: the worker's.
+            clear: whether the gradient becomes zero, or stays as it is.
         """
         if self._passes_on or _is_finite(gradient):
-            self.residual.accumulate(state.memory, self.momentum.apply(gradient, state.velocity))
+            applied = self.momentum.apply(gradient, state.velocity)
+            moved = clear and applied is gradient
+            self.residual.accumulate(state.memory, applied, state.shortlist, clear=moved)
+            clear = clear and not moved
         else:
-            self.residual.accumulate(state.memory, None)
+            self.residual.accumulate(state.memory, None, state.shortlist)
             state.refused += 1
+        if clear:
+            gradient.zero_()
 
     @property
     def _passes_on(self) -> bool:
@@ -258,7 +287,7 @@ class Method:
 
     def _run(self, worker: Worker, state: MethodState) -> Program[Sum]:
         context = Context(worker, state.layout, state.step - self.warmup.steps)
-        accumulated = Accumulator(state.memory)
+        accumulated = Accumulator(state.memory, state.shortlist, self.wire)
         total = yield from self.communicator.reduce(
             context, accumulated, self.compressor, state.compression, state.communication
         )
@@ -280,4 +309,5 @@ def _splitting() -> str:
 
 
 def _is_finite(gradient: Tensor) -> bool:
-    return not gradient.numel() or bool(torch.linalg.vector_norm(gradient, ord=torch.inf).isfinite())
+    # A sum at the speed of memory. One of finite numbers may overflow: only then each is looked at.
+    return bool(gradient.sum().isfinite()) or bool(gradient.isfinite().all())

@@ -71,11 +71,13 @@ class Receive(NamedTuple):
         source: rank of the sender.
         size: number of elements.
         dtype: their type.
+        into: where it is to be written; new memory if missing. Nothing else may touch it during the exchange.
     """
 
     source: int
     size: int
     dtype: torch.dtype
+    into: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

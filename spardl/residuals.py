@@ -21,8 +21,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from spardl import entries
 from spardl.accumulator import Accumulator
 from spardl.layout import Part
+from spardl.shortlist import Shortlist
 from spardl.sparse import SparseVector
 
 __all__ = ["GlobalResidual", "LocalResidual", "NoResidual", "PartialResidual", "RescaledResidual", "Residual"]
@@ -45,15 +47,16 @@ class Residual(ABC):
     needs_count: ClassVar[bool] = False
     rescales: ClassVar[bool] = False
 
-    def accumulate(self, memory: Tensor, gradient: Tensor | None) -> None:
+    def accumulate(self, memory: Tensor, gradient: Tensor | None, shortlist: Shortlist, *, clear: bool = False) -> None:
         """Adds a gradient to what was carried over, in place.
 
         Args:
             memory: shape (n,): the residual; afterwards residual plus gradient.
-            gradient: finite, shape (n,), not changed; ``None`` for a step without one.
+            gradient: finite, shape (n,); ``None`` for a step without one.
+            shortlist: of the memory's largest entries; up to date afterwards.
+            clear: whether the gradient becomes zero, or stays as it is.
         """
-        if gradient is not None:
-            memory.add_(gradient)
+        shortlist.add(memory, gradient, clear=clear)
 
     def scale(self, total: SparseVector, parts: Sequence[Part]) -> SparseVector:
         """What the result is made of the sum: itself.
@@ -80,12 +83,15 @@ class NoResidual(Residual):
     name = "none"
     remembers = False
 
-    def accumulate(self, memory: Tensor, gradient: Tensor | None) -> None:
+    def accumulate(self, memory: Tensor, gradient: Tensor | None, shortlist: Shortlist, *, clear: bool = False) -> None:
         """Replaces the memory by the gradient: nothing is carried over."""
         if gradient is None:
             memory.zero_()
         else:
             memory.copy_(gradient)
+            if clear:
+                gradient.zero_()
+        shortlist.add(memory, None)
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
         """Keeps nothing; the next gradient overwrites the memory."""
@@ -121,6 +127,7 @@ class LocalResidual(Residual):
         """Restores the original vector and clears what this worker selected."""
         accumulated.restore()
         accumulated.values[accumulated.taken()] = 0
+        accumulated.add_errors(final)
 
 
 class PartialResidual(Residual):
@@ -134,6 +141,7 @@ class PartialResidual(Residual):
         accumulated.restore()
         taken = accumulated.taken()
         accumulated.values[taken[torch.isin(taken, final, assume_unique=True)]] = 0
+        accumulated.add_errors(final)
 
 
 class GlobalResidual(Residual):
@@ -144,8 +152,9 @@ class GlobalResidual(Residual):
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
         """Restores the original vector except at the result's indices."""
-        dropped = accumulated.values[final]
-        # Sums of finite numbers can overflow on the way; the overflow is in the result already.
-        dropped = torch.where(dropped.isfinite(), dropped, 0)
+        dropped = entries.gather(accumulated.values, final)
+        if not dropped.sum().isfinite():
+            # Sums of finite numbers can overflow on the way; the overflow is in the result already.
+            dropped = torch.where(dropped.isfinite(), dropped, 0)
         accumulated.restore()
-        accumulated.values[final] = dropped
+        entries.put(accumulated.values, final, dropped)

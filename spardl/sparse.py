@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from spardl.kernels import compiled
 from spardl.selection import top_k
 
 __all__ = ["SparseVector", "Sum", "concatenate", "merge"]
+
+_COMPILED_TYPES = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,8 @@ class SparseVector:
 
     def top(self, k: int) -> tuple[SparseVector, SparseVector]:
         """Splits into the k entries of largest magnitude (ties: lowest index) and the others."""
+        if k >= len(self):
+            return self, self._where(torch.zeros(len(self), dtype=torch.bool, device=self.indices.device))
         kept = torch.zeros(len(self), dtype=torch.bool, device=self.indices.device)
         kept[top_k(self.values, k)] = True
         return self._where(kept), self._where(~kept)
@@ -59,8 +65,9 @@ Sum: TypeAlias = SparseVector | Tensor
 def merge(vectors: Sequence[SparseVector]) -> SparseVector:
     """Adds vectors of one length, in the order given.
 
-    Each index is added up from the first vector to the last, so the result is the same to the last bit
-    wherever the same sequence is merged, on any device (no atomic additions).
+    Each index is added up from +0 and the first vector to the last, so the result is the same to the last bit
+    wherever the same sequence is merged, on any device (no atomic additions). A sum is never -0; which NaN it is, if
+    it is one, is left open.
 
     Args:
         vectors: at least one vector.
@@ -68,6 +75,28 @@ def merge(vectors: Sequence[SparseVector]) -> SparseVector:
     Returns:
         Their sum, on the union of their indices.
     """
+    values = vectors[0].values
+    add = _merge_compiled if compiled(values) and values.dtype in _COMPILED_TYPES else _merge
+    return add(vectors)
+
+
+def _merge_compiled(vectors: Sequence[SparseVector]) -> SparseVector:
+    from spardl.kernels import merging  # noqa: PLC0415
+
+    total = sum(len(vector) for vector in vectors)
+    indices, values = torch.empty(total, dtype=torch.int64), vectors[0].values.new_empty(total)
+    out = indices.numpy(), values.numpy()
+    if len(vectors) == 2:
+        one, other = ((vector.indices.numpy(), vector.values.numpy()) for vector in vectors)
+        count = merging.add_two(*one, *other, *out)
+    else:
+        ends = np.cumsum([len(vector) for vector in vectors])
+        joined = (torch.cat([getattr(vector, part) for vector in vectors]).numpy() for part in ("indices", "values"))
+        count = merging.add_all(*joined, ends, *out)
+    return SparseVector(indices[:count], values[:count], vectors[0].length)
+
+
+def _merge(vectors: Sequence[SparseVector]) -> SparseVector:
     union = torch.cat([vector.indices for vector in vectors]).unique(sorted=True)
     values = torch.zeros(union.numel(), dtype=vectors[0].values.dtype, device=union.device)
     for vector in vectors:

@@ -15,15 +15,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from spardl import registry
+from spardl.accumulator import Accumulator
 from spardl.clusters import Cluster, Network, ProcessGroupCluster, SimulatedCluster
 from spardl.communicators import AllGather, Communicator, Dense, GTopk, SparDL, TopkDSA
 from spardl.compressors import Cast, Compressor, Mass, NoCompression, PowerSGD, TopK
+from spardl.compressors.base import SparseCompressor
 from spardl.context import Context
-from spardl.layout import Layout
+from spardl.layout import Layout, Part
 from spardl.method import Method, MethodState, why_not
 from spardl.programs import Worker
 from spardl.residuals import GlobalResidual, LocalResidual, NoResidual, PartialResidual, RescaledResidual, Residual
 from spardl.sparse import SparseVector, Sum
+from spardl.state import State
 from spardl.training.processes import run_processes
 
 NETWORK = Network(alpha=1e-4, gbit=1)
@@ -115,6 +118,11 @@ def conserving_methods(workers: int, density: float) -> list[Method]:
     return [method for method in representatives(workers, density) if conserves(method)]
 
 
+def sparse_methods(workers: int, density: float) -> list[Method]:
+    """Top-k with every communicator that takes it, in every form, and global residuals."""
+    return legal((TopK(density), way, GlobalResidual()) for way in communicators(workers))
+
+
 def remembering_methods(workers: int, density: float) -> list[Method]:
     """Representatives of the methods with error feedback."""
     return [method for method in representatives(workers, density) if method.residual.remembers]
@@ -136,6 +144,15 @@ def layout_of(length: int) -> Layout:
     """Matrices, vectors and an empty tensor that make up a length."""
     rows = length // 8
     return Layout.of([(rows, 4), (min(3, length - 4 * rows),), (0,), (length - 4 * rows - min(3, length - 4 * rows),)])
+
+
+def selected(
+    compressor: SparseCompressor, values: Tensor, k: int, at: Context | None = None, state: State | None = None
+) -> list[int]:
+    """The positions that a compressor picks of a whole vector."""
+    select = compressor.selector(at or context(values.numel()), state or State())
+    positions: list[int] = select(Accumulator(values), [Part(0, values.numel(), k)]).tolist()
+    return positions
 
 
 def to_dense(value: Sum) -> Tensor:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spardl.accumulator import Accumulator
 from spardl.compressors import Budget, TopK
 from spardl.context import Context
 from spardl.errors import ConfigError
 from spardl.layout import Layout, Part
 from spardl.programs import Worker
 from spardl.state import State
+from tests.harness import selected
 
 LAYOUT = Layout.of([(20, 10), (5,), (0,), (300,)])
 
@@ -56,8 +60,7 @@ def test_parts() -> None:
 def test_each_layer_sends_its_own_largest() -> None:
     layout = Layout.of([(3,), (3,)])
     compressor = TopK(0.3, scope="layer")
-    select = compressor.selector(at(0, layout), State())
-    assert select(torch.tensor([1.0, 2.0, 3.0, 100.0, 300.0, 200.0]), 2, 0).tolist() == [2, 4]
+    assert selected(compressor, torch.tensor([1.0, 2.0, 3.0, 100.0, 300.0, 200.0]), 2, at(0, layout)) == [2, 4]
 
 
 @given(
@@ -73,10 +76,30 @@ def test_every_block_gets_exactly_its_entries(
     layout = Layout.of([(size,) for size in shapes])
     start, stop = sorted(int(fraction * layout.length) for fraction in cut)
     compressor = TopK(density, scope=scope, bucket_entries=10)
-    chosen = compressor.selector(at(0, layout), State())(torch.randn(stop - start), k, start)
+    vector = Accumulator(torch.randn(layout.length))
+    chosen = compressor.selector(at(0, layout), State())(vector, [Part(start, stop, k)])
+    assert chosen.dtype is torch.int64
     assert len(chosen) == min(k, stop - start)
     assert chosen.tolist() == sorted(set(chosen.tolist()))
-    assert all(0 <= position < stop - start for position in chosen.tolist())
+    assert all(start <= position < stop for position in chosen.tolist())
+
+
+@given(
+    shapes=st.lists(st.integers(0, 30), min_size=1, max_size=6),
+    scope=st.sampled_from(["model", "layer", "bucket"]),
+    cuts=st.lists(st.floats(0, 1), max_size=5),
+    k=st.integers(0, 40),
+)
+def test_of_several_blocks_each_is_chosen_as_if_alone(shapes: list[int], scope: str, cuts: list[float], k: int) -> None:
+    """In the order asked for, which may go around the end of the vector."""
+    layout = Layout.of([(size,) for size in shapes])
+    borders = sorted({0, layout.length, *(int(cut * layout.length) for cut in cuts)})
+    blocks = [Part(start, stop, k) for start, stop in pairwise(borders)]
+    blocks = blocks[len(blocks) // 2 :] + blocks[: len(blocks) // 2]
+    values = torch.randn(layout.length)
+    select = TopK(0.1, scope=scope, bucket_entries=10).selector(at(0, layout), State())
+    expected = [position for block in blocks for position in select(Accumulator(values), [block]).tolist()]
+    assert select(Accumulator(values), blocks).tolist() == expected
 
 
 @given(shapes=st.lists(st.integers(0, 30), min_size=1, max_size=6), density=st.floats(0.01, 1))
@@ -84,6 +107,7 @@ def test_of_the_whole_vector_each_layer_gets_its_budget(shapes: list[int], densi
     layout = Layout.of([(size,) for size in shapes])
     compressor = TopK(density, scope="layer")
     parts = compressor.parts(at(0, layout))
-    chosen = compressor.selector(at(0, layout), State())(torch.randn(layout.length), compressor.count(at(0, layout)), 0)
+    whole = compressor.whole(at(0, layout))
+    chosen = selected(compressor, torch.randn(layout.length), whole.k, at(0, layout))
     for part in parts:
-        assert int(((chosen >= part.start) & (chosen < part.stop)).sum()) == part.k
+        assert sum(part.start <= position < part.stop for position in chosen) == part.k

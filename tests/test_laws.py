@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,11 +13,14 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from spardl.communicators import Backend, Dense
+from spardl.communicators import AllGather, Backend, Dense, OkTopk, TopkDSA
+from spardl.communicators.spardl import srs_rounds
 from spardl.compressors import Mass, NoCompression, TopK
 from spardl.layout import Layout
 from spardl.method import Method
-from spardl.residuals import GlobalResidual, NoResidual
+from spardl.packing import Slot, message_bytes
+from spardl.residuals import GlobalResidual, NoResidual, PartialResidual
+from spardl.wire import EXACT, Wire
 from tests.harness import (
     Bench,
     all_methods,
@@ -26,6 +31,7 @@ from tests.harness import (
     same_bits,
     spardl,
     spardl_communicators,
+    sparse_methods,
     to_dense,
     topka,
 )
@@ -61,6 +67,74 @@ def test_replicas_are_bit_identical_and_mass_is_conserved(workers: int, dtype: t
             assert all(same_bits(average, averages[0]) for average in averages), method
             after = bench.residuals() + workers * to_dense(averages[0])
             torch.testing.assert_close(after, before, rtol=tolerance, atol=tolerance * workers, msg=str(method))
+
+
+@pytest.mark.parametrize(
+    ("workers", "wire"), [*((workers, "bfloat16") for workers in (1, 2, 3, 4, 7, 8)), (3, "float16"), (4, "float16")]
+)
+def test_rounding_on_the_way_loses_no_mass(workers: int, wire: str) -> None:
+    """Laws 1 and 2 where values travel in 16 bits; each sum in 32 has an error of its own, far below that of 16."""
+    length = 61 + 5 * workers
+    for method in sparse_methods(workers, 0.1):
+        bench = Bench.build(replace(method, wire=Wire(wire)), workers, length, torch.float32)
+        for step in range(1, 4):
+            gradients = random_gradients(workers, length, torch.float32, seed=step)
+            gradients[-1] = 300 * gradients[-1]
+            before = bench.residuals() + torch.stack(gradients).sum(0)
+            averages = bench.step(gradients)
+            assert all(same_bits(average, averages[0]) for average in averages), method
+            after = bench.residuals() + workers * to_dense(averages[0])
+            torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5 * 300 * workers, msg=str(method))
+            if step == 1:
+                exact = Bench.build(method, workers, length, torch.float32).step(gradients)[0]
+                assert not torch.equal(to_dense(averages[0]), to_dense(exact)), method
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 7, 8])
+def test_partial_residuals_lose_no_mass_where_nothing_is_dropped(workers: int) -> None:
+    """Laws 1 and 2 with the rule of Ok-Topk, at both widths of the wire."""
+    length = 61 + 5 * workers
+    for wire, communicator in itertools.product((EXACT, Wire("bfloat16")), (OkTopk(), AllGather(), TopkDSA())):
+        method = Method(TopK(0.1), communicator, PartialResidual(), wire=wire)
+        bench = Bench.build(method, workers, length, torch.float32)
+        for step in range(4):
+            gradients = random_gradients(workers, length, torch.float32, seed=step)
+            before = bench.residuals() + torch.stack(gradients).sum(0)
+            averages = bench.step(gradients)
+            assert all(same_bits(average, averages[0]) for average in averages), method
+            after = bench.residuals() + workers * to_dense(averages[0])
+            torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5 * workers, msg=str(method))
+
+
+@pytest.mark.parametrize(
+    ("workers", "dtype", "wire"),
+    [
+        *((workers, torch.float32, EXACT) for workers in (1, 2, 3, 4, 7, 8)),
+        *((workers, torch.float32, Wire("bfloat16")) for workers in (1, 4, 7)),
+        (4, torch.float64, Wire("float16")),
+        (3, torch.bfloat16, EXACT),
+    ],
+    ids=str,
+)
+def test_compiled_and_portable_synchronizations_are_bit_identical(
+    workers: int, dtype: torch.dtype, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Averages and residuals, over steps in which shortlists come to work."""
+    pytest.importorskip("numba")
+    length = 400 + workers
+    for method in sparse_methods(workers, 0.05):
+        benches = {}
+        for name in ("compiled", "portable"):
+            benches[name] = Bench.build(replace(method, wire=wire), workers, length, dtype)
+        for step in range(3):
+            found = {}
+            for name, bench in benches.items():
+                monkeypatch.setenv("SPARDL_KERNELS", name)
+                found[name] = bench.step(random_gradients(workers, length, dtype, seed=step))
+            pairs = zip(*found.values(), strict=True)
+            assert all(same_bits(one, other) for one, other in pairs), method
+        for one, other in zip(*(bench.states for bench in benches.values()), strict=True):
+            assert same_bits(one.memory, other.memory), method
 
 
 @given(
@@ -128,7 +202,21 @@ def test_cost_of_spardl_without_teams(workers: int) -> None:
         assert ledger.rounds == steps * 2 * math.ceil(math.log2(workers))
         assert ledger.messages == ledger.rounds
         assert ledger.words == steps * 4 * k * (workers - 1) // workers
-        assert ledger.bytes_sent == ledger.words // 2 * (4 + 8)
+        reduced = [message_bytes(Slot(3 * bag, 60 * bag), torch.float64) for _, bag in srs_rounds(workers)]
+        gathered = (workers - 1) * message_bytes(Slot(3, 60), torch.float64)
+        assert ledger.bytes_sent == steps * (sum(reduced) + gathered)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 8])
+def test_bytes_at_density_one_percent(workers: int) -> None:
+    """9.4 bits for an index beside the 32 of its value, 16 on a shorter wire; counts are few."""
+    length = 20_000
+    for wire, value in ((EXACT, 4), (Wire("bfloat16"), 2)):
+        for method in {type(one.communicator): one for one in reversed(sparse_methods(workers, 0.01))}.values():
+            bench = Bench.build(replace(method, wire=wire), workers, length, torch.float32)
+            bench.step(random_gradients(workers, length, torch.float32, seed=1))
+            for ledger in bench.cluster.ledgers:
+                assert value * ledger.words / 2 < ledger.bytes_sent < (value + 1.5) * ledger.words / 2, method
 
 
 @pytest.mark.parametrize("workers", WORKERS)

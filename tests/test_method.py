@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from spardl import registry
-from spardl.communicators import AllGather, Dense
-from spardl.compressors import NoCompression, TopK
+from spardl.communicators import AllGather, AllGatherCodes, Dense
+from spardl.compressors import QSGD, NoCompression, TopK
 from spardl.errors import ConfigError
+from spardl.layout import Layout
 from spardl.method import Method, why_not
-from spardl.residuals import GlobalResidual, LocalResidual, NoResidual
-from tests.harness import Bench, spardl
+from spardl.momentum import LocalMomentum, Momentum, OptimizerMomentum
+from spardl.residuals import GlobalResidual, LocalResidual, NoResidual, Residual
+from spardl.wire import Wire
+from tests.harness import Bench, same_bits, spardl
 
 ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = list(
@@ -61,6 +65,45 @@ def test_messages_name_the_legal_choices() -> None:
         Method(NoCompression(), AllGather(), NoResidual())
     with pytest.raises(ConfigError, match="use residual=none"):
         Method(NoCompression(), Dense(), GlobalResidual())
+
+
+@pytest.mark.parametrize("bad", [None, torch.nan])
+@pytest.mark.parametrize("momentum", [OptimizerMomentum(), LocalMomentum(0.5)])
+@pytest.mark.parametrize("residual", [GlobalResidual(), LocalResidual(), NoResidual()])
+def test_a_gradient_is_cleared_if_wanted_and_else_left_as_it_is(
+    residual: Residual, momentum: Momentum, bad: float | None
+) -> None:
+    """Also one that is refused; what is carried over is the same."""
+    method = Method(TopK(0.1), AllGather(), residual, momentum)
+    states = [method.init_state(Layout.flat(40), torch.float32) for _ in range(2)]
+    for step in range(3):
+        gradient = torch.randn(40)
+        if bad is not None and step == 1:
+            gradient[3] = bad
+        kept, cleared = gradient.clone(), gradient.clone()
+        method.accumulate(kept, states[0])
+        method.accumulate(cleared, states[1], clear=True)
+        assert same_bits(kept, gradient)
+        assert same_bits(cleared, torch.zeros(40))
+        assert same_bits(states[0].memory, states[1].memory)
+        assert same_bits(states[0].velocity, states[1].velocity)
+    assert states[0].refused == states[1].refused == (bad is not None)
+
+
+@pytest.mark.parametrize(
+    "method", [Method(NoCompression(), Dense(), NoResidual()), Method(QSGD(), AllGatherCodes(), NoResidual())]
+)
+def test_a_wire_is_for_single_entries(method: Method) -> None:
+    output, name = method.compressor.output.value, method.compressor.name
+    for wire in ("bfloat16", "float16", "float32"):
+        with pytest.raises(ConfigError) as caught:
+            replace(method, wire=Wire(wire))
+        assert str(caught.value) == (
+            f"wire.values={wire} is for messages of single entries, and compressor={name} makes {output}; "
+            "use wire.values=exact"
+        )
+    assert replace(method, wire=Wire("exact")) == method
+    assert Method(TopK(0.1), AllGather(), LocalResidual(), wire=Wire("bfloat16")).wire == Wire("bfloat16")
 
 
 def test_average_divides_the_sum() -> None:

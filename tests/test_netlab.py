@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import math
@@ -10,20 +9,30 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from functools import lru_cache
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scripts.netlab_inside import Lab, tool
+from tests.labs import (
+    BAD_INPUT,
+    LAB,
+    ROOT,
+    TERMINATED,
+    TIMED_OUT,
+    Started,
+    in_a_lab,
+    lab,
+    missing,
+    processes_in,
+    processes_with,
+    run,
+    until,
+)
 
-ROOT = Path(__file__).resolve().parent.parent
-LAB = [sys.executable, str(ROOT / "scripts" / "netlab.py")]
 BURST = 131072
-BAD_INPUT, TIMED_OUT, TERMINATED = 2, 124, 143
 
 # Prints one line of JSON per worker: its rank, and for each transfer seconds and the bytes that its interface sent and
 # received. Only rank 0's link is full in the last two: in one direction each.
@@ -67,109 +76,11 @@ PAYLOAD = 4 * (2 << 20)
 RING = PAYLOAD * 2 * 3 / 4
 
 
-def lab(*words: str, timeout: float = 100) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*LAB, *words], cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
-
-
-def run(*words: str, workers: int = 2, gbit: str = "inf") -> subprocess.CompletedProcess[str]:
-    return lab("run", "--workers", str(workers), "--gbit", gbit, "--timeout", "80", *words)
-
-
-@lru_cache
-def missing(*options: str) -> str | None:
-    """Why there can be no lab here, found without the lab: its own faults must not skip its tests."""
-    programs = [name for name in ("unshare", "ip", "tc") if not tool(name)]
-    if programs:
-        return f"needs the programs {', '.join(programs)}"
-    user = ["--user", "--map-root-user"] if options or os.geteuid() else []
-    words = ["unshare", *user, "--net", "--mount", "--pid", "--fork", "--mount-proc", "true"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-    return f"no namespaces here: {done.stderr.strip()}" if done.returncode else None
-
-
 @pytest.fixture
-def _network() -> None:
-    if reason := missing():
-        pytest.skip(reason)
-
-
-def in_a_lab(test: Callable[..., Any]) -> Callable[..., Any]:
-    return pytest.mark.netlab(pytest.mark.usefixtures("_network")(test))
-
-
-def processes_with(mark: str) -> list[int]:
-    """Whose command line contains a text; zombies have none."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (folder / "cmdline").read_text(errors="replace"):
-                found.append(int(folder.name))
-        except OSError:
-            pass
-    return found
-
-
-def processes_in(namespace: str) -> list[str]:
-    """The processes in a network namespace, as /proc names it."""
-    found = []
-    for link in Path("/proc").glob("[0-9]*/ns/net"):
-        try:
-            if str(link.readlink()) == namespace:
-                found.append(link.parts[2])
-        except OSError:
-            pass
-    return found
-
-
-def until(holds: Callable[[], object], seconds: float = 30) -> None:
-    limit = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < limit
-        time.sleep(0.01)
-
-
-class Beside:
-    """A lab whose workers tell their namespaces and then stay; its processes carry a mark of its own."""
-
-    def __init__(self, folder: Path, script: str = "sleep 77") -> None:
-        self.mark = str(folder)
-        told = f"readlink /proc/self/ns/net > {folder}/w$RANK.tmp; mv {folder}/w$RANK.tmp {folder}/w$RANK; {script}"
-        options = ["run", "--workers", "2", "--gbit", "1", "--timeout", "80", "--", "sh", "-c", told]
-        self.process = subprocess.Popen([*LAB, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        files = [folder / "w0", folder / "w1"]
-        until(lambda: all(file.exists() for file in files))
-        self.namespaces = [file.read_text().strip() for file in files]
-
-    def first(self) -> int:
-        """The lab's first process, as seen from here: the script inside, but not unshare in front of it."""
-        (found,) = [
-            process
-            for process in processes_with(self.mark)
-            if Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")[1].endswith(b"netlab_inside.py")
-        ]
-        return found
-
-    def gone(self) -> bool:
-        return not processes_with(self.mark) and not any(processes_in(name) for name in self.namespaces)
-
-
-@pytest.fixture
-def beside(tmp_path: Path) -> Iterator[Callable[..., Beside]]:
-    started: list[Beside] = []
-
-    def begin(**options: str) -> Beside:
-        folder = tmp_path / str(len(started))
-        folder.mkdir()
-        started.append(Beside(folder, **options))
-        return started[-1]
-
-    yield begin
-    for one in started:
-        one.process.kill()
-        one.process.wait(timeout=10)
-        for process in processes_with(one.mark):
-            with contextlib.suppress(ProcessLookupError):  # with the one before it
-                os.kill(process, signal.SIGKILL)
+def beside(tmp_path: Path) -> Iterator[Started]:
+    started = Started(tmp_path)
+    yield started
+    started.end()
 
 
 @in_a_lab
@@ -261,7 +172,7 @@ def test_the_timeout_ends_all() -> None:
 @in_a_lab
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, TERMINATED)])
 def test_an_interrupted_lab_ends_its_workers_with_sigterm(
-    beside: Callable[..., Beside], number: signal.Signals, code: int, tmp_path: Path
+    beside: Started, number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
     script = f"trap 'touch {tmp_path}/ended$RANK; exit 0' TERM; sleep 77 & wait"
     one = beside(script=script)
@@ -273,7 +184,7 @@ def test_an_interrupted_lab_ends_its_workers_with_sigterm(
 
 
 @in_a_lab
-def test_a_killed_launcher_takes_its_lab_along(beside: Callable[..., Beside]) -> None:
+def test_a_killed_launcher_takes_its_lab_along(beside: Started) -> None:
     one = beside()
     one.process.kill()
     until(one.gone)
@@ -281,7 +192,7 @@ def test_a_killed_launcher_takes_its_lab_along(beside: Callable[..., Beside]) ->
 
 @in_a_lab
 @pytest.mark.parametrize("stopped", [False, True], ids=["deaf workers", "stopped"])
-def test_clean_ends_labs_without_a_launcher_and_no_others(beside: Callable[..., Beside], stopped: bool) -> None:
+def test_clean_ends_labs_without_a_launcher_and_no_others(beside: Started, stopped: bool) -> None:
     lost, other = beside(script="trap '' TERM; sleep 77; sleep 77"), beside()
     if stopped:
         os.kill(lost.first(), signal.SIGSTOP)
@@ -296,7 +207,7 @@ def test_clean_ends_labs_without_a_launcher_and_no_others(beside: Callable[..., 
 
 
 @in_a_lab
-def test_two_labs_do_not_see_each_other(beside: Callable[..., Beside]) -> None:
+def test_two_labs_do_not_see_each_other(beside: Started) -> None:
     one, two = beside(), beside()
     assert len({*one.namespaces, *two.namespaces}) == 4
 
@@ -368,7 +279,8 @@ def test_a_machine_without_the_programs_is_told_what_to_install(
 ) -> None:
     monkeypatch.setattr(netlab, "tool", lambda name: None if name == "tc" else name)
     assert netlab.main(["run", "--workers", "2", "--gbit", "1", "--", sys.executable]) == BAD_INPUT
-    assert capsys.readouterr().err == "error: missing programs: tc; install the packages iproute2 and util-linux\n"
+    error = "error: missing programs: tc; install iproute2, as in apt-get install iproute2\n"
+    assert capsys.readouterr().err == error
 
 
 def test_programs_of_administrators_are_found_without_their_path(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -11,20 +13,21 @@ from spardl.compressors import TopK
 from spardl.layout import Part
 from spardl.method import Method
 from spardl.residuals import GlobalResidual, LocalResidual, NoResidual, PartialResidual, RescaledResidual, Residual
+from spardl.shortlist import Shortlist
 from spardl.sparse import SparseVector
 from tests.harness import Bench
 
 
-def select_first(values: torch.Tensor, k: int, start: int) -> torch.Tensor:
-    return torch.arange(k)
+def select_first(accumulated: Accumulator, parts: Sequence[Part]) -> torch.Tensor:
+    return torch.cat([torch.arange(part.start, part.start + part.k) for part in parts])
 
 
 def accumulated() -> Accumulator:
     """Original 1..6; 0 and 1 were taken, 10 and 20 arrived at 1 and 4, and 4 was taken after that."""
     vector = Accumulator(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))
-    vector.take(0, 3, 2, select_first)
+    vector.take([Part(0, 3, 2)], select_first)
     vector.add(0, SparseVector(torch.tensor([1, 4]), torch.tensor([10.0, 20.0]), 6))
-    vector.take(4, 6, 1, select_first)
+    vector.take([Part(4, 6, 1)], select_first)
     return vector
 
 
@@ -46,7 +49,7 @@ def test_by_hand(rule: Residual, expected: list[float]) -> None:
 
 def test_take_and_add_report_what_they_did() -> None:
     vector = Accumulator(torch.tensor([1.0, 2.0, 3.0, 4.0]))
-    block = vector.take(2, 4, 1, select_first)
+    block = vector.take([Part(2, 4, 1)], select_first)
     assert (block.indices.tolist(), block.values.tolist(), block.length) == ([0], [3.0], 2)
     assert vector.values.tolist() == [1.0, 2.0, 0.0, 4.0]
     assert vector.taken().tolist() == [2]
@@ -62,13 +65,13 @@ def test_a_position_touched_twice_gets_its_first_value_back() -> None:
 
 def test_accumulate() -> None:
     memory, gradient = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
-    GlobalResidual().accumulate(memory, gradient)
+    GlobalResidual().accumulate(memory, gradient, Shortlist())
     assert memory.tolist() == [4.0, 6.0]
-    GlobalResidual().accumulate(memory, None)
+    GlobalResidual().accumulate(memory, None, Shortlist())
     assert memory.tolist() == [4.0, 6.0]
-    NoResidual().accumulate(memory, gradient)
+    NoResidual().accumulate(memory, gradient, Shortlist())
     assert memory.tolist() == [3.0, 4.0]
-    NoResidual().accumulate(memory, None)
+    NoResidual().accumulate(memory, None, Shortlist())
     assert memory.tolist() == [0.0, 0.0]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar, cast
 
@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from spardl.clusters.ledger import Ledger, Stopwatch
+from spardl.clusters.network import Network
+from spardl.clusters.throttle import lasting, traffic
 from spardl.errors import PeerError
 from spardl.programs import (
     AllGather,
@@ -36,11 +38,13 @@ class Channel:
     Args:
         group: whose members are the workers; its timeout bounds every wait. No other thread may use it.
         device: where messages live.
+        throttle: a network; what takes less time than it would there is slowed down.
     """
 
-    def __init__(self, group: Any, device: torch.device) -> None:
+    def __init__(self, group: Any, device: torch.device, throttle: Network | None = None) -> None:
         self._group = group
         self._device = device
+        self._throttle = throttle
         self._rank = dist.get_rank(group)
         self._size = dist.get_world_size(group)
 
@@ -52,12 +56,15 @@ class Channel:
         """
         if isinstance(request, Exchange):
             ledger.count_exchange(request)
-            return self._exchange(request)
+            with self._slowed(1, traffic(request)):
+                return self._exchange(request)
         run = _COLLECTIVES[type(request)]
         halves = 2 if isinstance(request, AllReduce) else 1
-        rounds = halves * (self._size - 1)
-        ledger.count_collective(rounds, rounds * request.tensor.numel() // self._size, request.tensor.itemsize)
-        with self._contact(f"the backend's {type(request).__name__} over all workers"):
+        rounds, itemsize = halves * (self._size - 1), request.tensor.itemsize
+        elements = rounds * request.tensor.numel() // self._size
+        ledger.count_collective(rounds, elements, itemsize)
+        contact = self._contact(f"the backend's {type(request).__name__} over all workers")
+        with self._slowed(rounds, elements * itemsize), contact:
             return [run(request.tensor, self._group, self._rank)]
 
     def _exchange(self, exchange: Exchange) -> list[Tensor]:
@@ -81,7 +88,17 @@ class Channel:
         return buffers
 
     def _buffer(self, receive: Receive) -> Tensor:
+        if receive.into is not None:
+            return receive.into
         return torch.empty(receive.size, dtype=receive.dtype, device=self._device)
+
+    def _slowed(self, rounds: int, nbytes: int) -> AbstractContextManager[None]:
+        if self._throttle is None:
+            return nullcontext()
+        if self._device.type == "cuda":
+            # What the GPU has to do before it can send must not count as sending.
+            torch.cuda.current_stream(self._device).synchronize()
+        return lasting(self._throttle, rounds, nbytes)
 
     @contextmanager
     def _contact(self, what: str) -> Iterator[None]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from spardl.programs import Exchange, Phase, Send
+from spardl.programs import Exchange, Phase
 
 __all__ = ["Ledger", "PhaseStack", "Stopwatch"]
 
@@ -35,30 +36,40 @@ class Ledger:
     bytes_received: int = 0
     seconds: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
     beside: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
+    # Several threads enter what they did.
+    _lock: AbstractContextManager[Any] = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
 
     def spend(self, phase: Phase, seconds: float, *, beside: bool = False) -> None:
         """Enters seconds, of the computation or of what runs beside it."""
-        (self.beside if beside else self.seconds)[phase] += seconds
+        with self._lock:
+            (self.beside if beside else self.seconds)[phase] += seconds
 
     def count_exchange(self, exchange: Exchange) -> None:
         """Enters one round."""
-        self.rounds += 1
-        for send in exchange.sends:
-            self._count_send(send)
-        self.bytes_received += sum(receive.size * receive.dtype.itemsize for receive in exchange.receives)
-
-    def _count_send(self, send: Send) -> None:
-        self.messages += send.payload.numel() > 0
-        self.words += send.words
-        self.bytes_sent += send.payload.nbytes
+        sends = exchange.sends
+        received = sum(receive.size * receive.dtype.itemsize for receive in exchange.receives)
+        messages = sum(send.payload.numel() > 0 for send in sends)
+        self._count(
+            1, messages, sum(send.words for send in sends), sum(send.payload.nbytes for send in sends), received
+        )
 
     def count_collective(self, rounds: int, elements: int, itemsize: int) -> None:
         """Enters a backend's own collective, of which only the ideal cost is known."""
-        self.rounds += rounds
-        self.messages += rounds
-        self.words += elements
-        self.bytes_sent += elements * itemsize
-        self.bytes_received += elements * itemsize
+        self._count(rounds, rounds, elements, elements * itemsize, elements * itemsize)
+
+    def _count(self, rounds: int, messages: int, words: int, sent: int, received: int) -> None:
+        with self._lock:
+            self.rounds += rounds
+            self.messages += messages
+            self.words += words
+            self.bytes_sent += sent
+            self.bytes_received += received
 
     def state_dict(self) -> dict[str, Any]:
         """All counts as plain numbers."""

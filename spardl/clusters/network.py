@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -29,9 +30,9 @@ class Network:
 
     def __post_init__(self) -> None:
         numbers = is_a(float, self.alpha) and is_a(float, self.gbit)
-        if not numbers or self.alpha < 0 or self.gbit <= 0:
+        if not numbers or not 0 <= self.alpha < math.inf or not self.gbit > 0:
             raise ConfigError(
-                f"cluster.network needs alpha >= 0 (seconds) and gbit > 0, got alpha={self.alpha}, gbit={self.gbit}"
+                f"a network needs alpha >= 0 (seconds) and gbit > 0, got alpha={self.alpha}, gbit={self.gbit}"
             )
 
     @property
@@ -52,19 +53,25 @@ PRESETS: Mapping[str, Network] = MappingProxyType(
 )
 
 
-def parse_network(value: str | Mapping[str, float]) -> Network:
+def parse_network(value: str | Mapping[str, float], key: str = "cluster.network") -> Network:
     """Reads a preset's name, or ``{alpha: seconds, gbit: Gbit/s}``.
 
+    Args:
+        value: what was configured.
+        key: where, for messages.
+
     Raises:
-        ConfigError: if the name or the keys are unknown.
+        ConfigError: if the name or the keys are unknown, or a value is out of range.
     """
     if isinstance(value, str):
         if value not in PRESETS:
             raise ConfigError(
-                f"cluster.network={value} is unknown; use {', '.join(PRESETS)}, or "
-                "'{alpha: SECONDS, gbit: GBIT_PER_SECOND}'"
+                f"{key}={value} is unknown; use {', '.join(PRESETS)}, or '{{alpha: SECONDS, gbit: GBIT_PER_SECOND}}'"
             )
         return PRESETS[value]
     if not isinstance(value, Mapping) or set(value) != {"alpha", "gbit"}:
-        raise ConfigError(f"cluster.network needs a preset's name, or the keys alpha and gbit, got {value!r}")
-    return Network(alpha=value["alpha"], gbit=value["gbit"])
+        raise ConfigError(f"{key} needs a preset's name, or the keys alpha and gbit, got {value!r}")
+    try:
+        return Network(alpha=value["alpha"], gbit=value["gbit"])
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from error

@@ -13,13 +13,16 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from spardl.checks import is_a
 from spardl.clusters.background import Background
 from spardl.clusters.base import Cluster, Flight
 from spardl.clusters.channel import Channel, Journey
 from spardl.clusters.ledger import Ledger, PhaseStack
+from spardl.clusters.network import Network
+from spardl.errors import ConfigError
 from spardl.programs import Boundary, Phase, Program
 
-__all__ = ["ProcessGroupCluster"]
+__all__ = ["ProcessGroupCluster", "check_streams"]
 
 T = TypeVar("T")
 
@@ -32,6 +35,13 @@ class ProcessGroupCluster(Cluster):
             timeout bounds every wait.
         device: where messages live; NCCL needs the worker's GPU.
         timeout: seconds that bound every wait of what runs beside the computation.
+        throttle: a network that the real one is slowed down to: no round, in either thread, is over before it would be
+            over there. A lower bound in time, for each worker and each thread alone: queues are not emulated.
+        streams: threads beside the computation, each with a group of its own. Synchronizations take turns with them, so
+            one can select or merge while another's messages are under way.
+
+    Raises:
+        ConfigError: if there is not at least one stream, or there are several where that cannot work.
     """
 
     def __init__(
@@ -39,11 +49,16 @@ class ProcessGroupCluster(Cluster):
         group: Any = None,
         device: torch.device | str = "cpu",
         timeout: float = 60.0,
+        throttle: Network | None = None,
+        streams: int = 1,
     ) -> None:
+        check_streams(streams, torch.device(device), throttle)
         self._group = dist.group.WORLD if group is None else group
         self._timeout = timedelta(seconds=timeout)
-        self._channel = Channel(self._group, torch.device(device))
-        self._beside: _Beside | None = None
+        self._throttle = throttle
+        self._channel = Channel(self._group, torch.device(device), throttle)
+        self._beside: list[_Beside] = []
+        self._streams, self._turn = streams, -1
         self.device = torch.device(device)
         self._started = time.perf_counter()
         self.size = dist.get_world_size(self._group)
@@ -66,15 +81,19 @@ class ProcessGroupCluster(Cluster):
         return [self.now(0) - began]
 
     def flight(self, programs: Sequence[Program[T]], *, pauses: bool = False) -> Flight[T]:
-        """Prepares this worker's program for the other thread; the first time, all workers must call this at once."""
-        self._beside = self._beside or self._open()
-        journey = Journey(programs[0], self._beside.channel, self.ledgers[0], beside=True)
-        return _ProcessFlight(journey, self._beside.thread, self._stack, pauses)
+        """Prepares this worker's program for another thread; the first times, all workers must call this at once."""
+        if len(self._beside) < self._streams:
+            self._beside.append(self._open())
+        # All workers prepare the same flights in the same order, so each flight has the same stream everywhere.
+        self._turn = (self._turn + 1) % self._streams
+        beside = self._beside[self._turn]
+        journey = Journey(programs[0], beside.channel, self.ledgers[0], beside=True)
+        return _ProcessFlight(journey, beside.thread, self._stack, pauses)
 
     def _open(self) -> _Beside:
         ranks = dist.get_process_group_ranks(self._group)
         group: Any = dist.new_group(ranks, timeout=self._timeout, use_local_synchronization=True)
-        return _Beside(group, Channel(group, self.device), Background(self.device))
+        return _Beside(group, Channel(group, self.device, self._throttle), Background(self.device))
 
     def timed(self, phase: Phase, local: Sequence[int]) -> AbstractContextManager[None]:
         """Enters wall seconds."""
@@ -101,17 +120,31 @@ class ProcessGroupCluster(Cluster):
         return time.perf_counter() - self._started
 
     def close(self) -> None:
-        """Ends the thread; destroys the groups, the given one only if it is the default group."""
-        if self._beside is not None:
-            self._beside.thread.close()
-            dist.destroy_process_group(self._beside.group)
+        """Ends the threads; destroys the groups, the given one only if it is the default group."""
+        for beside in self._beside:
+            beside.thread.close()
+            dist.destroy_process_group(beside.group)
         if self._group is dist.group.WORLD:
             dist.destroy_process_group()
 
 
+def check_streams(streams: int, device: torch.device, throttle: Network | None) -> None:
+    """Accepts a number of streams.
+
+    Raises:
+        ConfigError: if there is not at least one, or there are several where that cannot work.
+    """
+    if not is_a(int, streams) or streams < 1:
+        raise ConfigError(f"cluster.streams must be a whole number, at least 1, got {streams!r}")
+    if streams > 1 and device.type == "cuda":
+        raise ConfigError("cluster.streams: on GPUs, several groups of NCCL can wait for one another; use 1")
+    if streams > 1 and throttle is not None:
+        raise ConfigError("cluster.streams: a throttle slows each stream down as if it had the link alone; use 1")
+
+
 @dataclass(frozen=True)
 class _Beside:
-    """What runs beside the computation."""
+    """A stream beside the computation."""
 
     group: dist.ProcessGroup
     channel: Channel

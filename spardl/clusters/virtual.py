@@ -162,7 +162,9 @@ class VirtualRun:
                 f"rank {receive.source} sends {letter.payload.numel()} x {letter.payload.dtype} to rank {rank}, "
                 f"which expects {receive.size} x {receive.dtype}"
             )
-        return letter
+        if receive.into is None:
+            return letter
+        return letter._replace(payload=receive.into.copy_(letter.payload))
 
     def _collect(self) -> None:
         """A backend's collective: at the ideal cost of a ring, sums in the order of the ranks."""

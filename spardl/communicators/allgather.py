@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from spardl.accumulator import Accumulator
 from spardl.communicators.base import Communicator
-from spardl.communicators.transfer import all_gather_counted, all_gather_sparse
+from spardl.communicators.transfer import Courier
 from spardl.compressors.base import Output, SparseCompressor
 from spardl.context import Context
 from spardl.costs import Bounds, Cost, log2_ceil
@@ -50,11 +50,10 @@ class AllGather(Communicator[SparseCompressor]):
     ) -> Program[Sum]:
         """Select, gather, add up by rank."""
         yield Phase.SELECT
-        length = accumulated.values.numel()
-        own = accumulated.take(0, length, compressor.count(context), compressor.selector(context, compression))
-        team, capacity = whole_team(context.worker), compressor.capacity(context)
+        own = accumulated.take([compressor.whole(context)], compressor.selector(context, compression))
+        team, capacity, courier = whole_team(context.worker), compressor.capacity(context), Courier.of(accumulated)
         if capacity is None:
-            gathered = yield from all_gather_counted(team, own, [length] * team.size)
+            slots = yield from courier.slots_of(team, own, [own.length] * team.size)
         else:
-            gathered = yield from all_gather_sparse(team, own, [Slot(capacity, length)] * team.size)
-        return merge(gathered)
+            slots = [Slot(capacity, own.length)] * team.size
+        return merge((yield from courier.all_gather(team, own, slots)))

@@ -13,21 +13,22 @@ from itertools import accumulate
 import torch
 
 from spardl.communicators.split import equal_regions
-from spardl.communicators.transfer import receiving, sending
-from spardl.packing import Slot, unpack
-from spardl.programs import Exchange, Phase, Program, Send, Team
+from spardl.communicators.transfer import Courier
+from spardl.packing import Slot
+from spardl.programs import Exchange, Phase, Program, Team
 from spardl.sparse import SparseVector
 
 __all__ = ["balance", "joined"]
 
 
-def balance(team: Team, own: SparseVector, counts: Sequence[int]) -> Program[SparseVector]:
+def balance(team: Team, own: SparseVector, counts: Sequence[int], courier: Courier) -> Program[SparseVector]:
     """Deals the entries of all members out anew, in the same order, in nearly equal blocks.
 
     Args:
         team: who takes part.
         own: this member's entries; all its indices are above those of the members before it.
         counts: how many entries each member has, by position.
+        courier: of sparse vectors.
 
     Returns:
         This member's new block, of the same length as ``own``; the members' blocks differ by at most one entry.
@@ -41,12 +42,16 @@ def balance(team: Team, own: SparseVector, counts: Sequence[int]) -> Program[Spa
     others = [position for position in range(team.size) if position != me]
     sources = [position for position in others if slots[position].capacity]
     arrived = yield Exchange(
-        [_send(team.members[position], pieces[position]) for position in others if len(pieces[position])],
-        [receiving(team.members[position], [slots[position]], own.values.dtype) for position in sources],
+        [
+            courier.send(team.members[position], pieces[position], Slot(len(pieces[position]), own.length))
+            for position in others
+            if len(pieces[position])
+        ],
+        [courier.receive(team.members[position], slots[position]) for position in sources],
     )
     blocks = {me: pieces[me]}
     for position, message in zip(sources, arrived, strict=True):
-        (blocks[position],) = unpack(message, [slots[position]], own.values.dtype)
+        blocks[position] = courier.open(message, slots[position])
     yield Phase.MERGE
     return joined([blocks[position] for position in sorted(blocks)])
 
@@ -69,7 +74,3 @@ def _piece(own: SparseVector, low: int, high: int, first: int) -> SparseVector:
 
 def _slot(span: tuple[int, int], length: int) -> Slot:
     return Slot(span[1] - span[0], length)
-
-
-def _send(to: int, piece: SparseVector) -> Send:
-    return sending(to, [piece], [Slot(len(piece), piece.length)], piece.values.dtype)

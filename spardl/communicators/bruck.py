@@ -7,20 +7,17 @@ Systems, IEEE TPDS 1997.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
-import torch
 from torch import Tensor
 
 from spardl.programs import Exchange, Program, Receive, Send, Team
 
-__all__ = ["all_gather"]
+__all__ = ["all_gather", "all_gather_around"]
 
 
 def all_gather(team: Team, item: Tensor, sizes: Sequence[int], words: Sequence[int]) -> Program[list[Tensor]]:
     """Gives every member the items of all members.
-
-    In the round with distance g a member holds the items of itself and the g - 1 members after it, and
-    sends as many of them as are missing g places before it.
 
     Args:
         team: who takes part.
@@ -31,15 +28,27 @@ def all_gather(team: Team, item: Tensor, sizes: Sequence[int], words: Sequence[i
     Returns:
         The items, by position in the team.
     """
-    held = [item]
-    while len(held) < team.size:
-        gap = len(held)
-        count = min(gap, team.size - gap)
-        coming = [sizes[team.at(gap + j)] for j in range(count)]
-        sent_words = sum(words[team.at(j)] for j in range(count))
-        arrived = yield Exchange(
-            sends=[Send(team.rank(-gap), torch.cat(held[:count]), sent_words)],
-            receives=[Receive(team.rank(gap), sum(coming), item.dtype)],
-        )
-        held.extend(arrived[0].split(coming))
+    around = yield from all_gather_around(team, item, sizes, words)
+    held = around.split([sizes[team.at(j)] for j in range(team.size)])
     return [held[(position - team.position) % team.size] for position in range(team.size)]
+
+
+def all_gather_around(team: Team, item: Tensor, sizes: Sequence[int], words: Sequence[int]) -> Program[Tensor]:
+    """The same; all items end to end, this member's first, then those of the members after it, counted around.
+
+    In the round with distance g a member holds the items of itself and the g - 1 members after it, and sends as many
+    of them as are missing g places before it. What arrives is received where it belongs.
+    """
+    ends = list(accumulate((sizes[team.at(j)] for j in range(team.size)), initial=0))
+    around = item.new_empty(ends[-1])
+    around[: ends[1]] = item
+    gap = 1
+    while gap < team.size:
+        count = min(gap, team.size - gap)
+        outgoing, incoming = around[: ends[count]], around[ends[gap] : ends[gap + count]]
+        yield Exchange(
+            sends=[Send(team.rank(-gap), outgoing, sum(words[team.at(j)] for j in range(count)))],
+            receives=[Receive(team.rank(gap), incoming.numel(), item.dtype, incoming)],
+        )
+        gap += count
+    return around

@@ -71,8 +71,7 @@ def _all_gather(worker: Worker, chunks: list[Tensor]) -> Program[None]:
     team = whole_team(worker)
     for step in range(team.size - 1):
         outgoing, incoming = chunks[team.at(-step)], chunks[team.at(-step - 1)]
-        arrived = yield Exchange(
+        yield Exchange(
             sends=[Send(team.rank(1), outgoing, outgoing.numel())],
-            receives=[Receive(team.rank(-1), incoming.numel(), incoming.dtype)],
+            receives=[Receive(team.rank(-1), incoming.numel(), incoming.dtype, incoming)],
         )
-        incoming.copy_(arrived[0])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from spardl.accumulator import Accumulator
-from spardl.communicators.transfer import exchange_sparse
+from spardl.communicators.transfer import Courier
 from spardl.packing import Slot
 from spardl.programs import Program, Team
 from spardl.sparse import SparseVector, merge
@@ -41,7 +41,7 @@ class Target(NamedTuple):
         """
         kept, dropped = merge(blocks).top(self.slot.capacity)
         self.accumulated.add(self.start, dropped.divided(holders))
-        return kept
+        return self.accumulated.rounded(self.start, kept, holders)
 
 
 def recursive_doubling(team: Team, own: SparseVector, target: Target) -> Program[SparseVector]:
@@ -57,11 +57,10 @@ def recursive_doubling(team: Team, own: SparseVector, target: Target) -> Program
     Returns:
         The sum, bit-identical at all members.
     """
-    merged = own
+    merged, courier = own, Courier.of(target.accumulated)
     for level in range((team.size - 1).bit_length()):
         partner = team.members[team.position ^ (1 << level)]
-        slots = [target.slot]
-        arrived = yield from exchange_sparse(partner, [merged], slots, partner, slots, own.values.dtype)
+        arrived = yield from courier.exchange(partner, merged, target.slot, partner, target.slot)
         # Two summands are added up to the same bits in either order.
-        merged = target.add_up([merged, *arrived], holders=2 << level)
+        merged = target.add_up([merged, arrived], holders=2 << level)
     return merged

@@ -24,12 +24,12 @@ from typing import NamedTuple, TypeAlias
 from spardl.accumulator import Accumulator
 from spardl.communicators.base import Communicator
 from spardl.communicators.doubling import Target, recursive_doubling
-from spardl.communicators.transfer import receiving, sending
+from spardl.communicators.transfer import Courier
 from spardl.compressors.base import Output, SparseCompressor
 from spardl.context import Context
 from spardl.costs import Bounds, Cost, log2_ceil
 from spardl.errors import ConfigError
-from spardl.packing import Slot, unpack
+from spardl.packing import Slot
 from spardl.programs import Exchange, Phase, Program, Team, whole_team
 from spardl.sparse import SparseVector, Sum
 from spardl.state import State
@@ -56,14 +56,14 @@ def tree(team: Team, own: SparseVector, target: Target) -> Program[SparseVector]
     children = [team.rank(distance) for distance in distances if team.position + distance < team.size]
     merged = own
     for child in children:
-        arrived = yield from _receive(child, own, target.slot)
+        arrived = yield from _receive(child, target)
         merged = target.add_up([merged, arrived], holders=1)
     if team.position:
         parent = team.rank(-reach)
-        yield from _send(parent, merged, target.slot)
-        merged = yield from _receive(parent, own, target.slot)
+        yield from _send(parent, merged, target)
+        merged = yield from _receive(parent, target)
     for child in reversed(children):
-        yield from _send(child, merged, target.slot)
+        yield from _send(child, merged, target)
     return merged
 
 
@@ -76,29 +76,29 @@ def folded_doubling(team: Team, own: SparseVector, target: Target) -> Program[Sp
     core = 1 << (team.size.bit_length() - 1)
     if team.position >= core:
         partner = team.rank(-core)
-        yield from _send(partner, own, target.slot)
-        return (yield from _receive(partner, own, target.slot))
+        yield from _send(partner, own, target)
+        return (yield from _receive(partner, target))
     guests = [team.rank(core)] if team.position + core < team.size else []
     merged = own
     for guest in guests:
-        arrived = yield from _receive(guest, own, target.slot)
+        arrived = yield from _receive(guest, target)
         merged = target.add_up([merged, arrived], holders=1)
     merged = yield from recursive_doubling(Team(team.members[:core], team.position), merged, target)
     for guest in guests:
-        yield from _send(guest, merged, target.slot)
+        yield from _send(guest, merged, target)
     return merged
 
 
-def _send(to: int, block: SparseVector, slot: Slot) -> Program[None]:
+def _send(to: int, block: SparseVector, target: Target) -> Program[None]:
     yield Phase.PACK
-    yield Exchange([sending(to, [block], [slot], block.values.dtype)], [])
+    yield Exchange([Courier.of(target.accumulated).send(to, block, target.slot)], [])
 
 
-def _receive(source: int, like: SparseVector, slot: Slot) -> Program[SparseVector]:
+def _receive(source: int, target: Target) -> Program[SparseVector]:
     yield Phase.PACK
-    dtype = like.values.dtype
-    (message,) = yield Exchange([], [receiving(source, [slot], dtype)])
-    (block,) = unpack(message, [slot], dtype)
+    courier = Courier.of(target.accumulated)
+    (message,) = yield Exchange([], [courier.receive(source, target.slot)])
+    block = courier.open(message, target.slot)
     yield Phase.MERGE
     return block
 
@@ -173,7 +173,7 @@ class GTopk(Communicator[SparseCompressor]):
     ) -> Program[Sum]:
         """Select k entries of the whole vector, then add up."""
         yield Phase.SELECT
-        length, k = accumulated.values.numel(), compressor.count(context)
-        own = accumulated.take(0, length, k, compressor.selector(context, compression))
-        target = Target(accumulated, 0, Slot(k, length))
+        whole = compressor.whole(context)
+        own = accumulated.take([whole], compressor.selector(context, compression))
+        target = Target(accumulated, 0, Slot(whole.k, own.length))
         return (yield from VARIANTS[self.variant].add_up(whole_team(context.worker), own, target))

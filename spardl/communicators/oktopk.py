@@ -25,14 +25,14 @@ from spardl.checks import is_a
 from spardl.communicators.balance import balance, joined
 from spardl.communicators.base import Communicator
 from spardl.communicators.split import equal_regions, split_and_reduce, split_cost, swap_counts, swap_words
-from spardl.communicators.transfer import all_gather_counted, all_gather_counts, all_gather_sparse
+from spardl.communicators.transfer import Courier, all_gather_counts
 from spardl.compressors.base import Output, SparseCompressor
 from spardl.context import Context
 from spardl.costs import Bounds, Cost, log2_ceil
 from spardl.errors import ConfigError
 from spardl.packing import Slot
 from spardl.programs import Phase, Program, Team, whole_team
-from spardl.sparse import SparseVector, Sum, concatenate
+from spardl.sparse import SparseVector, Sum
 from spardl.state import State
 from spardl.thresholds import Reuse, check_number, smallest_magnitude
 
@@ -58,11 +58,13 @@ class Region(NamedTuple):
     Attributes:
         team: all workers.
         borders: of all regions.
+        courier: of sparse vectors.
         entries: of this worker's region, all workers' contributions added up; indices are local to it.
     """
 
     team: Team
     borders: Sequence[int]
+    courier: Courier
     entries: SparseVector
 
     @property
@@ -74,6 +76,11 @@ class Region(NamedTuple):
         """The region with some of its entries."""
         held = self.entries
         return self._replace(entries=SparseVector(held.indices[positions], held.values[positions], held.length))
+
+    def gathered(self) -> Program[SparseVector]:
+        """All regions' entries, whose numbers only their owners know."""
+        slots = yield from self.courier.slots_of(self.team, self.entries, self.lengths)
+        return (yield from self.courier.all_gather_joined(self.team, self.entries, slots))
 
     def in_vector(self) -> SparseVector:
         """The entries with indices of the whole vector."""
@@ -178,16 +185,17 @@ class OkTopk(Reuse, Communicator[SparseCompressor]):
     ) -> Program[Sum]:
         """Select, split, add up, select again, gather."""
         assert isinstance(state, OkTopkState)
-        team, length, k = whole_team(context.worker), accumulated.values.numel(), compressor.count(context)
+        team, (_, length, k) = whole_team(context.worker), compressor.whole(context)
         yield Phase.SELECT
-        own = accumulated.take(0, length, k, compressor.selector(context, compression))
+        own = accumulated.take([compressor.whole(context)], compressor.selector(context, compression))
         if context.step % self.repartition_period == 0 or state.borders.numel() != team.size + 1:
             state.borders = torch.tensor((yield from consensus_borders(team, own)), dtype=torch.int64)
-        borders = state.borders.tolist()
-        region = Region(team, borders, (yield from split_and_reduce(team, own, borders, self.bucket)))
+        borders, courier = state.borders.tolist(), Courier.of(accumulated)
+        total = yield from split_and_reduce(team, own, borders, self.bucket, courier)
+        region = Region(team, borders, courier, accumulated.rounded(borders[team.position], total))
         if k >= length:
             # All is wanted, zeros too, and there is no threshold to find.
-            return concatenate((yield from all_gather_counted(team, region.entries, region.lengths)))
+            return (yield from region.gathered())
         if context.step % self.threshold_period and state.threshold > 0:
             kept = yield from self._select(region, k, state)
             if kept is not None:
@@ -210,10 +218,10 @@ class OkTopk(Reuse, Communicator[SparseCompressor]):
         team, length = region.team, region.borders[-1]
         if not self._is_unequal(counts):
             slots = [Slot(*pair) for pair in zip(counts, region.lengths, strict=True)]
-            return concatenate((yield from all_gather_sparse(team, region.entries, slots)))
-        block = yield from balance(team, region.in_vector(), counts)
+            return (yield from region.courier.all_gather_joined(team, region.entries, slots))
+        block = yield from balance(team, region.in_vector(), counts, region.courier)
         slots = [Slot(stop - start, length) for start, stop in pairwise(equal_regions(sum(counts), team.size))]
-        return joined((yield from all_gather_sparse(team, block, slots)))
+        return joined((yield from region.courier.all_gather(team, block, slots)))
 
     def _is_unequal(self, counts: Sequence[int]) -> bool:
         factor, alone = self.balance_factor, len(counts) == 1
@@ -229,7 +237,7 @@ def _reevaluate(region: Region, k: int, state: OkTopkState) -> Program[SparseVec
     """The k largest of all sums, found exactly; the smallest of them is the new threshold."""
     yield Phase.SELECT
     nonzero = region.only(region.entries.values.nonzero().squeeze(1))
-    union = concatenate((yield from all_gather_counted(region.team, nonzero.entries, region.lengths)))
+    union = yield from nonzero.gathered()
     yield Phase.SELECT
     largest, _ = union.top(k)
     # With fewer than k sums to choose from, the smallest of them says nothing about the next step.

@@ -15,8 +15,10 @@ all-gather in a team   ceil(log2 m)                2 k_b (m-1)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import pairwise
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -24,14 +26,15 @@ from spardl.accumulator import Accumulator, Select
 from spardl.checks import is_a
 from spardl.communicators.base import Communicator
 from spardl.communicators.doubling import Target, recursive_doubling
-from spardl.communicators.transfer import all_gather_sparse, exchange_sparse
+from spardl.communicators.transfer import Courier
 from spardl.compressors.base import Output, SparseCompressor
 from spardl.context import Context
 from spardl.costs import Bounds, Cost, log2_ceil
 from spardl.errors import ConfigError
+from spardl.layout import Part
 from spardl.packing import Slot
 from spardl.programs import Boundary, Phase, Program, Team
-from spardl.sparse import SparseVector, Sum, concatenate, merge
+from spardl.sparse import SparseVector, Sum, merge
 from spardl.state import State
 
 __all__ = [
@@ -45,7 +48,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Blocks:
     """A vector of ``length`` cut into ``count`` ranges of nearly equal size, ``capacity`` entries kept of each.
 
@@ -56,14 +59,26 @@ class Blocks:
     count: int
     capacity: int
 
-    def bounds(self, block: int) -> tuple[int, int]:
-        """First position of a block, and the position after its last."""
-        return block * self.length // self.count, (block + 1) * self.length // self.count
+    @cached_property
+    def parts(self) -> list[Part]:
+        """The blocks as ranges, and how many entries are kept of each."""
+        borders = [block * self.length // self.count for block in range(self.count + 1)]
+        return [Part(start, stop, min(self.capacity, stop - start)) for start, stop in pairwise(borders)]
 
-    def slot(self, block: int) -> Slot:
-        """The room that a block takes in a message."""
-        start, stop = self.bounds(block)
-        return Slot(min(self.capacity, stop - start), stop - start)
+    @cached_property
+    def slots(self) -> list[Slot]:
+        """The room that each block takes in a message."""
+        return [Slot(part.k, part.stop - part.start) for part in self.parts]
+
+    def bag(self, first: int, size: int) -> list[Part]:
+        """Neighbouring blocks from one on, counted around."""
+        return [*self.parts[first : first + size], *self.parts[: max(0, first + size - self.count)]]
+
+
+@lru_cache(maxsize=1024)
+def _cut_into(length: int, count: int, capacity: int) -> Blocks:
+    """One object for all workers that a process plays, and for all steps."""
+    return Blocks(length, count, capacity)
 
 
 @dataclass
@@ -134,25 +149,23 @@ def spar_reduce_scatter(team: Team, accumulated: Accumulator, blocks: Blocks, se
         blocks: how it is cut.
         select: picks the entries to keep.
     """
-    for distance, bag in srs_rounds(team.size):
-        outgoing = [team.at(distance + j) for j in range(bag)]
-        incoming = [team.at(j) for j in range(bag)]
+    courier = Courier.of(accumulated)
+    for distance, size in srs_rounds(team.size):
+        outgoing, incoming = blocks.bag(team.at(distance), size), blocks.bag(team.position, size)
         yield Phase.SELECT
-        arrived = yield from exchange_sparse(
+        # The blocks of a bag travel end to end, as one vector.
+        arrived = yield from courier.exchange(
             to=team.rank(distance),
-            blocks=[_take(accumulated, blocks, block, select) for block in outgoing],
-            slots=[blocks.slot(block) for block in outgoing],
+            vector=accumulated.take(outgoing, select),
+            slot=_room(outgoing),
             source=team.rank(-distance),
-            coming=[blocks.slot(block) for block in incoming],
-            dtype=accumulated.values.dtype,
+            coming=_room(incoming),
         )
-        for block, entries in zip(incoming, arrived, strict=True):
-            accumulated.add(blocks.bounds(block)[0], entries)
+        accumulated.add(incoming[0].start, arrived)
 
 
-def _take(accumulated: Accumulator, blocks: Blocks, block: int, select: Select) -> SparseVector:
-    start, stop = blocks.bounds(block)
-    return accumulated.take(start, stop, blocks.slot(block).capacity, select)
+def _room(bag: Sequence[Part]) -> Slot:
+    return Slot(sum(part.k for part in bag), sum(part.stop - part.start for part in bag))
 
 
 class Reduced(NamedTuple):
@@ -172,7 +185,7 @@ class Reduced(NamedTuple):
 
     def take(self, k: int) -> SparseVector:
         """Cuts the k largest entries of the block out of the vector."""
-        return self.accumulated.take(self.start, self.start + self.slot.length, k, self.select)
+        return self.accumulated.take([Part(self.start, self.start + self.slot.length, k)], self.select)
 
 
 def _shard(block: SparseVector, own: Reduced, peers: Team) -> SparseVector:
@@ -193,12 +206,14 @@ def bruck_gather(peers: Team, own: Reduced, state: SparDLState) -> Program[Spars
     All workers add up in the order of the teams; otherwise their sums could differ in the last bit.
     """
     capacity = own.slot.capacity
+    if peers.size == 1:
+        return own.take(capacity)
     # Of a block that is kept whole there is nothing to choose, and density 1 must lose nothing.
     h = capacity if capacity == own.slot.length else state.start(capacity, peers.size)
-    gathered = yield from all_gather_sparse(peers, own.take(h), [Slot(h, own.slot.length)] * peers.size)
-    union = merge(gathered)
+    courier, slots = Courier.of(own.accumulated), [Slot(h, own.slot.length)] * peers.size
+    union = merge((yield from courier.all_gather(peers, own.take(h), slots)))
     state.adapt(len(union), capacity, peers.size)
-    return union.top(capacity)[0]
+    return own.accumulated.rounded(own.start, union.top(capacity)[0], peers.size)
 
 
 def _recursive_words(teams: int, k: int) -> Bounds:
@@ -277,7 +292,7 @@ class SparDL(Communicator[SparseCompressor]):
         """All but the all-gather in the team, and that."""
         size, teams = context.worker.size // self.teams, self.teams
         blocks = self._blocks(context, compressor, size)
-        capacities = [blocks.slot(block).capacity for block in range(size)]
+        capacities = [slot.capacity for slot in blocks.slots]
         least, most, words = min(capacities), max(capacities), GATHERS[self.gather].words
         inside = Cost(
             Bounds.exactly(log2_ceil(size)), Bounds(2 * (sum(capacities) - most), 2 * (sum(capacities) - least))
@@ -286,7 +301,7 @@ class SparDL(Communicator[SparseCompressor]):
         return Cost.total([inside, Cost(Bounds.exactly(log2_ceil(teams)), between)]), inside
 
     def _blocks(self, context: Context, compressor: SparseCompressor, size: int) -> Blocks:
-        return Blocks(context.layout.length, size, -(-compressor.count(context) // size))
+        return _cut_into(context.layout.length, size, -(-compressor.count(context) // size))
 
     def init_state(self) -> SparDLState:
         """The adaptation of h, at its beginning."""
@@ -312,8 +327,7 @@ class SparDL(Communicator[SparseCompressor]):
         select = compressor.selector(context, compression)
         yield from spar_reduce_scatter(team, accumulated, blocks, select)
         yield Phase.SELECT
-        own = Reduced(accumulated, blocks.bounds(team.position)[0], blocks.slot(team.position), select)
+        own = Reduced(accumulated, blocks.parts[team.position].start, blocks.slots[team.position], select)
         block = yield from GATHERS[self.gather].run(peers, own, state)
         yield Boundary(_shard(block, own, peers))
-        slots = [blocks.slot(position) for position in range(size)]
-        return concatenate((yield from all_gather_sparse(team, block, slots)))
+        return (yield from Courier.of(accumulated).all_gather_joined(team, block, blocks.slots))

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import torch
 
-from spardl.communicators.transfer import receiving, sending
+from spardl.communicators.transfer import Courier
 from spardl.costs import Bounds, Cost, log2_ceil
-from spardl.packing import Slot, unpack
+from spardl.packing import Slot
 from spardl.programs import Exchange, Phase, Program, Receive, Send, Team
 from spardl.sparse import SparseVector, merge
 
@@ -25,7 +25,9 @@ def equal_regions(length: int, count: int) -> list[int]:
     return [region * length // count for region in range(count + 1)]
 
 
-def split_and_reduce(team: Team, own: SparseVector, borders: Sequence[int], bucket: int) -> Program[SparseVector]:
+def split_and_reduce(
+    team: Team, own: SparseVector, borders: Sequence[int], bucket: int, courier: Courier
+) -> Program[SparseVector]:
     """Adds up each region of a sparse vector at its owner.
 
     In the same round every member sends to another one (destination rotation), ``bucket`` messages at a time.
@@ -35,6 +37,7 @@ def split_and_reduce(team: Team, own: SparseVector, borders: Sequence[int], buck
         own: this member's entries.
         borders: region i is ``[borders[i], borders[i + 1])`` and belongs to the member at position i.
         bucket: peers that are sent to in one round.
+        courier: of sparse vectors.
 
     Returns:
         The sum of all members' entries in this member's region, added up by position; indices are local to the region.
@@ -47,9 +50,9 @@ def split_and_reduce(team: Team, own: SparseVector, borders: Sequence[int], buck
     for first in range(1, team.size, bucket):
         offsets = range(first, min(first + bucket, team.size))
         slots = [Slot(counts[team.at(-offset)], length) for offset in offsets]
-        arrived = yield _bucket_exchange(team, regions, offsets, slots)
+        arrived = yield _bucket_exchange(team, regions, offsets, slots, courier)
         for offset, slot, message in zip(offsets, slots, arrived, strict=True):
-            (parts[team.at(-offset)],) = unpack(message, [slot], own.values.dtype)
+            parts[team.at(-offset)] = courier.open(message, slot)
     yield Phase.MERGE
     return merge(parts)
 
@@ -67,14 +70,13 @@ def swap_words(workers: int) -> int:
 
 
 def _bucket_exchange(
-    team: Team, regions: Sequence[SparseVector], offsets: Sequence[int], coming: Sequence[Slot]
+    team: Team, regions: Sequence[SparseVector], offsets: Sequence[int], coming: Sequence[Slot], courier: Courier
 ) -> Exchange:
-    dtype = regions[0].values.dtype
     sends = []
     for offset in offsets:
         region = regions[team.at(offset)]
-        sends.append(sending(team.rank(offset), [region], [Slot(len(region), region.length)], dtype))
-    receives = [receiving(team.rank(-offset), [slot], dtype) for offset, slot in zip(offsets, coming, strict=True)]
+        sends.append(courier.send(team.rank(offset), region, Slot(len(region), region.length)))
+    receives = [courier.receive(team.rank(-offset), slot) for offset, slot in zip(offsets, coming, strict=True)]
     return Exchange(sends, receives)
 
 

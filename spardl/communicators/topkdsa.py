@@ -32,14 +32,13 @@ from spardl.checks import is_a
 from spardl.communicators.base import Communicator
 from spardl.communicators.bruck import all_gather
 from spardl.communicators.split import equal_regions, split_and_reduce, split_cost
-from spardl.communicators.transfer import all_gather_counts, all_gather_sparse
+from spardl.communicators.transfer import Courier
 from spardl.compressors.base import Output, SparseCompressor
 from spardl.context import Context
 from spardl.costs import Bounds, Cost, log2_ceil
 from spardl.errors import ConfigError
-from spardl.packing import Slot
 from spardl.programs import Boundary, Phase, Program, Team, whole_team
-from spardl.sparse import SparseVector, Sum, concatenate
+from spardl.sparse import SparseVector, Sum
 from spardl.state import State
 
 __all__ = ["TopkDSA"]
@@ -107,28 +106,29 @@ class TopkDSA(Communicator[SparseCompressor]):
         """Select, add up each region at its owner, gather the sums."""
         yield Phase.SELECT
         length, team = accumulated.values.numel(), whole_team(context.worker)
-        own = accumulated.take(0, length, compressor.count(context), compressor.selector(context, compression))
+        own = accumulated.take([compressor.whole(context)], compressor.selector(context, compression))
+        courier = Courier.of(accumulated)
         borders = equal_regions(length, team.size)
-        region = yield from split_and_reduce(team, own, borders, self.bucket)
+        region = yield from split_and_reduce(team, own, borders, self.bucket, courier)
         start = borders[team.position]
+        region = accumulated.rounded(start, region)
         yield Boundary(SparseVector(region.indices + start, region.values, length))
         lengths = [stop - start for start, stop in pairwise(borders)]
-        counts = [count for (count,) in (yield from all_gather_counts(team, [len(region)], region.indices.device))]
-        if sum(counts) > self.dense_above * length:
-            return (yield from _gather_dense(team, region, lengths))
-        slots = [Slot(*pair) for pair in zip(counts, lengths, strict=True)]
-        return concatenate((yield from all_gather_sparse(team, region, slots)))
+        slots = yield from courier.slots_of(team, region, lengths)
+        if sum(slot.capacity for slot in slots) > self.dense_above * length:
+            return (yield from _gather_dense(team, region, lengths, courier))
+        return (yield from courier.all_gather_joined(team, region, slots))
 
 
-def _gather_dense(team: Team, region: SparseVector, lengths: Sequence[int]) -> Program[SparseVector]:
+def _gather_dense(team: Team, region: SparseVector, lengths: Sequence[int], courier: Courier) -> Program[SparseVector]:
     """Gathers the regions as dense tensors.
 
     An entry whose summands cancel out is not in the result then. No mass is lost: its workers either keep what they
     sent, which adds up to zero, or do not.
     """
     yield Phase.PACK
-    gathered = yield from all_gather(team, region.dense(), lengths, lengths)
+    gathered = yield from all_gather(team, region.dense().to(courier.sent), lengths, lengths)
     yield Phase.MERGE
-    values = torch.cat(gathered)
+    values = torch.cat(gathered).to(courier.own)
     indices = values.nonzero().squeeze(1)
     return SparseVector(indices, values[indices], values.numel())

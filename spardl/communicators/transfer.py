@@ -3,82 +3,116 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from spardl.communicators.bruck import all_gather
-from spardl.packing import Slot, message_bytes, message_words, pack, unpack
+from spardl.accumulator import Accumulator
+from spardl.communicators.bruck import all_gather, all_gather_around
+from spardl.packing import Slot, message_bytes, message_words, pack, unpack, unpack_all
 from spardl.programs import Exchange, Phase, Program, Receive, Send, Team
-from spardl.sparse import SparseVector
+from spardl.sparse import SparseVector, concatenate
 
-__all__ = [
-    "all_gather_counted",
-    "all_gather_counts",
-    "all_gather_sparse",
-    "exchange_sparse",
-    "receiving",
-    "sending",
-]
+__all__ = ["Courier", "all_gather_counts"]
 
 
-def exchange_sparse(
-    to: int,
-    blocks: Sequence[SparseVector],
-    slots: Sequence[Slot],
-    source: int,
-    coming: Sequence[Slot],
-    dtype: torch.dtype,
-) -> Program[list[SparseVector]]:
-    """Sends a bag of blocks in one message to one worker, and receives one from another.
+class Courier(NamedTuple):
+    """Carries sparse vectors.
 
-    Args:
-        to: rank of the receiver.
-        blocks: what is sent.
-        slots: the room of each block that is sent.
-        source: rank of the sender of what is received.
-        coming: the room of each block that is received.
-        dtype: type of the values on the wire.
-
-    Returns:
-        The received blocks, one per slot in ``coming``.
+    Attributes:
+        own: type of values in memory.
+        sent: type of values on the wire.
     """
-    yield Phase.PACK
-    arrived = yield Exchange([sending(to, blocks, slots, dtype)], [receiving(source, coming, dtype)])
-    received = unpack(arrived[0], coming, dtype)
-    yield Phase.MERGE
-    return received
 
+    own: torch.dtype
+    sent: torch.dtype
 
-def sending(to: int, blocks: Sequence[SparseVector], slots: Sequence[Slot], dtype: torch.dtype) -> Send:
-    """One message with a bag of blocks, packed."""
-    return Send(to, pack(blocks, slots, dtype), message_words(slots))
+    @classmethod
+    def of(cls, accumulated: Accumulator) -> Courier:
+        """For what is taken out of a worker's vector."""
+        own = accumulated.values.dtype
+        return cls(own, accumulated.wire.dtype(own))
 
+    def send(self, to: int, vector: SparseVector, slot: Slot) -> Send:
+        """One message, packed.
 
-def receiving(source: int, slots: Sequence[Slot], dtype: torch.dtype) -> Receive:
-    """What ``sending`` with the same slots looks like at the other end."""
-    return Receive(source, message_bytes(slots, dtype), torch.uint8)
+        Args:
+            to: rank of the receiver.
+            vector: fits the slot; its values are exact on the wire, see ``Wire.rounded``.
+            slot: the room; the receiver must know the same.
+        """
+        return Send(to, pack(vector, slot, self.sent), message_words(slot))
 
+    def receive(self, source: int, slot: Slot) -> Receive:
+        """What ``send`` with the same slot looks like at the other end."""
+        return Receive(source, message_bytes(slot, self.sent), torch.uint8)
 
-def all_gather_sparse(team: Team, block: SparseVector, slots: Sequence[Slot]) -> Program[list[SparseVector]]:
-    """Gives every member the sparse blocks of all members.
+    def open(self, message: Tensor, slot: Slot) -> SparseVector:
+        """What arrived."""
+        return unpack(message, slot, self.sent, self.own)
 
-    Args:
-        team: who takes part.
-        block: this member's; fits ``slots[team.position]``.
-        slots: the room of each member's block, by position.
+    def exchange(self, to: int, vector: SparseVector, slot: Slot, source: int, coming: Slot) -> Program[SparseVector]:
+        """Sends one vector to one worker, and receives another from one.
 
-    Returns:
-        The blocks, by position in the team.
-    """
-    yield Phase.PACK
-    dtype = block.values.dtype
-    message = pack([block], [slots[team.position]], dtype)
-    sizes = [message_bytes([slot], dtype) for slot in slots]
-    words = [message_words([slot]) for slot in slots]
-    gathered = yield from all_gather(team, message, sizes, words)
-    blocks = [unpack(part, [slot], dtype)[0] for part, slot in zip(gathered, slots, strict=True)]
-    yield Phase.MERGE
-    return blocks
+        Args:
+            to: rank of the receiver.
+            vector: what is sent.
+            slot: its room.
+            source: rank of the sender of what is received.
+            coming: the room of what is received.
+        """
+        yield Phase.PACK
+        (message,) = yield Exchange([self.send(to, vector, slot)], [self.receive(source, coming)])
+        received = self.open(message, coming)
+        yield Phase.MERGE
+        return received
+
+    def all_gather(self, team: Team, block: SparseVector, slots: Sequence[Slot]) -> Program[list[SparseVector]]:
+        """Gives every member the sparse blocks of all members.
+
+        Args:
+            team: who takes part.
+            block: this member's; fits ``slots[team.position]``.
+            slots: the room of each member's block, by position.
+
+        Returns:
+            The blocks, by position in the team.
+        """
+        yield Phase.PACK
+        gathered = yield from all_gather(team, *self._packed(block, slots, team.position))
+        blocks = [self.open(message, slot) for message, slot in zip(gathered, slots, strict=True)]
+        yield Phase.MERGE
+        return blocks
+
+    def all_gather_joined(self, team: Team, block: SparseVector, slots: Sequence[Slot]) -> Program[SparseVector]:
+        """The same; gives the blocks end to end, by position in the team."""
+        yield Phase.PACK
+        message, sizes, words = self._packed(block, slots, team.position)
+        around = yield from all_gather_around(team, message, sizes, words)
+        # From this member's block on, and then those of the members before it.
+        turn = sum(sizes[team.position :])
+        parts = ((around[turn:], slots[: team.position]), (around[:turn], slots[team.position :]))
+        opened = [unpack_all(messages, room, self.sent, self.own) for messages, room in parts if room]
+        joined = opened[0] if len(opened) == 1 else concatenate(opened)
+        yield Phase.MERGE
+        return joined
+
+    def _packed(self, block: SparseVector, slots: Sequence[Slot], position: int) -> tuple[Tensor, list[int], list[int]]:
+        """This member's message, and the sizes of all, in bytes and in words."""
+        message = pack(block, slots[position], self.sent)
+        return message, [message_bytes(slot, self.sent) for slot in slots], [message_words(slot) for slot in slots]
+
+    def slots_of(self, team: Team, block: SparseVector, lengths: Sequence[int]) -> Program[list[Slot]]:
+        """Tells all members how many entries each one's block has: its room, for a gather.
+
+        Args:
+            team: who takes part.
+            block: this member's.
+            lengths: length of each member's block, by position.
+        """
+        counts = yield from all_gather_counts(team, [len(block)], block.indices.device)
+        return [Slot(count, length) for (count,), length in zip(counts, lengths, strict=True)]
 
 
 def all_gather_counts(team: Team, counts: Sequence[int], device: torch.device) -> Program[list[list[int]]]:
@@ -95,19 +129,3 @@ def all_gather_counts(team: Team, counts: Sequence[int], device: torch.device) -
     sizes = [len(counts)] * team.size
     gathered = yield from all_gather(team, torch.tensor(counts, dtype=torch.int64, device=device), sizes, sizes)
     return [row.tolist() for row in gathered]
-
-
-def all_gather_counted(team: Team, block: SparseVector, lengths: Sequence[int]) -> Program[list[SparseVector]]:
-    """Gives every member the sparse blocks of all members, whose numbers of entries only their owners know.
-
-    Args:
-        team: who takes part.
-        block: this member's.
-        lengths: length of each member's block, by position.
-
-    Returns:
-        The blocks, by position in the team.
-    """
-    counts = yield from all_gather_counts(team, [len(block)], block.indices.device)
-    slots = [Slot(count, length) for (count,), length in zip(counts, lengths, strict=True)]
-    return (yield from all_gather_sparse(team, block, slots))

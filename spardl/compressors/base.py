@@ -80,13 +80,17 @@ class SparseCompressor(Compressor):
         """The most entries that a selection of the whole vector can have; ``None``: only the selection tells."""
         return self.count(context) if self.output is Output.AT_MOST_K else None
 
+    def whole(self, context: Context) -> Part:
+        """The whole vector as one range, with all entries that are meant to be sent."""
+        return Part(0, context.layout.length, self.count(context))
+
     @abstractmethod
     def selector(self, context: Context, state: State) -> Select:
         """The selection, bound to one worker's state.
 
         Returns:
-            ``select(values, k, start)``: sorted local positions of the entries to keep of the block of the whole
-            vector that begins at ``start``: at most, or about, ``min(k, len(values))``, as ``output`` says.
+            ``select(accumulated, parts)``: what to keep of some ranges of the vector: at most, or about, their k
+            entries, as ``output`` says.
         """
 
 

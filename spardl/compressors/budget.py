@@ -6,7 +6,6 @@ ICLR 2018, section 3.4).
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -15,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spardl.accumulator import Select
+from spardl.accumulator import Accumulator, Select
 from spardl.checks import is_a
 from spardl.compressors.base import SparseCompressor
 from spardl.context import Context
@@ -90,9 +89,8 @@ def _share(density: float, length: int) -> int:
 class BudgetedCompressor(Budget, SparseCompressor):
     """A sparse compressor whose choice is made in each part of a budget alone."""
 
-    @abstractmethod
     def choose(self, values: Tensor, k: int, part: int, context: Context, state: State) -> Tensor:
-        """Picks the entries to keep.
+        """Picks the entries to keep of one piece.
 
         Args:
             values: shape (m,), m >= 1: a part, or the piece of it that lies in one block.
@@ -104,20 +102,30 @@ class BudgetedCompressor(Budget, SparseCompressor):
         Returns:
             int64, strictly increasing positions in ``values``.
         """
+        raise NotImplementedError
+
+    def choose_all(
+        self, accumulated: Accumulator, pieces: Sequence[Piece], context: Context, state: State
+    ) -> list[Tensor]:
+        """Picks the entries to keep of some pieces; by ``choose``, unless there is a faster way.
+
+        Returns:
+            int64 positions in the whole vector, piece by piece, increasing in each.
+        """
+        return [
+            self.choose(accumulated.values[piece.start : piece.stop], piece.k, piece.part, context, state) + piece.start
+            for piece in pieces
+        ]
 
     def selector(self, context: Context, state: State) -> Select:
-        """Cuts a block at the borders of the parts, and chooses in each piece."""
-        parts = self.parts(context)
+        """Cuts blocks at the borders of the parts, and chooses in each piece."""
+        own = self.parts(context)
 
-        def select(values: Tensor, k: int, start: int) -> Tensor:
-            pieces = _cut(parts, start, start + values.numel())
-            chosen = [
-                self.choose(values[piece.start - start : piece.stop - start], share, piece.part, context, state)
-                + (piece.start - start)
-                for piece, share in zip(pieces, _shares(pieces, k), strict=True)
-                if share
-            ]
-            return torch.cat(chosen) if chosen else torch.empty(0, dtype=torch.int64, device=values.device)
+        def select(accumulated: Accumulator, parts: Sequence[Part]) -> Tensor:
+            pieces = [piece for part in parts for piece in _pieces(own, part) if piece.k]
+            chosen = self.choose_all(accumulated, pieces, context, state)
+            nothing = torch.empty(0, dtype=torch.int64, device=accumulated.values.device)
+            return torch.cat(chosen) if chosen else nothing
 
         return select
 
@@ -129,34 +137,45 @@ class Piece(NamedTuple):
         part: number of the part.
         start: first position.
         stop: the position after the last.
-        wanted: the part's budget, in proportion.
+        k: entries to send of it.
     """
 
     part: int
     start: int
     stop: int
+    k: int
+
+
+class _Overlap(NamedTuple):
+    part: int
+    start: int
+    stop: int
+    # The part's budget, in proportion.
     wanted: float
 
 
-def _cut(parts: Sequence[Part], start: int, stop: int) -> list[Piece]:
-    """The pieces of all parts in ``[start, stop)``, none of them empty."""
+def _pieces(parts: Sequence[Part], block: Part) -> list[Piece]:
+    """The pieces of all parts in a block, none of them empty, with their shares of the block's budget."""
+    if len(parts) == 1 and block.start < block.stop:
+        return [Piece(0, block.start, block.stop, min(block.k, block.stop - block.start))]
     found = []
     for number, part in enumerate(parts):
-        low, high = max(part.start, start), min(part.stop, stop)
+        low, high = max(part.start, block.start), min(part.stop, block.stop)
         if low < high:
-            found.append(Piece(number, low, high, part.k * (high - low) / (part.stop - part.start)))
-    return found
+            found.append(_Overlap(number, low, high, part.k * (high - low) / (part.stop - part.start)))
+    shares = zip(found, _shares(found, block.k), strict=True)
+    return [Piece(overlap.part, overlap.start, overlap.stop, share) for overlap, share in shares]
 
 
-def _shares(pieces: Sequence[Piece], k: int) -> Iterator[int]:
-    """Deals k entries out to the pieces, or all there are; to whole parts their budgets, if k is the sum of these."""
-    total, room = sum(piece.wanted for piece in pieces), sum(piece.stop - piece.start for piece in pieces)
+def _shares(overlaps: Sequence[_Overlap], k: int) -> Iterator[int]:
+    """Deals k entries out, or all there are; to whole parts their budgets, if k is the sum of these."""
+    total, room = sum(each.wanted for each in overlaps), sum(each.stop - each.start for each in overlaps)
     left, due = min(k, room), 0.0
     wanted = left
-    for piece in pieces:
-        room -= piece.stop - piece.start
-        due += piece.wanted
+    for each in overlaps:
+        room -= each.stop - each.start
+        due += each.wanted
         ideal = round(wanted * due / total) - (wanted - left)
-        share = min(piece.stop - piece.start, max(ideal, left - room, 0))
+        share = min(each.stop - each.start, max(ideal, left - room, 0))
         left -= share
         yield share

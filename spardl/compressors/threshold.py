@@ -7,15 +7,19 @@ sent is cut to the threshold's magnitude; here it keeps its value, as for all ot
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from spardl.accumulator import Select
+from spardl.accumulator import Accumulator, Select
 from spardl.checks import is_a
 from spardl.compressors.base import Output, SparseCompressor
 from spardl.context import Context
 from spardl.errors import ConfigError
+from spardl.layout import Part
+from spardl.selection import reaching
 from spardl.state import State
 
 __all__ = ["Threshold"]
@@ -50,7 +54,7 @@ class Threshold(SparseCompressor):
     def selector(self, context: Context, state: State) -> Select:
         """Compares each entry with the threshold, whatever the budget."""
 
-        def select(values: Tensor, k: int, start: int) -> Tensor:
-            return (values.abs() >= self.threshold).nonzero().squeeze(1)
+        def select(accumulated: Accumulator, parts: Sequence[Part]) -> Tensor:
+            return torch.cat([reaching(accumulated.values, *part[:2], self.threshold) for part in parts])
 
         return select

@@ -6,14 +6,16 @@ feedback Stich et al., Sparsified SGD with Memory, NeurIPS 2018.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from spardl.accumulator import Accumulator
 from spardl.compressors.base import Output
-from spardl.compressors.budget import BudgetedCompressor
+from spardl.compressors.budget import BudgetedCompressor, Piece
 from spardl.context import Context
-from spardl.selection import top_k
+from spardl.layout import Part
 from spardl.state import State
 
 __all__ = ["TopK"]
@@ -26,6 +28,8 @@ class TopK(BudgetedCompressor):
     name = "topk"
     output = Output.AT_MOST_K
 
-    def choose(self, values: Tensor, k: int, part: int, context: Context, state: State) -> Tensor:
+    def choose_all(
+        self, accumulated: Accumulator, pieces: Sequence[Piece], context: Context, state: State
+    ) -> list[Tensor]:
         """Exact top-k, ties to the lowest index."""
-        return top_k(values, k)
+        return [accumulated.largest([Part(piece.start, piece.stop, piece.k) for piece in pieces])]

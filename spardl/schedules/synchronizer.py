@@ -190,8 +190,7 @@ class Synchronizer(ABC):
             if self._method.momentum.decay:
                 self._gradient.add_weights(self._method.momentum.decay, group.tensors)
             part = group.of(self._gradient.vector)
-            self._method.accumulate(part, group.states[self._local])
-            part.zero_()
+            self._method.accumulate(part, group.states[self._local], clear=True)
 
     def _programs(self, group: Group) -> list[Program[Sum]]:
         """The synchronization of a group, one program per local rank."""
@@ -210,7 +209,8 @@ class Synchronizer(ABC):
 
     def _take_over(self, group: Group, average: Sum) -> None:
         """Puts an average where the optimizer looks for it."""
-        write(average, group.of(self._gradient.vector))
+        # What was there has been moved to the residual.
+        write(average, group.of(self._gradient.vector), clear=False)
         self.kept += len(average) if isinstance(average, SparseVector) else average.numel()
 
     def _update_all(self) -> None:

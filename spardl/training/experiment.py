@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from spardl.clusters import Cluster
+from spardl.compressors.base import SparseCompressor
 from spardl.errors import ConfigError, SpardlError
+from spardl.rehearsal import rehearse
 from spardl.training.display import make_display
 from spardl.training.launch import Heartbeat, Launcher
 from spardl.training.learner import Plan
@@ -90,6 +92,8 @@ class Experiment:
             SpardlError: if training failed; the summary says so, too.
         """
         self._write(run, "running")
+        if isinstance(self.plan.method.compressor, SparseCompressor):
+            rehearse(self.plan.settings.formats.weights)
         try:
             self.launcher.launch(lambda *worker: self._work(run, *worker), run.folder)
         except SpardlError as error:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from spardl.checks import is_a
 from spardl.clusters import Cluster, ProcessGroupCluster, SimulatedCluster, parse_network
+from spardl.clusters.process_group import check_streams
 from spardl.errors import ConfigError, PeerError
 from spardl.timeline.profile import Profile
 from spardl.training.messages import first_line
@@ -126,6 +127,8 @@ class ProcessGroup(Launcher):
         port: where workers started here meet; ``None`` for any free one.
         timeout: seconds after which a silent peer counts as lost.
         threads: of each worker on its CPU. The simulated cluster must have as many to get the same bits.
+        throttle: a network that the real one is slowed down to: a preset's name, or ``{alpha: seconds, gbit: Gbit/s}``.
+        streams: synchronizations that are under way at once, where a schedule has several; on CPUs only.
 
     Raises:
         ConfigError: if a value is out of range, or torchrun or srun started another number of workers.
@@ -139,6 +142,8 @@ class ProcessGroup(Launcher):
         port: int | None = None,
         timeout: float = 60.0,
         threads: int = 1,
+        throttle: str | Mapping[str, Any] | None = None,
+        streams: int = 1,
     ) -> None:
         self._member = find_membership(os.environ)
         self._meeting: Any = None
@@ -150,7 +155,8 @@ class ProcessGroup(Launcher):
             )
         self.workers = workers if workers is not None else started or 4
         self._backend, self._device, self._port = backend, device, port
-        self._timeout, self._threads = timeout, threads
+        self._timeout, self._threads, self._streams = timeout, threads, streams
+        self._throttle = None if throttle is None else parse_network(throttle, "cluster.throttle")
         self._check()
 
     def _check(self) -> None:
@@ -163,6 +169,7 @@ class ProcessGroup(Launcher):
         if self._backend not in ("auto", "gloo", "nccl"):
             raise ConfigError(f"cluster.backend must be auto, gloo or nccl, got {self._backend!r}")
         _check_device(self._device)
+        check_streams(self._streams, torch.device("cpu"), self._throttle)
 
     def launch(self, job: Job, folder: Path) -> None:
         """Joins the workers that were started, or starts them by forking this process."""
@@ -243,7 +250,9 @@ class ProcessGroup(Launcher):
             dist.init_process_group(backend, store=store, rank=member.rank, world_size=member.size, timeout=patience)
         except RuntimeError as error:
             raise PeerError(f"rank {member.rank} lost contact while the workers met: {first_line(error)}") from error
-        cluster = ProcessGroupCluster(device=device, timeout=self._timeout)
+        cluster = ProcessGroupCluster(
+            device=device, timeout=self._timeout, throttle=self._throttle, streams=self._streams
+        )
         job(cluster, device, heartbeat)
         cluster.close()
 
@@ -260,9 +269,11 @@ class Simulated(Launcher):
             measured ones.
         device: cpu, cuda, or auto (cuda where there is a GPU).
         threads: of the process on its CPU. A real cluster must have as many to get the same bits.
+        throttle: refused: real networks are slowed down, this one is as slow as ``network`` says.
+        streams: refused if not 1: simulated workers have one.
 
     Raises:
-        ConfigError: if a value is out of range, or torchrun or srun started several processes.
+        ConfigError: if a value is out of range or refused, or torchrun or srun started several processes.
     """
 
     workers: int = 4
@@ -271,11 +282,19 @@ class Simulated(Launcher):
     profile: str | None = None
     device: str = "auto"
     threads: int = 1
+    throttle: Any = None
+    streams: int = 1
 
     def __post_init__(self) -> None:
         _at_least_one("cluster.workers", self.workers)
         _at_least_one("cluster.threads", self.threads)
         _check_device(self.device)
+        if self.throttle is not None:
+            raise ConfigError(
+                "cluster.throttle is for cluster=process_group; with cluster=simulated use cluster.network"
+            )
+        if self.streams != 1:
+            raise ConfigError("cluster.streams is for cluster=process_group; simulated workers have one: use 1")
         self._network = parse_network(self.network)
         self._profile = None if self.profile is None else Profile.read(Path(self.profile))
         if find_membership(os.environ):

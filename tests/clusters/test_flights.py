@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -167,6 +168,51 @@ def test_real_flights_beside_other_messages() -> None:
 
     for rank, found in enumerate(real(work)):
         assert found == [7.0] * 20 + [float(value) for value in reversed(range(20))] + [1 - rank, rank, 42]
+
+
+@pytest.mark.timeout(60)
+def test_with_two_streams_one_goes_on_while_another_works() -> None:
+    """With one, the second synchronization would wait for the first, and that for the second's end."""
+
+    def work(pair: ProcessGroupCluster) -> tuple[float, float, int]:
+        (worker,) = pair.local_workers
+        both, over = ProcessGroupCluster(timeout=20, streams=2), threading.Event()
+
+        def selecting() -> Program[float]:
+            assert over.wait(timeout=20)
+            return (yield from swap(worker, 5))
+
+        first, second = both.flight([selecting()]), both.flight([swap(worker, 6)])
+        first.release(0)
+        second.release(0)
+        found = second.wait(0)
+        over.set()
+        return first.wait(0), found, both.ledgers[0].rounds
+
+    assert real(work) == [(5, 6, 2)] * 2
+
+
+@pytest.mark.timeout(60)
+def test_streams_take_turns_and_mix_nothing_up() -> None:
+    def work(pair: ProcessGroupCluster) -> list[float]:
+        (worker,) = pair.local_workers
+        many = ProcessGroupCluster(timeout=20, streams=3)
+        flights = [many.flight([swap(worker, value, boundary=value % 2 == 0)]) for value in range(40)]
+        for flight in flights:
+            flight.release(0)
+        return [*(flight.wait(0) for flight in flights), many.ledgers[0].rounds]
+
+    assert real(work) == [[*range(40), 60]] * 2
+
+
+def test_streams_that_cannot_be() -> None:
+    for streams in (0, 1.5, "2"):
+        with pytest.raises(ConfigError, match=r"cluster\.streams must be a whole number, at least 1"):
+            ProcessGroupCluster(group=object(), streams=streams)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="on GPUs, several groups of NCCL can wait for one another; use 1"):
+        ProcessGroupCluster(group=object(), device="cuda", streams=2)
+    with pytest.raises(ConfigError, match="a throttle slows each stream down as if it had the link alone; use 1"):
+        ProcessGroupCluster(group=object(), throttle=NETWORK, streams=2)
 
 
 @pytest.mark.timeout(60)

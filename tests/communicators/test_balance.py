@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from spardl.clusters import SimulatedCluster
 from spardl.communicators.balance import balance
+from spardl.communicators.transfer import Courier
 from spardl.programs import Worker, whole_team
 from spardl.sparse import SparseVector
 from tests.harness import NETWORK
@@ -20,7 +21,8 @@ def balanced(blocks: list[SparseVector]) -> tuple[list[SparseVector], SimulatedC
     size = len(blocks)
     cluster = SimulatedCluster(size, NETWORK, count_local=False)
     counts = [len(block) for block in blocks]
-    programs = [balance(whole_team(Worker(rank, size)), block, counts) for rank, block in enumerate(blocks)]
+    courier = Courier(blocks[0].values.dtype, blocks[0].values.dtype)
+    programs = [balance(whole_team(Worker(rank, size)), block, counts, courier) for rank, block in enumerate(blocks)]
     return cluster.run(programs), cluster
 
 

@@ -20,6 +20,7 @@ from spardl.compressors import TopK
 from spardl.context import Context
 from spardl.errors import ConfigError
 from spardl.method import Method
+from spardl.packing import Slot, message_bytes
 from spardl.residuals import GlobalResidual, LocalResidual, PartialResidual, Residual
 from spardl.sparse import SparseVector
 from spardl.state import State
@@ -199,7 +200,9 @@ class Reluctant(TopK):
 
     def selector(self, context: Context, state: State) -> Select:
         select = super().selector(context, state)
-        return lambda values, k, start: select(values, min(k, context.worker.rank), start)
+        return lambda accumulated, parts: select(
+            accumulated, [part._replace(k=min(part.k, context.worker.rank)) for part in parts]
+        )
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -211,6 +214,10 @@ def test_fewer_entries_than_there_is_room_for(workers: int, variant: str) -> Non
     assert all(same_bits(average, averages[0]) for average in averages)
     total = bench.residuals() + workers * to_dense(averages[0])
     torch.testing.assert_close(total, torch.stack(gradients).sum(0))
+
+
+# Bytes of 10 of 100 entries: all that is sent below.
+MESSAGE = message_bytes(Slot(10, 100), torch.float64)
 
 
 def measured(workers: int, variant: str) -> tuple[Bench, int]:
@@ -230,11 +237,11 @@ def test_cost_of_the_tree(workers: int) -> None:
         assert ledger.rounds == 2 * neighbours
         assert ledger.messages == neighbours
         assert ledger.words == 2 * k * neighbours
-        assert ledger.bytes_sent == neighbours * k * (4 + 8)
+        assert ledger.bytes_sent == neighbours * MESSAGE
     levels = (workers - 1).bit_length()
     assert bench.cluster.ledgers[0].rounds == 2 * levels
     assert sum(ledger.words for ledger in bench.cluster.ledgers) == 4 * k * (workers - 1)
-    longest = 2 * levels * (NETWORK.alpha + NETWORK.beta * k * (4 + 8))
+    longest = 2 * levels * (NETWORK.alpha + NETWORK.beta * MESSAGE)
     assert bench.cluster.seconds() <= longest * 1.001
     if workers == 1 << levels:
         assert bench.cluster.seconds() == pytest.approx(longest)
@@ -251,7 +258,8 @@ def test_cost_of_doubling(workers: int) -> None:
         assert ledger.rounds == (2 if rank >= core else levels + 2 * hosts)
         assert ledger.messages == (1 if rank >= core else levels + hosts)
         assert ledger.words == 2 * k * ledger.messages
-    message = NETWORK.beta * k * (4 + 8)
+        assert ledger.bytes_sent == MESSAGE * ledger.messages
+    message = NETWORK.beta * MESSAGE
     rounds = levels + 2 * (workers > core)
     longest = rounds * (NETWORK.alpha + message)
     if workers == core:

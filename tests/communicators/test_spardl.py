@@ -180,13 +180,13 @@ def test_peers_agree_on_h() -> None:
 @given(st.integers(0, 50), st.integers(1, 9), st.integers(1, 60))
 def test_blocks_cover_the_vector(length: int, count: int, capacity: int) -> None:
     blocks = Blocks(length, count, capacity)
-    bounds = [blocks.bounds(block) for block in range(count)]
+    bounds = [(part.start, part.stop) for part in blocks.parts]
     assert bounds[0][0] == 0
     assert bounds[-1][1] == length
     assert all(one[1] == other[0] for one, other in pairwise(bounds))
     sizes = [stop - start for start, stop in bounds]
     assert max(sizes) - min(sizes) <= 1
-    assert all(blocks.slot(b).capacity == min(capacity, sizes[b]) for b in range(count))
+    assert all(blocks.slots[b].capacity == min(capacity, sizes[b]) for b in range(count))
 
 
 def test_bad_options() -> None:

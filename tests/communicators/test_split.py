@@ -9,6 +9,7 @@ import torch
 
 from spardl.clusters import Ledger, SimulatedCluster
 from spardl.communicators.split import equal_regions, split_and_reduce, swap_counts
+from spardl.communicators.transfer import Courier
 from spardl.programs import Program, Worker, whole_team
 from spardl.sparse import SparseVector
 from tests.harness import NETWORK
@@ -43,7 +44,8 @@ def test_each_owner_gets_the_sum_of_its_region(size: int, bucket: int) -> None:
     def program(rank: int) -> Program[SparseVector]:
         indices = dense[rank].nonzero().squeeze(1)
         own = SparseVector(indices, dense[rank, indices], length)
-        return split_and_reduce(whole_team(Worker(rank, size)), own, borders, bucket)
+        courier = Courier(torch.float64, torch.float64)
+        return split_and_reduce(whole_team(Worker(rank, size)), own, borders, bucket, courier)
 
     cluster = SimulatedCluster(size, NETWORK, count_local=False)
     for rank, region in enumerate(cluster.run([program(rank) for rank in range(size)])):

@@ -14,13 +14,15 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from spardl.accumulator import Select
+from spardl.accumulator import Accumulator, Select
 from spardl.communicators.topkdsa import TopkDSA
 from spardl.compressors import TopK
 from spardl.compressors.base import Output, SparseCompressor
 from spardl.context import Context
 from spardl.errors import ConfigError
+from spardl.layout import Part
 from spardl.method import Method
+from spardl.packing import Slot, message_bytes
 from spardl.programs import Worker
 from spardl.residuals import GlobalResidual, LocalResidual, PartialResidual, Residual
 from spardl.sparse import SparseVector
@@ -43,7 +45,12 @@ class AnyCount(SparseCompressor):
     output = Output.ANY_COUNT
 
     def selector(self, context: Context, state: State) -> Select:
-        return lambda values, k, start: (values.abs() > self.threshold).nonzero().squeeze(1)
+        def select(accumulated: Accumulator, parts: Sequence[Part]) -> Tensor:
+            (part,) = parts
+            inside = accumulated.values[part.start : part.stop]
+            return (inside.abs() > self.threshold).nonzero().squeeze(1) + part.start
+
+        return select
 
 
 def largest(vector: Vector, k: int) -> list[int]:
@@ -194,10 +201,12 @@ def test_cost_of_an_even_load(workers: int, disjoint: bool, bucket: int) -> None
         union = k * workers if disjoint else k
         dense = 3 * union > workers * region
         gathered = region * others if dense else 2 * union * others // workers
+        held_by_region = (share, union // workers)
         for ledger in bench.cluster.ledgers:
             assert ledger.words == counts + 2 * k * others // workers + gathered
             assert ledger.rounds == 3 * levels + -(-others // bucket)
-            assert ledger.bytes_sent == 8 * counts + 12 * k * others // workers + gathered * (8 if dense else 6)
+            split, blocks = (others * message_bytes(Slot(held, region), torch.float64) for held in held_by_region)
+            assert ledger.bytes_sent == 8 * counts + split + (8 * gathered if dense else blocks)
         assert dense == (region < 3 * workers * share) or not disjoint
 
 

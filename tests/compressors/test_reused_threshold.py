@@ -17,7 +17,7 @@ from spardl.context import Context
 from spardl.errors import ConfigError
 from spardl.layout import Layout
 from spardl.programs import Worker
-from spardl.state import State
+from tests.harness import selected
 
 ALONE = Worker(0, 1)
 
@@ -34,8 +34,7 @@ class Line:
         context = Context(ALONE, self.layout, self.step)
         self.step += 1
         k = self.compressor.count(context)
-        found: list[int] = self.compressor.selector(context, self.state)(values, k, 0).tolist()
-        return found
+        return selected(self.compressor, values, k, context, self.state)
 
     @property
     def thresholds(self) -> list[float]:
@@ -162,7 +161,7 @@ def test_with_a_period_of_one_it_is_top_k(length: int, density: float, seed: int
     for step in range(3):
         values = (torch.randn(length, generator=source) * 4).round() + 0.5  # ties, but no zeros
         context = Context(ALONE, layout, step)
-        expected = exact.selector(context, State())(values, exact.count(context), 0).tolist()
+        expected = selected(exact, values, exact.count(context), context)
         assert line.select(values) == expected
 
 

@@ -15,8 +15,7 @@ from spardl.errors import ConfigError
 from spardl.method import Method
 from spardl.residuals import LocalResidual
 from spardl.sparse import SparseVector
-from spardl.state import State
-from tests.harness import Bench, context, to_dense
+from tests.harness import Bench, context, selected, to_dense
 
 
 @pytest.mark.parametrize("threshold", [-1, -1e-9, math.inf, math.nan, "abc", True, None])
@@ -26,10 +25,7 @@ def test_thresholds_that_make_no_sense(threshold: object) -> None:
 
 
 def chosen(threshold: float, values: list[float], k: int = 0, dtype: torch.dtype = torch.float32) -> list[int]:
-    positions: list[int] = (
-        Threshold(threshold).selector(context(len(values)), State())(torch.tensor(values, dtype=dtype), k, 0).tolist()
-    )
-    return positions
+    return selected(Threshold(threshold), torch.tensor(values, dtype=dtype), k)
 
 
 def test_selects_what_is_large_enough() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from spardl.accumulator import Accumulator
 from spardl.compressors import TopK
 from spardl.errors import ConfigError
+from spardl.layout import Part
 from spardl.state import State
 from tests.harness import context
 
@@ -27,5 +29,6 @@ def test_count(density: float, length: int, count: int) -> None:
 
 def test_selects_the_largest() -> None:
     compressor = TopK(0.5)
-    select = compressor.selector(context(103), State())
-    assert select(torch.tensor([1.0, -3.0, 2.0, 0.0]), 2, 100).tolist() == [1, 2]
+    select = compressor.selector(context(104), State())
+    values = torch.cat([torch.full((100,), 5.0), torch.tensor([1.0, -3.0, 2.0, 0.0])])
+    assert select(Accumulator(values), [Part(100, 104, 2)]).tolist() == [101, 102]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from spardl.clusters import Network, SimulatedCluster
 from spardl.flat import FlatGradient
@@ -37,10 +38,11 @@ def predicted(name: str, method: Method, network: Network, groups: Any) -> Timel
     def free(entries: int) -> float:
         return 0.0
 
-    first, second = halves(method, WORKERS, network, free)
+    first, second = halves(method, WORKERS, network, free, torch.float64)
+    at_once = whole(method, WORKERS, network, free, torch.float64)
     make: dict[str, Callable[[], Timeline]] = {
-        "after_backward": lambda: after_backward(PROFILE, whole(method, WORKERS, network, free)),
-        "wfbp": lambda: in_backward(PROFILE, groups, whole(method, WORKERS, network, free)),
+        "after_backward": lambda: after_backward(PROFILE, at_once),
+        "wfbp": lambda: in_backward(PROFILE, groups, at_once),
         "dear": lambda: in_halves(PROFILE, groups, first, second),
     }
     return make[name]()
@@ -54,7 +56,6 @@ def predicted(name: str, method: Method, network: Network, groups: Any) -> Timel
     ids=str,
 )
 def test_seconds_of_a_step(schedule: Schedule, method: Method, gbit: float) -> None:
-    # Gradients have 8 bytes an entry here, words of the model 4; indices of short blocks have fewer.
     network = Network(alpha=1e-4, gbit=gbit)
     cluster = SimulatedCluster(WORKERS, network, count_local=False, profile=PROFILE)
     loop = Loop(schedule, cluster, method=method)
@@ -63,10 +64,7 @@ def test_seconds_of_a_step(schedule: Schedule, method: Method, gbit: float) -> N
     for step in range(3, 6):
         loop.step(step)
         marks.append(cluster.seconds())
-    ledger = cluster.ledgers[0]
-    width = ledger.bytes_sent / ledger.words
-    scaled = Network(alpha=1e-4, gbit=gbit * 4 / width)
-    expected = predicted(schedule.name, method, scaled, loop.synchronizer.partition).seconds
+    expected = predicted(schedule.name, method, network, loop.synchronizer.partition).seconds
     assert marks[2] - marks[1] == pytest.approx(marks[1] - marks[0], rel=1e-3)
     # Blocks differ by an entry where P does not divide a group, and a slot's padding is not in the formula.
     assert marks[2] - marks[1] == pytest.approx(expected, rel=0.04)

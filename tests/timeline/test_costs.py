@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from spardl.clusters.network import Network
 from spardl.communicators import AllGather, Dense, GTopk, SparDL
@@ -11,6 +12,7 @@ from spardl.costs import Bounds, Cost
 from spardl.errors import ConfigError
 from spardl.fusion import Linear
 from spardl.method import Method
+from spardl.packing import Slot, message_bytes
 from spardl.residuals import GlobalResidual, LocalResidual, NoResidual
 from spardl.timeline.costs import GroupCost, Work, halves, whole
 
@@ -33,15 +35,18 @@ def test_halves_of_a_ring_are_equal_and_add_up() -> None:
 def test_halves_of_spardl_add_up_and_the_first_compresses() -> None:
     compressing = Linear(0.5, 1e-6)
     both = whole(SPARDL, 8, NETWORK, compressing)(100_000)
+    entry = message_bytes(Slot(1000, 100_000), torch.float32) / 1000
+    assert 5 < entry < 5.5
     first, second = (half(100_000) for half in halves(SPARDL, 8, NETWORK, compressing))
-    assert first.transfer == second.transfer == pytest.approx(3e-3 + 4 * 2 * 7 * 125 * 1e-9)
+    assert first.transfer == second.transfer == pytest.approx(3e-3 + 7 * 125 * entry * 1e-9)
     assert first.transfer + second.transfer == pytest.approx(both.transfer)
     assert first.compress == both.compress == pytest.approx(0.6)
     assert second.compress == 0
 
 
 def test_limits_count_with_their_mean() -> None:
-    cost = GroupCost(lambda entries: Cost(Bounds(2, 4), Bounds(0, 2 * entries)), NETWORK, NOTHING)
+    formula = lambda entries: Cost(Bounds(2, 4), Bounds(0, 2 * entries))  # noqa: E731
+    cost = GroupCost(formula, lambda entries: 4.0, NETWORK, NOTHING)
     assert cost.seconds(500) == pytest.approx(3e-3 + 500 * 4e-9)
 
 

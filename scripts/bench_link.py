@@ -1,0 +1,120 @@
+"""What the links between workers carry: seconds of a short message's way there and back, and of rounds of exchanges.
+
+python scripts/netlab.py run --workers 4 --gbit 1 --delay-ms 1 -- python scripts/bench_link.py
+torchrun --standalone --nproc-per-node 2 scripts/bench_link.py --throttle ethernet_1g
+
+In a round every worker sends a message to the next one and receives one from the one before, as fast as gloo does it.
+Seconds are the first worker's, medians with the least and the most; Gbit/s are those of its link in each direction.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from spardl.clusters import ProcessGroupCluster, parse_network
+from spardl.errors import ConfigError, SpardlError
+from spardl.files import write_atomically
+from spardl.programs import Exchange, Program, Receive, Send
+
+SHORT = 8  # bytes
+
+
+def round_trip(rank: int) -> Program[None]:
+    """A short message from the first worker to the second, and one back; the others have nothing to do."""
+    message = torch.zeros(SHORT, dtype=torch.uint8)
+    for sender, receiver in ((0, 1), (1, 0)):
+        if rank == sender:
+            yield Exchange([Send(receiver, message, 1)], [])
+        elif rank == receiver:
+            yield Exchange([], [Receive(sender, SHORT, torch.uint8)])
+
+
+def ring(rank: int, size: int, length: int) -> Program[None]:
+    """A message of so many bytes from every worker to the next."""
+    message = torch.zeros(length, dtype=torch.uint8)
+    yield Exchange([Send((rank + 1) % size, message, 1)], [Receive((rank - 1) % size, length, torch.uint8)])
+
+
+def seconds(cluster: ProcessGroupCluster, program: Callable[[], Program[None]], times: int) -> list[float]:
+    """What each run of a program takes, but for the first, which opens connections."""
+    return [cluster.time_aside([program()])[0] for _ in range(times + 1)][1:]
+
+
+def measure(cluster: ProcessGroupCluster, arguments: argparse.Namespace) -> dict[str, Any]:
+    """All figures as this worker sees them."""
+    rank, size, long = cluster.local_ranks[0], cluster.size, round(arguments.mb * 1e6)
+    short, rounds = arguments.short_rounds, arguments.rounds
+    found = {
+        "round_trip": seconds(cluster, lambda: round_trip(rank), short),
+        "short_round": seconds(cluster, lambda: ring(rank, size, SHORT), short),
+        "long_round": seconds(cluster, lambda: ring(rank, size, long), rounds),
+    }
+    return {"workers": size, "bytes": long, "gbit": 8e-9 * long / median(found["long_round"]), "seconds": found}
+
+
+def show(found: dict[str, Any]) -> None:
+    """A table for people."""
+    print("| | median ms | least | most |\n|---|---|---|---|")
+    for name, times in found["seconds"].items():
+        cells = [f"{1e3 * value:.3f}" for value in (median(times), min(times), max(times))]
+        print(f"| {name.replace('_', ' ')} | {' | '.join(cells)} |")
+    print(f"{found['gbit']:.3f} Gbit/s each way with {found['bytes']} bytes, {found['workers']} workers")
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Reads the command line.
+
+    Raises:
+        ConfigError: if it makes no sense.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mb", type=float, default=16.0, help="megabytes of a long message (16)")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of long messages (7)")
+    parser.add_argument("--short-rounds", type=int, default=200, help="rounds of short messages (200)")
+    parser.add_argument("--throttle", help="a network's name: what takes less time than it would there is slowed down")
+    parser.add_argument("--json", type=Path, help="a file for all figures")
+    arguments = parser.parse_args(words)
+    if not (arguments.mb > 0 and arguments.rounds > 0 and arguments.short_rounds > 0):
+        raise ConfigError("--mb, --rounds and --short-rounds must be above 0")
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        raise ConfigError("no WORLD_SIZE of two or more; start this with scripts/netlab.py run or torchrun")
+    return arguments
+
+
+def main(words: Sequence[str]) -> int:
+    """Runs as one worker.
+
+    Returns:
+        The exit code.
+    """
+    torch.set_num_threads(1)
+    try:
+        arguments = parse(words)
+        throttle = parse_network(arguments.throttle, "--throttle") if arguments.throttle else None
+        dist.init_process_group("gloo")
+        cluster = ProcessGroupCluster(throttle=throttle)
+        found = measure(cluster, arguments)
+    except SpardlError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if cluster.leads:
+        show(found)
+        if arguments.json:
+            write_atomically(arguments.json, (json.dumps(found, indent=1) + "\n").encode())
+    dist.barrier()
+    cluster.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

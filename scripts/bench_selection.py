@@ -1,0 +1,116 @@
+"""Measures what error feedback and exact top-k cost a worker at each step.
+
+python scripts/bench_selection.py
+python scripts/bench_selection.py --entries 133000000 --density 0.001 --dtype bfloat16 --json selection.json
+
+Ours adds a gradient to the residual, looks for NaNs and infinities in it, finds the k entries of largest magnitude and
+cuts them out, as in training: the thresholds come from the step before. It is compared with an addition and
+torch.topk, and with its own portable path (no numba); the floor is the addition alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import torch
+from timing import add_options, interleaved, on_path, positive, rows, table, write_json
+from torch import Tensor
+
+from spardl.accumulator import Accumulator
+from spardl.communicators import AllGather
+from spardl.compressors import TopK
+from spardl.context import Context
+from spardl.layout import Layout
+from spardl.method import Method
+from spardl.programs import Worker
+from spardl.residuals import GlobalResidual
+from spardl.state import State
+
+TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+FLOOR, TORCH, OURS = "residual.add_(gradient)", "g + r, torch.topk", "spardl"
+
+
+class Steps:
+    """Selections of one worker, step after step.
+
+    Args:
+        gradients: used in turns, each of shape (n,).
+        density: share of the entries that is sent.
+    """
+
+    def __init__(self, gradients: list[Tensor], density: float) -> None:
+        self._gradients, self._step = gradients, 0
+        self._method = Method(TopK(density), AllGather(), GlobalResidual())
+        layout = Layout.flat(gradients[0].numel())
+        self._context = Context(Worker(0, 1), layout, 0)
+        self.state = self._method.init_state(layout, gradients[0].dtype, gradients[0].device)
+
+    def accumulate(self) -> Accumulator:
+        """Adds the next gradient to the residual."""
+        self._step += 1
+        self._method.accumulate(self._gradients[self._step % len(self._gradients)], self.state)
+        return Accumulator(self.state.memory, self.state.shortlist)
+
+    def take(self, accumulated: Accumulator) -> Tensor:
+        """Cuts out the largest entries; gives their values."""
+        compressor = self._method.compressor
+        assert isinstance(compressor, TopK)
+        parts = [compressor.whole(self._context)]
+        return accumulated.take(parts, compressor.selector(self._context, State())).values
+
+    def step(self) -> None:
+        """Both."""
+        self.take(self.accumulate())
+
+    def is_exact(self) -> bool:
+        """Whether the next step takes what torch.topk takes."""
+        accumulated = self.accumulate()
+        magnitudes = self.state.memory.abs()
+        taken = self.take(accumulated).abs().sort().values
+        return torch.equal(taken, magnitudes.topk(taken.numel()).values.sort().values)
+
+
+def main() -> int:
+    """Prints one table.
+
+    Returns:
+        The exit code.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--entries", type=positive, default=14_700_000, help="n")
+    parser.add_argument("--density", type=float, default=0.01, help="k / n")
+    parser.add_argument("--dtype", choices=TYPES, default="float32", help="of gradient and residual")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--settle", type=positive, default=100, help="steps before the first one that is timed")
+    add_options(parser)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(1)
+    common = torch.randn(arguments.entries)
+    gradients = [
+        (common + torch.randn(arguments.entries)).to(arguments.device, TYPES[arguments.dtype]) for _ in range(2)
+    ]
+    ours, plain = Steps(gradients, arguments.density), Steps(gradients, arguments.density)
+    for _ in range(arguments.settle):
+        ours.step()
+    residual, count = ours.state.memory.clone(), max(1, round(arguments.density * arguments.entries))
+    spare, zero = residual.clone(), torch.zeros_like(residual)
+    seconds = interleaved(
+        {
+            FLOOR: lambda: spare.add_(zero),
+            TORCH: lambda: (gradients[0] + residual).abs().topk(count),
+            OURS: on_path("compiled", ours.step),
+            "spardl, portable": on_path("portable", plain.step),
+        },
+        arguments.repetitions,
+    )
+    found = rows(seconds, {OURS: {"equals torch.topk": str(ours.is_exact())}})
+    title = f"n = {arguments.entries:,}, density {arguments.density:g}, {arguments.dtype}, {arguments.device}"
+    print(f"{title}, {arguments.threads} thread(s)\n{table(found, FLOOR)}")
+    write_json(arguments.json, {title: found}, vars(arguments))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

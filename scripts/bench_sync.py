@@ -1,0 +1,283 @@
+"""Measures whole synchronizations of one gradient over gloo, against what torch has and against the physical floor.
+
+torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node 4 scripts/bench_sync.py
+python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench_sync.py --gbit 1
+
+Each candidate turns the gradient of every worker into the average of all, in place. Ours adds it to the residual,
+selects, communicates, feeds back and writes the sparse average over the gradient, in the steady state of error
+feedback. torch's are its dense all-reduce, and its DDP hooks for float16 and for PowerSGD, called as DDP would with one
+bucket that holds one square matrix. Seconds are those of the slowest worker between two barriers, in turns.
+
+A second table shows where the time goes. ``alone`` is the time of the same messages without any work in between;
+``bound`` that of the bytes a worker sends at the links' bandwidth, plus that of as many rounds of one-byte messages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from statistics import median
+from typing import Any
+
+import choices
+import torch
+import torch.distributed as dist
+from timing import Row, add_options, positive, table, write_json
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+from spardl.clusters import ProcessGroupCluster
+from spardl.clusters.ledger import Ledger
+from spardl.errors import SpardlError
+from spardl.flat import write
+from spardl.layout import Layout
+from spardl.method import Method
+from spardl.programs import Exchange, Phase, Program, Receive, Send
+
+DENSE = "torch dense all-reduce"
+
+
+class Bucket:
+    """What torch's hooks need of a DDP bucket: the whole gradient, as one matrix."""
+
+    def __init__(self, gradient: Tensor, side: int) -> None:
+        self._buffer, self._side = gradient, side
+
+    def buffer(self) -> Tensor:
+        """The gradient."""
+        return self._buffer
+
+    def set_buffer(self, buffer: Tensor) -> None:
+        """Replaces it."""
+        self._buffer = buffer
+
+    def gradients(self) -> list[Tensor]:
+        """The largest square matrix that fits, and the rest."""
+        square = self._side**2
+        parts = [self._buffer[:square].view(self._side, self._side), self._buffer[square:]]
+        return [part for part in parts if part.numel()]
+
+    def parameters(self) -> list[Tensor]:
+        """Of the gradients' shapes."""
+        return self.gradients()
+
+    def index(self) -> int:
+        """It is the first bucket."""
+        return 0
+
+    def is_last(self) -> bool:
+        """And the only one."""
+        return True
+
+
+class Ours:
+    """One method of this library, step after step.
+
+    Args:
+        method: which.
+        cluster: the workers.
+        length: of the gradient.
+    """
+
+    def __init__(self, method: Method, cluster: ProcessGroupCluster, length: int) -> None:
+        self._method, self._cluster = method, cluster
+        self._state = method.init_state(Layout.flat(length), torch.float32)
+        self.phases: list[dict[Phase, float]] = []
+        self.counts = Ledger()
+
+    def __call__(self, gradient: Tensor) -> None:
+        """Averages in place."""
+        (ledger,) = self._cluster.ledgers
+        ledger.load_state_dict(Ledger().state_dict())
+        began = time.perf_counter()
+        self._method.accumulate(gradient, self._state, clear=True)
+        ledger.spend(Phase.SELECT, time.perf_counter() - began)
+        (average,) = self._cluster.run([self._program()])
+        began = time.perf_counter()
+        write(average, gradient, clear=False)
+        ledger.spend(Phase.UPDATE, time.perf_counter() - began)
+        self.phases.append(dict(ledger.seconds))
+        self.counts.load_state_dict(ledger.state_dict())
+
+    def _program(self) -> Program[Any]:
+        return self._method.average(self._cluster.local_workers[0], self._state)
+
+    def taped(self, gradient: Tensor) -> list[Exchange]:
+        """The exchanges of one more step, with messages of zeros."""
+        tape: list[Exchange] = []
+        self._method.accumulate(gradient, self._state)
+        self._cluster.run_aside([_taped(self._program(), tape)])
+        return tape
+
+
+def _taped(program: Program[Any], tape: list[Exchange]) -> Program[Any]:
+    reply: list[Tensor] | None = None
+    while True:
+        try:
+            request = next(program) if reply is None else program.send(reply)
+        except StopIteration as stop:
+            return stop.value
+        if isinstance(request, Exchange):
+            sends = [send._replace(payload=torch.zeros_like(send.payload)) for send in request.sends]
+            tape.append(Exchange(sends, [receive._replace(into=None) for receive in request.receives]))
+        reply = yield request
+
+
+def replayed(tape: Sequence[Exchange]) -> Program[None]:
+    """The same messages, and nothing else."""
+    for exchange in tape:
+        # Each gets a reply, which ``yield from`` a list would not take.
+        _ = yield exchange
+
+
+def tiny(tape: Sequence[Exchange]) -> Program[None]:
+    """As many rounds between the same workers, with messages of one byte."""
+    for exchange in tape:
+        yield Exchange(
+            [Send(send.to, torch.zeros(1, dtype=torch.uint8), 0) for send in exchange.sends],
+            [Receive(receive.source, 1, torch.uint8) for receive in exchange.receives],
+        )
+
+
+def torchs(length: int) -> dict[str, Callable[[Tensor], object]]:
+    """What torch has, by name."""
+    side = math.isqrt(length)
+    powersgd = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
+    group: Any = dist.group.WORLD
+
+    def dense(gradient: Tensor) -> None:
+        dist.all_reduce(gradient)
+        gradient.div_(dist.get_world_size())
+
+    def hook(run: Callable[..., Any], state: object) -> Callable[[Tensor], object]:
+        return lambda gradient: run(state, Bucket(gradient, side)).wait()
+
+    return {
+        DENSE: dense,
+        "torch fp16 hook": hook(default_hooks.fp16_compress_hook, group),
+        "torch PowerSGD hook, rank 4": hook(powerSGD_hook.powerSGD_hook, powersgd),
+    }
+
+
+def slowest(seconds: float) -> float:
+    """Of all workers."""
+    found = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return float(found)
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds of the slowest worker, all of whom begin at once."""
+    dist.barrier()
+    began = time.perf_counter()
+    work()
+    return slowest(time.perf_counter() - began)
+
+
+def measure(
+    candidates: Mapping[str, Callable[[Tensor], object]], gradients: Sequence[Tensor], turns: int
+) -> dict[str, list[float]]:
+    """Seconds of each candidate's turns, interleaved."""
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    for turn in range(turns):
+        for name, work in candidates.items():
+            gradient = gradients[turn % len(gradients)].clone()
+            seconds[name].append(timed(lambda work=work, gradient=gradient: work(gradient)))
+    return seconds
+
+
+def _run_aside(
+    cluster: ProcessGroupCluster, make: Callable[[Sequence[Exchange]], Program[None]], tape: Sequence[Exchange]
+) -> None:
+    cluster.run_aside([make(tape)])
+
+
+def breakdown(
+    ours: Mapping[str, Ours], cluster: ProcessGroupCluster, gradient: Tensor, gbit: float | None, turns: int
+) -> list[list[str]]:
+    """Rows of the second table: milliseconds of this worker, medians."""
+    lines = []
+    for name, method in ours.items():
+        tape, count = method.taped(gradient), method.counts
+        alone, small = (
+            1000 * median(timed(partial(_run_aside, cluster, make, tape)) for _ in range(max(5, turns)))
+            for make in (replayed, tiny)
+        )
+        shares = [1000 * median(step[phase] for step in method.phases[-turns:]) for phase in PHASES]
+        wire = 8e-6 * count.bytes_sent / gbit if gbit else 0.0
+        cells = [*shares, alone, small, wire, wire + small, alone / (wire + small)]
+        entry = f"{2 * count.bytes_sent / count.words:.2f}" if count.words else ""
+        lines.append([name, str(count.rounds), str(count.bytes_sent), entry, *(f"{cell:.2f}" for cell in cells)])
+    return lines
+
+
+PHASES = (Phase.SELECT, Phase.PACK, Phase.COMMUNICATE, Phase.MERGE, Phase.UPDATE)
+HEADER = ["", "rounds", "bytes", "bytes/entry", *(phase.value for phase in PHASES)]
+HEADER += ["alone", "latency", "bytes at the bandwidth", "bound", "alone / bound"]
+
+
+def gradients_of(rank: int, length: int) -> list[Tensor]:
+    """Some steps' gradients: a part that all workers share, and noise."""
+    common = torch.randn(length, generator=torch.Generator().manual_seed(0))
+    noise = torch.Generator().manual_seed(rank + 1)
+    return [common + 0.5 * torch.randn(length, generator=noise) for _ in range(2)]
+
+
+def main() -> int:
+    """Runs as one worker.
+
+    Returns:
+        The exit code.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--entries", type=positive, default=14_700_000, help="n")
+    parser.add_argument("--density", type=float, default=0.01, help="k / n")
+    parser.add_argument("--methods", default="spardl", help="choices of compressor= that have a density, with commas")
+    parser.add_argument("--wires", default="exact,bfloat16", help="choices of wire=, with commas")
+    parser.add_argument("--settle", type=positive, default=60, help="steps before the first one that is timed")
+    parser.add_argument("--gbit", type=float, help="bandwidth of a link, for the bound")
+    add_options(parser)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    if "RANK" not in os.environ:
+        return _complain("no RANK in the environment; start this with torchrun, or with scripts/netlab.py run")
+    dist.init_process_group("gloo")
+    cluster = ProcessGroupCluster(timeout=120)
+    try:
+        with choices.composing():
+            pairs = [(name, wire) for name in arguments.methods.split(",") for wire in arguments.wires.split(",")]
+            options = [f"compressor.density={arguments.density}", "warmup.steps=0"]
+            ours = {
+                f"{name}, {wire}": Ours(choices.build(name, *options, f"wire={wire}"), cluster, arguments.entries)
+                for name, wire in pairs
+            }
+    except SpardlError as error:
+        return _complain(error)
+    gradients = gradients_of(dist.get_rank(), arguments.entries)
+    for step in range(arguments.settle):
+        for method in ours.values():
+            method(gradients[step % len(gradients)].clone())
+    seconds = measure({**torchs(arguments.entries), **ours}, gradients, arguments.repetitions + 1)
+    found = [Row(name, each[1:], {}) for name, each in seconds.items()]
+    lines = breakdown(ours, cluster, gradients[0], arguments.gbit, arguments.repetitions)
+    if cluster.leads:
+        title = f"n = {arguments.entries:,}, density {arguments.density:g}, P = {cluster.size}"
+        print(f"{title}\n{table(found, DENSE)}\n")
+        print("\n".join(f"| {' | '.join(line)} |" for line in [HEADER, ["---"] * len(HEADER), *lines]), flush=True)
+        write_json(arguments.json, {title: found}, {**vars(arguments), "breakdown": [HEADER, *lines]})
+    cluster.close()
+    return 0
+
+
+def _complain(reason: object) -> int:
+    print(f"error: {reason}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Times alternatives in turns, and shows what was found: what the bench scripts share."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from spardl.files import write_atomically
+
+__all__ = ["PATHS", "Row", "add_options", "interleaved", "on_path", "positive", "rows", "table", "write_json"]
+
+PATHS = ("compiled", "portable")
+"""The ways of spardl.kernels."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured of one candidate.
+
+    Attributes:
+        name: of the candidate.
+        seconds: of each repetition, not empty.
+        figures: what else is known of it, by the header of its column; numbers, or text.
+    """
+
+    name: str
+    seconds: Sequence[float]
+    figures: Mapping[str, float | str] = field(default_factory=dict)
+
+    @property
+    def median(self) -> float:
+        """The middle of the seconds."""
+        return median(self.seconds)
+
+
+def positive(word: str) -> int:
+    """A whole number from 1 on, for the command line."""
+    number = int(word)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
+def add_options(parser: argparse.ArgumentParser, repetitions: int = 9) -> None:
+    """Adds the options that every bench has: --repetitions, --threads and --json."""
+    parser.add_argument("--repetitions", type=positive, default=repetitions, help="turns of each candidate")
+    parser.add_argument("--threads", type=positive, default=1, help="threads of torch")
+    parser.add_argument("--json", type=Path, help="file for all figures")
+
+
+def on_path(path: str, work: Callable[[], object]) -> Callable[[], object]:
+    """Work that is done with kernels, or without: one of ``PATHS``. The environment stays as the last work had it."""
+
+    def run() -> object:
+        os.environ["SPARDL_KERNELS"] = path
+        return work()
+
+    return run
+
+
+def interleaved(candidates: Mapping[str, Callable[[], object]], repetitions: int) -> dict[str, list[float]]:
+    """Times candidates in turns, so that all suffer alike from what else the machine does.
+
+    Each has one turn before, which is not counted: it compiles, and fills what is kept from call to call.
+
+    Args:
+        candidates: what to time, by name. On a GPU, the time ends when the device has done its work.
+        repetitions: turns of each.
+
+    Returns:
+        The seconds of each turn, by name.
+    """
+    for work in candidates.values():
+        work()
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(repetitions):
+        for name, work in candidates.items():
+            _wait()
+            began = time.perf_counter()
+            work()
+            _wait()
+            seconds[name].append(time.perf_counter() - began)
+    return seconds
+
+
+def _wait() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def rows(seconds: Mapping[str, Sequence[float]], figures: Mapping[str, Mapping[str, float | str]]) -> list[Row]:
+    """What ``interleaved`` found, with further figures by name where there are any."""
+    return [Row(name, found, figures.get(name, {})) for name, found in seconds.items()]
+
+
+def table(found: Sequence[Row], reference: str) -> str:
+    """A table in Markdown: medians and spread in milliseconds, and how often the reference fits into each.
+
+    Args:
+        found: the rows.
+        reference: name of the row that the others are compared with.
+
+    Returns:
+        The lines, without a newline at the end.
+    """
+    (base,) = (row.median for row in found if row.name == reference)
+    headers = list(dict.fromkeys(header for row in found for header in row.figures))
+    lines = [["", "median ms", "least..most", f"x {reference}", *headers], ["---"] * (4 + len(headers))]
+    for row in found:
+        spread = f"{1000 * min(row.seconds):.3f}..{1000 * max(row.seconds):.3f}"
+        cells = [row.name, f"{1000 * row.median:.3f}", spread, f"{row.median / base:.2f}"]
+        lines.append([*cells, *(_cell(row.figures.get(header, "")) for header in headers)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(figure: float | str) -> str:
+    return figure if isinstance(figure, str) else f"{figure:.4g}"
+
+
+def write_json(path: Path | None, cases: Mapping[str, Sequence[Row]], setting: Mapping[str, object]) -> None:
+    """Writes all figures to a file, if one is named.
+
+    Args:
+        path: of the file, or ``None``.
+        cases: the rows of each table, by its title.
+        setting: what was measured: the arguments of the bench.
+    """
+    if path is None:
+        return
+    figures = {
+        title: [{"name": row.name, "median": row.median, "seconds": list(row.seconds), **row.figures} for row in found]
+        for title, found in cases.items()
+    }
+    kept = {name: value for name, value in setting.items() if not isinstance(value, Path | None)}
+    write_atomically(path, json.dumps({"setting": kept, "cases": figures}, indent=1).encode())

@@ -1,0 +1,321 @@
+"""Selection with a carried threshold on a GPU: one pass over memory adds the gradient and marks what is large.
+
+What limits such a step is memory traffic: the gradient is read, the residual read and written, and no entry should
+cross the bus once more because of the selection. So the pass that adds leaves one bit per entry behind (1/32 of a
+float32 vector) and the number of bits set in each tile; their prefix sums are the places of the positions in the
+result. That order is the order of the vector: nothing is sorted, no program waits for another, and no atomic operation
+makes two runs differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["add_and_list"]
+
+_TILE = 4096  # entries of one program: 16 per thread and vector, enough loads in flight with a few programs per SM
+_GROUP = 8  # tiles whose bits one program turns into positions: one tile has only 512 bytes of them
+_WARPS = 8
+_EXACT = False  # no multiplication is fused with an addition; to say so spares users a warning of Triton's
+_END = 2**63 - 1  # no position is behind it: where the last segment ends
+
+
+def add_and_list(
+    memory: Tensor,
+    gradient: Tensor | None,
+    starts: Sequence[int],
+    stops: Sequence[int],
+    bounds: Sequence[float],
+    room: int,
+) -> tuple[Tensor, list[int]]:
+    """Adds a gradient to a residual in place, and lists the entries of some ranges that reach a magnitude.
+
+    The sum has the bits of ``memory.add_(gradient)``. Entries in no range are added, too, and not listed. An infinity
+    is large; a NaN would not be listed. The host waits for the device once, for the counts; the positions may still be
+    on their way when this returns, in the order of the current stream. Scratch space is n/8 bytes.
+
+    Args:
+        memory: float32, bfloat16 or float64, shape (n,), contiguous, on a GPU; changed.
+        gradient: like ``memory``, or ``None`` to add nothing.
+        starts: where each range begins; ranges are in order and do not overlap.
+        stops: where each range ends, itself not in it.
+        bounds: the least magnitude to list, of each range, exactly representable in the type of ``memory``.
+        room: how many positions there may be in all ranges together.
+
+    Returns:
+        The positions, int64, strictly increasing, and how many of them are in each range. A range that has more than
+        the ranges before it have left room for has -1, and no positions.
+    """
+    with torch.cuda.device_of(memory):
+        tiles = triton.cdiv(memory.numel(), _TILE)
+        edges = _on(memory, [-_END, *(edge for both in zip(starts, stops, strict=True) for edge in both), _END])
+        words, before = _add(memory, gradient, edges, bounds, tiles)
+        hits = torch.empty(2 * len(starts), dtype=torch.int64, device=memory.device)
+        if hits.numel():
+            _count_below[(hits.numel(),)](
+                words, before, tiles, edges, hits, _TILE, num_warps=1, enable_fp_fusion=_EXACT
+            )
+        return _positions(words, before, starts, stops, hits.tolist(), room)
+
+
+def _on(memory: Tensor, numbers: list[int] | list[float], dtype: torch.dtype = torch.int64) -> Tensor:
+    """A table beside ``memory``. From pageable memory this is safe, and does not make the host wait for the device."""
+    return torch.tensor(numbers, dtype=dtype).to(memory.device, non_blocking=True)
+
+
+def _add(
+    memory: Tensor, gradient: Tensor | None, edges: Tensor, bounds: Sequence[float], tiles: int
+) -> tuple[Tensor, Tensor]:
+    """The pass over memory.
+
+    The edges of the ranges cut the line into segments, ranges and gaps by turns, some of them empty. A gap has a bound
+    that nothing reaches: NaN. So has what lies behind the vector, and the last tile needs no other care.
+
+    Returns:
+        One bit per entry, int32, shape (tiles * _TILE / 32,), and how many are set before each tile and in all, int64,
+        shape (tiles + 1,).
+    """
+    nan = float("nan")
+    by_segment = [nan, *(bound for both in ((bound, nan) for bound in bounds) for bound in both)]
+    wide = torch.float64 if memory.dtype == torch.float64 else torch.float32
+    words = torch.empty(tiles * (_TILE // 32), dtype=torch.int32, device=memory.device)
+    counts = torch.zeros(tiles + 1, dtype=torch.int32, device=memory.device)
+    if tiles:
+        _add_tile[(tiles,)](
+            memory,
+            gradient,
+            memory.numel(),
+            edges,
+            _on(memory, by_segment, wide),
+            len(by_segment),
+            words,
+            counts[1:],
+            _TILE,
+            num_warps=_WARPS,
+            enable_fp_fusion=_EXACT,
+        )
+    return words, counts.cumsum(0)
+
+
+def _positions(
+    words: Tensor, before: Tensor, starts: Sequence[int], stops: Sequence[int], hits: list[int], room: int
+) -> tuple[Tensor, list[int]]:
+    """Turns bits into positions, of all ranges that fit.
+
+    Neighbours that fit are one run, with one launch: nothing is set in the gaps between them.
+
+    Args:
+        words: one bit per entry.
+        before: the bits set before each tile, and in all.
+        starts: where each range begins.
+        stops: where each range ends.
+        hits: the bits set before each start and stop, in that order by range.
+        room: how many positions there may be.
+
+    Returns:
+        The positions, and how many of each range, or -1.
+    """
+    tiles, counts, used = len(before) - 1, [], 0
+    for index in range(len(starts)):
+        count = hits[2 * index + 1] - hits[2 * index]
+        counts.append(count if used + count <= room else -1)
+        used += max(counts[-1], 0)
+    positions = torch.empty(used, dtype=torch.int64, device=words.device)
+    listed = 0
+    for fits, members in groupby(range(len(counts)), key=lambda index: counts[index] >= 0):
+        first, *others = members
+        last = others[-1] if others else first
+        if not fits or hits[2 * first] == hits[2 * last + 1]:
+            continue
+        lower, upper = starts[first], stops[last]
+        offset = lower // (_GROUP * _TILE)
+        _list_group[(triton.cdiv(upper, _GROUP * _TILE) - offset,)](
+            words,
+            before,
+            tiles,
+            offset,
+            lower,
+            upper,
+            hits[2 * first],
+            positions[listed:],
+            _TILE,
+            _GROUP,
+            enable_fp_fusion=_EXACT,
+        )
+        listed += hits[2 * last + 1] - hits[2 * first]
+    return positions, counts
+
+
+def _kernel(function: Callable[..., object]) -> Any:
+    """Compiles a function for the device, at its first launch.
+
+    Its integers differ from call to call: each new property of theirs (one, a multiple of 16) would compile it anew.
+    """
+    integers = [name for name, kind in function.__annotations__.items() if kind == "int"]
+    return triton.jit(function, do_not_specialize=integers)
+
+
+@_kernel
+def _add_tile(
+    memory: tl.tensor,
+    gradient: tl.tensor | None,
+    length: int,
+    edges: tl.tensor,
+    bounds: tl.tensor,
+    segments: int,
+    words: tl.tensor,
+    counts: tl.tensor,
+    tile: tl.constexpr,
+) -> None:
+    """Adds one tile, and stores its bits and their number. Segment i begins at ``edges[i]``."""
+    number = tl.program_id(0)
+    start = number.to(tl.int64) * tile
+    stop = start + tile
+    at = start + tl.arange(0, tile)
+    wide: tl.constexpr = bounds.dtype.element_ty
+    # Only full tiles go without a mask, which would keep loads from being 16 bytes wide: its end could be anywhere.
+    if stop <= length:
+        magnitude = _added(memory, gradient, at, None, wide)
+    else:
+        magnitude = _added(memory, gradient, at, at < length, wide)
+    segment = 0
+    beyond = segments
+    while beyond - segment > 1:
+        middle = (segment + beyond) // 2
+        is_left = tl.load(edges + middle) <= start
+        segment = tl.where(is_left, middle, segment)
+        beyond = tl.where(is_left, beyond, middle)
+    bits = _packed(magnitude, tl.load(bounds + segment), tile)
+    edge = tl.load(edges + segment + 1)
+    first = start + 32 * tl.arange(0, tile // 32)
+    while edge < stop:  # a tile across edges: each further segment has its say about what is behind its edge
+        segment += 1
+        settled = _below(edge - first)
+        bits = (bits & settled) | (_packed(magnitude, tl.load(bounds + segment), tile) & ~settled)
+        edge = tl.load(edges + segment + 1)
+    tl.store(words + first // 32, bits.to(tl.int32, bitcast=True))
+    tl.store(counts + number, tl.sum(_ones(bits)))
+
+
+@_kernel
+def _added(
+    memory: tl.tensor, gradient: tl.tensor | None, at: tl.tensor, inside: tl.tensor | None, wide: tl.constexpr
+) -> tl.tensor:
+    """Adds in place, and gives magnitudes as they were stored, in the type of the bounds."""
+    stored = tl.load(memory + at, mask=inside)
+    value = _widened(stored, wide)
+    if gradient is not None:
+        stored, value = _rounded(value + _widened(tl.load(gradient + at, mask=inside), wide), stored.dtype)
+        tl.store(memory + at, stored, mask=inside)
+    return tl.abs(value)
+
+
+@_kernel
+def _widened(stored: tl.tensor, wide: tl.constexpr) -> tl.tensor:
+    """A value in the type of the bounds."""
+    value = stored
+    if stored.dtype != wide:
+        value = (stored.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(wide, bitcast=True)
+    return value
+
+
+@_kernel
+def _rounded(value: tl.tensor, narrow: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """A sum in the type of memory, and the same number in the type of the bounds.
+
+    To bfloat16 it is rounded in whole numbers: Triton's interpreter rounds conversions otherwise than a GPU does, and
+    bits that no test can see are not to be relied upon. Adding 0x7FFF, and one more if the last bit to stay is set,
+    carries into that bit where rounding to nearest, ties to even, goes up. It would carry out of a NaN: that is kept.
+    """
+    stored = value
+    if value.dtype != narrow:
+        raw = value.to(tl.uint32, bitcast=True)
+        raw = tl.where(value == value, raw + 0x7FFF + ((raw >> 16) & 1), 0x7FC00000) & 0xFFFF0000  # noqa: PLR0124
+        stored = (raw >> 16).to(tl.uint16).to(narrow, bitcast=True)
+        value = raw.to(value.dtype, bitcast=True)
+    return stored, value
+
+
+@_kernel
+def _packed(magnitude: tl.tensor, bound: tl.tensor, tile: tl.constexpr) -> tl.tensor:
+    """One bit per entry that reaches the bound, shape (tile / 32,); the first is the lowest of the first word."""
+    rows = tl.reshape(magnitude >= bound, [tile // 32, 32])
+    return tl.sum(rows.to(tl.uint32) << tl.arange(0, 32).to(tl.uint32)[None, :], axis=1)
+
+
+@_kernel
+def _ones(word: tl.tensor) -> tl.tensor:
+    """How many bits are set in each word of 32, int32. Source: Warren, Hacker's Delight, 2nd edition, section 5-1."""
+    word = word - ((word >> 1) & 0x55555555)
+    word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
+    word = (word + (word >> 4)) & 0x0F0F0F0F
+    word = word + (word >> 8)
+    return ((word + (word >> 16)) & 63).to(tl.int32)
+
+
+@_kernel
+def _below(bit: tl.tensor) -> tl.tensor:
+    """A word with all bits set that are below one, which may lie outside of it. 64 bits: no shift by 32 in a word."""
+    one = tl.full([1], 1, tl.int64)
+    return ((one << tl.minimum(tl.maximum(bit, 0), 32)) - 1).to(tl.uint32)
+
+
+@_kernel
+def _bits(
+    words: tl.tensor, first: tl.tensor, tiles: int, size: tl.constexpr, tile: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """Some words from one on, those behind the last tile 0; and the position of the first bit of each."""
+    # Said to be scattered, as the positions are: else threads would hold neighbours, for wide loads of these few bytes,
+    # and hand them to each other at every store.
+    at = tl.max_contiguous(first + tl.arange(0, size), 1)
+    word = tl.load(words + at, mask=at < tl.cast(tiles, tl.int64) * (tile // 32), other=0)
+    return word.to(tl.uint32, bitcast=True), at * 32
+
+
+@_kernel
+def _count_below(
+    words: tl.tensor, before: tl.tensor, tiles: int, edges: tl.tensor, hits: tl.tensor, tile: tl.constexpr
+) -> None:
+    """How many bits are set before one edge of a range (edge 0 belongs to no range)."""
+    number = tl.program_id(0)
+    edge = tl.load(edges + number + 1)
+    block = edge // tile
+    # An edge at the end of the vector may belong to no tile.
+    word, start = _bits(words, block * (tile // 32), tiles, tile // 32, tile)
+    inside = tl.sum(_ones(word & _below(edge - start)))
+    tl.store(hits + number, tl.load(before + block) + inside)
+
+
+@_kernel
+def _list_group(
+    words: tl.tensor,
+    before: tl.tensor,
+    tiles: int,
+    offset: int,
+    lower: int,
+    upper: int,
+    earlier: int,
+    positions: tl.tensor,
+    tile: tl.constexpr,
+    group: tl.constexpr,
+) -> None:
+    """Lists the positions in [lower, upper) of one group of tiles; ``earlier`` bits are set before ``lower``."""
+    first = (tl.program_id(0) + offset).to(tl.int64) * group
+    rank = tl.load(before + first)
+    if tl.load(before + tl.minimum(first + group, tiles)) > rank:  # where little is listed, most groups end here
+        word, start = _bits(words, first * (tile // 32), tiles, group * (tile // 32), tile)
+        word = word & _below(upper - start) & ~_below(lower - start)
+        count = _ones(word)
+        place = tl.maximum(rank - earlier, 0) + tl.cumsum(count) - count
+        for _ in range(tl.max(count)):  # each turn takes the lowest bit of every word
+            lowest = _ones(~word & (word - 1))
+            tl.store(positions + place, start + lowest, mask=word != 0)
+            word = word & (word - 1)
+            place += 1

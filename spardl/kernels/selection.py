@@ -374,8 +374,7 @@ def largest(
             near, keys = _candidates(bits, mask, near, keys, touched, ends, limits, united, fresh)
             if keys.size >= k:
                 cuts[number] = _choose(keys, mask, width, counters, into)
-                for index in range(k):
-                    into[index] = near[into[index]]
+                into[:] = near[into]
                 counts[number] = keys.size
                 continue
         cuts[number] = _choose(bits[start:stop], mask, width, counters, into)

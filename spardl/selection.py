@@ -44,11 +44,13 @@ class Chosen(NamedTuple):
     """The largest entries of some ranges.
 
     Attributes:
+        parts: int64, shape (r, 3): the ranges, and how many were wanted of each.
         positions: int64, of all ranges in their order, increasing in each.
         cuts: magnitudes, shape (r,), on the CPU: of the smallest entry that was chosen; 0 where nothing was compared.
         looked: shape (r,): entries that were compared; -1 for all of the range.
     """
 
+    parts: Integers
     positions: Tensor
     cuts: Tensor
     looked: Integers
@@ -111,6 +113,7 @@ class PortableFinder(Finder):
             for part, (positions, _) in zip(parts, found, strict=True)
         ]
         return Chosen(
+            np.array(parts, np.int64),
             torch.cat([positions for positions, _ in found]),
             torch.stack(cuts).cpu(),
             np.array([looked for _, looked in found]),
@@ -223,7 +226,8 @@ class CompiledFinder(Finder):
         from spardl.kernels.selection import largest  # noqa: PLC0415 - takes seconds to import
 
         kind, rows = self._kind, self._row(parts)
-        starts, stops, wanted = np.array(parts, np.int64).T.copy()
+        table = np.array(parts, np.int64)
+        starts, stops, wanted = table.T.copy()
         out = torch.empty(int(wanted.sum()), dtype=torch.int64)
         looked, cuts = np.empty(len(parts), np.int64), np.empty(len(parts), np.int64)
         largest(
@@ -245,7 +249,7 @@ class CompiledFinder(Finder):
             cuts,
         )
         keys = torch.from_numpy(np.maximum(cuts, 0)).to(kind.bits)
-        return Chosen(out, keys.view(values.dtype), looked)
+        return Chosen(table, out, keys.view(values.dtype), looked)
 
 
 def reaching(values: Tensor, start: int, stop: int, bound: float) -> Tensor:

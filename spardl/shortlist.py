@@ -39,7 +39,7 @@ class Shortlist:
 
     def __init__(self) -> None:
         self._finder: Finder | None = None
-        self._found: list[tuple[Sequence[Part], Chosen]] = []
+        self._found: list[Chosen] = []
         self._lesson: _Lesson | None = None
         self._listed: Integers = np.empty(0, np.int64)
 
@@ -78,7 +78,7 @@ class Shortlist:
         if not parts:
             return torch.empty(0, dtype=torch.int64, device=values.device)
         chosen = self._of(values).largest(values, parts, touched)
-        self._found.append((parts, chosen))
+        self._found.append(chosen)
         return chosen.positions
 
     def _of(self, values: Tensor) -> Finder:
@@ -105,11 +105,11 @@ class _Lesson:
     slack: NDArray[Any]
 
     @classmethod
-    def of(cls, found: Sequence[tuple[Sequence[Part], Chosen]], values: Tensor) -> _Lesson:
+    def of(cls, found: Sequence[Chosen], values: Tensor) -> _Lesson:
         """From all selections in a vector."""
-        parts = np.concatenate([np.empty((0, 3), np.int64), *(np.array(parts, np.int64) for parts, _ in found)])
-        cuts = torch.cat([values.new_empty(0, device="cpu"), *(chosen.cuts for _, chosen in found)])
-        looked = np.concatenate([np.empty(0, np.int64), *(chosen.looked for _, chosen in found)])
+        parts = np.concatenate([np.empty((0, 3), np.int64), *(chosen.parts for chosen in found)])
+        cuts = torch.cat([values.new_empty(0, device="cpu"), *(chosen.cuts for chosen in found)])
+        looked = np.concatenate([np.empty(0, np.int64), *(chosen.looked for chosen in found)])
         # A bound that is 0 or infinite separates nothing.
         useful = np.flatnonzero(((cuts > torch.finfo(cuts.dtype).tiny) & cuts.isfinite()).numpy())
         order = useful[np.argsort(parts[useful, 0])]

@@ -147,3 +147,13 @@ def test_bad_options_are_named(
     with pytest.raises(SystemExit):
         bench.main()
     assert "must be at least 1, got 0" in capsys.readouterr().err
+
+
+def test_many_simulated_workers_are_measured(
+    timing: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.set_num_threads", lambda count: None)
+    monkeypatch.setattr(sys, "argv", ["bench_simulated", "--workers", "3,8", "--entries", "5000", "--steps", "2"])
+    assert importlib.import_module("bench_simulated").main() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[:2] for line in lines[2:]] == [["| 3", "5,000"], ["| 8", "5,000"]]

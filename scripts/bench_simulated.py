@@ -1,0 +1,73 @@
+"""Measures a whole SparDL synchronization by many simulated workers in this one process: seconds and memory.
+
+python scripts/bench_simulated.py --workers 16,64,256 --entries 1000000
+python scripts/bench_simulated.py --workers 1024 --entries 100000
+
+Seconds are those of all workers together, on one core. Memory is the process's largest so far: its libraries, the
+residuals and gradients of all workers, and what is under way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from statistics import median
+
+import torch
+from timing import positive
+
+from spardl.clusters import Network, SimulatedCluster
+from spardl.communicators import SparDL
+from spardl.compressors import TopK
+from spardl.layout import Layout
+from spardl.method import Method
+from spardl.residuals import GlobalResidual
+
+
+def synchronize(workers: int, length: int, density: float, steps: int) -> list[float]:
+    """Seconds of each of some steps; the first one is left out, in which nothing is known of the last."""
+    method, cluster = Method(TopK(density), SparDL(), GlobalResidual()), SimulatedCluster(workers, Network(1e-4, 1))
+    states = [method.init_state(Layout.flat(length), torch.float32) for _ in range(workers)]
+    gradient = torch.randn(length, generator=torch.Generator().manual_seed(0))
+    seconds = []
+    for _ in range(steps + 1):
+        began = time.perf_counter()
+        for rank, state in enumerate(states):
+            method.accumulate(gradient.roll(rank), state)
+        cluster.run([method.average(*pair) for pair in zip(cluster.local_workers, states, strict=True)])
+        seconds.append(time.perf_counter() - began)
+    return seconds[1:]
+
+
+def row(workers: int, length: int, found: Sequence[float]) -> str:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    spread = f"{min(found):.2f}..{max(found):.2f}"
+    cells = [str(workers), f"{length:,}", f"{median(found):.2f}", spread, f"{1000 * median(found) / workers:.1f}"]
+    return f"| {' | '.join([*cells, f'{peak:.2f}'])} |"
+
+
+def main() -> int:
+    """Prints one table.
+
+    Returns:
+        The exit code.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", default="16,64,256", help="how many, with commas, increasing")
+    parser.add_argument("--entries", type=positive, default=1_000_000, help="n")
+    parser.add_argument("--density", type=float, default=0.01, help="k / n")
+    parser.add_argument("--steps", type=positive, default=5, help="that are timed")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    print("| P | n | s, median | least..most | ms per worker | GB at most |\n|---|---|---|---|---|---|")
+    for workers in map(positive, arguments.workers.split(",")):
+        found = synchronize(workers, arguments.entries, arguments.density, arguments.steps)
+        print(row(workers, arguments.entries, found), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Bytes per entry: what the ledger says, and what the interfaces count."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from spardl.clusters import SimulatedCluster
+from spardl.communicators import SparDL
+from spardl.compressors import TopK
+from spardl.layout import Layout
+from spardl.method import Method
+from spardl.residuals import GlobalResidual
+from spardl.wire import Wire
+from tests.harness import NETWORK
+from tests.labs import ROOT, in_a_lab
+
+LENGTH = 1_470_000
+LIMITS = [(0.01, "exact", 5.5), (0.01, "bfloat16", 3.5), (0.001, "exact", 6.3), (0.001, "bfloat16", 4.3)]
+
+# Prints, for rank 0, the bytes that the ledger has, those that the interface counted, and the entries sent.
+ON_THE_WIRE = """
+import json, sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+import spardl
+from spardl.layout import Layout
+from spardl.wire import Wire
+
+length, density, wire, turns = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3], 20
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+cluster = spardl.ProcessGroupCluster()
+(worker,), (ledger,) = cluster.local_workers, cluster.ledgers
+method = spardl.Method(spardl.TopK(density), spardl.SparDL(), spardl.GlobalResidual(), wire=Wire(wire))
+state = method.init_state(Layout.flat(length), torch.float32)
+gradient = torch.randn(length, generator=torch.Generator().manual_seed(worker.rank))
+counter = Path("/sys/class/net/eth0/statistics/tx_bytes")
+
+def synchronize():
+    method.accumulate(gradient, state)
+    cluster.run([method.average(worker, state)])
+
+synchronize()
+dist.barrier()
+before, sent, words = int(counter.read_text()), ledger.bytes_sent, ledger.words
+for _ in range(turns):
+    synchronize()
+dist.barrier()
+found = [ledger.bytes_sent - sent, int(counter.read_text()) - before, (ledger.words - words) // 2]
+if cluster.leads:
+    Path(sys.argv[4]).write_text(json.dumps(found))
+cluster.close()
+"""
+
+
+@pytest.mark.parametrize(("density", "wire", "limit"), LIMITS)
+@pytest.mark.parametrize("workers", [4, 14])
+def test_the_ledger_has_few_bytes_per_entry(density: float, wire: str, limit: float, workers: int) -> None:
+    method = Method(TopK(density), SparDL(), GlobalResidual(), wire=Wire(wire))
+    cluster, layout = SimulatedCluster(workers, NETWORK), Layout.flat(LENGTH // 4)
+    states = [method.init_state(layout, torch.float32) for _ in range(workers)]
+    for rank, state in enumerate(states):
+        method.accumulate(torch.randn(layout.length, generator=torch.Generator().manual_seed(rank)), state)
+    cluster.run([method.average(*pair) for pair in zip(cluster.local_workers, states, strict=True)])
+    for ledger in cluster.ledgers:
+        assert ledger.bytes_sent <= limit * ledger.words / 2
+
+
+@in_a_lab
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("density", "wire", "limit"), LIMITS)
+def test_the_interface_counts_what_the_ledger_has(density: float, wire: str, limit: float, tmp_path: Path) -> None:
+    """Headers, acknowledgements and gloo's own messages take some 430 bytes a message, of which there are 80."""
+    lab = [sys.executable, "scripts/netlab.py", "run", "--workers", "4", "--gbit", "1", "--"]
+    words = [str(LENGTH), str(density), wire, str(tmp_path / "found.json")]
+    subprocess.run(
+        [*lab, sys.executable, "-c", ON_THE_WIRE, *words], cwd=ROOT, capture_output=True, timeout=100, check=True
+    )
+    ledger, interface, entries = json.loads((tmp_path / "found.json").read_text())
+    assert ledger <= limit * entries
+    assert ledger < interface < ledger + 80 * 600

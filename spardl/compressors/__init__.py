@@ -1,7 +1,7 @@
 """Compressors: what one worker sends of a gradient. One published operator is one file."""
 
 from spardl.compressors.base import CodeCompressor, Compressor, DenseCompressor, Mass, Output, SparseCompressor
-from spardl.compressors.budget import Budget, BudgetedCompressor
+from spardl.compressors.budget import Budget, BudgetedCompressor, PiecewiseCompressor
 from spardl.compressors.cast import Cast
 from spardl.compressors.count_sketch import CountSketch
 from spardl.compressors.dgc import SampledTopK
@@ -31,6 +31,7 @@ __all__ = [
     "Mass",
     "NoCompression",
     "Output",
+    "PiecewiseCompressor",
     "PowerSGD",
     "RandomBlock",
     "RandomK",

@@ -6,6 +6,7 @@ ICLR 2018, section 3.4).
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -22,7 +23,7 @@ from spardl.errors import ConfigError
 from spardl.layout import Layout, Part
 from spardl.state import State
 
-__all__ = ["SCOPES", "Budget", "BudgetedCompressor"]
+__all__ = ["SCOPES", "Budget", "BudgetedCompressor", "Piece", "PiecewiseCompressor"]
 
 SCOPES: Mapping[str, Callable[[Layout, int], list[tuple[int, int]]]] = MappingProxyType(
     {
@@ -89,6 +90,33 @@ def _share(density: float, length: int) -> int:
 class BudgetedCompressor(Budget, SparseCompressor):
     """A sparse compressor whose choice is made in each part of a budget alone."""
 
+    @abstractmethod
+    def choose_all(
+        self, accumulated: Accumulator, pieces: Sequence[Piece], context: Context, state: State
+    ) -> list[Tensor]:
+        """Picks the entries to keep of some pieces.
+
+        Returns:
+            int64 positions in the whole vector, piece by piece, increasing in each.
+        """
+
+    def selector(self, context: Context, state: State) -> Select:
+        """Cuts blocks at the borders of the parts, and chooses in each piece."""
+        own = self.parts(context)
+
+        def select(accumulated: Accumulator, parts: Sequence[Part]) -> Tensor:
+            pieces = [piece for part in parts for piece in _pieces(own, part) if piece.k]
+            chosen = self.choose_all(accumulated, pieces, context, state)
+            nothing = torch.empty(0, dtype=torch.int64, device=accumulated.values.device)
+            return torch.cat(chosen) if chosen else nothing
+
+        return select
+
+
+class PiecewiseCompressor(BudgetedCompressor):
+    """One that looks at a piece at a time."""
+
+    @abstractmethod
     def choose(self, values: Tensor, k: int, part: int, context: Context, state: State) -> Tensor:
         """Picks the entries to keep of one piece.
 
@@ -102,32 +130,16 @@ class BudgetedCompressor(Budget, SparseCompressor):
         Returns:
             int64, strictly increasing positions in ``values``.
         """
-        raise NotImplementedError
 
     def choose_all(
         self, accumulated: Accumulator, pieces: Sequence[Piece], context: Context, state: State
     ) -> list[Tensor]:
-        """Picks the entries to keep of some pieces; by ``choose``, unless there is a faster way.
-
-        Returns:
-            int64 positions in the whole vector, piece by piece, increasing in each.
-        """
+        """Piece by piece."""
+        values = accumulated.values
         return [
-            self.choose(accumulated.values[piece.start : piece.stop], piece.k, piece.part, context, state) + piece.start
+            self.choose(values[piece.start : piece.stop], piece.k, piece.part, context, state) + piece.start
             for piece in pieces
         ]
-
-    def selector(self, context: Context, state: State) -> Select:
-        """Cuts blocks at the borders of the parts, and chooses in each piece."""
-        own = self.parts(context)
-
-        def select(accumulated: Accumulator, parts: Sequence[Part]) -> Tensor:
-            pieces = [piece for part in parts for piece in _pieces(own, part) if piece.k]
-            chosen = self.choose_all(accumulated, pieces, context, state)
-            nothing = torch.empty(0, dtype=torch.int64, device=accumulated.values.device)
-            return torch.cat(chosen) if chosen else nothing
-
-        return select
 
 
 class Piece(NamedTuple):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from spardl.checks import is_a
 from spardl.compressors.base import Output
-from spardl.compressors.budget import BudgetedCompressor
+from spardl.compressors.budget import PiecewiseCompressor
 from spardl.context import Context
 from spardl.errors import ConfigError
 from spardl.randomness import seeded_generator
@@ -26,7 +26,7 @@ __all__ = ["SampledTopK"]
 
 
 @dataclass(frozen=True)
-class SampledTopK(BudgetedCompressor):
+class SampledTopK(PiecewiseCompressor):
     """Keeps at most k entries, nearly always among the largest; see ``Budget`` for the other arguments.
 
     The threshold is that of top-k in a sample of every so-many-th entry. Too many entries above it are cut down to

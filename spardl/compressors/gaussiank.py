@@ -16,7 +16,7 @@ from torch import Tensor
 
 from spardl.checks import is_a
 from spardl.compressors.base import Output
-from spardl.compressors.budget import BudgetedCompressor
+from spardl.compressors.budget import PiecewiseCompressor
 from spardl.context import Context
 from spardl.errors import ConfigError
 from spardl.selection import top_k
@@ -26,7 +26,7 @@ __all__ = ["GaussianK"]
 
 
 @dataclass(frozen=True)
-class GaussianK(BudgetedCompressor):
+class GaussianK(PiecewiseCompressor):
     """Keeps what is larger than a threshold: |mean| + z * standard deviation; see ``Budget`` for the other arguments.
 
     z is the quantile beyond which, on both sides together, a share k / n of a normal distribution lies. Gradients are

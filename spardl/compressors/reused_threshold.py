@@ -14,7 +14,7 @@ from torch import Tensor
 
 from spardl.checks import is_a
 from spardl.compressors.base import Output
-from spardl.compressors.budget import BudgetedCompressor
+from spardl.compressors.budget import PiecewiseCompressor
 from spardl.context import Context
 from spardl.errors import ConfigError
 from spardl.layout import Layout
@@ -42,7 +42,7 @@ class ReusedThresholdState(State):
 
 
 @dataclass(frozen=True)
-class ReusedThreshold(Reuse, BudgetedCompressor):
+class ReusedThreshold(Reuse, PiecewiseCompressor):
     """Keeps the entries above a threshold; see ``Budget`` and ``Reuse`` for the other arguments.
 
     Args:

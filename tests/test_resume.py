@@ -94,7 +94,9 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize(
+    "cluster", [pytest.param(name, marks=[] if name == "process_group" else pytest.mark.slow) for name in CLUSTERS]
+)
 @pytest.mark.parametrize(
     "schedule", ["dear", *(pytest.param(name, marks=pytest.mark.slow) for name in SCHEDULES if name != "dear")]
 )

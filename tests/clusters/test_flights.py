@@ -216,7 +216,7 @@ def test_streams_that_cannot_be() -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("signum", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_a_peer_that_is_lost_is_noticed_at_the_wait(signum: signal.Signals) -> None:
     def work(pair: ProcessGroupCluster) -> None:
         (worker,) = pair.local_workers

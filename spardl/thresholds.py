@@ -15,7 +15,7 @@ from torch import Tensor
 
 from spardl.checks import is_a
 from spardl.errors import ConfigError
-from spardl.selection import top_k
+from spardl.selection import reaching, top_k
 
 __all__ = ["Reuse", "at_least", "check_number", "exact", "smallest_magnitude"]
 
@@ -81,10 +81,9 @@ def at_least(values: Tensor, threshold: float) -> Tensor:
     Returns:
         int64, strictly increasing.
     """
-    magnitude = values.abs()
-    found = (magnitude >= threshold).nonzero().squeeze(1)
+    found = reaching(values, 0, values.numel(), threshold)
     # In the type of the values a small threshold can be 0, which all zeros reach.
-    return found[magnitude[found] > 0]
+    return found[values[found] != 0]
 
 
 def exact(values: Tensor, k: int) -> Tensor:

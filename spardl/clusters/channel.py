@@ -56,7 +56,7 @@ class Channel:
         """
         if isinstance(request, Exchange):
             ledger.count_exchange(request)
-            with self._slowed(1, traffic(request)):
+            with self._slowed(1, lambda: traffic(request)):
                 return self._exchange(request)
         run = _COLLECTIVES[type(request)]
         halves = 2 if isinstance(request, AllReduce) else 1
@@ -64,7 +64,7 @@ class Channel:
         elements = rounds * request.tensor.numel() // self._size
         ledger.count_collective(rounds, elements, itemsize)
         contact = self._contact(f"the backend's {type(request).__name__} over all workers")
-        with self._slowed(rounds, elements * itemsize), contact:
+        with self._slowed(rounds, lambda: elements * itemsize), contact:
             return [run(request.tensor, self._group, self._rank)]
 
     def _exchange(self, exchange: Exchange) -> list[Tensor]:
@@ -92,13 +92,13 @@ class Channel:
             return receive.into
         return torch.empty(receive.size, dtype=receive.dtype, device=self._device)
 
-    def _slowed(self, rounds: int, nbytes: int) -> AbstractContextManager[None]:
+    def _slowed(self, rounds: int, nbytes: Callable[[], int]) -> AbstractContextManager[None]:
         if self._throttle is None:
             return nullcontext()
         if self._device.type == "cuda":
             # What the GPU has to do before it can send must not count as sending.
             torch.cuda.current_stream(self._device).synchronize()
-        return lasting(self._throttle, rounds, nbytes)
+        return lasting(self._throttle, rounds, nbytes())
 
     @contextmanager
     def _contact(self, what: str) -> Iterator[None]:

@@ -38,6 +38,7 @@ from hydra import compose
 from hydra.utils import instantiate
 from profile_model import SOURCES as MODELS
 from profile_model import Job
+from timing import complain
 
 from spardl.clusters import Network, ProcessGroupCluster, gather_rows
 from spardl.errors import ConfigError, SpardlError
@@ -260,7 +261,7 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if "RANK" not in os.environ:
-        return _complain("no RANK in the environment; start this with scripts/netlab.py run or torchrun")
+        return complain("no RANK in the environment; start this with scripts/netlab.py run or torchrun")
     dist.init_process_group("gloo")
     cluster = ProcessGroupCluster(timeout=120, streams=arguments.streams)
     try:
@@ -270,18 +271,13 @@ def main() -> int:
             ]
             found = rows([make_case(*pair, cluster, arguments) for pair in names], cluster, arguments)
     except SpardlError as error:
-        return _complain(error)
+        return complain(error)
     if cluster.leads:
         show(found)
         if arguments.json:
             write_atomically(arguments.json, json.dumps(found, indent=1).encode())
     cluster.close()
     return 0
-
-
-def _complain(reason: object) -> int:
-    print(f"error: {reason}", file=sys.stderr)
-    return 2
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from typing import Any
 import choices
 import torch
 import torch.distributed as dist
-from timing import Row, add_options, positive, table, write_json
+from timing import Row, add_options, complain, positive, table, write_json
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
@@ -245,7 +245,7 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     if "RANK" not in os.environ:
-        return _complain("no RANK in the environment; start this with torchrun, or with scripts/netlab.py run")
+        return complain("no RANK in the environment; start this with torchrun, or with scripts/netlab.py run")
     dist.init_process_group("gloo")
     cluster = ProcessGroupCluster(timeout=120)
     try:
@@ -257,7 +257,7 @@ def main() -> int:
                 for name, wire in pairs
             }
     except SpardlError as error:
-        return _complain(error)
+        return complain(error)
     gradients = gradients_of(dist.get_rank(), arguments.entries)
     for step in range(arguments.settle):
         for method in ours.values():
@@ -272,11 +272,6 @@ def main() -> int:
         write_json(arguments.json, {title: found}, {**vars(arguments), "breakdown": [HEADER, *lines]})
     cluster.close()
     return 0
-
-
-def _complain(reason: object) -> int:
-    print(f"error: {reason}", file=sys.stderr)
-    return 2
 
 
 if __name__ == "__main__":

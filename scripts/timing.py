@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,18 @@ import torch
 
 from spardl.files import write_atomically
 
-__all__ = ["PATHS", "Row", "add_options", "interleaved", "on_path", "positive", "rows", "table", "write_json"]
+__all__ = [
+    "PATHS",
+    "Row",
+    "add_options",
+    "complain",
+    "interleaved",
+    "on_path",
+    "positive",
+    "rows",
+    "table",
+    "write_json",
+]
 
 PATHS = ("compiled", "portable")
 """The ways of spardl.kernels."""
@@ -123,6 +135,16 @@ def table(found: Sequence[Row], reference: str) -> str:
 
 def _cell(figure: float | str) -> str:
     return figure if isinstance(figure, str) else f"{figure:.4g}"
+
+
+def complain(reason: object) -> int:
+    """Says in one line why a bench does not run.
+
+    Returns:
+        The exit code.
+    """
+    print(f"error: {reason}", file=sys.stderr)
+    return 2
 
 
 def write_json(path: Path | None, cases: Mapping[str, Sequence[Row]], setting: Mapping[str, object]) -> None:

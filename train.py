@@ -27,7 +27,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from spardl.errors import ConfigError, SpardlError
+from spardl.errors import ConfigError, DataError, SpardlError
 from spardl.files import write_atomically
 from spardl.method import Method
 from spardl.training.experiment import Experiment
@@ -48,16 +48,44 @@ def build(config: DictConfig) -> Experiment:
         ConfigError: if they do not, or a value is out of range.
     """
     plain: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
+    dataset = build_dataset(plain)
+    caveat = getattr(dataset, "caveat", None)
+    plan = build_plan(plain, dataset)
+    return Experiment(
+        plain, _label(), plan, _make(plain, "cluster"), _make(plain, "logger"), (caveat,) if caveat else ()
+    )
+
+
+def build_plan(plain: Mapping[str, Any], dataset: Any) -> Plan:
+    """Makes what a resolved configuration trains on a data set, and how.
+
+    Raises:
+        ConfigError: if its parts do not fit together, or a value is out of range.
+    """
     make = partial(_make, plain)
-    plan = Plan(
-        task=make("task", model=make("model"), dataset=make("dataset")),
+    return Plan(
+        task=make("task", model=make("model"), dataset=dataset),
         method=build_method(plain),
         optimizer=make("optimizer"),
         lr_schedule=make("lr_schedule"),
         schedule=make("schedule"),
         settings=_settings(plain["training"]),
     )
-    return Experiment(plain, _label(), plan, make("cluster"), make("logger"))
+
+
+def build_dataset(plain: Mapping[str, Any]) -> Any:
+    """Reads, or generates, the data set that a resolved configuration names.
+
+    Raises:
+        DataError: if it is missing or not what it should be.
+        ConfigError: if a value is out of range.
+    """
+    try:
+        return _make(plain, "dataset")
+    except DataError as error:
+        if "stand_in" not in plain["dataset"]:
+            raise
+        raise DataError(f"{error}; scale.stand_in=true tries things out on data of the same shapes") from error
 
 
 def build_method(plain: Mapping[str, Any]) -> Method:
@@ -95,7 +123,8 @@ def _settings(node: Mapping[str, Any]) -> Settings:
 
 def _label() -> str:
     choices = HydraConfig.get().runtime.choices
-    return f"{choices['compressor']}-{choices['model']}-{choices['dataset']}"
+    scale = "" if choices["scale"] == "full" else f"-{choices['scale']}"
+    return f"{choices['compressor']}-{choices['model']}-{choices['dataset']}{scale}"
 
 
 def train(config: DictConfig) -> None:
@@ -112,7 +141,7 @@ def train(config: DictConfig) -> None:
         run = experiment.launcher.share(lambda: stack.enter_context(experiment.prepare()))
         if experiment.launcher.leads:
             write_atomically(run.folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True).encode())
-            for notice in run.notices:
+            for notice in (*experiment.caveats, *run.notices):
                 print(f"warning: {notice}", file=sys.stderr, flush=True)
             print(f"run {run.id}: {run.folder}", flush=True)
         experiment.perform(run)

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from spardl.errors import ConfigError
 from spardl.training.task import Batch, Task
-from tasks.datasets.base import Dataset, TextDataset, require
+from tasks.datasets.base import Dataset, require
+from tasks.datasets.text import SpecialTokens, TextDataset
 from tasks.placement import place
+from tasks.scoring import score
 from tasks.sentence_pairs import IGNORED, SentencePairs
 
 __all__ = ["BertPretraining"]
@@ -32,7 +34,8 @@ class BertPretraining(Task):
         mask_fraction: share of a sequence's word pieces to guess.
 
     Raises:
-        ConfigError: the data set holds no text, or too few documents, or an option is out of range.
+        ConfigError: the data set holds no text, or not with BERT's special tokens, or too few documents, or an
+            option is out of range.
 
     Source: Devlin, Chang, Lee, Toutanova: BERT, NAACL 2019, section 3.1.
     """
@@ -60,6 +63,11 @@ class BertPretraining(Task):
         if not 0 < mask_fraction < 1:
             raise ConfigError(f"task.mask_fraction={mask_fraction}: use a number between 0 and 1")
         text = require(dataset, TextDataset, "bert pre-training")
+        if len(text.special.ids) < len(SpecialTokens.NAMES):
+            raise ConfigError(
+                f"bert pre-training needs text with its special tokens; dataset={text.name} has whole words and no "
+                f"{SpecialTokens.NAMES[-1]}; use {TextDataset.examples}"
+            )
         self.model = model
         self.seq_len = seq_len
         self.vocab_size = text.vocab_size
@@ -76,18 +84,17 @@ class BertPretraining(Task):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Mean loss per masked token plus mean loss per pair, in nats."""
-        loss: Tensor = model(**place(batch, model)).loss
-        return loss
+        placed = place(batch, model)
+        words, labels, pairs = _guess(model, placed)
+        return F.cross_entropy(words, labels) + F.cross_entropy(pairs, placed["next_sentence_label"])
 
     @torch.no_grad()
     def measure(self, model: nn.Module, batch: Batch) -> Tensor:
         """Summed losses in nats, hits and counts, as ``sums`` names them: float64, on the model's device."""
         placed = place(batch, model)
-        output = model(**{name: placed[name] for name in INPUTS})
-        masked = placed["labels"] != IGNORED
-        words = _score(output.prediction_logits[masked], placed["labels"][masked])
-        pairs = _score(output.seq_relationship_logits, placed["next_sentence_label"])
-        return torch.stack([words[0], words[2], words[1], *pairs])
+        words, labels, pairs = _guess(model, placed)
+        loss, hits, count = score(words, labels)
+        return torch.stack([loss, count, hits, *score(pairs, placed["next_sentence_label"])])
 
     def summarize(self, sums: Mapping[str, float]) -> dict[str, float]:
         """``loss`` (``mlm_loss`` plus ``nsp_loss``), each loss in nats, and both accuracies as fractions."""
@@ -102,8 +109,8 @@ class BertPretraining(Task):
         }
 
 
-def _score(logits: Tensor, labels: Tensor) -> Tensor:
-    """Summed cross entropy, hits, count: float64, shape (3,)."""
-    loss = F.cross_entropy(logits, labels, reduction="none").double().sum()
-    hits = (logits.argmax(dim=1) == labels).sum()
-    return torch.stack([loss, hits.double(), loss.new_tensor(len(labels))])
+def _guess(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores of the words to guess, what these are, and scores of the pairs."""
+    places = batch["labels"] != IGNORED
+    words, pairs = model(*(batch[name] for name in INPUTS), places)
+    return words, batch["labels"][places], pairs

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from spardl.errors import ConfigError, DataError
 from spardl.training.task import Batch, Task
-from tasks.datasets.base import Corpus, Dataset, TextDataset, require
+from tasks.datasets.base import Dataset, require
+from tasks.datasets.text import Corpus, TextDataset
 from tasks.placement import place
 
 __all__ = ["LanguageModeling", "TokenWindows"]
@@ -29,12 +30,15 @@ class TokenWindows:
     Args:
         stream: int64, shape (tokens,), two or more.
         seq_len: targets of a window.
+        context: tokens before a window that come with it to be read, not to be predicted.
+        before: what stands for tokens before the text's first one.
     """
 
-    def __init__(self, stream: Tensor, seq_len: int) -> None:
+    def __init__(self, stream: Tensor, seq_len: int, context: int = 0, before: int = 0) -> None:
         count = math.ceil((len(stream) - 1) / seq_len)
         missing = count * seq_len + 1 - len(stream)
-        self.windows = F.pad(stream, (0, missing), value=BEYOND).unfold(0, seq_len + 1, seq_len)
+        whole = torch.cat([stream.new_full((context,), before), F.pad(stream, (0, missing), value=BEYOND)])
+        self.windows = whole.unfold(0, context + seq_len + 1, seq_len)
 
     def __len__(self) -> int:
         """The number of windows."""
@@ -48,9 +52,10 @@ class TokenWindows:
             generator: unused, since nothing here is random.
 
         Returns:
-            ``tokens``, int64, shape (batch, seq_len + 1), -100 after the end of the text.
+            int64: ``tokens``, shape (batch, context + seq_len + 1), -100 after the end of the text, and
+            ``windows``, shape (batch,): the indices.
         """
-        return {"tokens": self.windows[indices]}
+        return {"tokens": self.windows[indices], "windows": indices}
 
 
 def _stream(corpus: Corpus, separator: int) -> Tensor:
@@ -63,51 +68,74 @@ def _stream(corpus: Corpus, separator: int) -> Tensor:
     return torch.cat(pieces)
 
 
-def _predict(model: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits of shape (positions, vocabulary) and the targets they are for."""
-    logits = model(tokens[:, :-1].clamp(min=0))
-    return logits.flatten(0, 1), tokens[:, 1:].flatten()
+def _targets(logits: Tensor, tokens: Tensor, seq_len: int) -> tuple[Tensor, Tensor]:
+    """Of each window's last ``seq_len`` places: logits of shape (places, vocabulary) and the targets they are for."""
+    return logits[:, -seq_len:].flatten(0, 1), tokens[:, -seq_len:].flatten()
 
 
 class LanguageModeling(Task):
-    """Next-token prediction from a zero state in every window, judged by perplexity per token.
+    """Next-token prediction, judged by perplexity per token.
+
+    Without ``lanes``, training draws windows at random, and each starts from a zero state. With ``lanes``, a
+    worker's rows follow the text, and each goes on from the state in which its last window ended (truncated
+    back-propagation through time). A test window always starts from a zero state and reads ``eval_context``
+    tokens before it predicts: so the figure does not depend on batch size and number of workers.
 
     Args:
         model: builds the network from ``vocab_size``; it maps tokens (batch, time) to logits
-            (batch, time, vocab_size), each from the tokens up to there.
+            (batch, time, vocab_size), each from the tokens up to there. With ``lanes``, it is also built
+            from these, and called with the windows' numbers.
         dataset: text.
         seq_len: tokens that a window predicts.
+        eval_context: tokens before a test window that the model reads first.
+        lanes: rows of a batch (``training.batch_size``), to carry their states on; ``None`` carries none.
 
     Raises:
-        ConfigError: the data set holds no text, or ``seq_len`` is under one.
+        ConfigError: the data set holds no text, ``seq_len`` is under one or ``eval_context`` under zero.
     """
 
     metric: ClassVar[str] = "perplexity"
     higher_is_better: ClassVar[bool] = False
     sums: ClassVar[tuple[str, ...]] = ("nll", "tokens")
 
-    def __init__(self, model: Callable[..., nn.Module], dataset: Dataset, seq_len: int = 35) -> None:
+    def __init__(
+        self,
+        model: Callable[..., nn.Module],
+        dataset: Dataset,
+        seq_len: int = 35,
+        eval_context: int = 0,
+        lanes: int | None = None,
+    ) -> None:
         if seq_len < 1:
             raise ConfigError(f"task.seq_len={seq_len}: use 1 or more")
+        if eval_context < 0:
+            raise ConfigError(f"task.eval_context={eval_context}: use 0 or more")
         text = require(dataset, TextDataset, "language modeling")
         self.model = model
         self.vocab_size = text.vocab_size
-        self.train = TokenWindows(_stream(text.train, text.special.sep), seq_len)
-        self.test = TokenWindows(_stream(text.test, text.special.sep), seq_len)
+        self.seq_len, self.lanes = seq_len, lanes
+        self.consecutive = lanes is not None
+        end = text.special.sep
+        self.train = TokenWindows(_stream(text.train, end), seq_len)
+        self.test = TokenWindows(_stream(text.test, end), seq_len, eval_context, before=end)
 
     def build_model(self) -> nn.Module:
         """Builds the network for the data set's vocabulary."""
-        return self.model(vocab_size=self.vocab_size)
+        carried = {"lanes": self.lanes} if self.consecutive else {}
+        return self.model(vocab_size=self.vocab_size, **carried)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Mean negative log likelihood of a batch's tokens, in nats."""
-        logits, targets = _predict(model, place(batch, model)["tokens"])
-        return F.cross_entropy(logits, targets, ignore_index=BEYOND)
+        placed = place(batch, model)
+        known = placed["tokens"][:, :-1].clamp(min=0)
+        logits = model(known, placed["windows"]) if self.consecutive else model(known)
+        return F.cross_entropy(*_targets(logits, placed["tokens"], self.seq_len), ignore_index=BEYOND)
 
     @torch.no_grad()
     def measure(self, model: nn.Module, batch: Batch) -> Tensor:
         """Summed negative log likelihood in nats and tokens: float64, shape (2,), on the model's device."""
-        logits, targets = _predict(model, place(batch, model)["tokens"])
+        tokens = place(batch, model)["tokens"]
+        logits, targets = _targets(model(tokens[:, :-1].clamp(min=0)), tokens, self.seq_len)
         nll = F.cross_entropy(logits, targets, ignore_index=BEYOND, reduction="none").double().sum()
         return torch.stack([nll, (targets != BEYOND).sum().double()])
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from spardl.errors import DataError
-from tasks.datasets.base import Corpus, SpecialTokens
+from tasks.datasets.text import Corpus, SpecialTokens
 
 __all__ = ["IGNORED", "SentencePairs"]
 
@@ -74,8 +74,8 @@ class SentencePairs:
 
     Args:
         corpus: two or more documents, at least one of two sentences.
-        vocab_size: token ids are in ``[0, vocab_size)``, the special ones first.
-        special: ids of the special tokens.
+        vocab_size: token ids are in ``[0, vocab_size)``.
+        special: ids of the special tokens, all different.
         seq_len: length of a sequence.
         mask_fraction: share of the word pieces to guess; each example has at least one.
 
@@ -195,9 +195,15 @@ class SentencePairs:
         rank = torch.where(words, chances[:, 0], 2.0).argsort(dim=1).argsort(dim=1)
         wanted = (self.mask_fraction * words.sum(dim=1, keepdim=True)).round().clamp(min=1)
         chosen = rank < wanted
-        ordinary = len(SpecialTokens.NAMES)
-        anything = ordinary + (chances[:, 2] * (self.vocab_size - ordinary)).long()
+        anything = self._ordinary(chances[:, 2])
         by_mask = chosen & (chances[:, 1] < REPLACED_BY_MASK)
         by_random = chosen & ~by_mask & (chances[:, 1] < REPLACED_BY_MASK + REPLACED_BY_RANDOM)
         inputs = torch.where(by_mask, self.special.mask, torch.where(by_random, anything, ids))
         return inputs, torch.where(chosen, ids, IGNORED)
+
+    def _ordinary(self, chance: Tensor) -> Tensor:
+        """A random token id that is no special one: each special id in turn, from the lowest, is stepped over."""
+        ids = (chance * (self.vocab_size - len(self.special.ids))).long()
+        for special in self.special.ids:
+            ids = ids + (ids >= special)
+        return ids

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from spardl.clusters.base import Cluster, gather_rows
-from spardl.training.settings import Precision
+from spardl.training.settings import Precision, Settings
 from spardl.training.task import Task
 from spardl.training.worker import TrainingWorker, average_buffers
 
@@ -25,30 +25,33 @@ def evaluate(
     model: nn.Module,
     cluster: Cluster,
     workers: Sequence[TrainingWorker],
-    batch_size: int,
-    formats: Precision,
+    settings: Settings,
 ) -> dict[str, float]:
-    """Measures the test split with the workers' averaged running statistics.
+    """Measures the test split, or an evenly spread part of it, with the workers' averaged running statistics.
 
     Every rank takes every P-th example, and the sums are added up in the order of the ranks, so a simulated
     cluster finds the same figures to the last bit.
     """
     average_buffers(cluster, workers, model)
     model.eval()
+    chosen = _examples(len(task.test), settings.eval_examples)
     with torch.no_grad():
-        rows = [
-            _measure(task, model, torch.arange(rank, len(task.test), cluster.size), batch_size, formats)
-            for rank in cluster.local_ranks
-        ]
+        rows = [_measure(task, model, chosen[rank :: cluster.size], settings) for rank in cluster.local_ranks]
     model.train()
     total = torch.stack(gather_rows(cluster, rows)).sum(0)
     return task.summarize(dict(zip(task.sums, total.tolist(), strict=True)))
 
 
-def _measure(task: Task, model: nn.Module, indices: Tensor, batch_size: int, formats: Precision) -> Tensor:
+def _examples(available: int, wanted: int | None) -> Tensor:
+    """Positions in the split: all, or so many at equal distances, since neighbours are often alike."""
+    count = available if wanted is None else min(wanted, available)
+    return torch.arange(count) * available // max(1, count)
+
+
+def _measure(task: Task, model: nn.Module, indices: Tensor, settings: Settings) -> Tensor:
     device = next(model.parameters()).device
     sums = torch.zeros(len(task.sums), dtype=torch.float64, device=device)
-    for part in indices.split(batch_size) if indices.numel() else ():
-        with autocast(device, formats):
+    for part in indices.split(settings.eval_batch_size) if indices.numel() else ():
+        with autocast(device, settings.formats):
             sums += task.measure(model, task.test.batch(part, None))
     return sums

@@ -29,8 +29,8 @@ __all__ = ["Experiment"]
 
 # What may differ between two runs of one experiment: it does not change their result.
 _INCIDENTAL = {
-    "": ("data_dir", "output_dir", "resume", "force", "logger"),
-    "dataset": ("root", "download"),
+    "": ("data_dir", "cache_dir", "output_dir", "resume", "force", "logger"),
+    "dataset": ("root", "download", "cache"),
     "cluster": ("port", "timeout"),
     "training": ("log_every", "checkpoint_every", "keep_checkpoints", "check_every"),
 }
@@ -46,6 +46,7 @@ class Experiment:
         plan: what to train and how.
         launcher: who starts the workers.
         logger: where figures go besides the run folder.
+        caveats: what a reader of the results must know; kept in the summary.
 
     Raises:
         ConfigError: if the parts do not fit together.
@@ -56,6 +57,7 @@ class Experiment:
     plan: Plan
     launcher: Launcher
     logger: Logger
+    caveats: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.config["output_dir"]:
@@ -105,7 +107,7 @@ class Experiment:
 
     def _write(self, run: Run, status: str, **content: Any) -> None:
         if self.launcher.leads:
-            run.write_summary({"id": run.id, "status": status, **content})
+            run.write_summary({"id": run.id, "status": status, "caveats": self.caveats, **content})
 
     def _work(self, run: Run, cluster: Cluster, device: torch.device, heartbeat: Heartbeat) -> None:
         observers = self._observers(run) if cluster.leads else []
@@ -116,12 +118,12 @@ class Experiment:
             for observer in observers:
                 observer.close()
         if cluster.leads:
-            report = partial(print_report, summary, run, simulated=len(cluster.local_ranks) > 1)
+            report = partial(print_report, summary, run, len(cluster.local_ranks) > 1, self.caveats)
             attempt(report, "the report")
 
     def _write_end(self, run: Run, cluster: Cluster, summary: Mapping[str, Any]) -> None:
         if cluster.leads:
-            run.write_summary({"id": run.id, "status": "finished", **summary})
+            run.write_summary({"id": run.id, "status": "finished", "caveats": self.caveats, **summary})
 
     def _observers(self, run: Run) -> list[Observer]:
         display = Guarded(make_display, "the display")

@@ -21,7 +21,7 @@ from spardl.schedules.synchronizer import Training
 from spardl.training.evaluation import autocast
 from spardl.training.lr import LrSchedule
 from spardl.training.messages import first_line
-from spardl.training.sampler import Sampler
+from spardl.training.sampler import LaneSampler, Sampler, ShuffledSampler
 from spardl.training.settings import Settings
 from spardl.training.task import Batch, Task
 from spardl.training.worker import TrainingWorker
@@ -96,8 +96,10 @@ class Plan:
 
     def sampler(self, worker: Worker) -> Sampler:
         """A worker's share of the training data."""
-        batch_size = self.settings.batch_size * self.settings.accumulation
-        return Sampler(len(self.task.train), worker, batch_size, self.settings.seed)
+        examples, settings = len(self.task.train), self.settings
+        if self.task.consecutive:
+            return LaneSampler(examples, worker, settings.batch_size, settings.accumulation, settings.seed)
+        return ShuffledSampler(examples, worker, settings.batch_size * settings.accumulation, settings.seed)
 
 
 class Learner:

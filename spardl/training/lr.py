@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from spardl.checks import is_a
 from spardl.errors import ConfigError
 
-__all__ = ["Constant", "Cosine", "LinearDecay", "LrSchedule", "MultiStep"]
+__all__ = ["Constant", "Cosine", "Exponential", "LinearDecay", "LrSchedule", "MultiStep"]
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class LrSchedule(ABC):
 
     Args:
         warmup_epochs: length of the warm-up; 0 for none.
+        warmup_fraction: length of the warm-up as a share of the run, in [0, 1); 0 leaves it to ``warmup_epochs``.
         warmup_factor: share of the learning rate that it starts with, in [0, 1].
 
     Raises:
@@ -27,6 +28,7 @@ class LrSchedule(ABC):
 
     warmup_epochs: float = 0.0
     warmup_factor: float = 0.1
+    warmup_fraction: float = 0.0
 
     def __post_init__(self) -> None:
         numbers = is_a(float, self.warmup_epochs) and is_a(float, self.warmup_factor)
@@ -35,6 +37,10 @@ class LrSchedule(ABC):
                 "lr_schedule needs warmup_epochs >= 0 and warmup_factor in [0, 1], got "
                 f"{self.warmup_epochs} and {self.warmup_factor}"
             )
+        if not is_a(float, self.warmup_fraction) or not 0 <= self.warmup_fraction < 1:
+            raise ConfigError(f"lr_schedule.warmup_fraction must be in [0, 1), got {self.warmup_fraction}")
+        if self.warmup_epochs and self.warmup_fraction:
+            raise ConfigError("lr_schedule takes warmup_epochs or warmup_fraction, not both; set one of them to 0")
 
     def factor(self, epoch: float, epochs: float) -> float:
         """What the learning rate is multiplied by.
@@ -43,16 +49,21 @@ class LrSchedule(ABC):
             epoch: epochs trained so far, with fractions.
             epochs: epochs in all.
         """
-        if epoch < self.warmup_epochs:
-            return self.warmup_factor + (1 - self.warmup_factor) * epoch / self.warmup_epochs
+        warmup = self._warmup(epochs)
+        if epoch < warmup:
+            return self.warmup_factor + (1 - self.warmup_factor) * epoch / warmup
         return self._decay(epoch, epochs)
 
     @abstractmethod
     def _decay(self, epoch: float, epochs: float) -> float:
         """The factor after the warm-up."""
 
+    def _warmup(self, epochs: float) -> float:
+        return self.warmup_fraction * epochs or self.warmup_epochs
+
     def _progress(self, epoch: float, epochs: float) -> float:
-        return min(1.0, (epoch - self.warmup_epochs) / max(epochs - self.warmup_epochs, 1e-9))
+        warmup = self._warmup(epochs)
+        return min(1.0, (epoch - warmup) / max(epochs - warmup, 1e-9))
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,28 @@ class LinearDecay(LrSchedule):
 
     def _decay(self, epoch: float, epochs: float) -> float:
         return 1 - self._progress(epoch, epochs)
+
+
+@dataclass(frozen=True)
+class Exponential(LrSchedule):
+    """Falls by the same factor after every epoch.
+
+    Args:
+        gamma: what the rate is multiplied by after an epoch, in (0, 1].
+
+    Raises:
+        ConfigError: if a value is out of range.
+    """
+
+    gamma: float = 0.99
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_a(float, self.gamma) or not 0 < self.gamma <= 1:
+            raise ConfigError(f"lr_schedule.gamma must be above 0 and at most 1, got {self.gamma}")
+
+    def _decay(self, epoch: float, epochs: float) -> float:
+        return float(self.gamma ** math.floor(epoch))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -34,6 +34,7 @@ def rows(summary: Mapping[str, Any], simulated: bool) -> list[tuple[str, str]]:
             "wall time",
             f"{_seconds(summary['wall_seconds'])}, evaluation {_seconds(summary['evaluation_seconds'])}{clock}",
         ),
+        ("samples per second", _pace(summary["samples_per_second"], simulated)),
         ("a step", _split(summary["step_seconds"])),
         *([("beside it", _split(beside))] if any(beside.values()) else []),
         (
@@ -47,15 +48,23 @@ def rows(summary: Mapping[str, Any], simulated: bool) -> list[tuple[str, str]]:
     ]
 
 
-def print_report(summary: Mapping[str, Any], run: Run, simulated: bool) -> None:
-    """Prints the end of a run."""
+def print_report(summary: Mapping[str, Any], run: Run, simulated: bool, caveats: Sequence[str] = ()) -> None:
+    """Prints the end of a run, and what to beware of."""
     table = Table(title=f"run {run.id}", show_header=False, title_justify="left")
     for name, text in rows(summary, simulated):
         table.add_row(name, text)
     # A pipe has no width of its own, and a wrapped line is hard to search.
     console = Console() if sys.stdout.isatty() else Console(width=140)
     console.print(table)
+    for caveat in caveats:
+        print(f"beware: {caveat}")
     print(f"results: {run.folder}", flush=True)
+
+
+def _pace(samples: float | None, simulated: bool) -> str:
+    if samples is None:
+        return "too few steps to tell (training.untimed_steps are left out)"
+    return f"{samples:.4g} of all workers{', on the virtual clock' if simulated else ''}"
 
 
 def _split(seconds: Mapping[str, float]) -> str:

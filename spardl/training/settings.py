@@ -52,6 +52,8 @@ class Settings:
         precision: fp32, fp64, or bf16 (matrix products in bfloat16, weights in float32).
         log_every: steps between two lines of metrics.
         eval_every: epochs between two evaluations; the last step is always followed by one.
+        eval_examples: test examples that an evaluation uses, evenly spread; ``None`` for all.
+        untimed_steps: steps after the start, or a continuation, that samples per second leave out.
         checkpoint_every: steps between two checkpoints; ``None`` for one per epoch.
         keep_checkpoints: how many are kept.
         check_every: steps between two checks that all workers computed the same average.
@@ -70,15 +72,19 @@ class Settings:
     precision: str
     log_every: int
     eval_every: float
+    eval_examples: int | None
+    untimed_steps: int
     checkpoint_every: int | None
     keep_checkpoints: int
     check_every: int
 
     def __post_init__(self) -> None:
         self._demand("seed", is_a(int, self.seed), "a whole number")
+        untimed = is_a(int, self.untimed_steps) and self.untimed_steps >= 0
+        self._demand("untimed_steps", untimed, "a whole number, at least 0")
         for name in ("batch_size", "eval_batch_size", "accumulation", "log_every", "keep_checkpoints", "check_every"):
             self._demand(name, self._counts(name), "a whole number, at least 1")
-        for name in ("max_steps", "checkpoint_every"):
+        for name in ("max_steps", "checkpoint_every", "eval_examples"):
             self._demand(name, getattr(self, name) is None or self._counts(name), "a whole number, at least 1, or null")
         for name in ("epochs", "eval_every"):
             self._demand(name, self._positive(name), "a number above 0")

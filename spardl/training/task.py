@@ -42,11 +42,14 @@ class Task(ABC):
         metric: the name, in the mapping that ``summarize`` returns, of the figure a run is judged by.
         higher_is_better: the direction of that metric.
         sums: names of the entries of the vector that ``measure`` returns.
+        consecutive: whether each row of a training batch goes on where it ended in the batch before, as a
+            model needs that carries a state along a text; otherwise examples come in random order.
     """
 
     metric: ClassVar[str]
     higher_is_better: ClassVar[bool]
     sums: ClassVar[tuple[str, ...]]
+    consecutive: bool = False
 
     train: Split
     test: Split

@@ -37,6 +37,8 @@ class Progress:
         virtual: seconds on the cluster's clock, likewise.
         evaluating: the part of ``wall`` that went to evaluation.
         checks: times that the workers' averages were compared.
+        timed_steps: steps that count for samples per second.
+        timed_seconds: what they took, on the cluster's clock.
         metrics: of the last evaluation.
         best: the best value of the task's metric.
     """
@@ -46,6 +48,8 @@ class Progress:
     virtual: float = 0.0
     evaluating: float = 0.0
     checks: int = 0
+    timed_steps: int = 0
+    timed_seconds: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     best: float | None = None
 
@@ -80,6 +84,7 @@ class Trainer:
             self._resume(run.checkpoint)
         self._clock_offset = self._progress.virtual - cluster.seconds()
         self._started = time.perf_counter() - self._progress.wall
+        self._timed_from = self._progress.step + self._settings.untimed_steps
 
     def fit(self) -> dict[str, Any]:
         """Trains to the end.
@@ -95,11 +100,19 @@ class Trainer:
         self._tell("begin", self._progress.step, total)
         self._heartbeat(self._progress.step)
         while self._progress.step < total:
-            losses = self._learner.step(self._progress.step)
+            losses = self._timed_step()
             self._progress.step += 1
             self._window.add(losses)
             self._after_step()
         return self._finish()
+
+    def _timed_step(self) -> list[float]:
+        began = self._cluster.seconds()
+        losses = self._learner.step(self._progress.step)
+        if self._progress.step >= self._timed_from:
+            self._progress.timed_steps += 1
+            self._progress.timed_seconds += self._cluster.seconds() - began
+        return losses
 
     def _after_step(self) -> None:
         step, total, settings = self._progress.step, self._learner.total_steps, self._settings
@@ -156,8 +169,7 @@ class Trainer:
             self._learner.model,
             self._cluster,
             self._learner.workers,
-            settings.eval_batch_size,
-            settings.formats,
+            settings,
         )
         found, best = self._progress.metrics[task.metric], self._progress.best
         if best is None or (found > best if task.higher_is_better else found < best):
@@ -238,11 +250,18 @@ class Trainer:
             "density": self._learner.synchronizer.kept / progress.step / length,
             "replica_checks": progress.checks,
             "refused_gradients": refused,
+            "samples_per_second": self._pace(),
             "break_even_gbit": break_even_gbit(costs),
             "peak_memory_bytes": costs.peak_memory,
             "weights_sha256": weights.numpy(force=True).tobytes().hex(),
             "environment": environment(),
         }
+
+    def _pace(self) -> float | None:
+        """Training examples of all workers in a second; ``None`` if there were too few steps to tell."""
+        progress, settings = self._progress, self._settings
+        examples = settings.batch_size * settings.accumulation * self._cluster.size
+        return progress.timed_steps * examples / progress.timed_seconds if progress.timed_seconds > 0 else None
 
 
 class _Window:

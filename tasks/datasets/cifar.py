@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from spardl.errors import DataError
-from tasks.datasets.base import ImageDataset, ImageSplit
+from tasks.datasets.images import ImageDataset, ImageSplit
+from tasks.datasets.synthetic_images import class_splits, stand_in_notice
 
 __all__ = ["cifar10", "cifar100"]
 
@@ -17,11 +18,14 @@ MEAN = (0.491, 0.482, 0.447)
 STD = (0.247, 0.243, 0.262)
 LARGEST_VALUE = 255.0
 IMAGE_SIZE = 32
+TRAIN_SIZE, TEST_SIZE = 50_000, 10_000
 # What torchvision lets through when files are missing, cut short, not pickles or of another shape.
 FAULTS = (RuntimeError, OSError, EOFError, ValueError, KeyError, ImportError, pickle.UnpicklingError)
 
 
-def cifar10(root: str, download: bool = False, crop_padding: int = 4, flip: bool = True) -> ImageDataset:
+def cifar10(
+    root: str, download: bool = False, crop_padding: int = 4, flip: bool = True, stand_in: bool = False
+) -> ImageDataset:
     """Loads CIFAR-10: 50,000 training and 10,000 test images, 3x32x32, ten classes.
 
     Args:
@@ -29,6 +33,7 @@ def cifar10(root: str, download: bool = False, crop_padding: int = 4, flip: bool
         download: fetch the files if they are missing; one process at a time.
         crop_padding: pixels by which a training image may be shifted each way.
         flip: mirror every second training image, on average.
+        stand_in: generate images, and read nothing.
 
     Returns:
         The images as bytes, normalised by the usual per-channel mean and deviation when batched.
@@ -38,12 +43,16 @@ def cifar10(root: str, download: bool = False, crop_padding: int = 4, flip: bool
 
     Source: Krizhevsky: Learning Multiple Layers of Features from Tiny Images, 2009.
     """
+    if stand_in:
+        return _stand_in("cifar10", 10, crop_padding, flip)
     from torchvision.datasets import CIFAR10  # noqa: PLC0415
 
     return _load(CIFAR10, "cifar10", 10, root, download, crop_padding, flip)
 
 
-def cifar100(root: str, download: bool = False, crop_padding: int = 4, flip: bool = True) -> ImageDataset:
+def cifar100(
+    root: str, download: bool = False, crop_padding: int = 4, flip: bool = True, stand_in: bool = False
+) -> ImageDataset:
     """Loads CIFAR-100: like :func:`cifar10`, from ``cifar-100-python``, with a hundred classes.
 
     Args:
@@ -51,6 +60,7 @@ def cifar100(root: str, download: bool = False, crop_padding: int = 4, flip: boo
         download: fetch the files if they are missing; one process at a time.
         crop_padding: pixels by which a training image may be shifted each way.
         flip: mirror every second training image, on average.
+        stand_in: generate images, and read nothing.
 
     Returns:
         The images as bytes, normalised by the usual per-channel mean and deviation when batched.
@@ -60,9 +70,16 @@ def cifar100(root: str, download: bool = False, crop_padding: int = 4, flip: boo
 
     Source: Krizhevsky: Learning Multiple Layers of Features from Tiny Images, 2009.
     """
+    if stand_in:
+        return _stand_in("cifar100", 100, crop_padding, flip)
     from torchvision.datasets import CIFAR100  # noqa: PLC0415
 
     return _load(CIFAR100, "cifar100", 100, root, download, crop_padding, flip)
+
+
+def _stand_in(name: str, num_classes: int, crop_padding: int, flip: bool) -> ImageDataset:
+    train, test = class_splits(TRAIN_SIZE, TEST_SIZE, num_classes, 3, IMAGE_SIZE, crop_padding, flip)
+    return ImageDataset(name, train, test, num_classes, 3, IMAGE_SIZE, stand_in_notice(name))
 
 
 def _load(

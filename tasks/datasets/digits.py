@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tasks.datasets.base import ImageDataset, ImageSplit
+from tasks.datasets.images import ImageDataset, ImageSplit
 
-__all__ = ["load_digits"]
+__all__ = ["load_digits", "split_scans"]
 
 LARGEST_VALUE = 16.0
 NUM_CLASSES = 10
@@ -26,7 +26,13 @@ def load_digits(crop_padding: int = 1, split_seed: int = 0) -> ImageDataset:
 
     Source: Alpaydin, Kaynak: Optical Recognition of Handwritten Digits, UCI, 1998.
     """
-    # Imported late: scikit-learn takes a second, and only this data set needs it.
+    train, test = split_scans(split_seed, crop_padding)
+    return ImageDataset("digits", train, test, NUM_CLASSES, in_channels=1, image_size=train.images.shape[-1])
+
+
+def split_scans(split_seed: int = 0, crop_padding: int = 0) -> tuple[ImageSplit, ImageSplit]:
+    """Splits the scans: images to train on and to test, as :func:`load_digits` describes them."""
+    # Imported late: scikit-learn takes a second, and only these data need it.
     from sklearn import datasets  # noqa: PLC0415
 
     raw = datasets.load_digits()
@@ -35,13 +41,9 @@ def load_digits(crop_padding: int = 1, split_seed: int = 0) -> ImageDataset:
     test = _stratified(labels, split_seed)
     training = images[~test] / LARGEST_VALUE
     mean, std = training.mean().view(1), training.std().view(1)
-    return ImageDataset(
-        name="digits",
-        train=ImageSplit(images[~test], labels[~test], mean, std, LARGEST_VALUE, padding=crop_padding),
-        test=ImageSplit(images[test], labels[test], mean, std, LARGEST_VALUE),
-        num_classes=NUM_CLASSES,
-        in_channels=1,
-        image_size=images.shape[-1],
+    return (
+        ImageSplit(images[~test], labels[~test], mean, std, LARGEST_VALUE, padding=crop_padding),
+        ImageSplit(images[test], labels[test], mean, std, LARGEST_VALUE),
     )
 
 

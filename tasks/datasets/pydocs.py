@@ -6,15 +6,17 @@ import re
 from collections.abc import Mapping
 
 from spardl.errors import DataError
-from tasks.datasets.base import Corpus, SpecialTokens, TextDataset
+from tasks.datasets.text import Corpus, SpecialTokens, TextDataset
 from tasks.datasets.wordpiece import encode, train_wordpiece
+from tasks.datasets.words import word_dataset
 
-__all__ = ["load_pydocs", "paragraphs_of", "sentences_of", "split_documents"]
+__all__ = ["load_pydocs", "paragraphs_of", "pydocs_words", "sentences_of", "split_documents"]
 
 TEST_FRACTION = 0.1
 SHORTEST_DOCUMENT = 200
 PARAGRAPH_END = re.compile(r"\n\s*\n")
 SENTENCE_END = re.compile(r"(?<=[.!?:;])\s+(?=[\"“(*]?[A-Z])")
+WORD = re.compile(r"\w+|[^\w\s]")
 RULER = re.compile(r"([*=\-^~])\1{3,}")
 
 
@@ -45,6 +47,27 @@ def load_pydocs(vocab_size: int = 4000) -> TextDataset:
         vocab_size=tokenizer.get_vocab_size(),
         special=SpecialTokens(),
     )
+
+
+def pydocs_words(name: str, vocab_size: int) -> TextDataset:
+    """The stand-in for text in whole words: the same topics, a sentence a line, lower case.
+
+    Args:
+        name: of the data set whose place it takes.
+        vocab_size: declared; the text itself has about 3,500 words.
+
+    Returns:
+        Words and single punctuation marks as tokens.
+
+    Raises:
+        DataError: this Python was packaged without ``pydoc_data``.
+    """
+    note = f"{name} is Python's language reference here: results say nothing about the real text"
+    train, test = (
+        [WORD.findall(sentence.lower()) for document in part for sentence in sentences_of(document)]
+        for part in split_documents(paragraphs_of(_topics()))
+    )
+    return word_dataset(name, train, test, vocab_size, note)
 
 
 def _topics() -> Mapping[str, str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from tasks.datasets.base import SpecialTokens
+from tasks.datasets.text import SpecialTokens
 
-__all__ = ["encode", "train_wordpiece"]
+__all__ = ["encode", "tokenizer_of", "train_wordpiece"]
 
 PREFIX = "##"
 
@@ -42,12 +42,25 @@ def train_wordpiece(texts: Sequence[str], vocab_size: int) -> Tokenizer:
     return _tokenizer(learner.get_vocab())
 
 
-def encode(tokenizer: Tokenizer, documents: Iterable[Sequence[str]]) -> list[list[list[int]]]:
-    """Turns documents, given as sentences, into token ids, without special tokens."""
-    return [
-        [encoding.ids for encoding in tokenizer.encode_batch(list(document), add_special_tokens=False)]
-        for document in documents
-    ]
+def encode(tokenizer: Tokenizer, documents: Iterable[Sequence[str]]) -> Iterator[list[list[int]]]:
+    """Turns documents, given as sentences, into token ids, without special tokens, one document at a time."""
+    for document in documents:
+        yield [encoding.ids for encoding in tokenizer.encode_batch(list(document), add_special_tokens=False)]
+
+
+def tokenizer_of(vocabulary: dict[str, int]) -> Tokenizer:
+    """Makes a lower-case WordPiece tokenizer of a vocabulary.
+
+    Args:
+        vocabulary: piece to id; holds at least ``[UNK]``. Pieces that go on with a word begin with ``##``.
+
+    Returns:
+        A tokenizer that splits text as BERT does, and leaves ``[UNK]`` whole.
+    """
+    unknown = SpecialTokens.NAMES[SpecialTokens.unk]
+    tokenizer = _tokenizer(vocabulary)
+    tokenizer.add_special_tokens([unknown])
+    return tokenizer
 
 
 def _tokenizer(vocabulary: dict[str, int]) -> Tokenizer:

@@ -23,7 +23,7 @@ def bert_for_pretraining(
     dropout: float = 0.1,
     tied: bool = True,
 ) -> nn.Module:
-    """Builds transformers' ``BertForPreTraining`` with fresh weights.
+    """Builds :class:`tasks.models.masked_bert.MaskedBert` with fresh weights.
 
     The defaults are BERT-base: 110,106,428 parameters with ``vocab_size=30522``, and 133,547,324 with
     ``tied=False``, the count that several papers on sparse communication quote.
@@ -41,8 +41,7 @@ def bert_for_pretraining(
         tied: let the masked-token head share the embedding's matrix, as the paper does.
 
     Returns:
-        A module called with ``input_ids``, ``token_type_ids`` and ``attention_mask``, and for its
-        ``loss`` also ``labels`` and ``next_sentence_label``.
+        The network; see there for how it is called.
 
     Raises:
         ConfigError: an embedding or position table that is too small for the data.
@@ -54,7 +53,9 @@ def bert_for_pretraining(
     _demand(max_positions >= seq_len, f"max_positions={max_positions} is under task.seq_len={seq_len}; raise it")
     _demand(hidden_size % num_heads == 0, f"hidden_size={hidden_size} is no multiple of num_heads={num_heads}")
     # Imported late: it takes seconds, and only this model needs it.
-    from transformers import BertConfig, BertForPreTraining  # noqa: PLC0415
+    from transformers import BertConfig  # noqa: PLC0415
+
+    from tasks.models.masked_bert import MaskedBert  # noqa: PLC0415
 
     config = BertConfig(
         vocab_size=rows,
@@ -67,7 +68,7 @@ def bert_for_pretraining(
         attention_probs_dropout_prob=dropout,
         tie_word_embeddings=tied,
     )
-    return _with_one_bias(BertForPreTraining(config))
+    return _with_one_bias(MaskedBert(config))
 
 
 def _with_one_bias(model: Any) -> nn.Module:

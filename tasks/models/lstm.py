@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from spardl.errors import ConfigError
@@ -9,10 +10,15 @@ from spardl.errors import ConfigError
 __all__ = ["LstmLanguageModel"]
 
 INITIAL_RANGE = 0.1
+NOWHERE = -2  # no window comes after this one
 
 
 class LstmLanguageModel(nn.Module):
     """Embedding, LSTM layers and a linear decoder, with dropout between them.
+
+    With ``lanes``, a training batch's rows each start from the state in which the same row ended before, if it was
+    given the window right before this one, else from zero. The states are buffers: every worker has its own, and
+    they are part of a checkpoint. Evaluation always starts from zero.
 
     Args:
         vocab_size: number of token ids.
@@ -21,6 +27,7 @@ class LstmLanguageModel(nn.Module):
         num_layers: LSTM layers.
         dropout: probability of dropping an activation, before, between and after the layers.
         tied: let the decoder share the embedding's matrix; needs ``embedding_size == hidden_size``.
+        lanes: rows of a training batch whose state is carried on; ``None`` carries none.
 
     Raises:
         ConfigError: ``tied`` with unequal sizes.
@@ -28,6 +35,10 @@ class LstmLanguageModel(nn.Module):
     Source: Zaremba, Sutskever, Vinyals: Recurrent Neural Network Regularization, 2014; tied weights:
     Press, Wolf: Using the Output Embedding to Improve Language Models, EACL 2017.
     """
+
+    hidden: Tensor
+    cell: Tensor
+    window: Tensor
 
     def __init__(
         self,
@@ -37,6 +48,7 @@ class LstmLanguageModel(nn.Module):
         num_layers: int = 2,
         dropout: float = 0.2,
         tied: bool = False,
+        lanes: int | None = None,
     ) -> None:
         super().__init__()
         if tied and embedding_size != hidden_size:
@@ -54,16 +66,46 @@ class LstmLanguageModel(nn.Module):
         nn.init.zeros_(self.decoder.bias)
         if tied:
             self.decoder.weight = self.embedding.weight
+        self.lanes = lanes
+        rows = lanes or 0
+        for name in ("hidden", "cell"):
+            self.register_buffer(name, torch.zeros(num_layers, rows, hidden_size), persistent=False)
+        self.register_buffer("window", torch.full((rows,), NOWHERE), persistent=False)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Predicts each next token; every sequence starts from a zero state.
+    def forward(self, tokens: Tensor, windows: Tensor | None = None) -> Tensor:
+        """Predicts each next token.
 
         Args:
             tokens: int64, shape (batch, time).
+            windows: int64, shape (batch,): consecutive numbers where a text goes on; ``None`` starts every
+                sequence from a zero state.
 
         Returns:
             Logits, shape (batch, time, vocab_size); entry ``t`` sees tokens up to and including ``t``.
+
+        Raises:
+            ConfigError: while training with ``lanes``, a batch of another size.
         """
-        hidden, _ = self.lstm(self.dropout(self.embedding(tokens)))
+        embedded = self.dropout(self.embedding(tokens))
+        if windows is None or self.lanes is None or not self.training:
+            hidden, _ = self.lstm(embedded)
+        else:
+            hidden, (last, cell) = self.lstm(embedded, self._state_before(windows))
+            self._keep(windows, last, cell)
         logits: Tensor = self.decoder(self.dropout(hidden))
         return logits
+
+    def _state_before(self, windows: Tensor) -> tuple[Tensor, Tensor]:
+        if len(windows) != self.lanes:
+            raise ConfigError(
+                f"the model carries the states of {self.lanes} rows, and a batch has {len(windows)}; "
+                "use task.lanes=${training.batch_size}, or task.lanes=null"
+            )
+        goes_on = (self.window + 1 == windows).view(1, -1, 1)
+        return self.hidden * goes_on, self.cell * goes_on
+
+    @torch.no_grad()
+    def _keep(self, windows: Tensor, hidden: Tensor, cell: Tensor) -> None:
+        self.window.copy_(windows)
+        self.hidden.copy_(hidden)
+        self.cell.copy_(cell)

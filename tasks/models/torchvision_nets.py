@@ -1,19 +1,32 @@
-"""ImageNet's residual networks, from torchvision, with a stem that fits the images."""
+"""ImageNet's residual and densely connected networks, from torchvision, with a stem that fits the images."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from torch import nn
-from torchvision.models import resnet18, resnet34, resnet50
+from torchvision.models import (
+    densenet121,
+    densenet161,
+    densenet169,
+    densenet201,
+    resnet18,
+    resnet34,
+    resnet50,
+    resnet101,
+    resnet152,
+)
 
 from spardl.errors import ConfigError
 
-__all__ = ["resnet"]
+__all__ = ["densenet", "resnet"]
 
-BUILDERS: Final = MappingProxyType({18: resnet18, 34: resnet34, 50: resnet50})
+RESNETS: Final = MappingProxyType({18: resnet18, 34: resnet34, 50: resnet50, 101: resnet101, 152: resnet152})
+DENSENETS: Final = MappingProxyType({121: densenet121, 161: densenet161, 169: densenet169, 201: densenet201})
 SMALL_IMAGE = 64
+SMALLEST_IMAGE = 8
 
 
 def resnet(depth: int, num_classes: int, in_channels: int = 3, image_size: int = 224) -> nn.Module:
@@ -23,7 +36,7 @@ def resnet(depth: int, num_classes: int, in_channels: int = 3, image_size: int =
     and no pooling; ImageNet's own would leave one pixel of them.
 
     Args:
-        depth: 18, 34 or 50.
+        depth: 18, 34, 50, 101 or 152.
         num_classes: length of the output.
         in_channels: channels of an image.
         image_size: side of an image in pixels.
@@ -36,17 +49,54 @@ def resnet(depth: int, num_classes: int, in_channels: int = 3, image_size: int =
 
     Source: He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR 2016, table 1.
     """
-    if depth not in BUILDERS:
-        raise ConfigError(f"model.depth={depth}: use one of {', '.join(map(str, BUILDERS))}")
-    model: nn.Module = BUILDERS[depth](weights=None, num_classes=num_classes)
+    model: Any = _build(RESNETS, depth, num_classes)
+    model.conv1 = _fit_stem(model.conv1, in_channels, image_size)
     if image_size < SMALL_IMAGE:
-        _replace_stem(model, nn.Conv2d(in_channels, 64, kernel_size=3, padding=1, bias=False))
         model.maxpool = nn.Identity()
-    elif in_channels != 3:
-        _replace_stem(model, nn.Conv2d(in_channels, 64, kernel_size=7, stride=2, padding=3, bias=False))
-    return model
+    built: nn.Module = model
+    return built
 
 
-def _replace_stem(model: nn.Module, stem: nn.Conv2d) -> None:
-    nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")
-    model.conv1 = stem
+def densenet(depth: int, num_classes: int, in_channels: int = 3, image_size: int = 224) -> nn.Module:
+    """Builds torchvision's DenseNet with fresh weights; small images are treated as in :func:`resnet`.
+
+    DenseNet-201 with 1,000 classes has 20,013,928 parameters in 604 tensors.
+
+    Args:
+        depth: 121, 161, 169 or 201.
+        num_classes: length of the output.
+        in_channels: channels of an image.
+        image_size: side of an image in pixels, 8 or more.
+
+    Returns:
+        A module that maps float images (batch, in_channels, height, width) to logits (batch, num_classes).
+
+    Raises:
+        ConfigError: an unknown depth, or images under 8x8.
+
+    Source: Huang, Liu, van der Maaten, Weinberger: Densely Connected Convolutional Networks, CVPR 2017, table 1.
+    """
+    if image_size < SMALLEST_IMAGE:
+        raise ConfigError(f"a DenseNet needs images of 8x8 or more; these are {image_size}x{image_size}")
+    model: Any = _build(DENSENETS, depth, num_classes)
+    model.features.conv0 = _fit_stem(model.features.conv0, in_channels, image_size)
+    if image_size < SMALL_IMAGE:
+        model.features.pool0 = nn.Identity()
+    built: nn.Module = model
+    return built
+
+
+def _build(builders: Mapping[int, Any], depth: int, num_classes: int) -> Any:
+    if depth not in builders:
+        raise ConfigError(f"model.depth={depth}: use one of {', '.join(map(str, builders))}")
+    return builders[depth](weights=None, num_classes=num_classes)
+
+
+def _fit_stem(stem: nn.Conv2d, in_channels: int, image_size: int) -> nn.Conv2d:
+    """The first convolution, replaced where it does not fit the images."""
+    if image_size >= SMALL_IMAGE and in_channels == stem.in_channels:
+        return stem
+    kernel, stride = (3, 1) if image_size < SMALL_IMAGE else (7, 2)
+    fitting = nn.Conv2d(in_channels, stem.out_channels, kernel, stride, padding=kernel // 2, bias=False)
+    nn.init.kaiming_normal_(fitting.weight, mode="fan_out", nonlinearity="relu")
+    return fitting

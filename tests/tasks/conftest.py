@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tasks.datasets.base import Corpus, ImageDataset, ImageSplit, SpecialTokens, TextDataset
 from tasks.datasets.digits import load_digits
+from tasks.datasets.images import ImageDataset, ImageSplit
 from tasks.datasets.pydocs import load_pydocs
+from tasks.datasets.text import Corpus, SpecialTokens, TextDataset
 
 
 @pytest.fixture(autouse=True)

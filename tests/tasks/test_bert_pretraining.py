@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +8,7 @@ import torch.nn.functional as F
 
 from spardl.errors import ConfigError
 from tasks.bert_pretraining import BertPretraining
+from tasks.datasets.words import word_dataset
 from tasks.models.bert import bert_for_pretraining
 from tasks.sentence_pairs import IGNORED
 
@@ -23,12 +23,8 @@ class Fixed(torch.nn.Module):
         self.words = torch.nn.Parameter(words)
         self.pairs = torch.nn.Parameter(pairs)
 
-    def forward(self, input_ids, token_type_ids, attention_mask):
-        shape = (*input_ids.shape, -1)
-        return SimpleNamespace(
-            prediction_logits=self.words.expand(shape),
-            seq_relationship_logits=self.pairs.expand(len(input_ids), -1),
-        )
+    def forward(self, input_ids, token_type_ids, attention_mask, places):
+        return self.words.expand(int(places.sum()), -1), self.pairs.expand(len(input_ids), -1)
 
 
 def total(task, model, split, size):
@@ -55,6 +51,49 @@ def test_sums_by_hand_count_masked_tokens_only(task):
     assert sums["examples"] == 30
     assert sums["nsp_loss"] == pytest.approx(sum(pair_loss[label].item() for label in pairs), rel=1e-5)
     assert sums["nsp_correct"] == pairs.count(0)
+
+
+class Free(torch.nn.Module):
+    """Any scores for every place of a batch, and any for each pair."""
+
+    def __init__(self, words, pairs):
+        super().__init__()
+        self.words = torch.nn.Parameter(words)
+        self.pairs = torch.nn.Parameter(pairs)
+
+    def forward(self, input_ids, token_type_ids, attention_mask, places):
+        return self.words[places], self.pairs
+
+
+def test_scores_at_places_that_are_not_to_be_guessed_change_nothing(task):
+    batch = task.test.batch(torch.arange(6), None)
+    words, pairs = torch.randn(6, 24, 2000), torch.randn(6, 2)
+    before = task.measure(Free(words, pairs), batch)
+    masked = (batch["labels"] != IGNORED).unsqueeze(2)
+    assert torch.equal(task.measure(Free(torch.where(masked, words, words + torch.randn(2000)), pairs), batch), before)
+    after = task.measure(Free(torch.where(masked, words + torch.randn(2000), words), pairs), batch)
+    changed = dict(zip(task.sums, (after != before).tolist(), strict=True))
+    assert changed["mlm_loss"]
+    assert not changed["nsp_loss"]
+    assert not changed["masked"]
+
+
+def test_the_training_loss_is_of_masked_tokens_and_pairs_only(task):
+    model = task.build_model().eval()
+    batch = dict(task.train.batch(torch.arange(4), torch.Generator().manual_seed(0)))
+    every = torch.ones_like(batch["labels"], dtype=torch.bool)
+    scores, pair_scores = model(batch["input_ids"], batch["token_type_ids"], batch["attention_mask"], every)
+    scores = scores.view(4, 24, -1)
+    rows = [
+        (example, place) for example in range(4) for place in range(24) if batch["labels"][example, place] != IGNORED
+    ]
+    words = [-scores[row].log_softmax(0)[batch["labels"][row]].item() for row in rows]
+    pairs = [
+        -pair.log_softmax(0)[label].item()
+        for pair, label in zip(pair_scores, batch["next_sentence_label"], strict=True)
+    ]
+    expected = sum(words) / len(words) + sum(pairs) / 4
+    assert task.loss(model, batch).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_hits_are_counted(task):
@@ -113,6 +152,16 @@ def test_images_are_refused_in_one_line(digits):
         BertPretraining(SMALL, digits)
     assert str(caught.value) == (
         "bert pre-training needs a data set of text; dataset=digits holds images; use dataset=pydocs"
+    )
+
+
+def test_text_in_whole_words_is_refused_in_one_line():
+    words = word_dataset("plain", [["a", "b"]] * 4, [["a"]])
+    with pytest.raises(ConfigError) as caught:
+        BertPretraining(SMALL, words)
+    assert str(caught.value) == (
+        "bert pre-training needs text with its special tokens; dataset=plain has whole words and no [MASK]; "
+        "use dataset=pydocs"
     )
 
 

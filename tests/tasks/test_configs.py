@@ -1,67 +1,70 @@
-"""Every file of conf/model and conf/dataset names what exists and builds."""
+"""Every file of conf/model and conf/dataset names what exists, fits together and builds."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
+import re
+from functools import cache
+from typing import Any
 
 import pytest
 import torch
-from hydra.errors import InstantiationException
-from hydra.utils import get_object, instantiate
+from hydra import compose, initialize_config_dir
+from hydra.utils import get_object
 from omegaconf import OmegaConf
 
 from spardl.errors import ConfigError
 from spardl.training.task import Task
-from tasks.datasets.base import Dataset, ImageDataset, ImageSplit
+from tasks.datasets.base import Dataset
+from train import CONFIGURATIONS, build_dataset, build_plan
 
-CONF = Path(__file__).parents[2] / "conf"
-MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
-DATASETS = sorted(path.stem for path in (CONF / "dataset").glob("*.yaml"))
-ON_DISK = {"cifar10": 10, "cifar100": 100}
-
-
-def load(group: str, name: str):
-    return OmegaConf.load(CONF / group / f"{name}.yaml")
+MODELS = sorted(path.stem for path in (CONFIGURATIONS / "model").glob("*.yaml"))
+DATASETS = sorted(path.stem for path in (CONFIGURATIONS / "dataset").glob("*.yaml"))
+REAL = [name for name in DATASETS if f"synthetic_{name}" in DATASETS]
+SMALL = ["bert_tiny", "lstm", "lstm_an4_small", "lstm_imdb", "resnet18", "resnet20", "vgg11_house"]
 
 
-def dataset_named(name: str) -> Dataset:
-    if name not in ON_DISK:
-        return instantiate(load("dataset", name))
-    images = ImageSplit(
-        torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.zeros(2).long(), torch.zeros(3), torch.ones(3), 255.0
-    )
-    return ImageDataset(name, images, images, num_classes=ON_DISK[name], in_channels=3, image_size=32)
+def composed(*words: str) -> dict[str, Any]:
+    with initialize_config_dir(str(CONFIGURATIONS), version_base="1.3"):
+        config = compose("train", overrides=list(words))
+    plain: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
+    return plain
 
 
-def chosen_dataset(config) -> str:
-    """What the model's file overrides the data set to, else the default of the primary configuration."""
-    overrides = {key: value for entry in config.get("defaults", []) for key, value in entry.items()}
-    return overrides.get("override /dataset", "digits")
+@cache
+def dataset_of(node: str) -> Dataset:
+    dataset: Dataset = build_dataset({"dataset": json.loads(node)})
+    return dataset
 
 
-def test_all_files_are_there():
+def task_of(*words: str) -> Task:
+    plain = composed("scale.stand_in=true", *words)
+    return build_plan(plain, dataset_of(json.dumps(plain["dataset"]))).task
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARDL_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def test_all_files_are_there() -> None:
     assert {"bert", "bert_tiny", "lstm", "resnet20", "resnet110", "resnet50", "vgg11", "vgg16", "vgg19"} <= set(MODELS)
-    assert DATASETS == ["cifar10", "cifar100", "digits", "pydocs"]
-
-
-def task_named(name: str) -> Task:
-    config = load("model", name)
-    dataset = dataset_named(chosen_dataset(config))
-    return instantiate(config.task, model=instantiate(config.model), dataset=dataset)
+    assert {"cifar10", "cifar100", "imagenet", "houses", "ptb", "wikitext2", "wikipedia", "imdb", "an4"} <= set(REAL)
+    embedded = {"digits", "rotated_digits", "pydocs", "docstrings"}
+    assert embedded <= set(DATASETS) - set(REAL)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_file_makes_a_task_and_its_model(name):
-    task = task_named(name)
+def test_a_model_file_makes_a_task_and_its_model(name: str) -> None:
+    task = task_of(f"model={name}")
     assert isinstance(task, Task)
-    # Shapes without weights: BERT-base alone would take half a gigabyte.
-    with torch.device("meta"):
-        assert len(list(task.build_model().parameters())) > 0
+    assert size(task) > 0
 
 
-@pytest.mark.parametrize("name", ["bert_tiny", "lstm", "resnet18", "resnet20", "vgg11"])
-def test_the_model_takes_the_data(name):
-    task = task_named(name)
+@pytest.mark.parametrize("name", SMALL)
+def test_the_model_takes_the_data(name: str) -> None:
+    task = task_of(f"model={name}")
+    torch.manual_seed(0)
     model = task.build_model().eval()
     batch = task.test.batch(torch.tensor([0, 1]), None)
     assert task.loss(model, batch).isfinite()
@@ -70,39 +73,65 @@ def test_the_model_takes_the_data(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_file_sets_only_what_it_may(name):
-    config = load("model", name)
+def test_a_model_file_sets_only_what_it_may(name: str) -> None:
+    config = OmegaConf.load(CONFIGURATIONS / "model" / f"{name}.yaml")
     assert set(config) <= {"defaults", "task", "model", "optimizer", "training"}
-    assert set(config.training) <= {"batch_size", "eval_batch_size", "epochs"}
+    assert set(config.training) <= {"batch_size", "eval_batch_size", "epochs", "clip_norm"}
     assert set(config.get("optimizer", {})) <= {"lr", "weight_decay"}
-    assert (CONF / "model" / f"{name}.yaml").read_text().startswith("# @package _global_\n")
+    assert (CONFIGURATIONS / "model" / f"{name}.yaml").read_text().startswith("# @package _global_\n")
     assert config.model._partial_ is True
 
 
+@pytest.mark.parametrize("path", sorted((CONFIGURATIONS / "scaled").glob("*/*.yaml")), ids=lambda path: path.stem)
+def test_a_scaled_model_is_smaller_or_sees_less(path: Any) -> None:
+    config = OmegaConf.load(path)
+    assert set(config) <= {"model", "task", "training"}
+    small, full = (size(task_of(f"model={path.stem}", f"scale={scale}")) for scale in ("smoke", "full"))
+    assert small < full or (small == full and "training" in config)
+
+
+def size(task: Task) -> int:
+    # Shapes without weights: BERT-base alone would take half a gigabyte.
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in task.build_model().parameters())
+
+
 @pytest.mark.parametrize("name", DATASETS)
-def test_a_dataset_file_names_a_loader(name):
-    config = load("dataset", name)
-    assert callable(get_object(config._target_))
-    if name in ON_DISK:
-        assert OmegaConf.to_container(config)["root"] == "${data_dir}"
-        assert config.download is False
-    else:
-        assert instantiate(config).name == name
+def test_a_dataset_file_names_a_loader(name: str) -> None:
+    assert callable(get_object(composed(f"dataset={name}")["dataset"]["_target_"]))
 
 
-@pytest.mark.parametrize("name", sorted(ON_DISK))
-def test_a_missing_folder_reaches_the_user_as_one_line(name, tmp_path):
-    config = OmegaConf.merge({"data_dir": str(tmp_path)}, {"dataset": load("dataset", name)})
-    with pytest.raises(InstantiationException) as caught:
-        instantiate(config.dataset)
-    assert isinstance(caught.value.__cause__, ConfigError)
-    assert f"{name} is missing" in str(caught.value.__cause__)
+@pytest.mark.parametrize("name", REAL)
+def test_real_data_are_found_by_data_dir_and_never_fetched_unasked(name: str) -> None:
+    config = OmegaConf.load(CONFIGURATIONS / "dataset" / f"{name}.yaml")
+    plain = OmegaConf.to_container(config)
+    assert plain["root"] == "${data_dir}"
+    assert plain["stand_in"] == "${scale.stand_in}"
+    assert plain.get("cache", "${cache_dir}") == "${cache_dir}"
+    assert plain["download"] is False
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_missing_data_are_told_in_one_line_that_names_the_way_out(name: str, tmp_path: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_dataset(composed(f"dataset={name}", f"data_dir={tmp_path}"))
+    message = str(caught.value)
+    assert "\n" not in message
+    assert re.search(rf"missing.*{tmp_path}", message), message
+    assert "SPARDL_DATA" in message or "data_dir" in message, message
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_stand_in_says_that_it_is_one(name: str, tmp_path: Any) -> None:
+    plain = composed(f"dataset=synthetic_{name}", f"data_dir={tmp_path}")
+    dataset = dataset_of(json.dumps(plain["dataset"]))
+    assert dataset.caveat
+    assert "\n" not in dataset.caveat
+    assert name in dataset.caveat
 
 
 @pytest.mark.parametrize("model", ["bert", "bert_tiny", "lstm"])
-def test_text_models_refuse_digits_whatever_else_their_file_sets(model, digits):
-    config = load("model", model)
-    with pytest.raises(InstantiationException) as caught:
-        instantiate(config.task, model=instantiate(config.model), dataset=digits)
-    assert isinstance(caught.value.__cause__, ConfigError)
-    assert "use dataset=pydocs" in str(caught.value.__cause__)
+def test_text_models_refuse_digits_whatever_else_their_file_sets(model: str) -> None:
+    with pytest.raises(ConfigError, match="needs a data set of text; dataset=digits"):
+        task_of(f"model={model}", "dataset=digits")

@@ -37,15 +37,39 @@ def test_loss_and_sums_by_hand(tiny_images, dtype):
     batch = task.test.batch(torch.tensor([0, 1]), None)  # labels 0 and 1
     losses = [-math.log(2 / 4), -math.log(1 / 8)]
     assert task.loss(model, batch).item() == pytest.approx(sum(losses) / 2, rel=1e-6)
-    assert task.measure(model, batch).tolist() == pytest.approx([sum(losses), 1.0, 2.0], rel=1e-6)
+    assert task.measure(model, batch).tolist() == pytest.approx([sum(losses), 1.0, 2.0, 2.0], rel=1e-6)
 
 
 def test_summary_divides_by_the_count(tiny_images):
     task = ImageClassification(None, tiny_images)
-    figures = task.summarize({"loss": 6.0, "correct": 3.0, "count": 4.0})
-    assert figures == {"loss": 1.5, "accuracy": 0.75}
+    figures = task.summarize({"loss": 6.0, "correct": 3.0, "top5": 4.0, "count": 4.0})
+    assert figures == {"loss": 1.5, "accuracy": 0.75}  # of three classes, five are no choice
     assert task.metric in figures
     assert task.higher_is_better
+
+
+def test_top5_by_hand(digits):
+    task = ImageClassification(None, digits)
+    rising = [float(score) for score in range(10)]
+    labels = {"labels": torch.tensor([9, 5, 4, 0]), "images": torch.zeros(4, 1, 8, 8)}  # ranks 1, 5, 6 and 10
+    sums = dict(zip(task.sums, task.measure(Fixed([rising] * 4), labels).tolist(), strict=True))
+    assert (sums["correct"], sums["top5"], sums["count"]) == (1.0, 2.0, 4.0)
+    figures = task.summarize(sums)
+    assert (figures["accuracy"], figures["top5_accuracy"]) == (0.25, 0.5)
+
+
+def test_of_classes_that_tie_the_first_count_as_higher(digits):
+    task = ImageClassification(None, digits)
+    batch = {"labels": torch.arange(10), "images": torch.zeros(10, 1, 8, 8)}
+    sums = dict(zip(task.sums, task.measure(Fixed([[0.0] * 10] * 10), batch).tolist(), strict=True))
+    assert (sums["correct"], sums["top5"]) == (1.0, 5.0)
+
+
+def test_what_is_no_number_is_never_right(digits):
+    task = ImageClassification(None, digits)
+    batch = {"labels": torch.tensor([0, 3]), "images": torch.zeros(2, 1, 8, 8)}
+    sums = dict(zip(task.sums, task.measure(Fixed([[math.nan] * 10] * 2), batch).tolist(), strict=True))
+    assert (sums["correct"], sums["top5"]) == (0.0, 0.0)
 
 
 def test_batch_sizes_do_not_change_the_summary(digits):

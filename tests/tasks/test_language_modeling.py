@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spardl.errors import ConfigError
-from tasks.datasets.base import Corpus, SpecialTokens, TextDataset
+from tasks.datasets.text import Corpus, SpecialTokens, TextDataset
 from tasks.language_modeling import LanguageModeling, TokenWindows
 from tasks.models.lstm import LstmLanguageModel
 
@@ -115,3 +115,48 @@ def test_misfits_are_refused(tiny_text):
     empty = TextDataset("empty", tiny_text.train, Corpus.from_documents([]), 70, SpecialTokens())
     with pytest.raises(ConfigError, match="at least one document"):
         LanguageModeling(None, empty)
+
+
+class Memory(torch.nn.Module):
+    """Logits that tell the sum of all tokens read so far."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
+
+    def forward(self, tokens):
+        return self.scale * torch.nn.functional.one_hot(tokens.cumsum(1) % 70, 70)
+
+
+@pytest.mark.parametrize("context", [0, 3, 40])
+def test_perplexity_with_context_by_hand(tiny_text, context):
+    task = LanguageModeling(None, tiny_text, seq_len=4, eval_context=context)
+    stream = [*[3] * context, *range(10, 21), 3, *range(30, 41), 3, *range(50, 61), 3]
+    nll = 0.0
+    for place in range(context + 1, len(stream)):
+        window = (place - context - 1) // 4
+        told = sum(stream[4 * window : place]) % 70
+        nll += math.log(69 + math.e) - (1 if told == stream[place] else 0)
+    assert evaluate(task, Memory(), 5)["loss"] == pytest.approx(nll / 35)
+
+
+def test_training_windows_come_without_context(tiny_text):
+    task = LanguageModeling(None, tiny_text, seq_len=4, eval_context=8)
+    assert task.train.batch(torch.tensor([0]), None)["tokens"].shape == (1, 5)
+    assert task.test.batch(torch.tensor([0]), None)["tokens"].shape == (1, 13)
+    with pytest.raises(ConfigError, match="eval_context=-1"):
+        LanguageModeling(None, tiny_text, eval_context=-1)
+
+
+def test_states_are_carried_from_window_to_window(tiny_text):
+    make = partial(LstmLanguageModel, embedding_size=8, hidden_size=8, dropout=0.0)
+    task = LanguageModeling(make, tiny_text, seq_len=4, lanes=2)
+    assert task.consecutive
+    assert not LanguageModeling(make, tiny_text, seq_len=4).consecutive
+    model = task.build_model()
+    losses = [task.loss(model, task.train.batch(torch.tensor(indices), None)) for indices in ([0, 4], [1, 5])]
+    fresh = LanguageModeling(make, tiny_text, seq_len=8)
+    tokens = torch.stack([task.train.windows[[0, 1]], task.train.windows[[4, 5]]])
+    whole = torch.cat([tokens[:, 0], tokens[:, 1, 1:]], dim=1)
+    expected = fresh.loss(model.eval(), {"tokens": whole, "windows": torch.zeros(2)})
+    assert sum(losses).item() / 2 == pytest.approx(expected.item(), rel=1e-5)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from spardl.errors import DataError
-from tasks.datasets.base import Corpus, SpecialTokens
+from tasks.datasets.text import Corpus, SpecialTokens
 from tasks.sentence_pairs import IGNORED, SentencePairs
 
 SPECIAL = SpecialTokens()
@@ -186,6 +186,19 @@ def test_eighty_ten_ten(english):
     assert replaced.min() >= len(SPECIAL.NAMES)
     assert replaced.max() < english.vocab_size
     assert abs(replaced.double().mean() / english.vocab_size - 0.5) < 0.03
+
+
+def test_a_random_word_is_any_but_a_special_one_wherever_these_are():
+    scattered = SpecialTokens(pad=0, unk=7, cls=8, sep=3, mask=999)
+    pairs = SentencePairs(numbered([5, 3, 8], [7, 2, 9]), 1000, scattered, seq_len=24)
+    chances = (torch.arange(995, dtype=torch.float64) + 0.5) / 995
+    assert pairs._ordinary(chances).tolist() == sorted(set(range(1000)) - {0, 7, 8, 3, 999})
+    batch = pairs.batch(torch.zeros(2000, dtype=torch.int64), seeded(0))
+    guessed = batch["labels"] != IGNORED
+    seen = batch["input_ids"][guessed & (batch["input_ids"] != batch["labels"])]
+    assert (seen == 999).double().mean() > 0.8
+    assert not set(seen.tolist()) & {0, 7, 8, 3}
+    assert len(set(seen.tolist())) > 100
 
 
 def test_where_nothing_is_to_be_guessed_the_text_stands(english):

@@ -120,7 +120,7 @@ def test_how_a_run_ended_is_written_by_rank_0_alone(
     made = experiment({**CONFIG, "output_dir": str(tmp_path)}, Failing(error, leads))
     with made.prepare() as run, pytest.raises(type(error)):
         made.perform(run)
-    assert run.read_summary() == ({"id": made.id, **expected} if leads else {})
+    assert run.read_summary() == ({"id": made.id, "caveats": [], **expected} if leads else {})
 
 
 def test_from_beginning_to_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from spardl.errors import ConfigError
-from spardl.training.lr import Constant, Cosine, LinearDecay, LrSchedule, MultiStep
+from spardl.training.lr import Constant, Cosine, Exponential, LinearDecay, LrSchedule, MultiStep
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,11 @@ from spardl.training.lr import Constant, Cosine, LinearDecay, LrSchedule, MultiS
         (LinearDecay(), 2.5, 0.75),
         (LinearDecay(2.0), 6.0, 0.5),
         (LinearDecay(), 11.0, 0.0),
+        (LinearDecay(warmup_factor=0.0, warmup_fraction=0.2), 1.0, 0.5),
+        (LinearDecay(warmup_factor=0.0, warmup_fraction=0.2), 6.0, 0.5),
+        (Exponential(gamma=0.5), 0.99, 1.0),
+        (Exponential(gamma=0.5), 3.5, 0.125),
+        (Exponential(2.0, 0.0, gamma=0.5), 1.0, 0.5),
         (MultiStep(milestones=[3, 6], gamma=0.1), 2.99, 1.0),
         (MultiStep(milestones=[3, 6], gamma=0.1), 3.0, 0.1),
         (MultiStep(milestones=[3, 6], gamma=0.1), 9.0, 0.01),
@@ -54,4 +59,18 @@ def test_a_warm_up_longer_than_the_run() -> None:
 )
 def test_values_out_of_range(make) -> None:
     with pytest.raises(ConfigError, match="lr_schedule needs"):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (lambda: Exponential(gamma=0.0), "lr_schedule.gamma"),
+        (lambda: Exponential(gamma=1.1), "lr_schedule.gamma"),
+        (lambda: Cosine(warmup_fraction=1.0), "warmup_fraction must be"),
+        (lambda: Cosine(warmup_epochs=1.0, warmup_fraction=0.1), "not both"),
+    ],
+)
+def test_other_values_out_of_range(make, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
         make()

@@ -23,6 +23,7 @@ SUMMARY: dict[str, Any] = {
     "density": 0.0123,
     "parameters": 269_434,
     "replica_checks": 7,
+    "samples_per_second": 1234.5,
     "break_even_gbit": 1.234,
     "peak_memory_bytes": 2.5e9,
 }
@@ -32,6 +33,7 @@ def test_figures_in_words() -> None:
     found = dict(rows(SUMMARY, simulated=False))
     assert found["accuracy"] == "0.9 (best 0.95)"
     assert found["wall time"] == "12.3 s, evaluation 500 ms"
+    assert found["samples per second"] == "1234 of all workers"
     assert found["a step"] == "1.5 s: compute 20 ms, communicate 1.5 s"
     assert "beside it" not in found
     overlapped = {**SUMMARY, "step_seconds_beside": {"select": 0.5, "communicate": 1.5}}
@@ -43,17 +45,19 @@ def test_figures_in_words() -> None:
 
 
 def test_the_virtual_clock_and_one_worker() -> None:
-    alone = {**SUMMARY, "step_bytes": 0.0, "step_bytes_dense": 0.0, "break_even_gbit": None}
+    alone = {**SUMMARY, "step_bytes": 0.0, "step_bytes_dense": 0.0, "break_even_gbit": None, "samples_per_second": None}
     found = dict(rows(alone, simulated=True))
     assert found["wall time"] == "12.3 s, evaluation 500 ms, 3.2 s on the virtual clock"
     assert found["sent per worker and step"] == "0 B in 4 rounds; dense 0 B"
     assert found["break-even bandwidth"] == "none: no bytes are saved"
+    assert found["samples per second"].startswith("too few steps")
+    assert dict(rows(SUMMARY, simulated=True))["samples per second"] == "1234 of all workers, on the virtual clock"
 
 
 def test_lines_are_not_wrapped_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
-    print_report(SUMMARY, Run("abc", Path("outputs/x")), simulated=True)
+    print_report(SUMMARY, Run("abc", Path("outputs/x")), simulated=True, caveats=["invented data"])
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert "run abc" in out
     assert "12.3 kB in 4 rounds; dense 1.23 MB (1.00% of dense)" in out
-    assert out.endswith("results: outputs/x\n")
+    assert out.endswith("beware: invented data\nresults: outputs/x\n")

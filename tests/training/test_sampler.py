@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from spardl.errors import ConfigError
 from spardl.programs import Worker
-from spardl.training.sampler import Sampler
+from spardl.training.sampler import LaneSampler, ShuffledSampler
 
 
-def samplers(examples: int, workers: int, batch_size: int, seed: int = 1) -> list[Sampler]:
-    return [Sampler(examples, Worker(rank, workers), batch_size, seed) for rank in range(workers)]
+def samplers(examples: int, workers: int, batch_size: int, seed: int = 1) -> list[ShuffledSampler]:
+    return [ShuffledSampler(examples, Worker(rank, workers), batch_size, seed) for rank in range(workers)]
 
 
 @given(
@@ -63,3 +63,31 @@ def test_too_few_examples() -> None:
     assert samplers(12, 3, 4)[0].steps_per_epoch == 1
     with pytest.raises(ConfigError, match="= 4 on 3 workers needs more than the 11 training examples"):
         samplers(11, 3, 4)
+
+
+def lanes_of(examples: int, workers: int, lanes: int, passes: int) -> list[LaneSampler]:
+    return [LaneSampler(examples, Worker(rank, workers), lanes, passes, seed=1) for rank in range(workers)]
+
+
+def test_lanes_by_hand() -> None:
+    """23 examples, 2 workers, 2 rows, 2 batches a step: 2 steps along lanes of 4 consecutive examples."""
+    first, second = lanes_of(23, workers=2, lanes=2, passes=2)
+    assert first.steps_per_epoch == second.steps_per_epoch == 2
+    assert first.indices(0).tolist() == [0, 4, 1, 5]
+    assert first.indices(1).tolist() == [2, 6, 3, 7]
+    assert second.indices(0).tolist() == [8, 12, 9, 13]
+    assert first.indices(2).tolist() == first.indices(0).tolist()
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.integers(0, 40))
+def test_lanes_go_on_and_no_example_comes_twice(workers: int, lanes: int, passes: int, spare: int) -> None:
+    samplers = lanes_of(workers * lanes * passes + spare, workers, lanes, passes)
+    steps = samplers[0].steps_per_epoch
+    seen = torch.stack([torch.cat([s.indices(step).view(passes, lanes) for step in range(steps)]) for s in samplers])
+    assert (seen[:, 1:] - seen[:, :-1] == 1).all()
+    assert seen.unique().numel() == seen.numel()
+
+
+def test_lanes_need_a_whole_step() -> None:
+    with pytest.raises(ConfigError, match="the 7 training examples"):
+        lanes_of(7, workers=2, lanes=2, passes=2)

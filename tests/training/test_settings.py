@@ -29,6 +29,8 @@ from tests.training.toy import settings
         ("precision", "fp16"),
         ("log_every", 0),
         ("eval_every", 0),
+        ("eval_examples", 0),
+        ("untimed_steps", -1),
         ("checkpoint_every", 0),
         ("keep_checkpoints", 0),
         ("check_every", 0),

@@ -33,6 +33,7 @@ SECONDS = (
     "evaluation_seconds",
     "step_seconds",
     "step_seconds_beside",
+    "samples_per_second",
     "break_even_gbit",
 )
 
@@ -191,3 +192,15 @@ def test_one_worker_or_four_at_full_density(method: Method, tmp_path: Path) -> N
         running.fit()
         weights.append(torch.cat([parameter.detach().view(-1) for parameter in running._learner.model.parameters()]))
     assert torch.allclose(weights[0], weights[1], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("untimed", [0, 3])
+def test_samples_per_second_leave_out_the_first_steps(untimed: int, tmp_path: Path) -> None:
+    """All steps take the same virtual time, so it does not matter which ones count."""
+    made = plan(dense(), max_steps=5, untimed_steps=untimed, eval_every=0.2)
+    found = trainer(made, tmp_path).fit()
+    assert found["samples_per_second"] == pytest.approx(5 * 4 * 4 / found["cluster_seconds"], rel=1e-9)
+
+
+def test_samples_per_second_of_too_short_a_run(tmp_path: Path) -> None:
+    assert trainer(plan(dense(), max_steps=3, untimed_steps=3), tmp_path).fit()["samples_per_second"] is None

@@ -4,14 +4,14 @@ import torch
 from torch import nn
 
 from spardl.programs import Worker
-from spardl.training.sampler import Sampler
+from spardl.training.sampler import ShuffledSampler
 from spardl.training.worker import TrainingWorker, average_buffers
 from tests.training.toy import simulated
 
 
 def workers(count: int, model: nn.Module) -> list[TrainingWorker]:
     return [
-        TrainingWorker(worker, model, Sampler(100, worker, 2, 1), seed=1)
+        TrainingWorker(worker, model, ShuffledSampler(100, worker, 2, 1), seed=1)
         for worker in (Worker(rank, count) for rank in range(count))
     ]
 

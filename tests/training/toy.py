@@ -93,6 +93,8 @@ def settings(**changes: Any) -> Settings:
         "precision": "fp64",
         "log_every": 1,
         "eval_every": 1,
+        "eval_examples": None,
+        "untimed_steps": 1,
         "checkpoint_every": None,
         "keep_checkpoints": 2,
         "check_every": 1,

@@ -101,6 +101,23 @@ def test_a_failed_download_is_told_in_one_line(tmp_path, monkeypatch):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("load", "name", "classes"), [(cifar10, "cifar10", 10), (cifar100, "cifar100", 100)])
+def test_the_stand_in_has_the_shapes_of_the_original_and_says_what_it_is(load, name, classes):
+    dataset = load("/nowhere", stand_in=True)
+    assert (len(dataset.train), len(dataset.test)) == (50_000, 10_000)
+    assert (dataset.name, dataset.num_classes, dataset.in_channels, dataset.image_size) == (name, classes, 3, 32)
+    assert f"dataset={name}" in dataset.caveat
+    assert (dataset.train.padding, dataset.train.flip) == (4, True)
+    assert (dataset.test.padding, dataset.test.flip) == (0, False)
+    batch = dataset.train.batch(torch.tensor([49_999, 0]), None)
+    assert batch["images"].shape == (2, 3, 32, 32)
+    assert batch["labels"].tolist() == [classes - 1, 0]
+
+
+def test_real_data_are_no_stand_in(small_cifar10):
+    assert cifar10(str(small_cifar10)).caveat is None
+
+
 @pytest.mark.data
 def test_the_real_cifar10():
     root = os.environ.get("SPARDL_DATA")

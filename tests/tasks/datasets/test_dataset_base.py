@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from spardl.errors import ConfigError
-from tasks.datasets.base import Corpus, ImageDataset, TextDataset, require
+from tasks.datasets.base import require
+from tasks.datasets.images import ImageDataset
+from tasks.datasets.text import Corpus, TextDataset
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -56,6 +58,14 @@ def test_flip_off_only_shifts(tiny_images):
     split = dataclasses.replace(tiny_images.train, flip=False, padding=0)
     batch = split.batch(torch.arange(6), seeded(0))
     assert torch.equal(pixels_of(split, batch), split.images)
+
+
+def test_no_shift_only_mirrors(tiny_images):
+    split = dataclasses.replace(tiny_images.train, padding=0)
+    drawn = pixels_of(split, split.batch(torch.zeros(50, dtype=torch.long), seeded(0)))
+    assert {bytes(p.flatten().tolist()) for p in drawn} == {
+        bytes(p.flatten().tolist()) for p in (split.images[0], split.images[0].flip(2))
+    }
 
 
 def test_images_of_a_batch_are_augmented_independently(tiny_images):

@@ -13,10 +13,27 @@ def count(model: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize(("tied", "parameters"), [(True, 110_106_428), (False, 133_547_324)])
-def test_bert_base_parameter_counts(tied, parameters):
+@pytest.mark.parametrize(
+    ("options", "parameters"),
+    [
+        ({"vocab_size": 30522}, 110_106_428),
+        ({"vocab_size": 30522, "tied": False}, 133_547_324),
+        ({"vocab_size": 30528}, 110_111_042),
+        (
+            {
+                "vocab_size": 30528,
+                "hidden_size": 1024,
+                "num_layers": 24,
+                "num_heads": 16,
+                "intermediate_size": 4096,
+            },
+            336_232_258,
+        ),
+    ],
+)
+def test_published_parameter_counts(options, parameters):
     with torch.device("meta"):
-        model = bert_for_pretraining(tokens=4000, seq_len=128, vocab_size=30522, tied=tied)
+        model = bert_for_pretraining(tokens=4000, seq_len=128, **options)
     assert count(model) == parameters
 
 
@@ -42,12 +59,21 @@ def test_misfits_are_refused(options, words):
 def test_every_parameter_gets_a_gradient(tied):
     model = bert_for_pretraining(tokens=60, seq_len=12, tied=tied, **SMALL)
     ids = torch.randint(5, 60, (2, 12))
-    output = model(
-        input_ids=ids,
-        token_type_ids=torch.zeros_like(ids),
-        attention_mask=torch.ones_like(ids),
-        labels=ids,
-        next_sentence_label=torch.tensor([0, 1]),
-    )
-    output.loss.backward()
+    words, pairs = model(ids, torch.zeros_like(ids), torch.ones_like(ids), torch.rand(2, 12) < 0.5)
+    (words.logsumexp(1).sum() + pairs.logsumexp(1).sum()).backward()
     assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
+def test_equals_transformers_own_scores_at_the_places_asked_for():
+    from transformers import BertForPreTraining
+
+    model = bert_for_pretraining(tokens=60, seq_len=12, **SMALL).eval()
+    own = BertForPreTraining(model.config).eval()
+    own.load_state_dict(model.state_dict())
+    ids, types = torch.randint(5, 60, (3, 12)), torch.randint(2, (3, 12))
+    attention = (torch.arange(12) < torch.tensor([[12], [7], [5]])).long()
+    places = torch.rand(3, 12) < 0.3
+    words, pairs = model(ids, types, attention, places)
+    expected = own(ids, token_type_ids=types, attention_mask=attention)
+    torch.testing.assert_close(words, expected.prediction_logits[places])
+    torch.testing.assert_close(pairs, expected.seq_relationship_logits)

@@ -1,0 +1,184 @@
+"""AN4: people who spell names and read out numbers, dates and commands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from spardl.errors import DataError
+from tasks.datasets.cache import cached, fingerprint
+from tasks.datasets.speech import ALPHABET, SAMPLE_RATE, SHORTEST, SpeechDataset, SpeechSplit, encode, spectrogram
+from tasks.datasets.synthetic_speech import tone_speech
+
+__all__ = ["an4"]
+
+HOME = "http://www.speech.cs.cmu.edu/databases/an4/"
+SUFFIXES = (".sph", ".wav", ".flac")
+TRAIN, TEST = 948, 130  # utterances of the whole data set
+RECIPE = 1  # of the cached spectrograms; a change of the recipe needs another number
+TRANSCRIPT = re.compile(r"(?:<s>)?(?P<text>.*?)(?:</s>)?\s*\((?P<id>[^()]+)\)")
+
+
+@dataclass(frozen=True)
+class _Utterance:
+    name: str
+    path: Path
+    labels: Tensor
+
+
+def an4(root: str, cache: str, download: bool = False, stand_in: bool = False) -> SpeechDataset:
+    """Loads AN4: 948 training and 130 test utterances of one to six seconds; any part of them will do.
+
+    Args:
+        root: folder that holds ``an4``: ``etc/an4_{train,test}.{fileids,transcription}`` and the recordings in
+            ``wav``, as SPHERE, WAV or FLAC, one channel of 16 kHz.
+        cache: folder of the spectrograms, which are kept in float16: 32 kB per second of speech.
+        download: refused if ``an4`` is missing, since its checksum is published nowhere.
+        stand_in: read nothing; generate tones instead, as many utterances as the whole data set has.
+
+    Returns:
+        Spectrograms and texts.
+
+    Raises:
+        DataError: a file is missing, damaged or not of that form.
+
+    Source: Acero: Acoustical and Environmental Robustness in Automatic Speech Recognition, PhD thesis, CMU, 1990.
+    """
+    if stand_in:
+        return tone_speech("an4", TRAIN, TEST)
+    folder = Path(root).expanduser() / "an4"
+    if not folder.is_dir():
+        raise DataError(_how_to_get(folder, download))
+    parts = {part: _utterances(folder, part) for part in ("train", "test")}
+    everything = [utterance for part in parts.values() for utterance in part]
+    key = {
+        "recipe": RECIPE,
+        "utterances": [(part, utterance.name) for part, found in parts.items() for utterance in found],
+        "files": fingerprint(utterance.path for utterance in everything),
+    }
+    frames = cached(cache, "an4", key, lambda: _all_frames(parts))
+    train, test = (_split(frames, part, found) for part, found in parts.items())
+    return SpeechDataset("an4", train, test)
+
+
+def _how_to_get(folder: Path, download: bool) -> str:
+    refused = "; dataset.download=true cannot fetch it, since no checksum of it is known" if download else ""
+    return (
+        f"an4 is missing: looked in {folder.absolute()}{refused}; get an4_sphere.tar.gz from {HOME} and unpack it in "
+        f"{folder.parent.absolute()}, or set SPARDL_DATA (data_dir) to the folder that holds an4"
+    )
+
+
+def _utterances(folder: Path, part: str) -> list[_Utterance]:
+    """What the lists of a split name."""
+    texts = _transcripts(folder / "etc" / f"an4_{part}.transcription")
+    names = [line.strip() for line in _lines(folder / "etc" / f"an4_{part}.fileids")]
+    found = [_utterance(folder, name, texts.pop(name.rpartition("/")[2], None), part) for name in names]
+    if texts:
+        raise DataError(
+            f"an4 is damaged: etc/an4_{part}.transcription of {folder} has a line for {next(iter(texts))}, which "
+            f"etc/an4_{part}.fileids lacks; unpack the archive again"
+        )
+    if not found:
+        raise DataError(f"an4 is damaged: {folder}/etc/an4_{part}.fileids names nothing; unpack the archive again")
+    return found
+
+
+def _utterance(folder: Path, name: str, text: str | None, part: str) -> _Utterance:
+    if text is None:
+        raise DataError(
+            f"an4 is damaged: etc/an4_{part}.transcription of {folder} has no line that ends in "
+            f"({name.rpartition('/')[2]}), which etc/an4_{part}.fileids names; unpack the archive again"
+        )
+    for suffix in SUFFIXES:
+        path = folder / "wav" / f"{name}{suffix}"
+        if path.exists():
+            return _Utterance(name, path, encode(text))
+    raise DataError(
+        f"an4 lacks {folder}/wav/{name}{SUFFIXES[0]} (or {', '.join(SUFFIXES[1:])}), which etc/an4_{part}.fileids "
+        "names; unpack the archive again"
+    )
+
+
+def _transcripts(path: Path) -> dict[str, str]:
+    """Texts by the last part of their utterance's name, without the marks of begin and end."""
+    texts = {}
+    for number, line in enumerate(_lines(path), 1):
+        match = TRANSCRIPT.fullmatch(line.strip())
+        if match is None:
+            raise DataError(
+                f"an4 is damaged: {path}, line {number}, does not end in the name of an utterance in parentheses; "
+                "unpack the archive again"
+            )
+        text = " ".join(match["text"].upper().split())
+        strange = sorted(set(text) - set(ALPHABET))
+        if strange:
+            raise DataError(
+                f"an4 cannot be used: {path}, line {number}, has the character {strange[0]!r}; texts are made of A to "
+                "Z, apostrophe and space: write it in these"
+            )
+        texts[match["id"]] = text
+    return texts
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines that are not empty."""
+    try:
+        return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as fault:
+        reason = fault.strerror if isinstance(fault, OSError) else "it is no text"
+        raise DataError(f"an4: {path} cannot be read: {reason}; unpack the archive again") from fault
+
+
+def _all_frames(parts: dict[str, list[_Utterance]]) -> dict[str, Tensor]:
+    """Spectrograms of each split, one after the other, and where each begins."""
+    result = {}
+    for part, utterances in parts.items():
+        # Normalised values of a few units: float16 keeps them to three digits.
+        spectrograms = [spectrogram(_samples(utterance.path)).half() for utterance in utterances]
+        result[f"{part}_frames"] = torch.cat(spectrograms)
+        result[f"{part}_starts"] = torch.tensor([0, *(len(item) for item in spectrograms)]).cumsum(0)
+    return result
+
+
+def _split(frames: dict[str, Tensor], part: str, utterances: Sequence[_Utterance]) -> SpeechSplit:
+    labels = [utterance.labels for utterance in utterances]
+    return SpeechSplit(frames[f"{part}_frames"], frames[f"{part}_starts"], labels)
+
+
+def _samples(path: Path) -> Tensor:
+    """A recording, as float32 between -1 and 1."""
+    import soundfile  # noqa: PLC0415
+
+    try:
+        with soundfile.SoundFile(path) as file:
+            rate, channels, promised = file.samplerate, file.channels, _promised(path, file.extra_info, file.frames)
+            samples = torch.from_numpy(file.read(dtype="float32"))
+    except (OSError, soundfile.SoundFileError) as fault:
+        reason = " ".join(str(fault).split())
+        raise DataError(f"an4 is damaged: {path} cannot be read: {reason}; unpack the archive again") from fault
+    if (rate, channels) != (SAMPLE_RATE, 1):
+        raise DataError(
+            f"an4 cannot be used: {path} has {channels} channels of {rate} Hz, not one of {SAMPLE_RATE} Hz; convert it"
+        )
+    if len(samples) != promised or len(samples) < SHORTEST:
+        raise DataError(
+            f"an4 is damaged: {path} holds {len(samples)} samples of {max(promised, SHORTEST)} or more; "
+            "unpack the archive again"
+        )
+    return samples
+
+
+def _promised(path: Path, remarks: str, frames: int) -> int:
+    """How many samples the header tells of; the library itself takes a file that was cut short for a short one."""
+    with path.open("rb") as file:
+        sphere = re.search(rb"\nsample_count -i (\d+)\n", file.read(1024))
+    riff = re.search(r"^data : (\d+) \(should be", remarks, re.MULTILINE)
+    if riff:
+        return int(riff[1]) // 2
+    return int(sphere[1]) if sphere else frames

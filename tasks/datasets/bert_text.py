@@ -1,0 +1,135 @@
+"""Text in the word pieces of bert-base-uncased."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from spardl.errors import DataError
+from tasks.datasets.cache import cached, fingerprint
+from tasks.datasets.download import Remote, fetch
+from tasks.datasets.plain_text import fetch_hint, read_text
+from tasks.datasets.pydocs import load_pydocs
+from tasks.datasets.text import Corpus, SpecialTokens, TextDataset
+from tasks.datasets.wordpiece import encode, tokenizer_of
+
+__all__ = ["bert_text", "fetch_word_pieces", "pydocs_pieces", "read_word_pieces"]
+
+VOCABULARY: Final = Remote(
+    "https://huggingface.co/google-bert/bert-base-uncased/resolve/main/vocab.txt",
+    "sha256:07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+    "bert-base-uncased/vocab.txt",
+)
+RECIPE = 1  # to be raised whenever the same files would give other tokens
+
+Documents = Sequence[Sequence[str]]
+
+
+def fetch_word_pieces(name: str, root: str) -> None:
+    """Downloads the vocabulary if it is missing.
+
+    Args:
+        name: the data set's that needs it.
+        root: the data folder.
+
+    Raises:
+        DataError: it could not be fetched.
+    """
+    fetch(name, [VOCABULARY], Path(root))
+
+
+def read_word_pieces(name: str, root: str, vocab_size: int) -> dict[str, int]:
+    """Reads the vocabulary of bert-base-uncased.
+
+    Args:
+        name: the data set's that needs it, for messages.
+        root: folder that holds ``bert-base-uncased/vocab.txt``, one piece a line, line by line numbered from 0.
+        vocab_size: how many there must be.
+
+    Returns:
+        Piece to number.
+
+    Raises:
+        DataError: the file is missing, or not such a vocabulary.
+    """
+    path = Path(root) / VOCABULARY.path
+    hint = fetch_hint(name, VOCABULARY.path)
+    pieces = read_text(name, path, hint).removesuffix("\n").split("\n")
+    numbers = {piece.removesuffix("\r"): number for number, piece in enumerate(pieces)}
+    if len(numbers) != vocab_size or not numbers.keys() >= set(SpecialTokens.NAMES):
+        raise DataError(
+            f"{name} is damaged: {path.absolute()} holds {len(numbers)} different word pieces instead of {vocab_size} "
+            f"with {' '.join(SpecialTokens.NAMES)}; remove it, then {hint}"
+        )
+    return numbers
+
+
+def bert_text(
+    name: str,
+    root: str,
+    cache: str,
+    vocab_size: int,
+    source: Any,
+    documents: Callable[[], Sequence[Documents]],
+) -> TextDataset:
+    """Makes a data set for BERT's pre-training, tokenised once and cached.
+
+    Everything is held in memory, eight bytes a word piece and as much again while it is read: enough for a
+    gigabyte of text on a common machine, not for the whole of Wikipedia.
+
+    Args:
+        name: the data set's.
+        root: folder that holds the vocabulary.
+        cache: folder for the tokens.
+        vocab_size: word pieces that the vocabulary must hold.
+        source: what tells that the text is still the same, as JSON can write it.
+        documents: reads the training and the held-out documents, each a list of sentences.
+
+    Returns:
+        The text in word pieces.
+
+    Raises:
+        DataError: the vocabulary is missing or damaged, or the cache cannot be written.
+    """
+    numbers = read_word_pieces(name, root, vocab_size)
+    key = {"recipe": RECIPE, "source": source, "vocabulary": fingerprint([Path(root) / VOCABULARY.path])}
+    found = cached(cache, name, key, lambda: _tokenize(numbers, documents()))
+    special = SpecialTokens(*(numbers[piece] for piece in SpecialTokens.NAMES))
+    return TextDataset(name, _corpus(found, "train"), _corpus(found, "test"), vocab_size, special)
+
+
+def _tokenize(numbers: dict[str, int], parts: Sequence[Documents]) -> dict[str, Tensor]:
+    tokenizer = tokenizer_of(numbers)
+    tensors = {}
+    for part, documents in zip(("train", "test"), parts, strict=True):
+        corpus = Corpus.from_documents(encode(tokenizer, documents))
+        tensors[f"{part}.tokens"] = corpus.tokens.to(torch.int32)
+        tensors[f"{part}.sentences"] = corpus.sentences
+        tensors[f"{part}.documents"] = corpus.documents
+    return tensors
+
+
+def _corpus(tensors: Mapping[str, Tensor], part: str) -> Corpus:
+    return Corpus(tensors[f"{part}.tokens"].long(), tensors[f"{part}.sentences"], tensors[f"{part}.documents"])
+
+
+def pydocs_pieces(name: str, vocab_size: int) -> TextDataset:
+    """The stand-in for text in BERT's word pieces: Python's language reference, in word pieces of its own.
+
+    Args:
+        name: of the data set whose place it takes.
+        vocab_size: declared, as if all its pieces occurred.
+
+    Returns:
+        The text of :func:`tasks.datasets.pydocs.load_pydocs`.
+    """
+    text = load_pydocs()
+    note = (
+        f"{name} is Python's language reference here, in {text.vocab_size} word pieces of its own: "
+        "results say nothing about the real text"
+    )
+    return TextDataset(name, text.train, text.test, max(vocab_size, text.vocab_size), text.special, note)

@@ -1,0 +1,98 @@
+"""Prepared data on disk: made once, by one process, and either whole or not there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from spardl.errors import DataError
+from spardl.files import write_atomically
+
+__all__ = ["cached", "fingerprint"]
+
+# Preparing a large text takes minutes; a process that waits longer than this waits for a dead one.
+PATIENCE = 3600.0
+
+
+def fingerprint(paths: Iterable[Path]) -> list[tuple[str, int, int]]:
+    """Name, size and time of change of files: what tells that prepared data are out of date.
+
+    Raises:
+        OSError: a file is missing.
+    """
+    found = ((path.name, path.stat()) for path in sorted(paths))
+    return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in found]
+
+
+def cached(
+    folder: str | Path, name: str, key: Mapping[str, Any], make: Callable[[], dict[str, Tensor]]
+) -> dict[str, Tensor]:
+    """Reads prepared tensors, or makes and keeps them.
+
+    Of several processes that ask at once, on one machine or on a shared file system with locks, one prepares
+    and the others wait. A file that was cut short or changed is noticed by its checksum and made again.
+
+    Args:
+        folder: of the cache; made if it is missing.
+        name: readable beginning of the file's name.
+        key: everything the tensors depend on, as JSON can write it: sources, options, version of the recipe.
+        make: prepares the tensors; all of them named, none sharing memory with another.
+
+    Returns:
+        The tensors, equal to the last bit whether made or read.
+
+    Raises:
+        DataError: the folder cannot be written, or another process has held it for an hour.
+    """
+    from filelock import FileLock, Timeout  # noqa: PLC0415
+
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    path = Path(folder).expanduser() / f"{name}-{digest}.safetensors"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_suffix(".lock"), timeout=PATIENCE):
+            found = _read(path)
+            if found is None:
+                found = make()
+                _write(path, found)
+            return found
+    except Timeout as fault:
+        raise DataError(f"{name}: another process has been preparing {path} for an hour; end it, then retry") from fault
+    except OSError as fault:
+        raise DataError(
+            f"{name} cannot be cached in {path.parent}: {fault.strerror or fault}; set cache_dir (SPARDL_CACHE) to a "
+            "folder with room that you may write to"
+        ) from fault
+
+
+def _read(path: Path) -> dict[str, Tensor] | None:
+    """The file's tensors, or ``None`` if it is not there or not as it was written."""
+    from safetensors import SafetensorError, safe_open  # noqa: PLC0415
+
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return tensors if (file.metadata() or {}).get("sha256") == _checksum(tensors) else None
+    except SafetensorError:
+        return None
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    from safetensors.torch import save  # noqa: PLC0415
+
+    write_atomically(path, save(dict(tensors), metadata={"sha256": _checksum(tensors)}))
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
+        digest.update(tensors[name].contiguous().view(-1).numpy().data)
+    return digest.hexdigest()

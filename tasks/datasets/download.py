@@ -1,0 +1,109 @@
+"""Fetching public files: whole and as expected, or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import shutil
+import sys
+import tarfile
+import tempfile
+import urllib.request
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from spardl.errors import DataError
+
+__all__ = ["Remote", "fetch"]
+
+SILENCE = 60.0  # seconds without a byte after which a server counts as lost
+
+
+class _MismatchError(Exception):
+    """The bytes are not the expected ones."""
+
+
+# What a lost connection, a server that speaks something else, a full disk or a broken archive can raise.
+FAULTS = (OSError, http.client.HTTPException, tarfile.TarError, EOFError, zlib.error, _MismatchError)
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A public file.
+
+    Attributes:
+        url: where it is.
+        checksum: ``md5:...`` or ``sha256:...``, in hexadecimal.
+        path: what it is called in the data folder; of an archive, the folder that it unpacks to.
+    """
+
+    url: str
+    checksum: str
+    path: str
+
+    @property
+    def packed(self) -> bool:
+        """Whether it is an archive."""
+        return self.url.endswith((".tar.gz", ".tgz"))
+
+
+def fetch(name: str, remotes: Sequence[Remote], folder: Path) -> None:
+    """Downloads what is missing; of several processes that ask at once, one does.
+
+    Args:
+        name: the data set's, for messages.
+        remotes: its files.
+        folder: where they go; made if it is missing.
+
+    Raises:
+        DataError: a file could not be had, or is not the one that was expected; nothing of it is kept then.
+    """
+    from filelock import FileLock  # noqa: PLC0415
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / f".{name}.lock"):
+            for remote in remotes:
+                if not (folder / remote.path).exists():
+                    _fetch_one(remote, folder)
+    except FAULTS as fault:
+        reason = " ".join(str(fault).split())
+        raise DataError(
+            f"{name} could not be fetched into {folder}: {reason}; fetch it elsewhere and set data_dir to its folder"
+        ) from fault
+
+
+def _fetch_one(remote: Remote, folder: Path) -> None:
+    """Everything happens in a folder of its own, which is moved into place at the end or thrown away."""
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".fetching-") as scratch:
+        received = Path(scratch) / "received"
+        _receive(remote.url, received)
+        _check(remote, received)
+        unpacked = _unpack(received, Path(scratch) / "unpacked") / remote.path if remote.packed else received
+        (folder / remote.path).parent.mkdir(parents=True, exist_ok=True)
+        unpacked.replace(folder / remote.path)
+
+
+def _receive(url: str, target: Path) -> None:
+    # torch.hub's own would leave a thread behind (tqdm's), and workers are forked from this process.
+    print(f"fetching {url}", file=sys.stderr, flush=True)
+    with urllib.request.urlopen(url, timeout=SILENCE) as response, target.open("wb") as file:
+        shutil.copyfileobj(response, file)
+
+
+def _check(remote: Remote, received: Path) -> None:
+    algorithm, expected = remote.checksum.split(":")
+    with received.open("rb") as file:
+        digest = hashlib.new(algorithm)
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    if digest.hexdigest() != expected:
+        raise _MismatchError(f"{remote.url} has the {algorithm} {digest.hexdigest()}, not {expected}")
+
+
+def _unpack(archive: Path, target: Path) -> Path:
+    with tarfile.open(archive) as file:
+        file.extractall(target, filter="data")
+    return target

@@ -1,0 +1,190 @@
+"""Houses: four pictures of each, and its price."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from spardl.errors import ConfigError, DataError
+from tasks.datasets.cache import cached, fingerprint
+from tasks.datasets.images import ImageSplit
+from tasks.datasets.measured_images import MeasuredImageDataset
+from tasks.datasets.synthetic_images import HALF, draw_pictures, patterns, stand_in_notice
+
+__all__ = ["houses"]
+
+NAME = "houses"
+FOLDERS = ("houses", "Houses Dataset", "houses-64")
+SHRUNK = "houses-64"
+TABLE = "HousesInfo.txt"
+COLUMNS = "bedrooms, bathrooms, area, zip code, price"
+ROOMS = ("bathroom", "bedroom", "frontal", "kitchen")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+ORIGIN = "github.com/emanhamed/Houses-dataset"
+LARGEST_VALUE = 255.0
+TEST_FRACTION = 0.25
+RECIPE = 1  # raise it when montages are made differently, so that no old ones are read from the cache
+STAND_IN_HOUSES = 535
+
+
+def houses(
+    root: str,
+    download: bool = False,
+    cache: str = "~/.cache/spardl",
+    image_size: int = 64,
+    crop_padding: int = 4,
+    flip: bool = True,
+    split_seed: int = 0,
+    stand_in: bool = False,
+) -> MeasuredImageDataset:
+    """Loads the 535 houses: a montage of four pictures each (bathroom, bedroom; front, kitchen) and the price.
+
+    Three quarters are to train on (401 houses), one quarter to test (134).
+
+    Args:
+        root: folder that holds ``houses``, ``Houses Dataset`` (as published) or ``houses-64`` (shrunk copies).
+        download: not possible; says where to get them.
+        cache: folder for the montages, which take seconds to make.
+        image_size: height and width of a montage, in pixels, an even number.
+        crop_padding: pixels by which a training montage may be shifted each way.
+        flip: mirror every second training montage, on average.
+        split_seed: chooses the split, which is the same in every run.
+        stand_in: generate pictures whose colours tell the price, and read nothing.
+
+    Returns:
+        Montages, normalised by the training montages' mean and deviation, and prices in dollars.
+
+    Raises:
+        ConfigError: an odd image size.
+        DataError: the files are missing or damaged, or a download was asked for.
+
+    Source: Ahmed, Moustafa: House Price Estimation from Visual and Textual Features, IJCCI 2016.
+    """
+    if image_size < 2 or image_size % 2:
+        raise ConfigError(f"dataset.image_size={image_size}: a montage of two by two pictures needs an even number")
+    if stand_in:
+        pictures, prices = _generate(image_size)
+        notice: str | None = stand_in_notice(NAME, "generated pictures and prices")
+    else:
+        folder = _find(Path(root).expanduser(), download)
+        pictures, prices = _montages(folder, cache, image_size)
+        notice = _notice(folder)
+    chosen = torch.randperm(len(prices), generator=torch.Generator().manual_seed(split_seed))
+    test, train = chosen.tensor_split([round(TEST_FRACTION * len(chosen))])
+    scaled = pictures[train].float() / LARGEST_VALUE
+    mean, std = scaled.mean(dim=(0, 2, 3)), scaled.std(dim=(0, 2, 3))
+    labels = prices.float()
+    return MeasuredImageDataset(
+        NAME,
+        ImageSplit(pictures[train], labels[train], mean, std, LARGEST_VALUE, crop_padding, flip),
+        ImageSplit(pictures[test], labels[test], mean, std, LARGEST_VALUE),
+        typical=prices[train],
+        in_channels=3,
+        image_size=image_size,
+        caveat=notice,
+    )
+
+
+def _find(root: Path, download: bool) -> Path:
+    for name in FOLDERS:
+        if (root / name / TABLE).exists():
+            return root / name
+    found = [root / name for name in FOLDERS if (root / name).exists()]
+    if found:
+        raise DataError(f"{NAME} is damaged: {found[0] / TABLE} is missing; get it again from {ORIGIN}")
+    how = "cannot be fetched from here (no checksum of them is known)" if download else "is missing"
+    raise DataError(
+        f"{NAME} {how}: looked in {(root / FOLDERS[0]).absolute()}; put the pictures and {TABLE} of {ORIGIN} there, "
+        "or set SPARDL_DATA (data_dir) to its parent folder"
+    )
+
+
+def _notice(folder: Path) -> str | None:
+    if folder.name != SHRUNK:
+        return None
+    return f"dataset={NAME}: the pictures of {SHRUNK} are copies shrunk to 64x64, not the published ones"
+
+
+def _montages(folder: Path, cache: str, size: int) -> tuple[Tensor, Tensor]:
+    """Pictures, uint8, shape (houses, 3, size, size), and prices, float64, shape (houses,)."""
+    prices = _read_prices(folder / TABLE)
+    files = [[_picture(folder, house, room) for room in ROOMS] for house in range(1, len(prices) + 1)]
+    _check_nothing_is_left(folder, len(prices))
+    key = {
+        "recipe": RECIPE,
+        "folder": str(folder.absolute()),
+        "size": size,
+        "files": fingerprint([folder / TABLE, *(path for four in files for path in four)]),
+    }
+    prepared = cached(cache, NAME, key, lambda: {"pictures": torch.stack([_montage(four, size) for four in files])})
+    return prepared["pictures"], torch.tensor(prices, dtype=torch.float64)
+
+
+def _read_prices(table: Path) -> list[float]:
+    try:
+        rows = [line.split() for line in table.read_text(encoding="ascii").splitlines()]
+    except (OSError, ValueError) as fault:
+        raise DataError(f"{NAME} is damaged: {table} cannot be read ({fault}); get it again from {ORIGIN}") from fault
+    if not rows:
+        raise DataError(f"{NAME} is damaged: {table} is empty; get it again from {ORIGIN}")
+    return [_price(row, f"{table}, line {number}") for number, row in enumerate(rows, 1)]
+
+
+def _price(row: Sequence[str], where: str) -> float:
+    try:
+        *_, price = (float(word) for word in row)
+    except ValueError:
+        price = 0.0
+    if len(row) != len(COLUMNS.split(",")) or not 0 < price < float("inf"):
+        raise DataError(f"{NAME} is damaged: {where} is not {COLUMNS} (a positive number); get it again from {ORIGIN}")
+    return price
+
+
+def _picture(folder: Path, house: int, room: str) -> Path:
+    for suffix in SUFFIXES:
+        path = folder / f"{house}_{room}{suffix}"
+        if path.exists():
+            return path
+    raise DataError(f"{NAME} is damaged: {folder / f'{house}_{room}.jpg'} is missing; get it again from {ORIGIN}")
+
+
+def _check_nothing_is_left(folder: Path, rows: int) -> None:
+    """A table that was cut short between two lines shows in pictures of houses that it does not list."""
+    for path in folder.glob(f"{rows + 1}_*"):
+        raise DataError(f"{NAME} is damaged: {folder / TABLE} ends before the house of {path.name}; get it again")
+
+
+def _montage(files: Sequence[Path], size: int) -> Tensor:
+    four = [_read_picture(path, size // 2) for path in files]
+    return torch.cat([torch.cat(four[:2], dim=2), torch.cat(four[2:], dim=2)], dim=1)
+
+
+def _read_picture(path: Path, side: int) -> Tensor:
+    """One picture as uint8, shape (3, side, side); what is no square is squeezed."""
+    from PIL import Image  # noqa: PLC0415
+    from torchvision.transforms.v2.functional import pil_to_tensor  # noqa: PLC0415
+
+    try:
+        with Image.open(path) as picture:
+            small = picture.convert("RGB").resize((side, side), Image.Resampling.BILINEAR)
+    except (OSError, ValueError, SyntaxError) as fault:
+        reason = " ".join(str(fault).split())
+        raise DataError(
+            f"{NAME} is damaged: {path} is no whole picture ({reason}); get it again from {ORIGIN}"
+        ) from fault
+    pixels: Tensor = pil_to_tensor(small)
+    return pixels
+
+
+def _generate(size: int) -> tuple[Tensor, Tensor]:
+    """Pictures between two patterns, the nearer to the second the dearer the house."""
+    generator = torch.Generator().manual_seed(0)
+    share = torch.rand(STAND_IN_HOUSES, generator=generator, dtype=torch.float64)
+    prices = 20_000 * 300**share  # 20,000 to 6,000,000 dollars, as the real ones
+    cheap, dear = patterns(2, channels=3).double()
+    mixed = cheap + share.view(-1, 1, 1, 1) * (dear - cheap)
+    coarse = mixed.round().clamp(0, HALF - 1).to(torch.uint8)
+    return draw_pictures(coarse, size, seed=0, indices=torch.arange(STAND_IN_HOUSES)), prices.round()

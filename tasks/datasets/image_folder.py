@@ -1,0 +1,231 @@
+"""ImageNet, or any pictures in folders named like their classes, decoded when they are asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from spardl.errors import ConfigError, DataError
+from tasks.datasets.cache import cached, fingerprint
+from tasks.datasets.images import ImageDataset, normalise
+from tasks.datasets.synthetic_images import class_splits, stand_in_notice
+
+__all__ = ["Crop", "FolderSplit", "draw_crops", "imagenet"]
+
+NAME = "imagenet"
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+LARGEST_VALUE = 255.0
+# Evaluation shrinks to 256 pixels for a crop of 224.
+MARGIN = 256 / 224
+NUM_CLASSES, TRAIN_SIZE, TEST_SIZE = 1000, 1_281_167, 50_000
+SMALLEST_AREA = 0.08
+LARGEST_RATIO = 4 / 3
+ATTEMPTS = 10
+LAYOUT = "CLASS/PICTURE.JPEG in train and val"
+
+
+class Crop(NamedTuple):
+    """A part of a picture, as shares of what it can be; see :func:`draw_crops`.
+
+    Attributes:
+        areas: shares of the picture's area to try, in this order.
+        ratios: width over height, to go with each.
+        left: where it is, 0 (at the left border) to 1.
+        top: likewise, from the top.
+        mirrored: whether left and right are swapped.
+    """
+
+    areas: Sequence[float]
+    ratios: Sequence[float]
+    left: float
+    top: float
+    mirrored: bool
+
+
+def draw_crops(count: int, generator: torch.Generator) -> list[Crop]:
+    """Draws parts of pictures whose size need not be known yet.
+
+    Args:
+        count: the number of pictures.
+        generator: the only source of chance.
+
+    Source: Szegedy et al.: Going Deeper with Convolutions, CVPR 2015, section 6: 8 to 100 per cent of the
+    area, sides between 3:4 and 4:3.
+    """
+    areas = SMALLEST_AREA + (1 - SMALLEST_AREA) * torch.rand(count, ATTEMPTS, generator=generator)
+    ratios = LARGEST_RATIO ** (2 * torch.rand(count, ATTEMPTS, generator=generator) - 1)
+    place = torch.rand(count, 2, generator=generator)
+    mirrored = torch.randint(2, (count,), generator=generator)
+    rows = zip(areas.tolist(), ratios.tolist(), place.tolist(), mirrored.tolist(), strict=True)
+    return [Crop(area, ratio, left, top, bool(mirror)) for area, ratio, (left, top), mirror in rows]
+
+
+def _box(crop: Crop, width: int, height: int) -> tuple[int, int, int, int]:
+    """Top, left, height and width of the first attempt that fits; else of the middle of the picture."""
+    for area, ratio in zip(crop.areas, crop.ratios, strict=True):
+        wide = round(math.sqrt(area * width * height * ratio))
+        high = round(math.sqrt(area * width * height / ratio))
+        if 0 < wide <= width and 0 < high <= height:
+            return round(crop.top * (height - high)), round(crop.left * (width - wide)), high, wide
+    wide = min(width, round(height * LARGEST_RATIO))
+    high = min(height, round(width * LARGEST_RATIO))
+    return (height - high) // 2, (width - wide) // 2, high, wide
+
+
+@dataclass(frozen=True, eq=False)
+class FolderSplit:
+    """Labelled pictures in files.
+
+    Attributes:
+        folder: that all paths start from.
+        paths: of the pictures, in ASCII or UTF-8, one after another: uint8, shape (bytes,).
+        ends: where each path ends: int64, shape (count,).
+        labels: int64, shape (count,).
+        size: height and width of the pictures in a batch.
+        threads: that decode at the same time.
+    """
+
+    folder: Path
+    paths: Tensor
+    ends: Tensor
+    labels: Tensor
+    size: int
+    threads: int
+
+    def __len__(self) -> int:
+        """The number of pictures."""
+        return len(self.ends)
+
+    def path(self, index: int) -> Path:
+        """The file of a picture."""
+        start = int(self.ends[index - 1]) if index else 0
+        return self.folder / self.paths[start : int(self.ends[index])].numpy().tobytes().decode()
+
+    def batch(self, indices: Tensor, generator: torch.Generator | None) -> dict[str, Tensor]:
+        """Reads pictures.
+
+        Args:
+            indices: int64, shape (batch,).
+            generator: source of crops and mirrors; ``None`` takes the middle of each picture.
+
+        Returns:
+            ``images``, float32, shape (batch, 3, size, size), and ``labels``, int64, shape (batch,).
+
+        Raises:
+            DataError: a file is missing, or no whole picture.
+        """
+        files = [self.path(index) for index in indices.tolist()]
+        crops = [None] * len(files) if generator is None else draw_crops(len(files), generator)
+        with ThreadPoolExecutor(self.threads) as pool:
+            pixels = torch.stack(list(pool.map(self._read, files, crops)))
+        images = normalise(pixels, torch.tensor(MEAN), torch.tensor(STD), LARGEST_VALUE)
+        return {"images": images, "labels": self.labels[indices]}
+
+    def _read(self, path: Path, crop: Crop | None) -> Tensor:
+        from PIL import Image  # noqa: PLC0415
+
+        try:
+            with Image.open(path) as picture:
+                return _cut(picture.convert("RGB"), crop, self.size)
+        except (OSError, ValueError, SyntaxError) as fault:
+            reason = " ".join(str(fault).split())
+            raise DataError(f"{NAME}: {path} is no whole picture ({reason}); replace or remove it") from fault
+
+
+def _cut(picture: Any, crop: Crop | None, size: int) -> Tensor:
+    """The asked part of a picture: uint8, shape (3, size, size)."""
+    from torchvision.transforms.v2 import functional  # noqa: PLC0415
+
+    if crop is None:
+        picture = functional.center_crop(functional.resize(picture, [round(MARGIN * size)]), [size, size])
+    else:
+        picture = functional.resized_crop(picture, *_box(crop, *picture.size), [size, size])
+        picture = functional.horizontal_flip(picture) if crop.mirrored else picture
+    pixels: Tensor = functional.pil_to_tensor(picture)
+    return pixels
+
+
+def imagenet(
+    root: str,
+    download: bool = False,
+    cache: str = "~/.cache/spardl",
+    image_size: int = 224,
+    threads: int = 4,
+    stand_in: bool = False,
+) -> ImageDataset:
+    """Opens ImageNet (ILSVRC 2012), or pictures in the same layout, from ``imagenet`` under ``root``.
+
+    Training pictures are random crops, mirrored or not; test pictures the middle of the picture.
+
+    Args:
+        root: folder that holds ``imagenet/train/CLASS/*.JPEG`` and ``imagenet/val/CLASS/*.JPEG``.
+        download: not possible; says where to get it.
+        cache: folder for the list of files, which takes a minute to make.
+        image_size: height and width of the crops, in pixels.
+        threads: per worker, to decode with.
+        stand_in: generate pictures, and read nothing.
+
+    Returns:
+        As many classes as there are folders in ``train``; 1,000 of the whole ImageNet.
+
+    Raises:
+        ConfigError: an option is under 1.
+        DataError: folders are missing or empty, or a download was asked for.
+
+    Source: Russakovsky et al.: ImageNet Large Scale Visual Recognition Challenge, IJCV 2015; crops as
+    :func:`draw_crops` says, evaluation as in He et al., CVPR 2016.
+    """
+    for option, value in {"image_size": image_size, "threads": threads}.items():
+        if value < 1:
+            raise ConfigError(f"dataset.{option}={value}: use 1 or more")
+    if stand_in:
+        made = class_splits(TRAIN_SIZE, TEST_SIZE, NUM_CLASSES, 3, image_size, flip=True)
+        return ImageDataset(NAME, *made, NUM_CLASSES, 3, image_size, stand_in_notice(NAME))
+    folder = Path(root).expanduser().absolute() / NAME
+    classes = _classes(folder / "train", download)
+    if _classes(folder / "val", download) != classes:
+        raise DataError(f"{NAME} is damaged: {folder / 'val'} has other class folders than train; unpack both again")
+    train, test = (_open(folder / part, classes, cache, image_size, threads) for part in ("train", "val"))
+    return ImageDataset(NAME, train, test, len(classes), in_channels=3, image_size=image_size)
+
+
+def _classes(folder: Path, download: bool) -> list[str]:
+    """The names of the class folders, in their order."""
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    if names:
+        return names
+    how = "cannot be fetched from here (image-net.org asks for an account)" if download else "is missing"
+    raise DataError(
+        f"{NAME} {how}: looked for class folders in {folder}; get ILSVRC 2012 from image-net.org, unpack it as "
+        f"{LAYOUT}, and set SPARDL_DATA (data_dir) to the parent of its folder {NAME}"
+    )
+
+
+def _open(folder: Path, classes: Sequence[str], cache: str, size: int, threads: int) -> FolderSplit:
+    # A class folder's time of change tells of every file that comes or goes.
+    key = {"folder": str(folder), "classes": fingerprint(folder / name for name in classes)}
+    found = cached(cache, f"{NAME}-{folder.name}", key, lambda: _list_files(folder))
+    return FolderSplit(folder, found["paths"], found["ends"], found["labels"], size, threads)
+
+
+def _list_files(folder: Path) -> dict[str, Tensor]:
+    from torchvision.datasets import ImageFolder  # noqa: PLC0415
+
+    try:
+        samples = ImageFolder(folder).samples
+    except FileNotFoundError as fault:
+        raise DataError(f"{NAME} is damaged: in {folder}: {' '.join(str(fault).split())}; unpack it again") from fault
+    names = [Path(path).relative_to(folder).as_posix().encode() for path, _ in samples]
+    return {
+        "paths": torch.frombuffer(bytearray(b"".join(names)), dtype=torch.uint8),
+        "ends": torch.tensor([len(name) for name in names]).cumsum(0),
+        "labels": torch.tensor([label for _, label in samples]),
+    }

@@ -1,0 +1,111 @@
+"""IMDB's film reviews: did the author like the film?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from torch import Tensor
+
+from spardl.errors import DataError
+from tasks.datasets.cache import cached, fingerprint
+from tasks.datasets.docstrings import docstrings
+from tasks.datasets.download import Remote, fetch
+from tasks.datasets.labelled_text import LabelledTextDataset, number_texts, texts_from
+from tasks.datasets.plain_text import fetch_hint, read_text, require_paths
+from tasks.datasets.words import words_of
+
+__all__ = ["imdb"]
+
+ARCHIVE: Final = Remote(
+    "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
+    "md5:7c2ac02c03563afcf9b574c7e56c153a",
+    "aclImdb",
+)
+PARTS = ("train", "test")
+CLASSES = ("neg", "pos")
+RECIPE = 1  # to be raised whenever the same files would give other tokens
+REVIEWS_PER_FOLDER = 12_500
+
+
+def imdb(
+    root: str,
+    cache: str,
+    download: bool = False,
+    max_tokens: int = 200,
+    vocab_size: int = 50_001,
+    reviews_per_folder: int = REVIEWS_PER_FOLDER,
+    stand_in: bool = False,
+) -> LabelledTextDataset:
+    """Loads 25,000 reviews to train on and 25,000 to test, half of each in favour (1) and half against (0).
+
+    Words are in lower case; the 50,000 that are most frequent in the training reviews get ids of their own, the
+    rest share id 0 with the padding. Tokenising takes half a minute and is kept in the cache.
+
+    Args:
+        root: folder that holds (or, with ``download``, will hold) ``aclImdb``.
+        cache: folder for the tokens.
+        download: fetch the files if they are missing.
+        max_tokens: a review is cut to its first so many words.
+        vocab_size: the most token ids.
+        reviews_per_folder: how many there must be in each of the four folders.
+        stand_in: read none of this; take two classes of :func:`tasks.datasets.docstrings.docstrings` instead.
+
+    Returns:
+        Two classes of texts.
+
+    Raises:
+        DataError: files are missing, damaged, or could not be fetched; or the cache cannot be written.
+        ConfigError: ``max_tokens`` is under one.
+
+    Source: Maas, Daly, Pham, Huang, Ng, Potts: Learning Word Vectors for Sentiment Analysis, ACL 2011.
+    """
+    if stand_in:
+        return _stand_in(cache, max_tokens, vocab_size)
+    if download:
+        fetch("imdb", [ARCHIVE], Path(root))
+    files = _find(Path(root), reviews_per_folder)
+    key = {
+        "recipe": RECIPE,
+        "vocab_size": vocab_size,
+        "files": [fingerprint(paths) for paths in files.values()],
+    }
+    found = cached(cache, "imdb", key, lambda: _tokenize(files, vocab_size))
+    train, test = (texts_from(found, part, max_tokens) for part in PARTS)
+    return LabelledTextDataset("imdb", train, test, vocab_size, len(CLASSES))
+
+
+def _find(root: Path, wanted: int) -> dict[tuple[str, int], list[Path]]:
+    """The files of each part and label, in the order of their names."""
+    hint = fetch_hint("imdb", ARCHIVE.path)
+    files = {}
+    for part in PARTS:
+        for label, folder in enumerate(root / ARCHIVE.path / part / name for name in CLASSES):
+            require_paths("imdb", [folder], hint)
+            found = sorted(folder.glob("*.txt"))
+            if len(found) != wanted:
+                raise DataError(
+                    f"imdb is incomplete: {folder.absolute()} holds {len(found)} of {wanted} reviews; "
+                    f"remove {(root / ARCHIVE.path).absolute()}, then {hint}"
+                )
+            files[part, label] = found
+    return files
+
+
+def _tokenize(files: dict[tuple[str, int], list[Path]], vocab_size: int) -> dict[str, Tensor]:
+    hint = fetch_hint("imdb", ARCHIVE.path)
+    texts: dict[str, list[tuple[list[str], int]]] = {part: [] for part in PARTS}
+    for (part, label), paths in files.items():
+        for path in paths:
+            text = read_text("imdb", path, hint).replace("<br />", " ")
+            texts[part].append((words_of(text), label))
+    return number_texts(texts, vocab_size)
+
+
+def _stand_in(cache: str, max_tokens: int, vocab_size: int) -> LabelledTextDataset:
+    texts = docstrings(cache, max_tokens, vocab_size, classes=len(CLASSES))
+    note = (
+        "imdb is docstrings of Python's standard library here, by subject instead of by opinion: "
+        "results say nothing about the reviews"
+    )
+    return LabelledTextDataset("imdb", texts.train, texts.test, vocab_size, len(CLASSES), note)

@@ -1,0 +1,198 @@
+"""Pictures that are generated: for timing, and in the place of pictures that are not at hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spardl.errors import ConfigError
+from tasks.datasets.images import ImageDataset, mirror_and_crop, normalise
+
+__all__ = [
+    "RepeatedSplit",
+    "SyntheticSplit",
+    "class_splits",
+    "draw_pictures",
+    "patterns",
+    "stand_in_notice",
+    "synthetic_images",
+]
+
+GRID = 4  # a pattern is this many squares wide and high
+HALF = 128  # patterns and noise have values in [0, HALF), so that their sum is a byte
+LARGEST_VALUE = 255.0
+# What uniform noise plus uniform patterns come to.
+MEAN = 0.5
+STD = 0.2
+TRAIN_SEED, TEST_SEED = 1, 2
+
+
+def stand_in_notice(name: str, instead: str = "generated patterns with noise") -> str:
+    """What the user must know of a stand-in, in one sentence.
+
+    Args:
+        name: of the data set that is replaced.
+        instead: what replaces it.
+    """
+    return f"stand-in: {instead} in the place of dataset={name}; results say nothing about the real one"
+
+
+def patterns(count: int, channels: int, seed: int = 0) -> Tensor:
+    """Draws coarse pictures: uint8, shape (count, channels, GRID, GRID), values in ``[0, HALF)``."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(HALF, (count, channels, GRID, GRID), generator=generator).to(torch.uint8)
+
+
+def draw_pictures(coarse: Tensor, size: int, seed: int, indices: Tensor) -> Tensor:
+    """Enlarges coarse pictures and covers each with noise of its own.
+
+    Args:
+        coarse: uint8, shape (count, channels, GRID, GRID), values in ``[0, HALF)``.
+        size: height and width of the pictures.
+        seed: of the noise.
+        indices: shape (count,): the noise of a picture depends on ``seed`` and its index only.
+
+    Returns:
+        uint8, shape (count, channels, size, size).
+    """
+    pictures = torch.nn.functional.interpolate(coarse, size=(size, size))
+    shape = pictures.shape[1:]
+    # numpy and not torch: a torch generator takes ten times as long for the noise of a large picture.
+    noise = np.stack(
+        [
+            np.frombuffer(np.random.default_rng((seed, index)).bytes(shape.numel()), np.uint8)
+            for index in indices.tolist()
+        ]
+    )
+    return pictures + torch.from_numpy(noise % HALF).view_as(pictures)
+
+
+@dataclass(frozen=True, eq=False)
+class SyntheticSplit:
+    """Labelled pictures, made when they are asked for: the pattern of the class under noise.
+
+    Attributes:
+        count: the number of pictures; picture ``i`` is of class ``i mod num_classes``.
+        coarse: the classes' patterns, uint8, shape (num_classes, channels, GRID, GRID).
+        size: height and width of a picture.
+        seed: of the noise.
+        padding: pixels by which a training picture may be shifted each way.
+        flip: whether every second training picture, on average, is mirrored.
+    """
+
+    count: int
+    coarse: Tensor
+    size: int
+    seed: int
+    padding: int = 0
+    flip: bool = False
+
+    def __len__(self) -> int:
+        """The number of pictures."""
+        return self.count
+
+    def batch(self, indices: Tensor, generator: torch.Generator | None) -> dict[str, Tensor]:
+        """Makes pictures.
+
+        Args:
+            indices: int64, shape (batch,).
+            generator: source of the shifts and mirrors; ``None`` leaves the pictures as they are.
+
+        Returns:
+            ``images``, float32, shape (batch, channels, size, size), and ``labels``, int64, shape (batch,).
+        """
+        labels = indices % len(self.coarse)
+        pixels = draw_pictures(self.coarse[labels], self.size, self.seed, indices)
+        if generator is not None:
+            pixels = mirror_and_crop(pixels, self.padding, self.flip, generator)
+        images = normalise(pixels, torch.tensor([MEAN]), torch.tensor([STD]), LARGEST_VALUE)
+        return {"images": images, "labels": labels}
+
+
+def class_splits(
+    train_size: int, test_size: int, num_classes: int, channels: int, size: int, padding: int = 0, flip: bool = False
+) -> tuple[SyntheticSplit, SyntheticSplit]:
+    """Training and test pictures of the same classes, with noise of their own."""
+    coarse = patterns(num_classes, channels)
+    return (
+        SyntheticSplit(train_size, coarse, size, TRAIN_SEED, padding, flip),
+        SyntheticSplit(test_size, coarse, size, TEST_SEED),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class RepeatedSplit:
+    """A few pictures in memory, ready for a model, that come again and again: what costs no time to make.
+
+    Attributes:
+        images: normalised, float32, shape (distinct, channels, size, size).
+        labels: int64, shape (distinct,).
+        count: the number of pictures; picture ``i`` is number ``i mod distinct``.
+    """
+
+    images: Tensor
+    labels: Tensor
+    count: int
+
+    def __len__(self) -> int:
+        """The number of pictures, counting each as often as it comes."""
+        return self.count
+
+    def batch(self, indices: Tensor, generator: torch.Generator | None) -> dict[str, Tensor]:
+        """Collects pictures.
+
+        Args:
+            indices: int64, shape (batch,).
+            generator: unused, since nothing here is random.
+
+        Returns:
+            ``images``, float32, shape (batch, channels, size, size), and ``labels``, int64, shape (batch,).
+        """
+        chosen = indices % len(self.images)
+        return {"images": self.images[chosen], "labels": self.labels[chosen]}
+
+
+def synthetic_images(
+    image_size: int = 224,
+    num_classes: int = 1000,
+    in_channels: int = 3,
+    train_size: int = 50_000,
+    test_size: int = 1_000,
+    distinct: int = 64,
+) -> ImageDataset:
+    """Pictures for measuring speed: a pattern per class under noise.
+
+    Args:
+        image_size: height and width of a picture.
+        num_classes: picture ``i`` is of class ``i mod num_classes``.
+        in_channels: channels of a picture.
+        train_size: number of training pictures.
+        test_size: number of test pictures, which are made when they are asked for.
+        distinct: training pictures that differ; they are kept in memory and repeated, so that the time that
+            it takes to make them is not measured.
+
+    Raises:
+        ConfigError: an option is under 1.
+
+    Source: Zhang et al.: Decoupling the All-Reduce Primitive for Accelerating Distributed Deep Learning,
+    ICDCS 2023; its published scripts measure with random pictures of 3x224x224; uncertain:
+    whether with the same ones again and again.
+    """
+    options = {
+        "image_size": image_size,
+        "num_classes": num_classes,
+        "in_channels": in_channels,
+        "train_size": train_size,
+        "test_size": test_size,
+        "distinct": distinct,
+    }
+    for name, value in options.items():
+        if value < 1:
+            raise ConfigError(f"dataset.{name}={value}: use 1 or more")
+    made, test = class_splits(train_size, test_size, num_classes, in_channels, image_size)
+    train = RepeatedSplit(**made.batch(torch.arange(distinct), None), count=train_size)
+    caveat = "synthetic_images are generated: a run on them tells its speed, while its accuracy means nothing"
+    return ImageDataset("synthetic_images", train, test, num_classes, in_channels, image_size, caveat)

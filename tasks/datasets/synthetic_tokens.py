@@ -1,0 +1,46 @@
+"""Text without meaning, of any vocabulary, to measure speed on."""
+
+from __future__ import annotations
+
+import torch
+
+from tasks.datasets.text import Corpus, SpecialTokens, TextDataset
+
+__all__ = ["synthetic_tokens"]
+
+SENTENCE = 10
+SENTENCES_PER_DOCUMENT = 500
+
+
+def synthetic_tokens(vocab_size: int = 30_528, tokens: int = 400_000, seed: int = 0) -> TextDataset:
+    """Draws tokens at random: documents of 500 sentences of 10 tokens.
+
+    DeAR times BERT on random sentences of 64 tokens and a vocabulary of 30,528; what is masked, and which segment is
+    a random one, is drawn as for real text, so the work is the same but there is nothing to learn.
+
+    Args:
+        vocab_size: number of token ids; the first five are the special tokens.
+        tokens: length of the text to train on; a tenth as much is held out.
+        seed: of the text.
+
+    Returns:
+        Uniform tokens; each split has two documents or more.
+
+    Source: Zhang, Shi, Chu et al.: Decoupling the All-Reduce Primitive for Accelerating Distributed Deep Learning
+    (DeAR), ICDCS 2023.
+    """
+    special = SpecialTokens()
+    generator = torch.Generator().manual_seed(seed)
+    train, test = (_random_corpus(size, len(special.ids), vocab_size, generator) for size in (tokens, tokens // 10))
+    note = "synthetic_tokens are drawn at random: a run on them tells its speed, while its losses mean nothing"
+    return TextDataset("synthetic_tokens", train, test, vocab_size, special, note)
+
+
+def _random_corpus(tokens: int, low: int, high: int, generator: torch.Generator) -> Corpus:
+    documents = max(2, tokens // (SENTENCE * SENTENCES_PER_DOCUMENT))
+    sentences = documents * SENTENCES_PER_DOCUMENT
+    return Corpus(
+        tokens=torch.randint(low, high, (sentences * SENTENCE,), generator=generator),
+        sentences=torch.arange(sentences + 1) * SENTENCE,
+        documents=torch.arange(documents + 1) * SENTENCES_PER_DOCUMENT,
+    )

@@ -1,0 +1,106 @@
+"""Text as numbered tokens."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tasks.datasets.base import Dataset
+
+__all__ = ["Corpus", "SpecialTokens", "TextDataset"]
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Ids of the tokens that BERT's input format adds to words.
+
+    A vocabulary made for other purposes may give one id two meanings; BERT's examples need five ids.
+    """
+
+    pad: int = 0
+    unk: int = 1
+    cls: int = 2
+    sep: int = 3
+    mask: int = 4
+
+    NAMES: ClassVar[tuple[str, ...]] = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+    @property
+    def ids(self) -> list[int]:
+        """The different ids, in rising order."""
+        return sorted(set(astuple(self)))
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """Tokenised text with its sentences and documents, stored flat.
+
+    Attributes:
+        tokens: int64, shape (tokens,): every sentence's ids, without special tokens.
+        sentences: int64, shape (sentences + 1,): where each sentence begins in ``tokens``, and the end.
+        documents: int64, shape (documents + 1,): where each document begins in ``sentences``, and the end.
+    """
+
+    tokens: Tensor
+    sentences: Tensor
+    documents: Tensor
+
+    @classmethod
+    def from_documents(cls, documents: Iterable[Iterable[Sequence[int]]]) -> Corpus:
+        """Stores documents, given as sentences of token ids; empty sentences and documents are left out."""
+        tokens, sentences, ends = array("q"), array("q", [0]), array("q", [0])
+        for document in documents:
+            for sentence in filter(len, document):
+                tokens.extend(sentence)
+                sentences.append(len(tokens))
+            if len(sentences) - 1 > ends[-1]:
+                ends.append(len(sentences) - 1)
+        return cls(_tensor(tokens), _tensor(sentences), _tensor(ends))
+
+    @classmethod
+    def from_lines(cls, lines: Iterable[Sequence[int]]) -> Corpus:
+        """Stores lines of token ids, each a document of one sentence; empty lines stay."""
+        tokens, ends = array("q"), array("q", [0])
+        for line in lines:
+            tokens.extend(line)
+            ends.append(len(tokens))
+        return cls(_tensor(tokens), _tensor(ends), torch.arange(len(ends)))
+
+
+def _tensor(values: array[int]) -> Tensor:
+    return torch.from_numpy(np.array(values, dtype=np.int64))
+
+
+class TextDataset(Dataset):
+    """Text as token ids.
+
+    Args:
+        name: its name in the configuration.
+        train: the training documents.
+        test: the held-out documents.
+        vocab_size: token ids are in ``[0, vocab_size)``.
+        special: the ids of the special tokens.
+        caveat: see :class:`Dataset`.
+    """
+
+    kind: ClassVar[str] = "text"
+    examples: ClassVar[str] = "dataset=pydocs"
+
+    def __init__(
+        self,
+        name: str,
+        train: Corpus,
+        test: Corpus,
+        vocab_size: int,
+        special: SpecialTokens,
+        caveat: str | None = None,
+    ) -> None:
+        super().__init__(name, caveat)
+        self.train, self.test = train, test
+        self.vocab_size, self.special = vocab_size, special

@@ -1,0 +1,76 @@
+"""Wikipedia, or any other plain text, as BERT's word pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from spardl.errors import DataError
+from tasks.datasets.bert_text import bert_text, fetch_word_pieces, pydocs_pieces
+from tasks.datasets.cache import fingerprint
+from tasks.datasets.plain_text import put_hint, read_text
+from tasks.datasets.pydocs import sentences_of, split_documents
+from tasks.datasets.text import TextDataset
+
+__all__ = ["documents_of", "wikipedia"]
+
+NAME = "wikipedia"
+WHAT = (
+    "plain text from a dump of https://dumps.wikimedia.org (files *.txt in any folders, a paragraph a line, "
+    "a blank line between articles)"
+)
+
+
+def wikipedia(
+    root: str, cache: str, download: bool = False, vocab_size: int = 30_522, stand_in: bool = False
+) -> TextDataset:
+    """Loads articles in the word pieces of bert-base-uncased.
+
+    The papers do not say which dump they used, nor how it was cleaned; there is no usual split, so every tenth of
+    the text, by whole articles, is held out. Tokenising takes minutes and is kept in the cache; see
+    :func:`tasks.datasets.bert_text.bert_text` for how much text is too much.
+
+    Args:
+        root: folder that holds ``wikipedia``, with ``*.txt`` in UTF-8 anywhere below: a paragraph a line, a blank
+            line between two articles; a file's end also ends an article.
+            And ``bert-base-uncased/vocab.txt``.
+        cache: folder for the tokens.
+        download: fetch the vocabulary if it is missing; the text must be there.
+        vocab_size: word pieces that the vocabulary must hold.
+        stand_in: read nothing; take :func:`tasks.datasets.bert_text.pydocs_pieces` instead.
+
+    Returns:
+        Articles as documents, with sentences.
+
+    Raises:
+        DataError: a file is missing, damaged, or could not be fetched; or the cache cannot be written.
+
+    Source: Devlin, Chang, Lee, Toutanova: BERT, NAACL 2019, section 3.1.
+    """
+    if stand_in:
+        return pydocs_pieces(NAME, vocab_size)
+    folder = Path(root) / NAME
+    hint = put_hint(WHAT, folder)
+    paths = sorted(folder.rglob("*.txt"))
+    if not paths:
+        raise DataError(f"{NAME} is missing: looked for *.txt in {folder.absolute()}; {hint}")
+    if download:
+        fetch_word_pieces(NAME, root)
+
+    def documents() -> list[list[list[str]]]:
+        articles = [article for path in paths for article in documents_of(read_text(NAME, path, hint).split("\n"))]
+        return [[sentences_of(article) for article in part] for part in split_documents(articles)]
+
+    return bert_text(NAME, root, cache, vocab_size, fingerprint(paths), documents)
+
+
+def documents_of(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Groups lines into documents, at blank lines; spaces are evened out."""
+    document: list[str] = []
+    for line in [*lines, ""]:
+        paragraph = " ".join(line.split())
+        if paragraph:
+            document.append(paragraph)
+        elif document:
+            yield document
+            document = []

@@ -1,0 +1,60 @@
+"""Telling what a text is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from spardl.training.task import Batch, Task
+from tasks.datasets.base import Dataset, require
+from tasks.datasets.labelled_text import LabelledTextDataset
+from tasks.placement import place
+from tasks.scoring import score
+
+__all__ = ["TextClassification"]
+
+
+class TextClassification(Task):
+    """Cross entropy over classes, judged by the fraction of test texts told right.
+
+    Args:
+        model: builds the network from ``vocab_size`` and ``num_classes``; it maps tokens (batch, time) and lengths
+            (batch,) to logits (batch, num_classes).
+        dataset: labelled texts.
+
+    Raises:
+        ConfigError: the data set holds no labelled texts.
+    """
+
+    metric: ClassVar[str] = "accuracy"
+    higher_is_better: ClassVar[bool] = True
+    sums: ClassVar[tuple[str, ...]] = ("loss", "correct", "count")
+
+    def __init__(self, model: Callable[..., nn.Module], dataset: Dataset) -> None:
+        self.dataset = require(dataset, LabelledTextDataset, "text classification")
+        self.model = model
+        self.train = self.dataset.train
+        self.test = self.dataset.test
+
+    def build_model(self) -> nn.Module:
+        """Builds the network for the data set's vocabulary and classes."""
+        return self.model(vocab_size=self.dataset.vocab_size, num_classes=self.dataset.num_classes)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Mean cross entropy of a batch, in nats."""
+        placed = place(batch, model)
+        return F.cross_entropy(model(placed["tokens"], placed["lengths"]), placed["labels"])
+
+    @torch.no_grad()
+    def measure(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Summed cross entropy, texts told right, texts: float64, shape (3,), on the model's device."""
+        placed = place(batch, model)
+        return score(model(placed["tokens"], placed["lengths"]), placed["labels"])
+
+    def summarize(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """``loss``: mean cross entropy in nats; ``accuracy``: a fraction between 0 and 1."""
+        return {"loss": sums["loss"] / sums["count"], "accuracy": sums["correct"] / sums["count"]}

@@ -36,7 +36,7 @@ from tests.harness import (
     topka,
 )
 
-WORKERS = [*range(1, 17), 24, 32]
+WORKERS = [*range(1, 17), 24, pytest.param(32, marks=pytest.mark.slow)]
 DTYPES = [torch.float32, torch.float64]
 
 

@@ -40,7 +40,7 @@ def _work(cluster: ProcessGroupCluster) -> list[Any]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("workers", [1, 2, 3, 4, pytest.param(6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [1, 2, 3, *(pytest.param(count, marks=pytest.mark.slow) for count in (4, 6))])
 def test_gloo_and_simulation_agree_to_the_last_bit(workers: int) -> None:
     per_rank = run_workers(workers, _work)
     cases = [(method, dtype) for method in all_methods(workers, DENSITY) for dtype in DTYPES]

@@ -25,7 +25,7 @@ from spardl.training.report import print_report
 from spardl.training.runs import Run, continue_from, new_run, run_id
 from spardl.training.trainer import Trainer
 
-__all__ = ["Experiment"]
+__all__ = ["Experiment", "experiment_id"]
 
 # What may differ between two runs of one experiment: it does not change their result.
 _INCIDENTAL = {
@@ -34,6 +34,19 @@ _INCIDENTAL = {
     "cluster": ("port", "timeout"),
     "training": ("log_every", "checkpoint_every", "keep_checkpoints", "check_every"),
 }
+
+
+def experiment_id(config: Mapping[str, Any], workers: int) -> str:
+    """The hash of everything in a resolved configuration that can change the result.
+
+    Args:
+        config: plain data.
+        workers: how many there will be, which the configuration may leave open.
+    """
+    kept = {key: value for key, value in config.items() if key not in _INCIDENTAL[""]}
+    for node in set(_INCIDENTAL) & set(kept):
+        kept[node] = {key: value for key, value in kept[node].items() if key not in _INCIDENTAL[node]}
+    return run_id({**kept, "workers": workers})
 
 
 @dataclass(frozen=True)
@@ -66,11 +79,8 @@ class Experiment:
 
     @property
     def id(self) -> str:
-        """The hash of everything in the configuration that can change the result."""
-        kept = {key: value for key, value in self.config.items() if key not in _INCIDENTAL[""]}
-        for node in set(_INCIDENTAL) & set(kept):
-            kept[node] = {key: value for key, value in kept[node].items() if key not in _INCIDENTAL[node]}
-        return run_id({**kept, "workers": self.launcher.workers})
+        """See :func:`experiment_id`."""
+        return experiment_id(self.config, self.launcher.workers)
 
     @contextmanager
     def prepare(self) -> Iterator[Run]:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -26,7 +27,7 @@ from spardl.errors import ConfigError, PeerError, SpardlError, TrainingError, Wo
 from spardl.files import write_atomically
 from spardl.training.messages import first_line
 
-__all__ = ["fault_of", "leave", "run_processes"]
+__all__ = ["fault_of", "leave", "run_each", "run_processes"]
 
 # Called with a rank and with where to report steps.
 Target: TypeAlias = Callable[[int, Callable[[int], None]], None]
@@ -89,6 +90,47 @@ def run_processes(count: int, target: Target, folder: Path) -> None:
         _end(children)
         os.close(lifeline)
         os.close(held)
+
+
+def run_each(
+    count: int, target: Target, folder: Path, at_once: int, ended: Callable[[int, SpardlError | None], None]
+) -> None:
+    """Runs ``target(number, heartbeat)`` for numbers 0 to ``count`` - 1, each in a process of its own.
+
+    What becomes of one is nothing to the others. All end with this process, however it ends.
+
+    Args:
+        count: how many.
+        target: the work.
+        folder: where tracebacks of failed ones are written.
+        at_once: how many run at the same time.
+        ended: told each number that has ended, and why it failed.
+    """
+    steps = RawArray("q", count)
+    lifeline, held = os.pipe()
+    waiting, running = deque(range(count)), list[_Child]()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                running.append(_start(waiting.popleft(), target, folder, steps, lifeline, held))
+            wait([child.process.sentinel for child in running])
+            for child in [child for child in running if child.ended]:
+                running.remove(child)
+                ended(child.rank, _close(child))
+    finally:
+        _end(running)
+        os.close(lifeline)
+        os.close(held)
+
+
+def _close(child: _Child) -> SpardlError | None:
+    """Why a worker that has ended did so, unless its work was done."""
+    child.read_fault()
+    fault = child.fault or (WorkerError(f"the process {_how(child)}") if child.process.exitcode else None)
+    _end([child])
+    return fault
 
 
 def _start(rank: int, target: Target, folder: Path, steps: Sequence[int], lifeline: int, held: int) -> _Child:
@@ -201,9 +243,12 @@ def _blame(children: Sequence[_Child], steps: Sequence[int]) -> SpardlError:
 
 
 def _died(child: _Child, steps: Sequence[int]) -> WorkerError:
+    return WorkerError(f"worker {child.rank} {_how(child)} at step {steps[child.rank]}; the other workers were stopped")
+
+
+def _how(child: _Child) -> str:
     code = child.process.exitcode or 0
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return WorkerError(f"worker {child.rank} {how} at step {steps[child.rank]}; the other workers were stopped")
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def _failed(child: _Child, steps: Sequence[int]) -> SpardlError:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from spardl.errors import ConfigError, PeerError, ProgramError, TrainingError, WorkerError
-from spardl.training.processes import _watch, run_processes
+from spardl.training.processes import _watch, run_each, run_processes
 
 Heartbeat = Callable[[int], None]
 
@@ -192,3 +192,48 @@ def test_output_is_not_lost_or_doubled(tmp_path: Path, capfd: pytest.CaptureFixt
 
     run_processes(2, target, tmp_path)
     assert sorted(capfd.readouterr().out.replace("worker ", "worker-").split()) == ["before", "worker-0", "worker-1"]
+
+
+def test_each_of_many_runs_once_and_not_too_many_at_a_time(tmp_path: Path) -> None:
+    def target(number: int, heartbeat: Heartbeat) -> None:
+        (tmp_path / f"{number}.begun").touch()
+        time.sleep(0.02)
+        begun, ended = (len(list(tmp_path.glob(f"*.{what}"))) for what in ("begun", "ended"))
+        (tmp_path / f"{number}.ended").write_text(str(begun - ended))
+
+    ended: list[tuple[int, object]] = []
+    run_each(7, target, tmp_path, at_once=2, ended=lambda number, fault: ended.append((number, fault)))
+    assert sorted(ended) == [(number, None) for number in range(7)]
+    assert {int(path.read_text()) for path in tmp_path.glob("*.ended")} <= {1, 2}
+
+
+def test_what_becomes_of_one_is_nothing_to_the_others(tmp_path: Path) -> None:
+    def target(number: int, heartbeat: Heartbeat) -> None:
+        if number == 1:
+            raise ConfigError("nonsense")
+        if number == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if number == 3:
+            raise ValueError("broken")
+
+    ended: dict[int, object] = {}
+    run_each(5, target, tmp_path, at_once=3, ended=ended.__setitem__)
+    assert (ended[0], ended[4]) == (None, None)
+    assert isinstance(ended[1], ConfigError)
+    assert str(ended[2]) == "the process was killed by SIGKILL"
+    assert str(ended[3]).startswith("ValueError: broken (see ")
+
+
+def test_an_interruption_ends_those_that_run(tmp_path: Path) -> None:
+    def target(number: int, heartbeat: Heartbeat) -> None:
+        (tmp_path / f"{number}").write_text(str(os.getpid()))
+        if number:
+            time.sleep(60)
+
+    def interrupt(number: int, fault: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_each(2, target, tmp_path, at_once=2, ended=interrupt)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)

@@ -1,0 +1,128 @@
+"""Exhibits that count rounds and words, and compare with the published formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import choices
+import complexity
+
+from exhibits.base import Basis, Exhibit, Results
+from exhibits.jobs import Computation, Outcome
+from exhibits.tables import Cell, Row, Table
+
+__all__ = ["CountedCosts", "count_costs"]
+
+BASIS = Basis(
+    simulated="nothing: every message is made and delivered, in one process",
+    measured="rounds and words, counted by the ledger on random gradients (a common part and noise), no residual",
+    assumed="nothing",
+)
+
+
+def count_costs(name: str, overrides: Sequence[str], workers: int) -> dict[str, Any]:
+    """Counts what some synchronizations cost.
+
+    Args:
+        name: choice of compressor=.
+        overrides: words of train.py.
+        workers: P.
+
+    Returns:
+        ``kinds``, for each kind of step: ``k``, entries kept; least and most ``rounds``; mean ``words`` over all
+        workers, likewise; their published ``bounds``; whether all counts are ``within`` them.
+    """
+    with choices.composing():
+        density = [f"compressor.density={complexity.DENSITY}"] if name != "none" else []
+        method = choices.build(name, "warmup.steps=0", *density, *overrides)
+        lines = list(complexity.measure(name, method, workers))
+    kinds = [
+        {
+            "k": complexity.DENSITY * line.length,
+            "rounds": list(line.rounds),
+            "words": list(line.mean),
+            "bounds": list(line.published.words),
+            "within": line.holds,
+        }
+        for line in lines
+    ]
+    return {"kinds": kinds}
+
+
+@dataclass(frozen=True)
+class CountedCosts(Exhibit):
+    """Methods x numbers of workers: rounds, and words in units of k.
+
+    Attributes:
+        methods: name to (choice of compressor=, words of train.py).
+        workers: by scale.
+    """
+
+    name: str
+    title: str
+    source: str
+    shows: str
+    methods: Mapping[str, tuple[str, tuple[str, ...]]]
+    workers: Mapping[str, tuple[int, ...]]
+    basis: Basis = BASIS
+
+    def job(self, method: str, workers: int) -> Computation:
+        """One method at one number of workers."""
+        choice, words = self.methods[method]
+        arguments = (("name", choice), ("overrides", words), ("workers", workers))
+        shell = f"python scripts/complexity.py --methods {choice} --workers {workers}"
+        return Computation("costs", count_costs, arguments, f"{shell} (with {' '.join(words)})" if words else shell)
+
+    def jobs(self, scale: str) -> Sequence[Computation]:
+        """See :meth:`Exhibit.jobs`."""
+        return [self.job(method, workers) for method in self.methods for workers in self._sizes(method, scale)]
+
+    def _sizes(self, method: str, scale: str) -> list[int]:
+        """The numbers of workers that a method works with: teams must divide them."""
+        words = self.methods[method][1]
+        teams = max((int(word.split("=")[1]) for word in words if word.startswith("communicator.teams=")), default=1)
+        return [workers for workers in self.workers[scale] if workers % teams == 0]
+
+    def cost(self, scale: str) -> str:
+        """See :meth:`Exhibit.cost`."""
+        return f"{len(self.jobs(scale))} counts, seconds to a few minutes"
+
+    def caption(self, scale: str) -> str:
+        """See :meth:`Exhibit.caption`."""
+        return (
+            "Rounds, and words that a worker sends on average, in units of k; an index or a value is a word, k "
+            f"is {complexity.DENSITY:.0%} of the entries. In brackets what the formula allows. Kinds of steps apart."
+        )
+
+    def tables(self, scale: str, results: Results) -> Sequence[Table]:
+        """See :meth:`Exhibit.tables`."""
+        sizes = self.workers[scale]
+        rows = []
+        for method in self.methods:
+            possible = self._sizes(method, scale)
+            cells = [
+                _cell(results.of(self.job(method, size))) if size in possible else Cell("teams do not divide P")
+                for size in sizes
+            ]
+            rows.append(Row(method, cells, [self.job(method, size) for size in possible]))
+        return [Table(self.title, ("method", *(f"P = {size}" for size in sizes)), rows)]
+
+
+def _cell(outcome: Outcome) -> Cell:
+    if outcome.reason is not None:
+        return Cell(f"failed: {outcome.reason}", bad=True)
+    kinds = outcome.data["kinds"]
+    text = "; ".join(_kind(kind) for kind in kinds)
+    wrong = not all(kind["within"] for kind in kinds)
+    return Cell(text + (" LEAVES ITS FORMULA" if wrong else ""), bad=wrong)
+
+
+def _kind(kind: Mapping[str, Any]) -> str:
+    k = kind["k"]
+    return f"{_span(kind['rounds'], 1)} rounds, {_span(kind['words'], k)} k [{_span(kind['bounds'], k)} k]"
+
+
+def _span(bounds: Sequence[float], unit: float) -> str:
+    return "..".join(f"{bound / unit:.3g}" for bound in dict.fromkeys(bounds))

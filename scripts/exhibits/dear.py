@@ -1,0 +1,218 @@
+"""DeAR: Accelerating Distributed Deep Learning with Fine-Grained All-Reduce Pipelining (Zhang et al., ICDCS 2023)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from statistics import mean
+from types import MappingProxyType
+from typing import Any
+
+import bench_schedules
+import choices
+import timeline
+
+from exhibits.base import Basis
+from exhibits.predictions import Computed, sheet
+from spardl.clusters.network import PRESETS
+from spardl.timeline.model import Lane, Timeline
+from spardl.timeline.profile import Profile
+from spardl.tuning import Tuner
+
+__all__ = ["EXHIBITS", "breakdown", "scaling", "speed", "tuning"]
+
+MODELS = tuple(bench_schedules.ASSUMED)
+DENSE = ("WFBP (per layer)", "DDP-like 25 MB", "MG-WFBP", "DeAR 25 MB", "DeAR tuned")
+SCHEDULES: Mapping[str, str] = MappingProxyType({column: bench_schedules.COLUMNS[column][1] for column in DENSE})
+ASSUMED_DEVICE = "GPU, assumed"
+LOW_MB, HIGH_MB, START_MB = 1.0, 256.0, 25.0
+TRIALS = (5, 10, 20)
+BASIS = Basis(
+    simulated="iterations: the timeline model overlaps a profile's passes with counted bytes on a modelled network",
+    measured="the shares of the layers, on a CPU (scripts/profiles)",
+    assumed="what each model takes on an RTX 2080 Ti, that its layers share that time as on a CPU, and the networks",
+)
+
+
+def _profiles(models: Sequence[str]) -> Mapping[str, Profile]:
+    device = next(made for made in bench_schedules.devices(models) if made.name == ASSUMED_DEVICE)
+    return device.profiles
+
+
+def _costs(workers: int, network: str) -> timeline.Costs:
+    with choices.composing():
+        method = choices.build("none", "warmup.steps=0")
+    return timeline.Costs.of(method, workers, PRESETS[network], bench_schedules.NOTHING)
+
+
+def _predict(schedule: str, profile: Profile, costs: timeline.Costs) -> Timeline:
+    found = timeline.SCHEDULES[schedule](profile, costs)
+    assert found is not None  # the dense all-reduce has halves
+    return found
+
+
+def speed(models: Sequence[str]) -> dict[str, Any]:
+    """Seconds of an iteration of 64 workers, and how much faster DeAR is than the best other schedule."""
+    sheets = []
+    for network in bench_schedules.NETWORKS:
+        costs = _costs(bench_schedules.WORKERS, network)
+        rows = {}
+        for model, profile in _profiles(models).items():
+            seconds = [_predict(schedule, profile, costs).seconds for schedule in SCHEDULES.values()]
+            rows[model] = [*seconds, min(seconds[:3]) / seconds[-1], seconds[0] / seconds[-1]]
+        columns = ("model", *DENSE, "best other / tuned", "WFBP / tuned")
+        sheets.append(sheet(f"Seconds of an iteration, 64 workers, {network}", columns, rows))
+    return {"sheets": sheets}
+
+
+def breakdown(models: Sequence[str]) -> dict[str, Any]:
+    """Of an iteration of 64 workers: seconds of computing, of communication, and of what nothing hides."""
+    sheets = []
+    for network in bench_schedules.NETWORKS:
+        costs = _costs(bench_schedules.WORKERS, network)
+        rows = {}
+        for model, profile in _profiles(models).items():
+            for column, schedule in SCHEDULES.items():
+                found = _predict(schedule, profile, costs)
+                computing = found.busy(Lane.COMPUTE)
+                rows[f"{model}, {column}"] = [computing, found.busy(Lane.NETWORK), found.seconds - computing]
+        columns = ("model, schedule", "computation", "communication", "not hidden")
+        sheets.append(sheet(f"Where the seconds go, 64 workers, {network}", columns, rows))
+    return {"sheets": sheets}
+
+
+def scaling(models: Sequence[str], workers: Sequence[int]) -> dict[str, Any]:
+    """Throughput of P workers over P times that of one, for DeAR and the best other schedule."""
+    sheets = []
+    for network in bench_schedules.NETWORKS:
+        rows: dict[str, list[float | str]] = {}
+        for model, profile in _profiles(models).items():
+            alone = sum(profile.entries) * profile.update + profile.forward + profile.backward
+            for column in DENSE[1:]:
+                found = [_predict(SCHEDULES[column], profile, _costs(size, network)).seconds for size in workers]
+                rows[f"{model}, {column}"] = [alone / seconds for seconds in found]
+        columns = ("model, schedule", *(f"P = {size}" for size in workers))
+        sheets.append(sheet(f"Scaling efficiency, {network}", columns, rows))
+    return {"sheets": sheets}
+
+
+def tuning(models: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
+    """How near to the best buffer size Bayesian optimization, random and grid search come after some trials."""
+    rows: dict[str, list[float | str]] = {}
+    for network in bench_schedules.NETWORKS:
+        costs = _costs(bench_schedules.WORKERS, network)
+        for model, profile in _profiles(models).items():
+            curve = _curve(profile, costs)
+            best = min(map(curve, _grid(101)))
+            for name, search in SEARCHES.items():
+                found = [mean(best / search(curve, trials, seed) for seed in seeds) for trials in TRIALS]
+                rows[f"{model}, {network}, {name}"] = [min(1.0, share) for share in found]
+    columns = ("model, network, search", *(f"{trials} trials" for trials in TRIALS))
+    return {"sheets": [sheet("Speed of the size found over that of the best size", columns, rows)]}
+
+
+Curve = Callable[[float], float]
+
+
+def _curve(profile: Profile, costs: timeline.Costs) -> Curve:
+    """Seconds of an iteration by size of the groups in MB."""
+
+    def seconds(megabytes: float) -> float:
+        found = timeline.beside_both(megabytes, profile, costs)
+        assert found is not None
+        return found.seconds
+
+    return seconds
+
+
+def _grid(points: int) -> list[float]:
+    return [LOW_MB * (HIGH_MB / LOW_MB) ** (number / (points - 1)) for number in range(points)]
+
+
+def _bayesian(curve: Curve, trials: int, seed: int) -> float:
+    tuner = Tuner(LOW_MB, HIGH_MB, START_MB, trials, seed)
+    while not tuner.done:
+        tuner.tell(curve(tuner.proposal))
+    return curve(tuner.best)
+
+
+def _random(curve: Curve, trials: int, seed: int) -> float:
+    source = random.Random(seed)
+    return min(curve(source.uniform(LOW_MB, HIGH_MB)) for _ in range(trials))
+
+
+def _regular(curve: Curve, trials: int, seed: int) -> float:
+    step = (HIGH_MB - LOW_MB) / (trials - 1)
+    return min(curve(LOW_MB + number * step) for number in range(trials))
+
+
+SEARCHES: Mapping[str, Callable[[Curve, int, int], float]] = MappingProxyType(
+    {"Bayesian": _bayesian, "random": _random, "grid": _regular}
+)
+ALL = (("models", MODELS),)
+FEW = (("models", MODELS[:1]),)
+SIZES = (4, 8, 16, 32, 64)
+
+SPEED = Computed(
+    name="dear.speed",
+    title="Five models on two networks",
+    source="the comparison on 10 GbE and 100 Gb InfiniBand with 64 GPUs; up to 83% and 15% faster (abstract: certain)",
+    shows="how much faster an iteration is when all-reduces are split in two and hidden behind both passes",
+    basis=BASIS,
+    function=speed,
+    arguments=MappingProxyType({"smoke": FEW, "laptop": ALL, "paper": ALL}),
+    shell="python scripts/bench_schedules.py",
+    words="Predicted seconds of an iteration with the published batches. Tuned: the best of a sweep of group sizes.",
+    unit="seconds",
+)
+BREAKDOWN = Computed(
+    name="dear.breakdown",
+    title="Where the seconds go",
+    source="the time breakdown of the schedules; numbers unknown",
+    shows="how much communication each schedule leaves uncovered",
+    basis=BASIS,
+    function=breakdown,
+    arguments=MappingProxyType({"smoke": FEW, "laptop": ALL, "paper": ALL}),
+    shell="python scripts/timeline.py scripts/profiles/MODEL.json --workers 64 --network NETWORK",
+    words="Computing and communicating overlap: what is not hidden is the iteration less its computation.",
+    unit="seconds",
+)
+SCALING = Computed(
+    name="dear.scaling",
+    title="Scaling with the number of workers",
+    source="the scaling with the number of GPUs; numbers unknown",
+    shows="how efficiency falls with the number of workers",
+    basis=BASIS,
+    function=scaling,
+    arguments=MappingProxyType(
+        {
+            "smoke": (*FEW, ("workers", SIZES[:2])),
+            "laptop": (*ALL, ("workers", SIZES)),
+            "paper": (*ALL, ("workers", SIZES)),
+        }
+    ),
+    shell="python scripts/timeline.py scripts/profiles/MODEL.json --workers P --network NETWORK",
+    words="An iteration of one worker without communication, over one of P workers.",
+    unit="efficiency",
+)
+TUNING = Computed(
+    name="dear.tuning",
+    title="Tuning the size of fusion groups",
+    source="Bayesian optimization against random and grid search; numbers unknown",
+    shows="after how many trials the search is near the best size",
+    basis=BASIS,
+    function=tuning,
+    arguments=MappingProxyType(
+        {
+            "smoke": (*FEW, ("seeds", (1,))),
+            "laptop": (*ALL, ("seeds", (1, 2, 3))),
+            "paper": (*ALL, ("seeds", (1, 2, 3))),
+        }
+    ),
+    shell="python scripts/reproduce.py dear.tuning",
+    words="The objective is the timeline model's iteration, without noise; sizes from 1 to 256 MB, 25 MB first.",
+    unit="share of the best speed",
+    time="a minute",
+)
+
+EXHIBITS = (SPEED, BREAKDOWN, SCALING, TUNING)

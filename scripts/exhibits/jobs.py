@@ -1,0 +1,194 @@
+"""Work that takes time and leaves its result on disk, where it is found again."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hydra import compose
+from omegaconf import OmegaConf
+
+import train
+from spardl.errors import SpardlError, TrainingError
+from spardl.files import write_atomically
+from spardl.training.experiment import experiment_id
+from spardl.training.runs import finished_run, run_id
+
+__all__ = ["Computation", "Job", "Outcome", "Training"]
+
+
+class Outcome(NamedTuple):
+    """What became of a job.
+
+    Attributes:
+        where: the folder or file that holds the result.
+        data: a training's summary, or what a computation returned; empty if it failed.
+        reason: why it failed.
+    """
+
+    where: Path
+    data: Mapping[str, Any]
+    reason: str | None = None
+
+    def events(self, kind: str) -> Iterator[dict[str, Any]]:
+        """The lines of a training's metrics that are of a kind, ``train`` or ``eval``."""
+        for line in (self.where / "metrics.jsonl").read_text().splitlines():
+            event: dict[str, Any] = json.loads(line)
+            if event["kind"] == kind:
+                yield event
+
+
+class Job(ABC):
+    """Work whose result is a function of ``id``. Jobs that are equal are the same job."""
+
+    @property
+    @abstractmethod
+    def id(self) -> str:
+        """Hash of all that the result depends on."""
+
+    @property
+    @abstractmethod
+    def command(self) -> str:
+        """What to type to have the same done."""
+
+    @abstractmethod
+    def find(self, outputs: Path) -> Outcome | None:
+        """The result, if the job was done to its end before."""
+
+    @abstractmethod
+    def perform(self, outputs: Path) -> None:
+        """Does the work, in a process of its own.
+
+        Raises:
+            SpardlError: why it could not be done.
+        """
+
+    def failure(self, outputs: Path) -> Outcome | None:
+        """What went wrong the last time, if it did."""
+        path = _failures(outputs) / f"{self.id}.json"
+        try:
+            return Outcome(path, {}, json.loads(path.read_bytes())["reason"])
+        except (OSError, ValueError, KeyError):
+            return None
+
+    def note(self, outputs: Path, fault: SpardlError | None) -> None:
+        """Writes down how the job ended."""
+        path = _failures(outputs) / f"{self.id}.json"
+        if fault is None:
+            path.unlink(missing_ok=True)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps({"reason": str(fault), "command": self.command}).encode())
+
+
+def _failures(outputs: Path) -> Path:
+    return outputs / "failed"
+
+
+@dataclass(frozen=True)
+class Training(Job):
+    """A run of train.py in the simulated cluster.
+
+    Attributes:
+        words: its command line; names ``cluster.workers``.
+    """
+
+    words: tuple[str, ...]
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration; see :func:`choices.composing`."""
+        plain: dict[str, Any] = OmegaConf.to_container(compose("train", list(self._all)), resolve=True)  # type: ignore[assignment]
+        return plain
+
+    @property
+    def _all(self) -> tuple[str, ...]:
+        return ("cluster=simulated", *self.words)
+
+    @cached_property
+    def id(self) -> str:
+        """The run's id."""
+        return experiment_id(self.config, self.config["cluster"]["workers"])
+
+    @property
+    def command(self) -> str:
+        """See :attr:`Job.command`."""
+        return f"python train.py {' '.join(self._all)}"
+
+    def find(self, outputs: Path) -> Outcome | None:
+        """See :meth:`Job.find`."""
+        run = finished_run(outputs, self.id)
+        return run and Outcome(run.folder, run.read_summary())
+
+    def perform(self, outputs: Path) -> None:
+        """See :meth:`Job.perform`; an unfinished run is continued."""
+        log = outputs / "logs" / f"{self.id}.txt"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as file:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+                os.dup2(file.fileno(), stream.fileno())
+        sys.argv = ["train.py", *self._all, f"output_dir={outputs}", "resume=auto"]
+        if train.main():
+            raise TrainingError(_complaint(log))
+
+
+def _complaint(log: Path) -> str:
+    """The last error that a run printed."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    errors = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("error: ")]
+    return errors[-1].removeprefix("error: ") if errors else f"see {log}"
+
+
+@dataclass(frozen=True)
+class Computation(Job):
+    """A function whose result JSON can hold.
+
+    Attributes:
+        name: readable beginning of the result's file.
+        function: called with ``arguments``.
+        arguments: names and values, as JSON can hold them, hashable.
+        shell: what to type to see the same.
+        recipe: to be raised whenever the function would return something else.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    arguments: tuple[tuple[str, Any], ...]
+    shell: str
+    recipe: int = 1
+
+    @cached_property
+    def id(self) -> str:
+        """See :attr:`Job.id`."""
+        return run_id({"name": self.name, "arguments": dict(self.arguments), "recipe": self.recipe})
+
+    @property
+    def command(self) -> str:
+        """See :attr:`Job.command`."""
+        return self.shell
+
+    def _file(self, outputs: Path) -> Path:
+        return outputs / "computed" / f"{self.name}-{self.id}.json"
+
+    def find(self, outputs: Path) -> Outcome | None:
+        """See :meth:`Job.find`."""
+        path = self._file(outputs)
+        try:
+            return Outcome(path, json.loads(path.read_bytes()))
+        except (OSError, ValueError):
+            return None
+
+    def perform(self, outputs: Path) -> None:
+        """See :meth:`Job.perform`."""
+        result = self.function(**dict(self.arguments))
+        self._file(outputs).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._file(outputs), json.dumps(result).encode())

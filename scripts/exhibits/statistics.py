@@ -1,0 +1,37 @@
+"""What several seeds say together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import mean, stdev
+
+import numpy as np
+from scipy.stats import bootstrap
+
+__all__ = ["interval", "spread"]
+
+RESAMPLES = 2000
+LEVEL = 0.95
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and standard deviation, to four and two digits."""
+    return f"{mean(values):.4g}" + (f" ± {stdev(values):.2g}" if len(values) > 1 else "")
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """The bootstrap interval of the mean, percentiles, 95%; ``None`` for fewer than three values.
+
+    Of three seeds it is narrow: resamples of three values can be no farther apart than these are.
+    """
+    if len(values) < 3:
+        return None
+    found = bootstrap(
+        (np.asarray(values),),
+        np.mean,
+        n_resamples=RESAMPLES,
+        confidence_level=LEVEL,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    )
+    return float(found.confidence_interval.low), float(found.confidence_interval.high)

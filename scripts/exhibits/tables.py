@@ -1,0 +1,129 @@
+"""Tables whose every cell knows where it comes from, written as Markdown, CSV, LaTeX and HTML."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
+
+from exhibits.jobs import Job
+
+__all__ = ["WRITERS", "Cell", "Row", "Table", "markdown"]
+
+
+class Cell(NamedTuple):
+    """What stands in one place.
+
+    Attributes:
+        text: for readers.
+        value: the bare number, if it is one.
+        bad: whether it says what went wrong.
+    """
+
+    text: str
+    value: float | None = None
+    bad: bool = False
+
+    @property
+    def plain(self) -> str:
+        """For programs: the number, or else the text."""
+        return self.text if self.value is None else repr(self.value)
+
+
+class Row(NamedTuple):
+    """One line.
+
+    Attributes:
+        name: unique in the table; what stands in the first column.
+        cells: for all columns but the first.
+        jobs: what its figures were computed from.
+    """
+
+    name: str
+    cells: Sequence[Cell]
+    jobs: Sequence[Job]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Attributes:
+        title: over it.
+        columns: the first is the rows' names.
+        rows: with as many cells as there are further columns.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Row]
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row.cells) != len(self.columns) - 1:
+                raise ValueError(f"{self.title}: {row.name} has {len(row.cells)} cells for {self.columns[1:]}")
+
+    def texts(self) -> Iterable[list[str]]:
+        """The rows' texts, names first."""
+        return ([row.name, *(cell.text for cell in row.cells)] for row in self.rows)
+
+
+def markdown(table: Table) -> str:
+    """A Markdown table."""
+    lines = [list(table.columns), ["---"] * len(table.columns), *table.texts()]
+    return "\n".join("| " + " | ".join(_in_markdown(text) for text in line) + " |" for line in lines) + "\n"
+
+
+def _in_markdown(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _csv(table: Table) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(table.columns)
+    writer.writerows([row.name, *(cell.plain for cell in row.cells)] for row in table.rows)
+    return out.getvalue()
+
+
+LATEX_MARKS: Mapping[int, str] = MappingProxyType(
+    str.maketrans(
+        {
+            **{mark: f"\\{mark}" for mark in "&%$#_{}"},
+            "\\": r"\textbackslash{}",
+            "~": r"\textasciitilde{}",
+            "^": r"\textasciicircum{}",
+            "±": r"$\pm$",
+        }
+    )
+)
+
+
+def _latex(table: Table) -> str:
+    lines = [" & ".join(text.translate(LATEX_MARKS) for text in line) + r" \\" for line in table.texts()]
+    head = " & ".join(column.translate(LATEX_MARKS) for column in table.columns) + r" \\"
+    layout = "l" + "r" * (len(table.columns) - 1)
+    body = "\n".join([head, r"\hline", *lines])
+    return f"% {table.title}\n\\begin{{tabular}}{{{layout}}}\n{body}\n\\end{{tabular}}\n"
+
+
+def _html(table: Table) -> str:
+    head = "".join(f'<th scope="col">{html.escape(column)}</th>' for column in table.columns)
+    rows = "\n".join(f"<tr>{_html_row(row)}</tr>" for row in table.rows)
+    title = html.escape(table.title)
+    return f"<table>\n<caption>{title}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>\n"
+
+
+def _html_row(row: Row) -> str:
+    cells = (f"<td{' class=bad' if cell.bad else ''}>{html.escape(cell.text)}</td>" for cell in row.cells)
+    return f'<th scope="row">{html.escape(row.name)}</th>' + "".join(cells)
+
+
+# By the ending of the file.
+WRITERS: Mapping[str, Callable[[Table], str]] = MappingProxyType(
+    {"md": markdown, "csv": _csv, "tex": _latex, "html": _html}
+)

@@ -1,0 +1,278 @@
+"""Exhibits: their tables, their bookkeeping, and the command that makes them."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from spardl.errors import ConfigError, WorkerError
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+
+
+@pytest.fixture
+def tables() -> ModuleType:
+    return importlib.import_module("exhibits.tables")
+
+
+@pytest.fixture
+def jobs() -> ModuleType:
+    return importlib.import_module("exhibits.jobs")
+
+
+@pytest.fixture
+def reproduce() -> ModuleType:
+    return importlib.import_module("reproduce")
+
+
+@pytest.fixture
+def composing() -> Iterator[None]:
+    with importlib.import_module("choices").composing():
+        yield
+
+
+def double(number: int) -> dict[str, int]:
+    return {"twice": 2 * number}
+
+
+def refuse(number: int) -> dict[str, int]:
+    raise ConfigError(f"{number} is no number of mine")
+
+
+def computation(jobs: ModuleType, function: Any = double, number: int = 4, recipe: int = 1) -> Any:
+    return jobs.Computation("double", function, (("number", number),), "echo", recipe)
+
+
+@pytest.fixture
+def small(tables: ModuleType) -> Any:
+    rows = [
+        tables.Row("50% of a|b", [tables.Cell("1.5 ± 0.1", 1.5), tables.Cell("yes & no")], []),
+        tables.Row("c_d", [tables.Cell("failed: <lost>", bad=True), tables.Cell("failed", bad=True)], []),
+    ]
+    return tables.Table("A title", ("method", "metric", "note"), rows)
+
+
+def test_markdown(tables: ModuleType, small: Any) -> None:
+    lines = tables.markdown(small).splitlines()
+    assert lines[0] == "| method | metric | note |"
+    assert lines[2] == "| 50% of a\\|b | 1.5 ± 0.1 | yes & no |"
+    assert len(lines) == 4
+
+
+def test_csv_holds_bare_numbers(tables: ModuleType, small: Any) -> None:
+    rows = list(csv.reader(io.StringIO(tables.WRITERS["csv"](small))))
+    assert rows == [
+        ["method", "metric", "note"],
+        ["50% of a|b", "1.5", "yes & no"],
+        ["c_d", "failed: <lost>", "failed"],
+    ]
+
+
+def test_latex_is_escaped(tables: ModuleType, small: Any) -> None:
+    text = tables.WRITERS["tex"](small)
+    assert r"50\% of a|b & 1.5 $\pm$ 0.1 & yes \& no \\" in text
+    assert r"c\_d" in text
+
+
+def test_html_is_escaped_and_marks_what_failed(tables: ModuleType, small: Any) -> None:
+    text = tables.WRITERS["html"](small)
+    assert "<td class=bad>failed: &lt;lost&gt;</td>" in text
+    assert "<td>yes &amp; no</td>" in text
+
+
+def test_a_row_of_the_wrong_length_is_refused(tables: ModuleType) -> None:
+    with pytest.raises(ValueError, match="a row has 1 cells"):
+        tables.Table("T", ("a", "b", "c"), [tables.Row("a row", [tables.Cell("1")], [])])
+
+
+def test_a_result_is_found_by_all_that_it_depends_on(jobs: ModuleType, tmp_path: Path) -> None:
+    job = computation(jobs)
+    assert job.find(tmp_path) is None
+    job.perform(tmp_path)
+    assert computation(jobs).find(tmp_path).data == {"twice": 8}
+    assert computation(jobs, number=5).find(tmp_path) is None
+    assert computation(jobs, recipe=2).find(tmp_path) is None
+
+
+def test_a_training_is_found_by_its_id(jobs: ModuleType, composing: None, tmp_path: Path) -> None:
+    job = jobs.Training(("cluster.workers=2", "seed=5"))
+    assert jobs.Training(("cluster.workers=2", "seed=5", "training.log_every=7")).id == job.id
+    assert jobs.Training(("cluster.workers=2", "seed=6")).id != job.id
+    folder = tmp_path / f"label-{job.id}"
+    folder.mkdir()
+    for status, found in (("running", False), ("failed", False), ("finished", True)):
+        (folder / "summary.json").write_text(json.dumps({"status": status}))
+        assert bool(job.find(tmp_path)) == found
+
+
+def test_a_failure_is_kept_until_it_is_mended(jobs: ModuleType, tmp_path: Path) -> None:
+    job = computation(jobs)
+    assert job.failure(tmp_path) is None
+    job.note(tmp_path, WorkerError("out of memory"))
+    assert job.failure(tmp_path).reason == "out of memory"
+    job.note(tmp_path, None)
+    assert job.failure(tmp_path) is None
+
+
+def test_only_what_is_missing_is_done(jobs: ModuleType, reproduce: ModuleType, tmp_path: Path, capfd: Any) -> None:
+    work = [computation(jobs, number=number) for number in (1, 2)] + [computation(jobs, refuse, 3)]
+    work[0].perform(tmp_path)
+    reproduce.complete(work, tmp_path, at_once=2)
+    out = capfd.readouterr().out
+    assert out.startswith("2 of 3 jobs to do\n")
+    assert "failed: 3 is no number of mine" in out
+    results = importlib.import_module("exhibits.base").Results.on_disk(tmp_path, work)
+    assert [results.of(job).data.get("twice") for job in work] == [2, 4, None]
+    assert results.of(work[2]).reason == "3 is no number of mine"
+    assert results.of(computation(jobs, number=9)).reason == "not run yet"
+
+
+def test_the_interval_of_seeds() -> None:
+    statistics = importlib.import_module("exhibits.statistics")
+    assert statistics.interval([1.0, 2.0]) is None
+    low, high = statistics.interval([1.0, 2.0, 3.0, 4.0])
+    assert 1.0 <= low < 2.5 < high <= 4.0
+    assert statistics.spread([1.0, 3.0]) == "2 ± 1.4"
+
+
+def comparison(seeds: tuple[int, ...] = (1, 2, 3)) -> Any:
+    trainings = importlib.import_module("exhibits.trainings")
+    basis = importlib.import_module("exhibits.base").Basis("", "", "")
+    plan = trainings.Plan((trainings.Case("Digits", ("model=resnet20",), "digits"),), (), seeds, "")
+    return trainings.MethodComparison("x.y", "T", "", "", basis, {"one": ("a=1",), "two": ("a=2",)}, {"smoke": plan})
+
+
+def outcome(folder: Path, value: float, seconds: float) -> Any:
+    data = {
+        "metric": "accuracy",
+        "final": {"accuracy": value},
+        "cluster_seconds": seconds,
+        "step_bytes": 1.0,
+        "step_bytes_dense": 50.0,
+        "steps": 4,
+    }
+    return importlib.import_module("exhibits.jobs").Outcome(folder, data)
+
+
+def test_a_comparison_by_hand(tmp_path: Path) -> None:
+    exhibit = comparison()
+    work = exhibit.jobs("smoke")
+    assert [job.words[-2:] for job in work[:2]] == [("a=1", "seed=1"), ("a=1", "seed=2")]
+    values = [0.5, 0.6, 0.7, 0.8, 0.8, 0.8]
+    seconds = [10.0] * 3 + [5.0] * 3
+    found = {job: outcome(tmp_path, *figures) for job, *figures in zip(work, values, seconds, strict=True)}
+    failed = importlib.import_module("exhibits.jobs").Outcome(tmp_path, {}, "out of memory")
+    results = importlib.import_module("exhibits.base").Results
+    (table,) = exhibit.tables("smoke", results(tmp_path, found))
+    one, two = ([cell.text for cell in row.cells] for row in table.rows)
+    assert one[0] == "accuracy 0.6 ± 0.1"
+    assert one[2:] == ["0.5, 0.6, 0.7", "2.00%", "10", "1"]
+    assert two[-1] == "0.5"
+    (table,) = exhibit.tables("smoke", results(tmp_path, {**found, work[4]: failed}))
+    assert table.rows[1].cells[2].text == "0.8, failed: out of memory, 0.8"
+    assert table.rows[1].cells[2].bad
+    (table,) = exhibit.tables("smoke", results(tmp_path, {**found, **dict.fromkeys(work[3:], failed)}))
+    assert [cell.text for cell in table.rows[1].cells] == ["failed: out of memory", *["failed"] * 5]
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "scripts/reproduce.py", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["spardl.nothing"], "error: there is no exhibit spardl.nothing; choose from spardl.complexity, "),
+        ([], "error: name an exhibit, or all; --list names them"),
+        (["dear.speed", "--jobs=0"], "error: --jobs must be at least 1"),
+    ],
+)
+def test_what_cannot_be_asked_for(
+    words: list[str], complaint: str, reproduce: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", *words])
+    assert reproduce.main() == 2
+    told = capsys.readouterr().err
+    assert told.startswith(complaint)
+    assert told.count("\n") == 1
+
+
+def test_the_list_names_source_and_cost_of_each(
+    reproduce: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", "--list"])
+    assert reproduce.main() == 0
+    text = capsys.readouterr().out
+    for name, exhibit in reproduce.catalogue().items():
+        assert f"{name}: {exhibit.title}\n" in text
+        assert exhibit.source in text
+    assert text.count("  cost: smoke: ") == len(reproduce.catalogue())
+
+
+@pytest.mark.slow
+def test_an_exhibit_and_where_its_rows_come_from(tmp_path: Path) -> None:
+    words = ("spardl.complexity", f"--outputs={tmp_path / 'runs'}", f"--report={tmp_path / 'report'}")
+    done = run(*words, "--jobs=2")
+    assert done.returncode == 0, done.stderr
+    assert "| SparDL | 4 rounds, 3 k [3 k] | 8 rounds, 3.71 k [3.71 k] |" in done.stdout
+    written = {path.name for path in (tmp_path / "report").iterdir()}
+    assert {f"spardl.complexity-smoke-1.{ending}" for ending in ("md", "csv", "tex", "html")} <= written
+    again = run(*words)
+    assert "jobs to do" not in again.stdout
+    assert again.stdout.strip() in done.stdout
+    explained = run(*words, "--explain=Ok-Topk").stdout
+    assert "python scripts/complexity.py --methods oktopk --workers 14" in explained
+    assert str(tmp_path / "runs" / "computed") in explained
+    assert "its rows are SparDL, " in run(*words, "--explain=nobody").stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_all_exhibits_survive_being_killed(reproduce: ModuleType, tmp_path: Path) -> None:
+    words = ("all", "--scale=smoke", "--jobs=2", f"--outputs={tmp_path / 'runs'}", f"--report={tmp_path / 'report'}")
+    command = [sys.executable, "scripts/reproduce.py", *words]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout
+        finished = [line for _, line in zip(range(25), first.stdout, strict=False) if ": done" in line]
+        first.send_signal(signal.SIGKILL)
+    time.sleep(1)  # those that it started end by themselves
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1000, check=False)
+    assert done.returncode == 0, done.stderr
+    assert finished
+    before, after = (set(map(_job, lines)) for lines in (finished, done.stdout.splitlines()))
+    assert len(before) == len(finished)
+    assert not before & after
+    for name in reproduce.catalogue():
+        assert (tmp_path / "report" / f"{name}-smoke-1.md").stat().st_size
+    pictures = list((tmp_path / "report").glob("*.png"))
+    assert pictures
+    assert all(path.with_suffix(".pdf").exists() for path in pictures)
+
+
+def _job(line: str) -> str:
+    """The command in a line of progress."""
+    return line.strip().partition("] ")[2].removesuffix(": done")
+
+
+def test_the_page_names_every_exhibit(reproduce: ModuleType) -> None:
+    page = (ROOT / "docs" / "reproduce.md").read_text()
+    assert set(re.findall(r"^\| `([a-z_.]+)` \|", page, re.MULTILINE)) == set(reproduce.catalogue())

@@ -18,6 +18,7 @@ from spardl.method import Method
 from spardl.programs import Worker
 from spardl.schedules.base import Schedule
 from spardl.schedules.synchronizer import Training
+from spardl.training.batches import Batches
 from spardl.training.evaluation import autocast
 from spardl.training.lr import LrSchedule
 from spardl.training.messages import first_line
@@ -135,6 +136,10 @@ class Learner:
         ]
         self.steps_per_epoch = self.workers[0].sampler.steps_per_epoch
         self.total_steps = plan.settings.total_steps(self.steps_per_epoch)
+        self._batches = [
+            Batches(plan.task.train, worker.sampler, plan.settings.batch_size, self.total_steps)
+            for worker in self.workers
+        ]
 
     def step(self, step: int) -> list[float]:
         """Trains step number ``step``, counted from 0.
@@ -151,14 +156,12 @@ class Learner:
     def _backward(self, local: int, step: int) -> float:
         worker = self.workers[local]
         with worker.active():
-            indices, generator = worker.sampler.indices(step), worker.sampler.generator(step)
-            parts = indices.split(self._settings.batch_size)
+            batches, passes = self._batches[local].of(step), self._settings.accumulation
             self.synchronizer.begin(local)
             losses = []
-            for number, part in enumerate(parts, 1):
+            for number in range(1, passes + 1):
                 with self._cluster.computing(local):
-                    batch = self._plan.task.train.batch(part, generator)
-                    losses.append(self._backward_part(batch, last=number == len(parts)))
+                    losses.append(self._backward_part(next(batches), last=number == passes))
         self.synchronizer.collect()
         return sum(losses)
 

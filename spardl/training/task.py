@@ -15,7 +15,11 @@ Batch = Mapping[str, Tensor]
 
 
 class Split(Protocol):
-    """A finite set of examples that can be addressed by position."""
+    """A finite set of examples that can be addressed by position.
+
+    A split whose batches take long to make, such as one that reads files, may set an attribute ``slow`` to true: its
+    batches are then made one step ahead, in a thread of their own.
+    """
 
     def __len__(self) -> int:
         """The number of examples."""

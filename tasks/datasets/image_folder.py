@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,6 +91,7 @@ class FolderSplit:
         labels: int64, shape (count,).
         size: height and width of the pictures in a batch.
         threads: that decode at the same time.
+        slow: see :class:`spardl.training.task.Split`.
     """
 
     folder: Path
@@ -99,6 +100,8 @@ class FolderSplit:
     labels: Tensor
     size: int
     threads: int
+
+    slow: ClassVar[bool] = True
 
     def __len__(self) -> int:
         """The number of pictures."""

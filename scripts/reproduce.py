@@ -21,7 +21,7 @@ from pathlib import Path
 
 import choices
 import torch
-from exhibits import dear
+from exhibits import dear, oktopk, sketch_fusion
 from exhibits import spardl as spardl_paper
 from exhibits.base import SCALES, Exhibit, Results
 from exhibits.jobs import Job
@@ -37,7 +37,7 @@ FINISHED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 def catalogue() -> Mapping[str, Exhibit]:
     """All exhibits by name."""
-    papers = (spardl_paper, dear)
+    papers = (spardl_paper, oktopk, dear, sketch_fusion)
     return {exhibit.name: exhibit for paper in papers for exhibit in paper.EXHIBITS}
 
 

@@ -1,0 +1,138 @@
+"""Sketch-Fusion SGD with LayerFusion (Dai et al., JPDC 185, 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any
+
+import bench_schedules
+import choices
+import timeline
+
+from exhibits.base import Basis
+from exhibits.predictions import Computed, sheet
+from exhibits.spardl import PICTURES, SEEDS, SMALL, TINY, VIRTUAL
+from exhibits.trainings import Case, MethodComparison, Plan
+from spardl.clusters.network import PRESETS
+from spardl.fusion import Linear
+from spardl.timeline.model import in_backward
+
+__all__ = ["EXHIBITS", "fusion", "scaling"]
+
+MODELS = tuple(bench_schedules.ASSUMED)
+WORKERS = 16
+METHODS = (*bench_schedules.FUSED, "none")
+PARTITIONS = ("every layer alone", "whole model", "LayerFusion")
+BASIS = Basis(
+    simulated="iterations: the timeline model overlaps a profile's passes with counted bytes on a modelled network",
+    measured="the shares of the layers, on a CPU (scripts/profiles)",
+    assumed="what each model and each compressor takes on an RTX 2080 Ti, and the networks",
+)
+
+
+def _seconds(models: Sequence[str], network: str) -> dict[tuple[str, str], list[float]]:
+    """Seconds of an iteration by model and method, for each partition, and without any communication."""
+    device = next(made for made in bench_schedules.devices(models) if made.name == "GPU, assumed")
+    found = {}
+    for method in METHODS:
+        with choices.composing():
+            made = choices.build(method, "warmup.steps=0")
+        compressing = device.compressing.get(method, Linear(0.0, 0.0))
+        cost = timeline.Costs.of(made, WORKERS, PRESETS[network], compressing).whole
+        for model, profile in device.profiles.items():
+            cuts = (
+                timeline.per_size(0, profile, cost),
+                timeline.per_size(float("inf"), profile, cost),
+                timeline.fused(profile, cost),
+            )
+            alone = profile.forward + profile.backward + profile.update * sum(profile.entries)
+            found[model, method] = [*(in_backward(profile, groups, cost).seconds for groups in cuts), alone]
+    return found
+
+
+def fusion(models: Sequence[str]) -> dict[str, Any]:
+    """Seconds of an iteration with every layer alone, the whole model at once, and LayerFusion."""
+    sheets = []
+    for network in bench_schedules.NETWORKS:
+        rows = {
+            f"{model}, {method}": [layers, whole, fused, layers / fused, min(layers, whole) / fused]
+            for (model, method), (layers, whole, fused, _) in _seconds(models, network).items()
+        }
+        columns = ("model, method", *PARTITIONS, "alone / fused", "better of both / fused")
+        sheets.append(sheet(f"Seconds of an iteration, {WORKERS} workers, {network}", columns, rows))
+    return {"sheets": sheets}
+
+
+def scaling(models: Sequence[str]) -> dict[str, Any]:
+    """The share of the ideal speed that 16 workers reach."""
+    sheets = []
+    for network in bench_schedules.NETWORKS:
+        rows = {
+            f"{model}, {method}": [alone / seconds for seconds in partitions]
+            for (model, method), (*partitions, alone) in _seconds(models, network).items()
+        }
+        sheets.append(
+            sheet(f"Scaling efficiency at {WORKERS} workers, {network}", ("model, method", *PARTITIONS), rows)
+        )
+    return {"sheets": sheets}
+
+
+SCALES = MappingProxyType(
+    {"smoke": (("models", MODELS[:1]),), "laptop": (("models", MODELS),), "paper": (("models", MODELS),)}
+)
+FUSION = Computed(
+    name="sketch_fusion.fusion",
+    title="Layer-wise against fused",
+    source="LayerFusion with several compressors; up to 18.6% better efficiency and 2.87x scaling (abstract: certain)",
+    shows="what fusing layers saves, for each compressor",
+    basis=BASIS,
+    function=fusion,
+    arguments=SCALES,
+    shell="python scripts/bench_schedules.py",
+    words="Predicted seconds of an iteration; groups are sent beside the backward pass.",
+    unit="seconds",
+)
+SCALING = Computed(
+    name="sketch_fusion.scaling",
+    title="Scaling efficiency at 16 workers",
+    source="scaling efficiency on 16 GPUs (numbers unknown)",
+    shows="how near to 16 times the speed of one worker each partition comes",
+    basis=BASIS,
+    function=scaling,
+    arguments=SCALES,
+    shell="python scripts/timeline.py scripts/profiles/MODEL.json --workers 16 --network NETWORK",
+    words="An iteration of one worker without communication, over one of 16 workers.",
+    unit="efficiency",
+)
+ACCURACY = MethodComparison(
+    name="sketch_fusion.accuracy",
+    title="Accuracy with sketches",
+    source="no loss of accuracy (abstract: certain; numbers unknown)",
+    shows="what sketches reach, layer by layer, in groups, and of the whole model",
+    basis=VIRTUAL,
+    methods=MappingProxyType(
+        {
+            "dense": ("compressor=none",),
+            "sketch of the model": ("compressor=sketch_fusion",),
+            "sketches of groups": ("compressor=sketch_fusion", "schedule=layer_fusion"),
+            "sketches of layers": ("compressor=sketch_fusion", "schedule=wfbp", "schedule.bucket_mb=0"),
+        }
+    ),
+    plans=MappingProxyType(
+        {
+            "smoke": Plan((PICTURES,), TINY, SEEDS, "seconds each"),
+            "laptop": Plan(
+                (PICTURES,), (*SMALL, "cluster.workers=16", "training.epochs=20"), SEEDS, "about 10 minutes"
+            ),
+            "paper": Plan(
+                (Case("ResNet-20", ("experiment=sketch_fusion/resnet20_cifar10",), "as in our preset"),),
+                ("cluster.network=ethernet_10g",),
+                SEEDS,
+                "for a cluster of GPUs",
+            ),
+        }
+    ),
+)
+
+EXHIBITS = (FUSION, SCALING, ACCURACY)

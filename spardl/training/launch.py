@@ -151,7 +151,7 @@ class ProcessGroup(Launcher):
         started = self._member.size if self._member else None
         if workers is not None and started is not None and workers != started:
             raise ConfigError(
-                f"cluster.workers={workers}, but {started} workers were started; leave cluster.workers away"
+                f"cluster.workers={workers}, but {started} workers were started; use cluster.workers=null"
             )
         self.workers = workers if workers is not None else started or 4
         self._backend, self._device, self._port = backend, device, port

@@ -36,7 +36,7 @@ from tests.harness import (
     topka,
 )
 
-WORKERS = [*range(1, 17), 24, pytest.param(32, marks=pytest.mark.slow)]
+WORKERS = [*range(1, 17), *(pytest.param(count, marks=pytest.mark.slow) for count in (24, 32))]
 DTYPES = [torch.float32, torch.float64]
 
 
@@ -289,7 +289,9 @@ def test_an_overflow_on_the_way_stays_out_of_the_residual() -> None:
             assert all(bool(state.memory.isfinite().all()) for state in bench.states), method
 
 
-@pytest.mark.parametrize("workers", [1, 3, 4, 6])
+@pytest.mark.parametrize(
+    "workers", [1, 3, pytest.param(4, marks=pytest.mark.slow), pytest.param(6, marks=pytest.mark.slow)]
+)
 def test_state_round_trip(workers: int) -> None:
     """Law 7: save, load and continue is never having stopped, bit for bit."""
     length = 97

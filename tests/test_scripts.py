@@ -48,6 +48,7 @@ def test_every_method_was_trained_three_times_and_a_gap_is_explained() -> None:
             assert f"`{name}`" in explained
 
 
+@pytest.mark.slow
 def test_counts_agree_with_the_formulas() -> None:
     done = script("complexity", "--methods", "none,spardl,oktopk,gtopk,signsgd", "--workers", "4,7")
     assert done.returncode == 0, done.stderr

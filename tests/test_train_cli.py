@@ -171,6 +171,7 @@ def srun(words: tuple[str, ...], tasks: int = 2) -> list[subprocess.CompletedPro
     return [subprocess.CompletedProcess([], process.returncode, out, err) for process, out, err in ended]
 
 
+@pytest.mark.slow
 def test_srun(tmp_path: Path) -> None:
     first, second = srun(("training.max_steps=2", "logger=none", f"output_dir={tmp_path}"))
     assert first.returncode == second.returncode == 0, (first.stderr, second.stderr)

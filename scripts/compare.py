@@ -12,10 +12,11 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any, NamedTuple
 
 import yaml
+from exhibits.statistics import spread
 
 COLUMNS = ("method", "metric", "of each run", "train loss, last epoch", "sent / dense", "seconds")
 
@@ -102,11 +103,6 @@ def row(name: str, runs: Sequence[Finished]) -> list[str]:
         f"{mean(run.share for run in runs):.2%}",
         spread([run.seconds for run in runs]),
     ]
-
-
-def spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation."""
-    return f"{mean(values):.4g}" + (f" ± {stdev(values):.2g}" if len(values) > 1 else "")
 
 
 def plot(runs: Sequence[Finished], path: Path) -> None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean, stdev
 
-import numpy as np
-from scipy.stats import bootstrap
-
 __all__ = ["interval", "spread"]
 
 RESAMPLES = 2000
@@ -26,6 +23,10 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
     """
     if len(values) < 3:
         return None
+    # Only who asks for an interval needs these.
+    import numpy as np  # noqa: PLC0415
+    from scipy.stats import bootstrap  # noqa: PLC0415
+
     found = bootstrap(
         (np.asarray(values),),
         np.mean,

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -38,6 +37,7 @@ from spardl.flat import write
 from spardl.layout import Layout
 from spardl.method import Method
 from spardl.programs import Exchange, Phase, Program, Receive, Send
+from spardl.training.processes import leave
 
 DENSE = "torch dense all-reduce"
 
@@ -275,4 +275,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())  # torch may abort in the shutdown of the interpreter, when a thread of its own is left

@@ -119,6 +119,11 @@ def devices(models: Sequence[str]) -> list[Device]:
     return [Device("CPU, measured", measured, lines), Device("GPU, assumed", assumed, ASSUMED_COMPRESSION)]
 
 
+def assumed_gpu(models: Sequence[str]) -> Device:
+    """The GPU as assumed; see :func:`devices`."""
+    return devices(models)[1]
+
+
 def methods_costs() -> dict[str, timeline.Costs]:
     """What the methods cost, on no network in particular: so rounds and words are worked out only once."""
     nowhere = Network(alpha=0.0, gbit=1.0)

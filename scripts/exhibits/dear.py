@@ -24,7 +24,6 @@ __all__ = ["EXHIBITS", "breakdown", "scaling", "speed", "tuning"]
 MODELS = tuple(bench_schedules.ASSUMED)
 DENSE = ("WFBP (per layer)", "DDP-like 25 MB", "MG-WFBP", "DeAR 25 MB", "DeAR tuned")
 SCHEDULES: Mapping[str, str] = MappingProxyType({column: bench_schedules.COLUMNS[column][1] for column in DENSE})
-ASSUMED_DEVICE = "GPU, assumed"
 LOW_MB, HIGH_MB, START_MB = 1.0, 256.0, 25.0
 TRIALS = (5, 10, 20)
 BASIS = Basis(
@@ -32,11 +31,6 @@ BASIS = Basis(
     measured="the shares of the layers, on a CPU (scripts/profiles)",
     assumed="what each model takes on an RTX 2080 Ti, that its layers share that time as on a CPU, and the networks",
 )
-
-
-def _profiles(models: Sequence[str]) -> Mapping[str, Profile]:
-    device = next(made for made in bench_schedules.devices(models) if made.name == ASSUMED_DEVICE)
-    return device.profiles
 
 
 def _costs(workers: int, network: str) -> timeline.Costs:
@@ -57,7 +51,7 @@ def speed(models: Sequence[str]) -> dict[str, Any]:
     for network in bench_schedules.NETWORKS:
         costs = _costs(bench_schedules.WORKERS, network)
         rows = {}
-        for model, profile in _profiles(models).items():
+        for model, profile in bench_schedules.assumed_gpu(models).profiles.items():
             seconds = [_predict(schedule, profile, costs).seconds for schedule in SCHEDULES.values()]
             rows[model] = [*seconds, min(seconds[:3]) / seconds[-1], seconds[0] / seconds[-1]]
         columns = ("model", *DENSE, "best other / tuned", "WFBP / tuned")
@@ -71,7 +65,7 @@ def breakdown(models: Sequence[str]) -> dict[str, Any]:
     for network in bench_schedules.NETWORKS:
         costs = _costs(bench_schedules.WORKERS, network)
         rows = {}
-        for model, profile in _profiles(models).items():
+        for model, profile in bench_schedules.assumed_gpu(models).profiles.items():
             for column, schedule in SCHEDULES.items():
                 found = _predict(schedule, profile, costs)
                 computing = found.busy(Lane.COMPUTE)
@@ -86,7 +80,7 @@ def scaling(models: Sequence[str], workers: Sequence[int]) -> dict[str, Any]:
     sheets = []
     for network in bench_schedules.NETWORKS:
         rows: dict[str, list[float | str]] = {}
-        for model, profile in _profiles(models).items():
+        for model, profile in bench_schedules.assumed_gpu(models).profiles.items():
             alone = sum(profile.entries) * profile.update + profile.forward + profile.backward
             for column in DENSE[1:]:
                 found = [_predict(SCHEDULES[column], profile, _costs(size, network)).seconds for size in workers]
@@ -101,7 +95,7 @@ def tuning(models: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
     rows: dict[str, list[float | str]] = {}
     for network in bench_schedules.NETWORKS:
         costs = _costs(bench_schedules.WORKERS, network)
-        for model, profile in _profiles(models).items():
+        for model, profile in bench_schedules.assumed_gpu(models).profiles.items():
             curve = _curve(profile, costs)
             best = min(map(curve, _grid(101)))
             for name, search in SEARCHES.items():

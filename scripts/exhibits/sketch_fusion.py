@@ -33,7 +33,7 @@ BASIS = Basis(
 
 def _seconds(models: Sequence[str], network: str) -> dict[tuple[str, str], list[float]]:
     """Seconds of an iteration by model and method, for each partition, and without any communication."""
-    device = next(made for made in bench_schedules.devices(models) if made.name == "GPU, assumed")
+    device = bench_schedules.assumed_gpu(models)
     found = {}
     for method in METHODS:
         with choices.composing():

@@ -18,7 +18,7 @@ from spardl.errors import ConfigError
 from spardl.method import Method
 from train import CONFIGURATIONS, build_method
 
-__all__ = ["build", "composing", "names"]
+__all__ = ["build", "composed", "composing", "names"]
 
 
 def names() -> list[str]:
@@ -33,6 +33,12 @@ def composing() -> Iterator[None]:
         yield
 
 
+def composed(*words: str) -> dict[str, Any]:
+    """The resolved configuration of a command line of train.py, as plain data; see :func:`composing`."""
+    plain: dict[str, Any] = OmegaConf.to_container(compose("train", list(words)), resolve=True)  # type: ignore[assignment]
+    return plain
+
+
 def build(name: str, *overrides: str) -> Method:
     """The method of a choice, with overrides as on the command line.
 
@@ -41,6 +47,4 @@ def build(name: str, *overrides: str) -> Method:
     """
     if name not in names():
         raise ConfigError(f"there is no compressor={name}; choose one of {', '.join(names())}")
-    config = compose("train", [f"compressor={name}", *overrides])
-    plain: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
-    return build_method(plain)
+    return build_method(composed(f"compressor={name}", *overrides))

@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
 from spardl.clusters import SimulatedCluster
 from spardl.clusters.network import Network
 from spardl.training.observers import Observer
 from spardl.training.runs import Run
 from spardl.training.trainer import Trainer
-from tests.driver import here, only_run, summary
+from tests.driver import composed, here, only_run, summary
 from train import CONFIGURATIONS, build_dataset, build_plan
 
 FOLDER = CONFIGURATIONS / "experiment"
@@ -62,13 +60,6 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARDL_CACHE", str(tmp_path / "cache"))
 
 
-def composed(preset: str, *words: str) -> dict[str, Any]:
-    with initialize_config_dir(str(CONFIGURATIONS), version_base="1.3"):
-        config = compose("train", overrides=[f"experiment={preset}", *words])
-    plain: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
-    return plain
-
-
 def test_every_paper_has_its_presets() -> None:
     papers = {preset.split("/")[0] for preset in PRESETS}
     assert papers == {"spardl", "oktopk", "dear", "study", "sketch_fusion"}
@@ -88,7 +79,7 @@ def test_a_preset_says_what_it_is_and_what_is_uncertain(preset: str) -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_model_has_the_published_size(preset: str) -> None:
     """On stand-in data, which have the shapes of the real ones."""
-    plain = composed(preset, "scale.stand_in=true")
+    plain = composed(f"experiment={preset}", "scale.stand_in=true")
     plan = build_plan(plain, build_dataset(plain))
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in plan.task.build_model().parameters())
@@ -142,7 +133,7 @@ class Stopper(Observer):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_continues_in_the_middle_of_an_epoch(preset: str, tmp_path: Path) -> None:
     words = ("scale=smoke", "training.max_steps=4", "training.checkpoint_every=2", "training.eval_every=1000")
-    plain = composed(preset, *words)
+    plain = composed(f"experiment={preset}", *words)
     dataset = build_dataset(plain)
 
     def run(folder: str, checkpoint: Path | None = None, *observers: Observer) -> dict[str, Any]:

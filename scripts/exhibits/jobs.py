@@ -12,8 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hydra import compose
-from omegaconf import OmegaConf
+import choices
 
 import train
 from spardl.errors import SpardlError, TrainingError
@@ -105,8 +104,7 @@ class Training(Job):
     @cached_property
     def config(self) -> dict[str, Any]:
         """The resolved configuration; see :func:`choices.composing`."""
-        plain: dict[str, Any] = OmegaConf.to_container(compose("train", list(self._all)), resolve=True)  # type: ignore[assignment]
-        return plain
+        return choices.composed(*self._all)
 
     @property
     def _all(self) -> tuple[str, ...]:

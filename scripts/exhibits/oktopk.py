@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from exhibits.counts import CountedCosts
-from exhibits.spardl import PICTURES, SEEDS, SMALL, TINY, VIRTUAL
+from exhibits.small import PICTURES, SEEDS, SMALL, TINY, VIRTUAL
 from exhibits.trainings import Case, MethodComparison, Plan
 
 __all__ = ["EXHIBITS"]

@@ -12,7 +12,7 @@ import timeline
 
 from exhibits.base import Basis
 from exhibits.predictions import Computed, sheet
-from exhibits.spardl import PICTURES, SEEDS, SMALL, TINY, VIRTUAL
+from exhibits.small import PICTURES, SEEDS, SMALL, TINY, VIRTUAL
 from exhibits.trainings import Case, MethodComparison, Plan
 from spardl.clusters.network import PRESETS
 from spardl.fusion import Linear

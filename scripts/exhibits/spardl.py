@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from exhibits.base import Basis
 from exhibits.counts import CountedCosts
+from exhibits.small import PICTURES, SEEDS, SMALL, TINY, VIRTUAL
 from exhibits.trainings import Case, MethodComparison, Plan
 
 __all__ = ["EXHIBITS"]
-
-Words = tuple[str, ...]
-
-
-def _methods(**words: str) -> Mapping[str, Words]:
-    return MappingProxyType({name.replace("_", " "): tuple(text.split()) for name, text in words.items()})
-
 
 ALL = MappingProxyType(
     {
@@ -28,25 +21,9 @@ ALL = MappingProxyType(
         "dense": ("compressor=none",),
     }
 )
-VIRTUAL = Basis(
-    simulated="seconds: measured local work, plus counted rounds and bytes on a modelled network",
-    measured="training: every worker's gradients, selections, messages and updates are real",
-    assumed="the network's latency and bandwidth; that workers do not disturb each other",
-)
-SEEDS = (1, 2, 3)
-SMALL = ("training.eval_batch_size=512", "training.log_every=100", "training.check_every=1000")
-TINY = (
-    *SMALL,
-    "logger=none",
-    "cluster.workers=14",
-    "training.max_steps=2",
-    "training.eval_examples=8",
-    "training.batch_size=2",
-)
 FOURTEEN = (*SMALL, "cluster.workers=14")
 PUBLISHED = ("cluster.network=ethernet_1g",)
 
-PICTURES = Case("VGG-16 on CIFAR-10", ("model=resnet20", "dataset=digits"), "ResNet-20 on digits instead")
 MORE_PICTURES = Case(
     "VGG-19 on CIFAR-100", ("model=resnet32", "dataset=digits", "optimizer.lr=0.1"), "ResNet-32 on digits instead"
 )
@@ -134,10 +111,12 @@ RESIDUALS = MethodComparison(
     source="GRES against PRES and LRES; numbers unknown, from memory (medium)",
     shows="whether mass that is lost on the way, and not only at a worker's own selection, matters",
     basis=VIRTUAL,
-    methods=_methods(
-        GRES="compressor=spardl residual=global",
-        PRES="compressor=spardl residual=partial",
-        LRES="compressor=spardl residual=local",
+    methods=MappingProxyType(
+        {
+            "GRES": ("compressor=spardl", "residual=global"),
+            "PRES": ("compressor=spardl", "residual=partial"),
+            "LRES": ("compressor=spardl", "residual=local"),
+        }
     ),
     plans=_plans(
         (PICTURES,),

@@ -9,26 +9,19 @@ from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 
 from spardl.errors import ConfigError
 from spardl.training.task import Task
 from tasks.datasets.base import Dataset
+from tests.driver import composed
 from train import CONFIGURATIONS, build_dataset, build_plan
 
 MODELS = sorted(path.stem for path in (CONFIGURATIONS / "model").glob("*.yaml"))
 DATASETS = sorted(path.stem for path in (CONFIGURATIONS / "dataset").glob("*.yaml"))
 REAL = [name for name in DATASETS if f"synthetic_{name}" in DATASETS]
 SMALL = ["bert_tiny", "lstm", "lstm_an4_small", "lstm_imdb", "resnet18", "resnet20", "vgg11_house"]
-
-
-def composed(*words: str) -> dict[str, Any]:
-    with initialize_config_dir(str(CONFIGURATIONS), version_base="1.3"):
-        config = compose("train", overrides=list(words))
-    plain: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
-    return plain
 
 
 @cache

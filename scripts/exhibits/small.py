@@ -1,0 +1,26 @@
+"""What the papers' trainings have in common at scales that are not theirs."""
+
+from __future__ import annotations
+
+from exhibits.base import Basis
+from exhibits.trainings import Case
+
+__all__ = ["PICTURES", "SEEDS", "SMALL", "TINY", "VIRTUAL"]
+
+VIRTUAL = Basis(
+    simulated="seconds: measured local work, plus counted rounds and bytes on a modelled network",
+    measured="training: every worker's gradients, selections, messages and updates are real",
+    assumed="the network's latency and bandwidth; that workers do not disturb each other",
+)
+SEEDS = (1, 2, 3)
+SMALL = ("training.eval_batch_size=512", "training.log_every=100", "training.check_every=1000")
+TINY = (
+    *SMALL,
+    "logger=none",
+    "cluster.workers=14",
+    "training.max_steps=2",
+    "training.eval_examples=8",
+    "training.batch_size=2",
+)
+
+PICTURES = Case("VGG-16 on CIFAR-10", ("model=resnet20", "dataset=digits"), "ResNet-20 on digits instead")

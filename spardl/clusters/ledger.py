@@ -97,10 +97,11 @@ class Stopwatch:
     Args:
         ledger: where the seconds are entered.
         beside: whether they run beside the computation.
+        timer: seconds.
     """
 
-    def __init__(self, ledger: Ledger, *, beside: bool = False) -> None:
-        self._ledger, self._beside = ledger, beside
+    def __init__(self, ledger: Ledger, *, beside: bool = False, timer: Callable[[], float] = time.perf_counter) -> None:
+        self._ledger, self._beside, self._timer = ledger, beside, timer
         self._phase: Phase | None = None
         self._since = 0.0
 
@@ -110,7 +111,7 @@ class Stopwatch:
         Returns:
             Seconds that the ended phase lasted since the last switch.
         """
-        now = time.perf_counter()
+        now = self._timer()
         lasted = now - self._since if self._phase else 0.0
         if self._phase:
             self._ledger.spend(self._phase, lasted, beside=self._beside)
@@ -128,10 +129,15 @@ class PhaseStack:
 
     Args:
         charge: told a phase, the local ranks it is of, and seconds.
+        timer: seconds.
     """
 
-    def __init__(self, charge: Callable[[Phase, Sequence[int], float], None]) -> None:
-        self._charge = charge
+    def __init__(
+        self,
+        charge: Callable[[Phase, Sequence[int], float], None],
+        timer: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._charge, self._timer = charge, timer
         self._open: list[_Open] = []
         self._since = 0.0
 
@@ -148,7 +154,7 @@ class PhaseStack:
 
     def settle(self) -> None:
         """Charges what the running phase has spent up to now."""
-        now = time.perf_counter()
+        now = self._timer()
         if self._open:
             self._charge(*self._open[-1], now - self._since)
         self._since = now

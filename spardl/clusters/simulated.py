@@ -5,9 +5,11 @@ The programs are the ones that run on a real cluster, line for line; here they t
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -39,6 +41,8 @@ class SimulatedCluster(Cluster):
         count_local: whether the measured seconds of local work (forward and backward pass, selection, ...)
             pass on the virtual clocks too; without, they show the network alone.
         profile: seconds of the forward and backward pass to use instead of measured ones.
+        timer: what local work is measured with, in seconds. ``time.thread_time`` leaves out what other programs take of
+            a busy machine; it is wrong where several threads work, or a GPU.
 
     Raises:
         ConfigError: if there is not at least one worker.
@@ -52,6 +56,7 @@ class SimulatedCluster(Cluster):
         device: torch.device | str = "cpu",
         count_local: bool = True,
         profile: Profile | None = None,
+        timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         if workers < 1:
             raise ConfigError(f"cluster.workers must be at least 1, got {workers}")
@@ -67,20 +72,21 @@ class SimulatedCluster(Cluster):
         self._profile = profile
         # Seconds of the profile that have passed in the pass which each worker is in.
         self._passed = [0.0] * workers
-        self._stack = PhaseStack(self._charge)
+        self._stack = PhaseStack(self._charge, timer)
+        self._run = partial(VirtualRun, timer=timer)
 
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
         """Runs all workers' programs."""
-        return VirtualRun(programs, self._network, self.ledgers, self._clocks, self._count_local).to_the_end()
+        return self._run(programs, self._network, self.ledgers, self._clocks, self._count_local).to_the_end()
 
     def run_aside(self, programs: Sequence[Program[T]]) -> list[T]:
         """Runs all workers' programs while the clocks stand still."""
-        return VirtualRun(programs, self._network, self._spare_ledgers(), [0.0] * self.size, False).to_the_end()
+        return self._run(programs, self._network, self._spare_ledgers(), [0.0] * self.size, False).to_the_end()
 
     def time_aside(self, programs: Sequence[Program[Any]]) -> list[float]:
         """Virtual seconds, on clocks that are thrown away."""
         clocks = [0.0] * self.size
-        VirtualRun(programs, self._network, self._spare_ledgers(), clocks, self._count_local).to_the_end()
+        self._run(programs, self._network, self._spare_ledgers(), clocks, self._count_local).to_the_end()
         return clocks
 
     def _spare_ledgers(self) -> list[Ledger]:
@@ -162,7 +168,7 @@ class SimulatedCluster(Cluster):
 
     def _work_off(self, job: _Job) -> None:
         job.ends = [max(pair) for pair in zip(self._streams, job.starts(), strict=True)]
-        job.results = VirtualRun(
+        job.results = self._run(
             job.programs,
             self._network,
             self.ledgers,

@@ -7,6 +7,7 @@ each direction. A program that does not fit to the others' is an error that name
 from __future__ import annotations
 
 import heapq
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -51,6 +52,7 @@ class VirtualRun:
         begun: whether the programs have run up to a boundary before.
         pauses: whether they end at their first boundary.
         beside: whether they run beside the computation.
+        timer: what the programs' own work is measured with, in seconds.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class VirtualRun:
         begun: bool = False,
         pauses: bool = False,
         beside: bool = False,
+        timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._programs = programs
         self._network = network
@@ -73,7 +76,7 @@ class VirtualRun:
         self._begun = begun
         self._pauses = pauses
         self._beside = beside
-        self._watches = [Stopwatch(ledger, beside=beside) for ledger in ledgers]
+        self._watches = [Stopwatch(ledger, beside=beside, timer=timer) for ledger in ledgers]
         self._phases = [Phase.MERGE] * len(programs)
         self._waiting: dict[int, Exchange] = {}
         self._collective: dict[int, Collective] = {}

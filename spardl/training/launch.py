@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import subprocess
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
@@ -264,7 +265,8 @@ class Simulated(Launcher):
     Args:
         workers: how many.
         network: a preset's name, or ``{alpha: seconds, gbit: Gbit/s}``.
-        count_local: whether measured seconds of local work pass on the virtual clock.
+        count_local: whether measured seconds of local work pass on the virtual clock. With one thread on a CPU
+            they are that thread's, so other programs on the machine do not lengthen them.
         profile: file by ``scripts/profile_model.py`` whose seconds of forward and backward pass are used instead of
             measured ones.
         device: cpu, cuda, or auto (cuda where there is a GPU).
@@ -307,7 +309,12 @@ class Simulated(Launcher):
             torch.set_num_threads(self.threads)
             device = _pick_device(self.device, 0, 1)
             cluster = SimulatedCluster(
-                self.workers, self._network, device=device, count_local=self.count_local, profile=self._profile
+                self.workers,
+                self._network,
+                device=device,
+                count_local=self.count_local,
+                profile=self._profile,
+                timer=time.thread_time if device.type == "cpu" and self.threads == 1 else time.perf_counter,
             )
             job(cluster, device, heartbeat)
 

@@ -80,6 +80,22 @@ def test_local_work_passes_on_the_clock() -> None:
     assert still.ledgers[0].seconds[Phase.COMPUTE] > 0
 
 
+def test_local_work_is_measured_with_the_given_timer() -> None:
+    ticks = iter(range(100))
+    one = SimulatedCluster(1, Network(alpha=0, gbit=1), timer=lambda: float(next(ticks)))
+
+    def work() -> Program[None]:
+        yield Phase.SELECT
+        yield Phase.PACK
+
+    with one.timed(Phase.COMPUTE, [0]):
+        pass
+    assert one.seconds() == 1
+    one.run([work()])
+    assert one.seconds() == 4
+    assert [one.ledgers[0].seconds[phase] for phase in (Phase.MERGE, Phase.SELECT, Phase.PACK)] == [1, 1, 1]
+
+
 def test_a_sender_may_write_into_its_payload_after_the_exchange() -> None:
     payload = torch.tensor([1.0])
 

@@ -30,6 +30,7 @@ from spardl.programs import (
     Receive,
     ReduceScatter,
     Request,
+    Send,
 )
 
 __all__ = ["VirtualRun"]
@@ -81,6 +82,9 @@ class VirtualRun:
         self._waiting: dict[int, Exchange] = {}
         self._collective: dict[int, Collective] = {}
         self._letters: defaultdict[tuple[int, int], deque[_Letter]] = defaultdict(deque)
+        # Each worker's messages that have not begun to travel, and when the first of each is expected to.
+        self._outbox: list[deque[Send]] = [deque() for _ in programs]
+        self._heads: list[tuple[float, int]] = []
         self._out_free = list(clocks)
         self._in_free = list(clocks)
         self._results: dict[int, Any] = {}
@@ -91,9 +95,13 @@ class VirtualRun:
         first: list[Tensor] | None = [] if self._begun else None
         self._ready = [(clock, rank, first) for rank, clock in enumerate(self._clocks)]
         heapq.heapify(self._ready)
-        while self._ready:
-            _, rank, reply = heapq.heappop(self._ready)
-            self._advance(rank, reply)
+        while self._ready or self._heads:
+            # Who is earlier: a message that begins to travel, or a program that may send another.
+            if self._heads and not (self._ready and self._ready[0][0] <= self._heads[0][0]):
+                self._carry()
+            else:
+                _, rank, reply = heapq.heappop(self._ready)
+                self._advance(rank, reply)
         self._check_end()
         return [self._results[rank] for rank in range(len(self._programs))]
 
@@ -131,24 +139,42 @@ class VirtualRun:
         self._ledgers[rank].count_exchange(request)
         self._waiting[rank] = request
         for send in request.sends:
-            self._carry(rank, send.to, send.payload)
-        for waiting in sorted({rank, *(send.to for send in request.sends)}):
+            if not 0 <= send.to < len(self._programs):
+                raise ProgramError(f"rank {rank} sends to rank {send.to}, but there are {len(self._programs)} workers")
+        self._outbox[rank].extend(request.sends)
+        self._next(rank)
+        self._deliver(rank)
+
+    def _next(self, source: int) -> None:
+        """Lines up a worker's next message, if there is one."""
+        if self._outbox[source]:
+            heapq.heappush(self._heads, (self._start(source), source))
+
+    def _start(self, source: int) -> float:
+        """When a worker's next message can begin to travel; later, if others go to the same target meanwhile."""
+        target = self._outbox[source][0].to
+        return max(self._clocks[source], self._out_free[source], self._in_free[target])
+
+    def _carry(self) -> None:
+        """Puts the earliest message on the way."""
+        expected, source = heapq.heappop(self._heads)
+        start = self._start(source)
+        if start > expected:
+            heapq.heappush(self._heads, (start, source))
+            return
+        send = self._outbox[source].popleft()
+        busy = start + self._network.beta * send.payload.nbytes
+        self._out_free[source] = self._in_free[send.to] = busy
+        # The sender may write into the payload as soon as its own exchange is over.
+        self._letters[source, send.to].append(_Letter(send.payload.clone(), busy + self._network.alpha))
+        self._next(source)
+        for waiting in sorted({source, send.to}):
             self._deliver(waiting)
 
-    def _carry(self, source: int, target: int, payload: Tensor) -> None:
-        """Puts a message on the way."""
-        if not 0 <= target < len(self._programs):
-            raise ProgramError(f"rank {source} sends to rank {target}, but there are {len(self._programs)} workers")
-        start = max(self._clocks[source], self._out_free[source], self._in_free[target])
-        busy = start + self._network.beta * payload.nbytes
-        self._out_free[source] = self._in_free[target] = busy
-        # The sender may write into the payload as soon as its own exchange is over.
-        self._letters[source, target].append(_Letter(payload.clone(), busy + self._network.alpha))
-
     def _deliver(self, rank: int) -> None:
-        """Resumes a waiting worker if all it waits for is on the way."""
+        """Resumes a waiting worker if all that it sends and waits for is on the way."""
         exchange = self._waiting.get(rank)
-        if exchange is None or not all(self._letters[r.source, rank] for r in exchange.receives):
+        if exchange is None or self._outbox[rank] or not all(self._letters[r.source, rank] for r in exchange.receives):
             return
         del self._waiting[rank]
         letters = [self._open(rank, receive) for receive in exchange.receives]

@@ -52,6 +52,28 @@ def test_a_link_carries_one_message_at_a_time() -> None:
     assert three.seconds() == pytest.approx(ALPHA + 2 * BETA * 1000)
 
 
+@pytest.mark.parametrize("bucket", [1, 2, 4])
+def test_no_link_idles_while_all_send_to_several(bucket: int) -> None:
+    five = cluster(5)
+    offsets = range(1, 1 + bucket)
+    five.run(
+        [
+            swap([((rank + ahead) % 5, 1000) for ahead in offsets], [((rank - ahead) % 5, 1000) for ahead in offsets])
+            for rank in range(5)
+        ]
+    )
+    assert five.seconds() == pytest.approx(ALPHA + bucket * BETA * 1000)
+
+
+def test_messages_travel_in_the_order_of_time() -> None:
+    three = cluster(3)
+
+    # The second message of rank 0 must wait for its first one; that of rank 1 need not wait for either.
+    three.run([swap([(1, 3000), (2, 1000)], []), swap([(2, 1000)], [(0, 3000)]), swap([], [(0, 1000), (1, 1000)])])
+    assert three.ledgers[1].seconds[Phase.COMMUNICATE] == pytest.approx(ALPHA + 3 * BETA * 1000)
+    assert three.seconds() == pytest.approx(ALPHA + 4 * BETA * 1000)
+
+
 def test_rounds_follow_one_another() -> None:
     eight = Bench.build(dense(), 8, 800, torch.float32)
     eight.step([torch.ones(800)] * 8)

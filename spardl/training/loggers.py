@@ -17,7 +17,7 @@ from spardl.training.messages import first_line
 from spardl.training.observers import Bounded, Observer
 from spardl.training.runs import Run
 
-__all__ = ["Logger", "NoLogger", "Wandb"]
+__all__ = ["Logger", "NoLogger", "Wandb", "logged_in"]
 
 
 class Logger(ABC):
@@ -43,7 +43,9 @@ class Wandb(Logger):
 
     Args:
         project: where runs are collected.
-        mode: ``online``, ``offline``, or ``auto``: online if this machine is logged in.
+        mode: ``online``, ``offline``, ``disabled``, or ``auto``: online if this machine is logged in.
+        group: the runs that it stands with; ``None``: of the run's id, its beginning before it was resumed.
+        job_type: what the run is within its group.
         tags: labels of the run.
         timeout: seconds that a connection may take, and a call; three times as many for the first and the last.
 
@@ -53,17 +55,19 @@ class Wandb(Logger):
 
     project: str = "spardl"
     mode: str = "auto"
+    group: str | None = None
+    job_type: str | None = None
     tags: Sequence[str] = ()
     timeout: float = 10.0
 
     def __post_init__(self) -> None:
-        if self.mode not in ("auto", "online", "offline"):
-            raise ConfigError(f"logger.mode must be auto, online or offline, got {self.mode!r}")
+        if self.mode not in ("auto", "online", "offline", "disabled"):
+            raise ConfigError(f"logger.mode must be auto, online, offline or disabled, got {self.mode!r}")
         if not is_a(float, self.timeout) or self.timeout <= 0:
             raise ConfigError(f"logger.timeout must be above 0 seconds, got {self.timeout!r}")
 
     def open(self, run: Run, config: Mapping[str, Any]) -> Observer:
-        """Starts a W&B run in the group of the run's id, so that a resumed run stands beside its beginning."""
+        """Starts a W&B run."""
         # With its service stopped, W&B waits for ever.
         return Bounded(lambda: _WandbObserver(self, run, config), self.timeout)
 
@@ -72,7 +76,7 @@ class _WandbObserver(Observer):
     def __init__(self, logger: Wandb, run: Run, config: Mapping[str, Any]) -> None:
         mode = logger.mode
         if mode == "auto":
-            mode = os.environ.get("WANDB_MODE") or ("online" if _logged_in() else "offline")
+            mode = os.environ.get("WANDB_MODE") or ("online" if logged_in() else "offline")
         try:
             self._run = _init(logger, run, config, mode)
         except Exception as error:
@@ -100,7 +104,8 @@ def _init(logger: Wandb, run: Run, config: Mapping[str, Any], mode: str) -> Any:
 
     return wandb.init(
         project=logger.project,
-        group=run.id,
+        group=logger.group or run.id,
+        job_type=logger.job_type,
         name=run.folder.name,
         tags=list(logger.tags),
         config=dict(config),
@@ -111,7 +116,7 @@ def _init(logger: Wandb, run: Run, config: Mapping[str, Any], mode: str) -> Any:
     )
 
 
-def _logged_in() -> bool:
+def logged_in() -> bool:
     """Whether this machine has a key for W&B; asks nobody and connects nowhere."""
     if os.environ.get("WANDB_API_KEY"):
         return True

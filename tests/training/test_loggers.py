@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from spardl.errors import ConfigError
-from spardl.training.loggers import Logger, NoLogger, Wandb, _logged_in
+from spardl.training.loggers import Logger, NoLogger, Wandb, logged_in
 from spardl.training.observers import Observer
 from spardl.training.runs import Run
 from tests.driver import beside, here, only_run, processes, results, steps_logged, summary, wait_until
@@ -20,7 +20,7 @@ RUN = ("training.max_steps=4", "cluster=simulated", "cluster.workers=2")
 
 
 @pytest.fixture(autouse=True)
-def nobody_logged_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def nobodylogged_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """No key, no settings, an empty home."""
     for name in [name for name in os.environ if name.startswith("WANDB_")] + ["NETRC"]:
         monkeypatch.delenv(name, raising=False)
@@ -30,10 +30,10 @@ def nobody_logged_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return home
 
 
-def test_logged_in_by_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not _logged_in()
+def testlogged_in_by_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not logged_in()
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    assert _logged_in()
+    assert logged_in()
 
 
 def write_netrc(path: Path, host: str) -> None:
@@ -41,21 +41,21 @@ def write_netrc(path: Path, host: str) -> None:
     path.chmod(0o600)
 
 
-def test_logged_in_by_netrc(nobody_logged_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_netrc(nobody_logged_in / ".netrc", "api.wandb.ai")
-    assert _logged_in()
+def testlogged_in_by_netrc(nobodylogged_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_netrc(nobodylogged_in / ".netrc", "api.wandb.ai")
+    assert logged_in()
     monkeypatch.setenv("WANDB_BASE_URL", "http://wandb.example:8080")
-    assert not _logged_in()
-    write_netrc(nobody_logged_in / "elsewhere", "wandb.example")
-    monkeypatch.setenv("NETRC", str(nobody_logged_in / "elsewhere"))
-    assert _logged_in()
+    assert not logged_in()
+    write_netrc(nobodylogged_in / "elsewhere", "wandb.example")
+    monkeypatch.setenv("NETRC", str(nobodylogged_in / "elsewhere"))
+    assert logged_in()
 
 
 @pytest.mark.parametrize("content", [b"", b"machine", b"\xff\xfe", b"machine other.example login a password b"])
-def test_not_logged_in_by_a_useless_netrc(content: bytes, nobody_logged_in: Path) -> None:
-    (nobody_logged_in / ".netrc").write_bytes(content)
-    (nobody_logged_in / ".netrc").chmod(0o600)
-    assert not _logged_in()
+def test_notlogged_in_by_a_useless_netrc(content: bytes, nobodylogged_in: Path) -> None:
+    (nobodylogged_in / ".netrc").write_bytes(content)
+    (nobodylogged_in / ".netrc").chmod(0o600)
+    assert not logged_in()
 
 
 @pytest.mark.parametrize(("name", "value"), [("mode", "sometimes"), ("timeout", 0), ("timeout", "soon")])
@@ -110,6 +110,7 @@ class FakeWandb:
         ("auto", True, False, ["online", "offline"]),
         ("online", False, False, ["online", "offline"]),
         ("offline", True, True, ["offline"]),
+        ("disabled", True, True, ["disabled"]),
     ],
 )
 def test_modes(
@@ -129,6 +130,15 @@ def test_modes(
     assert [call["mode"] for call in fake.calls] == tried
     warning = "warning: W&B cannot be reached, logging offline: no route\n" if len(tried) > 1 else ""
     assert capsys.readouterr().err == warning
+
+
+@pytest.mark.parametrize(("group", "wanted"), [(None, "0"), ("spardl.teams", "spardl.teams")])
+def test_where_a_run_stands(group: str | None, wanted: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake = FakeWandb(True)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    Wandb(group=group, job_type="d = 2", tags=["a", "b"]).open(Run("0", tmp_path), {}).close()
+    (call,) = fake.calls
+    assert (call["group"], call["job_type"], call["tags"]) == (wanted, "d = 2", ["a", "b"])
 
 
 def test_wandb_mode_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

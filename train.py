@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Mapping
@@ -121,6 +122,11 @@ def _settings(node: Mapping[str, Any]) -> Settings:
         raise ConfigError(f"training: {error}") from error
 
 
+def _command() -> str:
+    """What to type to have this run alone, after a sweep, too."""
+    return shlex.join(["python", "train.py", *HydraConfig.get().overrides.task]) + "\n"
+
+
 def _label() -> str:
     choices = HydraConfig.get().runtime.choices
     scale = "" if choices["scale"] == "full" else f"-{choices['scale']}"
@@ -141,6 +147,7 @@ def train(config: DictConfig) -> None:
         run = experiment.launcher.share(lambda: stack.enter_context(experiment.prepare()))
         if experiment.launcher.leads:
             write_atomically(run.folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True).encode())
+            write_atomically(run.folder / "command.txt", _command().encode())
             for notice in (*experiment.caveats, *run.notices):
                 print(f"warning: {notice}", file=sys.stderr, flush=True)
             print(f"run {run.id}: {run.folder}", flush=True)

@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,9 +35,10 @@ import torch.distributed as dist
 from emulated import from_profile
 from hydra import compose
 from hydra.utils import instantiate
+from links import measured_network
 from profile_model import SOURCES as MODELS
 from profile_model import Job
-from timing import complain
+from timing import complain, positive
 
 from spardl.clusters import Network, ProcessGroupCluster, gather_rows
 from spardl.errors import ConfigError, SpardlError
@@ -47,16 +47,17 @@ from spardl.flat import FlatGradient
 from spardl.fusion import Linear
 from spardl.layout import Layout
 from spardl.method import Method
-from spardl.programs import Exchange, Phase, Program, Receive, Send, Worker
+from spardl.programs import Phase
 from spardl.schedules import AfterBackward, Schedule, Synchronizer, Training
 from spardl.timeline.costs import halves, whole
 from spardl.timeline.measure import measure
 from spardl.timeline.model import Timeline, after_backward, ideal_halves, in_backward, in_halves
 from spardl.timeline.profile import Profile
+from spardl.training.processes import leave
 
 SOURCES = {**MODELS, "profile": from_profile}
 LOCAL = (Phase.SELECT, Phase.PACK, Phase.MERGE)
-# Steps before those that count: the pipeline fills, and schedules that measure make up their minds.
+# Steps before those that count: with so many, schedules that measure have made up their minds.
 SETTLING = 8
 
 
@@ -138,24 +139,6 @@ def measured_profile(arguments: argparse.Namespace) -> Profile:
     )
 
 
-def measured_network(cluster: ProcessGroupCluster) -> Network:
-    """What a round costs in which every worker sends a message to the next one, by its size."""
-    sizes, seconds = (1, 1 << 16, 1 << 20), []
-    for size in sizes:
-        turns = 100 if size == 1 else 5
-        times = [cluster.time_aside([_rounds(cluster.local_workers[0], size, turns)])[0] for _ in range(5)]
-        seconds.append(median(times[1:]) / turns)
-    line = Linear.fit(sizes, seconds)
-    return Network(alpha=seconds[0], gbit=32e-9 / line.per_entry)
-
-
-def _rounds(worker: Worker, size: int, turns: int) -> Program[None]:
-    after, before = (worker.rank + 1) % worker.size, (worker.rank - 1) % worker.size
-    payload = torch.zeros(size)
-    for _ in range(turns):
-        yield Exchange([Send(after, payload, size)], [Receive(before, size, torch.float32)])
-
-
 def compression(method: Method, cluster: ProcessGroupCluster, length: int) -> Linear:
     """Seconds that a synchronization computes, by entries: what its ledger has besides communication."""
     (worker,), (ledger,) = cluster.local_workers, cluster.ledgers
@@ -197,7 +180,7 @@ def rows(cases: Sequence[Case], cluster: ProcessGroupCluster, arguments: argpars
     methods = {name: choices.build(name, "warmup.steps=0") for name in dict.fromkeys(case.method for case in cases)}
     local = {name: compression(method, cluster, sum(profile.entries)) for name, method in methods.items()}
     for case in cases:
-        for _ in range(SETTLING):
+        for _ in range(arguments.settle):
             case.step()
         case.synchronizer.flush()
     for _ in range(arguments.rounds):
@@ -254,8 +237,9 @@ def main() -> int:
     parser.add_argument("--methods", default="none", help="choices of compressor=, with commas")
     parser.add_argument("--schedules", default="after_backward,wfbp,dear", help="choices, also as wfbp:bucket_mb=5")
     parser.add_argument("--gbit", type=float, required=True, help="bandwidth of a link, for the bound")
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each case")
-    parser.add_argument("--steps", type=int, default=3, help="steps in a turn")
+    parser.add_argument("--rounds", type=positive, default=7, help="turns of each case")
+    parser.add_argument("--steps", type=positive, default=3, help="steps in a turn")
+    parser.add_argument("--settle", type=positive, default=SETTLING, help="steps of each case before the first turn")
     parser.add_argument("--streams", type=int, default=1, help="synchronizations that are under way at once")
     parser.add_argument("--json", type=Path, help="file for all figures")
     arguments = parser.parse_args()
@@ -281,4 +265,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())  # torch may abort in the shutdown of the interpreter, when a thread of its own is left

@@ -10,6 +10,8 @@ bucket that holds one square matrix. Seconds are those of the slowest worker bet
 
 A second table shows where the time goes. ``alone`` is the time of the same messages without any work in between;
 ``bound`` that of the bytes a worker sends at the links' bandwidth, plus that of as many rounds of one-byte messages.
+``predicted`` is the work of the busiest worker, plus its counted rounds and bytes on the network as measured between
+the same workers: rounds x alpha + bytes x beta.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from typing import Any
 import choices
 import torch
 import torch.distributed as dist
+from links import measured_network
 from timing import Row, add_options, complain, positive, table, write_json
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -199,26 +202,48 @@ def _run_aside(
 
 def breakdown(
     ours: Mapping[str, Ours], cluster: ProcessGroupCluster, gradient: Tensor, gbit: float | None, turns: int
-) -> list[list[str]]:
-    """Rows of the second table: milliseconds of this worker, medians."""
-    lines = []
+) -> list[list[str | float]]:
+    """Rows of the second table: counts, and milliseconds of this worker, medians; predictions are of the slowest."""
+    network = measured_network(cluster)
+    lines: list[list[str | float]] = []
     for name, method in ours.items():
         tape, count = method.taped(gradient), method.counts
         alone, small = (
             1000 * median(timed(partial(_run_aside, cluster, make, tape)) for _ in range(max(5, turns)))
             for make in (replayed, tiny)
         )
-        shares = [1000 * median(step[phase] for step in method.phases[-turns:]) for phase in PHASES]
+        spent = {phase: 1000 * median(step[phase] for step in method.phases[-turns:]) for phase in PHASES}
         wire = 8e-6 * count.bytes_sent / gbit if gbit else 0.0
-        cells = [*shares, alone, small, wire, wire + small, alone / (wire + small)]
-        entry = f"{2 * count.bytes_sent / count.words:.2f}" if count.words else ""
-        lines.append([name, str(count.rounds), str(count.bytes_sent), entry, *(f"{cell:.2f}" for cell in cells)])
+        work = slowest(sum(spent.values()) - spent[Phase.COMMUNICATE])
+        messages = 1000 * (slowest(count.rounds) * network.alpha + slowest(count.bytes_sent) * network.beta)
+        entry = 2 * count.bytes_sent / count.words if count.words else ""
+        bounds = (alone, small, wire, wire + small, alone / (wire + small))
+        lines.append([name, count.rounds, count.bytes_sent, entry, *spent.values(), *bounds, messages, work + messages])
     return lines
 
 
 PHASES = (Phase.SELECT, Phase.PACK, Phase.COMMUNICATE, Phase.MERGE, Phase.UPDATE)
 HEADER = ["", "rounds", "bytes", "bytes/entry", *(phase.value for phase in PHASES)]
-HEADER += ["alone", "latency", "bytes at the bandwidth", "bound", "alone / bound"]
+HEADER += ["alone", "latency", "bytes at the bandwidth", "bound", "alone / bound", "messages, predicted", "predicted"]
+
+
+def written(line: Sequence[str | float]) -> str:
+    """A row in Markdown."""
+    cells = (f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in line)
+    return f"| {' | '.join(cells)} |"
+
+
+def build(name: str, wire: str, density: float) -> Method:
+    """A method of this density, if it has one.
+
+    Raises:
+        ConfigError: there is no such choice.
+    """
+    words = ["warmup.steps=0", f"wire={wire}"]
+    method = choices.build(name, *words)
+    if not hasattr(method.compressor, "density"):
+        return method
+    return choices.build(name, f"compressor.density={density}", *words)
 
 
 def gradients_of(rank: int, length: int) -> list[Tensor]:
@@ -237,7 +262,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--entries", type=positive, default=14_700_000, help="n")
     parser.add_argument("--density", type=float, default=0.01, help="k / n")
-    parser.add_argument("--methods", default="spardl", help="choices of compressor= that have a density, with commas")
+    parser.add_argument("--methods", default="spardl", help="choices of compressor=, with commas")
     parser.add_argument("--wires", default="exact,bfloat16", help="choices of wire=, with commas")
     parser.add_argument("--settle", type=positive, default=60, help="steps before the first one that is timed")
     parser.add_argument("--gbit", type=float, help="bandwidth of a link, for the bound")
@@ -251,9 +276,8 @@ def main() -> int:
     try:
         with choices.composing():
             pairs = [(name, wire) for name in arguments.methods.split(",") for wire in arguments.wires.split(",")]
-            options = [f"compressor.density={arguments.density}", "warmup.steps=0"]
             ours = {
-                f"{name}, {wire}": Ours(choices.build(name, *options, f"wire={wire}"), cluster, arguments.entries)
+                f"{name}, {wire}": Ours(build(name, wire, arguments.density), cluster, arguments.entries)
                 for name, wire in pairs
             }
     except SpardlError as error:
@@ -268,7 +292,8 @@ def main() -> int:
     if cluster.leads:
         title = f"n = {arguments.entries:,}, density {arguments.density:g}, P = {cluster.size}"
         print(f"{title}\n{table(found, DENSE)}\n")
-        print("\n".join(f"| {' | '.join(line)} |" for line in [HEADER, ["---"] * len(HEADER), *lines]), flush=True)
+        shown: list[Sequence[str | float]] = [HEADER, ["---"] * len(HEADER), *lines]
+        print("\n".join(map(written, shown)), flush=True)
         write_json(arguments.json, {title: found}, {**vars(arguments), "breakdown": [HEADER, *lines]})
     cluster.close()
     return 0

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import choices
@@ -25,6 +25,7 @@ from spardl.costs import Bounds, Cost
 from spardl.errors import ConfigError
 from spardl.layout import Layout
 from spardl.method import Method
+from spardl.programs import Worker
 
 WORKERS = (4, 7, 8, 14, 16, 64, 256)
 STEPS = 2
@@ -95,31 +96,50 @@ def layout_for(workers: int) -> Layout:
 def measure(name: str, method: Method, workers: int) -> Iterator[Line]:
     """Runs some steps, and compares what was counted with the formula."""
     layout = layout_for(workers)
-    method.communicator.check_workers(workers)
-    states = [method.init_state(layout, torch.float32) for _ in range(workers)]
-    cluster = SimulatedCluster(workers, Network(alpha=0, gbit=1), count_local=False)
-    source = torch.Generator().manual_seed(1)
     groups: dict[tuple[Cost, Cost], list[tuple[int, Bounds, Bounds, Bounds]]] = {}
-    for step in range(STEPS):
-        common = torch.randn(layout.length, generator=source)
-        for state in states:
-            state.memory.zero_()
-            method.accumulate(common + torch.randn(layout.length, generator=source), state)
-        before = [(ledger.rounds, ledger.words) for ledger in cluster.ledgers]
-        cluster.run([method.average(*pair) for pair in zip(cluster.local_workers, states, strict=True)])
-        context = Context(cluster.local_workers[0], layout, step)
+    for step, cluster in synchronized(method, layout, workers, range(STEPS)):
+        context = Context(Worker(0, workers), layout, step)
         costs = (method.published_cost(context), method.cost(context))
-        groups.setdefault(costs, []).append((step, *_counted(cluster.ledgers, before)))
+        groups.setdefault(costs, []).append((step, *_counted(cluster.ledgers)))
     for costs, found in groups.items():
         steps, *counts = zip(*found, strict=True)
         yield Line(name, workers, layout.length, list(steps), *costs, *map(_span, counts))
 
 
-def _counted(ledgers: Sequence[Ledger], before: Sequence[tuple[int, int]]) -> tuple[Bounds, Bounds, Bounds]:
+def synchronized(
+    method: Method, layout: Layout, workers: int, steps: Iterable[int]
+) -> Iterator[tuple[int, SimulatedCluster]]:
+    """Synchronizes random gradients, without residual.
+
+    Args:
+        method: without dense warm-up.
+        layout: of the gradients.
+        workers: P.
+        steps: the numbers of the steps to run, increasing; those between are left out.
+
+    Yields:
+        A step's number, and the cluster it ran in, and nothing else: on links of 1 Gbit/s, without latency.
+
+    Raises:
+        ConfigError: if the method does not run on so many workers.
+    """
+    method.communicator.check_workers(workers)
+    states = [method.init_state(layout, torch.float32) for _ in range(workers)]
+    source = torch.Generator().manual_seed(1)
+    for step in steps:
+        cluster = SimulatedCluster(workers, Network(alpha=0, gbit=1), count_local=False)
+        common = torch.randn(layout.length, generator=source)
+        for state in states:
+            state.step = step
+            state.memory.zero_()
+            method.accumulate(common + torch.randn(layout.length, generator=source), state)
+        cluster.run([method.average(*pair) for pair in zip(cluster.local_workers, states, strict=True)])
+        yield step, cluster
+
+
+def _counted(ledgers: Sequence[Ledger]) -> tuple[Bounds, Bounds, Bounds]:
     """Rounds, words and mean words of one step."""
-    pairs = list(zip(ledgers, before, strict=True))
-    rounds = [ledger.rounds - old for ledger, (old, _) in pairs]
-    words = [ledger.words - old for ledger, (_, old) in pairs]
+    rounds, words = [ledger.rounds for ledger in ledgers], [ledger.words for ledger in ledgers]
     mean = round(sum(words) / len(words))
     return Bounds(min(rounds), max(rounds)), Bounds(min(words), max(words)), Bounds.exactly(mean)
 

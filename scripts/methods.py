@@ -18,7 +18,8 @@ from statistics import mean
 
 import choices
 import yaml
-from compare import Finished, read, spread
+from exhibits.runs import Finished, collect
+from exhibits.statistics import spread
 
 from spardl.compressors import Mass
 from spardl.errors import ConfigError
@@ -132,10 +133,8 @@ def _trained_row(name: str, runs: Sequence[Finished], dense: float) -> list[str]
 def read_runs(folders: Sequence[Path]) -> dict[str, list[Finished]]:
     """The finished runs among some folders, by method; a folder's name begins with it."""
     found: defaultdict[str, list[Finished]] = defaultdict(list)
-    for folder in folders:
-        run = read(folder)
-        if run:
-            found[folder.name.split("-")[0]].append(run)
+    for run in collect(folders)[0]:
+        found[run.folder.name.split("-")[0]].append(run)
     return dict(sorted(found.items()))
 
 

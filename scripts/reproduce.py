@@ -7,8 +7,8 @@ python scripts/reproduce.py all --scale smoke
 python scripts/reproduce.py spardl.residuals --scale smoke --explain GRES
 
 Work that was done before is found by its id and not done again; what was interrupted goes on; what failed is tried
-again, and shows in the table with its reason if it fails once more. Tables go to --report as Markdown, CSV and LaTeX,
-figures as PNG and PDF.
+again, and shows in the table with its reason if it fails once more. Tables go to --report as Markdown, CSV, LaTeX and
+HTML, figures as PNG and PDF; index.html there shows all exhibits that were ever made into that folder.
 """
 
 from __future__ import annotations
@@ -21,24 +21,33 @@ from pathlib import Path
 
 import choices
 import torch
-from exhibits import dear, oktopk, sketch_fusion
+from exhibits import dear, oktopk, sketch_fusion, study
 from exhibits import spardl as spardl_paper
 from exhibits.base import SCALES, Exhibit, Results
+from exhibits.claims_of import claims_section, judge_all
 from exhibits.jobs import Job
-from exhibits.tables import WRITERS, Row, Table, markdown
+from exhibits.page import Section
+from exhibits.sections import add, exhibit_section, key, sources
+from exhibits.tables import Row, Table, markdown
+from exhibits.writing import write
 from hydra.core.global_hydra import GlobalHydra
 
 from spardl.errors import ConfigError, SpardlError
-from spardl.files import write_atomically
 from spardl.training.processes import run_each
 
 FINISHED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+EVERYTHING, CLAIMS = "all", "claims"
+PAPERS = (spardl_paper, oktopk, study, dear, sketch_fusion)
 
 
 def catalogue() -> Mapping[str, Exhibit]:
     """All exhibits by name."""
-    papers = (spardl_paper, oktopk, dear, sketch_fusion)
-    return {exhibit.name: exhibit for paper in papers for exhibit in paper.EXHIBITS}
+    return {exhibit.name: exhibit for paper in PAPERS for exhibit in paper.EXHIBITS}
+
+
+def papers() -> Mapping[str, str]:
+    """The paper of each exhibit, by the exhibit's name."""
+    return {exhibit.name: str(paper.__doc__).strip() for paper in PAPERS for exhibit in paper.EXHIBITS}
 
 
 def chosen(names: Sequence[str]) -> list[Exhibit]:
@@ -49,9 +58,9 @@ def chosen(names: Sequence[str]) -> list[Exhibit]:
     """
     known = catalogue()
     for name in names:
-        if name not in known and name != "all":
+        if name not in known and name != EVERYTHING:
             raise ConfigError(f"there is no exhibit {name}; choose from {', '.join(known)}, or all")
-    return list(known.values()) if "all" in names else [known[name] for name in dict.fromkeys(names)]
+    return list(known.values()) if EVERYTHING in names else [known[name] for name in dict.fromkeys(names)]
 
 
 def describe(exhibit: Exhibit) -> str:
@@ -61,7 +70,7 @@ def describe(exhibit: Exhibit) -> str:
 
 
 def complete(jobs: Sequence[Job], outputs: Path, at_once: int) -> None:
-    """Does the work of which there is no result yet, and says how it goes."""
+    """Does the work of which there is no result yet, and says how it goes; what must run alone comes last."""
     missing = [job for job in jobs if job.find(outputs) is None]
     if not missing:
         return
@@ -69,21 +78,28 @@ def complete(jobs: Sequence[Job], outputs: Path, at_once: int) -> None:
     print(f"{len(missing)} of {len(jobs)} jobs to do", flush=True)
     began, done = time.perf_counter(), 0
 
-    def ended(number: int, fault: SpardlError | None) -> None:
+    def ended(job: Job, fault: SpardlError | None) -> None:
         nonlocal done
         done += 1
-        missing[number].note(outputs, fault)
+        job.note(outputs, fault)
         left = (time.perf_counter() - began) / done * (len(missing) - done)
         how = "done" if fault is None else f"failed: {fault}"
-        print(f"[{done}/{len(missing)}, {left:.0f} s left] {missing[number].command}: {how}", flush=True)
+        print(f"[{done}/{len(missing)}, {left:.0f} s left] {job.command}: {how}", flush=True)
 
     _import_once()
+    _perform([job for job in missing if not job.alone], outputs, at_once, ended)
+    _perform([job for job in missing if job.alone], outputs, 1, ended)
 
+
+def _perform(
+    jobs: Sequence[Job], outputs: Path, at_once: int, ended: Callable[[Job, SpardlError | None], None]
+) -> None:
     def work(number: int, heartbeat: Callable[[int], None]) -> None:
         GlobalHydra.instance().clear()  # this process composes configurations; train.py wants to do so itself
-        missing[number].perform(outputs)
+        jobs[number].perform(outputs)
 
-    run_each(len(missing), work, outputs / "logs", at_once, ended)
+    if jobs:
+        run_each(len(jobs), work, outputs / "logs", at_once, lambda number, fault: ended(jobs[number], fault))
 
 
 def _import_once() -> None:
@@ -92,27 +108,13 @@ def _import_once() -> None:
     import torch._dynamo  # noqa: F401, PLC0415
 
 
-def write(exhibit: Exhibit, scale: str, results: Results, folder: Path) -> Sequence[Table]:
-    """Writes an exhibit's tables and figures."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tables = exhibit.tables(scale, results)
-    for number, table in enumerate(tables, 1):
-        for ending, writer in WRITERS.items():
-            path = folder / f"{exhibit.name}-{scale}-{number}.{ending}"
-            write_atomically(path, writer(table).encode())
-    draw(exhibit, scale, results, folder)
-    return tables
-
-
-def draw(exhibit: Exhibit, scale: str, results: Results, folder: Path) -> None:
-    """Draws an exhibit's figures as PNG and PDF."""
-    from matplotlib.figure import Figure  # noqa: PLC0415
-
-    for picture in exhibit.pictures(scale, results):
-        figure = Figure(figsize=(7, 4), layout="constrained")
-        picture.draw(figure)
-        for ending in ("png", "pdf"):
-            figure.savefig(folder / f"{exhibit.name}-{scale}-{picture.name}.{ending}", dpi=130)
+def report(
+    exhibits: Sequence[Exhibit], scale: str, results: Results, folder: Path, judged: Sequence[Section] = ()
+) -> Path:
+    """Adds exhibits, and what was judged, to the report, and returns its page; claims come first on it."""
+    groups = papers()
+    sections = [exhibit_section(exhibit, groups[exhibit.name], scale, results) for exhibit in exhibits]
+    return add(folder, [*judged, *sections], [key(name, each) for name in (CLAIMS, *groups) for each in SCALES])
 
 
 def explain(exhibit: Exhibit, scale: str, name: str, outputs: Path) -> str:
@@ -132,10 +134,8 @@ def explain(exhibit: Exhibit, scale: str, name: str, outputs: Path) -> str:
 
 def _explain_row(table: Table, row: Row, results: Results) -> str:
     lines = [f"{table.title}, {row.name}:"]
-    for job in row.jobs:
-        outcome = results.of(job)
-        state = f"failed: {outcome.reason}; see {outcome.where}" if outcome.reason else outcome.where
-        lines += [f"  {job.command}", f"    {state}"]
+    for source in sources(row, results):
+        lines += [f"  {source.command}", f"    {source.state}"]
     return "\n".join(lines)
 
 
@@ -179,6 +179,7 @@ def act(arguments: argparse.Namespace) -> int:
     if arguments.jobs < 1:
         raise ConfigError(f"--jobs must be at least 1, got {arguments.jobs}")
     exhibits = chosen(arguments.exhibits)
+    judged: list[Section] = []
     with choices.composing():
         if arguments.explain:
             for exhibit in exhibits:
@@ -187,9 +188,13 @@ def act(arguments: argparse.Namespace) -> int:
         jobs = list(dict.fromkeys(job for exhibit in exhibits for job in exhibit.jobs(arguments.scale)))
         complete(jobs, arguments.outputs, arguments.jobs)
         results = Results.on_disk(arguments.outputs, jobs)
+        if EVERYTHING in arguments.exhibits:
+            judgements = judge_all(catalogue(), arguments.scale, arguments.outputs)
+            judged = [claims_section(judgements, arguments.scale, arguments.outputs)]
     for exhibit in exhibits:
         for table in write(exhibit, arguments.scale, results, arguments.report):
             print(f"\n{table.title}\n\n{markdown(table)}", flush=True)
+    print(f"report: {report(exhibits, arguments.scale, results, arguments.report, judged)}", flush=True)
     failed = sum(results.of(job).reason is not None for job in jobs)
     if failed:
         print(f"error: {failed} jobs failed; their reasons are in the tables", file=sys.stderr)

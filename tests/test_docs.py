@@ -69,8 +69,8 @@ def test_commands_run(command: str, tmp_path: Path) -> None:
     if "--help" not in words:
         summaries = list(tmp_path.glob("*/summary.json"))
         assert summaries
-        compare = [sys.executable, "scripts/compare.py", *map(str, tmp_path.iterdir())]
-        table = subprocess.run(compare, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+        report = [sys.executable, "scripts/report.py", *map(str, tmp_path.iterdir())]
+        table = subprocess.run(report, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
         assert len(table.splitlines()) >= 3
 
 

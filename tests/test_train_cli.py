@@ -29,6 +29,9 @@ def check_folder(folder: Path, steps: int = 2) -> None:
     text = (folder / "config.yaml").read_text()
     assert "${" not in text
     assert yaml.safe_load(text)["training"]["max_steps"] == steps
+    typed = (folder / "command.txt").read_text()
+    assert typed.startswith("python train.py ")
+    assert f" training.max_steps={steps}" in typed
     found = summary(folder)
     assert found["status"] == "finished"
     assert set(found) >= FIGURES

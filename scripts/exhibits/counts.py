@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from statistics import mean
+from typing import Any, TypeAlias
 
 import choices
 import complexity
@@ -12,8 +13,22 @@ import complexity
 from exhibits.base import Basis, Exhibit, Results
 from exhibits.jobs import Computation, Outcome
 from exhibits.tables import Cell, Row, Table
+from spardl.clusters import SimulatedCluster
+from spardl.context import Context
+from spardl.costs import Cost
+from spardl.fusion import Linear
+from spardl.layout import Layout
+from spardl.method import Method
+from spardl.programs import Worker
 
-__all__ = ["CountedCosts", "count_costs"]
+__all__ = ["CountedCosts", "Cycle", "count_costs", "count_cycle"]
+
+# What each kind of step costs, as JSON can hold it.
+Cycle: TypeAlias = list[dict[str, Any]]
+
+# All periods of the published methods divide it. So many ordinary steps are run, and one of each other kind.
+CYCLE, REPEATED = 128, 3
+BYTES_PER_SECOND = 1e9 / 8  # of the links that complexity.synchronized runs on
 
 BASIS = Basis(
     simulated="nothing: every message is made and delivered, in one process",
@@ -49,6 +64,73 @@ def count_costs(name: str, overrides: Sequence[str], workers: int) -> dict[str, 
         for line in lines
     ]
     return {"kinds": kinds}
+
+
+def count_cycle(
+    name: str, overrides: Sequence[str], workers: int, density: float, kept: int, settle: int
+) -> dict[str, Cycle]:
+    """Counts what a cycle of steps costs, of which those with periodic work have their share.
+
+    Gradients of two sizes are synchronized. Numbers of entries travel, too, and are as many in both: lines tell them
+    from what grows with the gradient.
+
+    Args:
+        name: choice of compressor=.
+        overrides: words of train.py.
+        workers: P.
+        density: of what is sent.
+        kept: entries that are sent of the larger gradient; of the other one, a quarter.
+        settle: steps before the first that counts, for methods that adapt.
+
+    Returns:
+        ``kinds``, for each kind of step: its ``share`` of all; the most ``rounds`` of a worker; and as lines (for a
+        gradient of any length, and for each entry) ``words`` that a worker sends on average, and ``bytes`` on the
+        longest path: what takes as long at full bandwidth.
+
+    Raises:
+        ConfigError: if the method does not run on so many workers.
+    """
+    with choices.composing():
+        method = choices.build(name, "warmup.steps=0", *_density(name, density), *overrides)
+    lengths = [round(size / density) for size in (kept // 4, kept)]
+    sizes = [_counted(method, workers, Layout.flat(length), settle) for length in lengths]
+    kinds = [
+        {
+            "share": large["share"],
+            "rounds": large["rounds"],
+            **{key: asdict(Linear.fit(lengths, [small[key], large[key]])) for key in ("words", "bytes")},
+        }
+        for small, large in zip(*sizes, strict=True)
+    ]
+    return {"kinds": kinds}
+
+
+def _counted(method: Method, workers: int, layout: Layout, settle: int) -> list[dict[str, float]]:
+    """Share, rounds, words and bytes of each kind of step."""
+    groups: dict[tuple[Cost, Cost], list[int]] = {}
+    for step in range(CYCLE):
+        context = Context(Worker(0, workers), layout, step)
+        groups.setdefault((method.published_cost(context), method.cost(context)), []).append(step)
+    chosen = [steps[settle:][: REPEATED if len(steps) > CYCLE / 2 else 1] for steps in groups.values()]
+    run = sorted({*range(settle), *(step for steps in chosen for step in steps)})
+    found = {step: _figures(cluster) for step, cluster in complexity.synchronized(method, layout, workers, run)}
+    return [
+        {"share": len(group) / CYCLE, **{key: mean(found[step][key] for step in steps) for key in found[steps[0]]}}
+        for group, steps in zip(groups.values(), chosen, strict=True)
+    ]
+
+
+def _density(name: str, density: float) -> list[str]:
+    """The override that gives a method a density, if it has one."""
+    return [f"compressor.density={density}"] if hasattr(choices.build(name).compressor, "density") else []
+
+
+def _figures(cluster: SimulatedCluster) -> dict[str, float]:
+    return {
+        "rounds": max(ledger.rounds for ledger in cluster.ledgers),
+        "words": mean(ledger.words for ledger in cluster.ledgers),
+        "bytes": cluster.seconds() * BYTES_PER_SECOND,
+    }
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import bench_schedules
 import choices
 import timeline
 
+from exhibits import lab
 from exhibits.base import Basis
 from exhibits.predictions import Computed, sheet
 from spardl.clusters.network import PRESETS
@@ -209,4 +210,4 @@ TUNING = Computed(
     time="a minute",
 )
 
-EXHIBITS = (SPEED, BREAKDOWN, SCALING, TUNING)
+EXHIBITS = (SPEED, BREAKDOWN, SCALING, TUNING, lab.DEAR)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import choices
 
@@ -20,7 +21,7 @@ from spardl.files import write_atomically
 from spardl.training.experiment import experiment_id
 from spardl.training.runs import finished_run, run_id
 
-__all__ = ["Computation", "Job", "Outcome", "Training"]
+__all__ = ["Computation", "Job", "Labels", "Outcome", "Training"]
 
 
 class Outcome(NamedTuple):
@@ -45,7 +46,15 @@ class Outcome(NamedTuple):
 
 
 class Job(ABC):
-    """Work whose result is a function of ``id``. Jobs that are equal are the same job."""
+    """Work whose result is a function of ``id``. Jobs that are equal are the same job.
+
+    Attributes:
+        alone: whether nothing else may run meanwhile, for it tells how long something took.
+        elsewhere: whether it takes a cluster, and is not done here.
+    """
+
+    alone: ClassVar[bool] = False
+    elsewhere = False
 
     @property
     @abstractmethod
@@ -91,15 +100,48 @@ def _failures(outputs: Path) -> Path:
     return outputs / "failed"
 
 
+class Labels(NamedTuple):
+    """How a run is found again among others in W&B.
+
+    Attributes:
+        group: the exhibit.
+        job_type: the row of its table.
+        tags: whatever else tells it apart.
+    """
+
+    group: str
+    job_type: str
+    tags: tuple[str, ...]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """As words of train.py."""
+        tags = ",".join(map(_quoted, self.tags))
+        return (
+            f"logger.group={_quoted(self.group)}",
+            f"logger.job_type={_quoted(self.job_type)}",
+            f"logger.tags=[{tags}]",
+        )
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("'", "\\'")
+    return f"'{escaped}'"
+
+
 @dataclass(frozen=True)
 class Training(Job):
-    """A run of train.py in the simulated cluster.
+    """A run of train.py.
 
     Attributes:
         words: its command line; names ``cluster.workers``.
+        labels: for W&B. Not part of what the run is: exhibits share runs.
+        cluster: choice of ``cluster=``. Only ``simulated`` can be trained anywhere.
     """
 
     words: tuple[str, ...]
+    labels: Labels | None = field(default=None, compare=False)
+    cluster: str = "simulated"
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -108,17 +150,33 @@ class Training(Job):
 
     @property
     def _all(self) -> tuple[str, ...]:
-        return ("cluster=simulated", *self.words)
+        return (f"cluster={self.cluster}", *self.words)
+
+    @property
+    def workers(self) -> int:
+        """P."""
+        count: int = self.config["cluster"]["workers"]
+        return count
+
+    @property
+    def elsewhere(self) -> bool:
+        """See :attr:`Job.elsewhere`."""
+        return self.cluster != "simulated"
 
     @cached_property
     def id(self) -> str:
         """The run's id."""
-        return experiment_id(self.config, self.config["cluster"]["workers"])
+        return experiment_id(self.config, self.workers)
 
     @property
     def command(self) -> str:
         """See :attr:`Job.command`."""
-        return f"python train.py {' '.join(self._all)}"
+        return f"python train.py {shlex.join(self._all)}"
+
+    @property
+    def batch_words(self) -> tuple[str, ...]:
+        """The words of :attr:`command`, and the labels."""
+        return (*self._all, *(self.labels.words if self.labels else ()))
 
     def find(self, outputs: Path) -> Outcome | None:
         """See :meth:`Job.find`."""
@@ -133,7 +191,7 @@ class Training(Job):
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
                 os.dup2(file.fileno(), stream.fileno())
-        sys.argv = ["train.py", *self._all, f"output_dir={outputs}", "resume=auto"]
+        sys.argv = ["train.py", *self.batch_words, f"output_dir={outputs}", "resume=auto"]
         if train.main():
             raise TrainingError(_complaint(log))
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
+from exhibits.balance import Balance, BalancePlan, Published
 from exhibits.counts import CountedCosts
+from exhibits.gpu import MODELS
 from exhibits.small import PICTURES, SEEDS, SMALL, TINY, VIRTUAL
+from exhibits.thresholds import Thresholds, ThresholdsPlan
 from exhibits.trainings import Case, MethodComparison, Plan
+from exhibits.updates import Contender, UpdateBreakdown, UpdatePlan
 
 __all__ = ["EXHIBITS"]
 
@@ -20,6 +24,40 @@ METHODS = MappingProxyType(
         "dense": ("compressor=none",),
     }
 )
+# Small ones of which a step of 16 workers takes about a third of a second.
+DIGITS = Case(
+    PICTURES.name,
+    (*PICTURES.words, "training.batch_size=4", "training.epochs=3"),
+    f"{PICTURES.what}, 3 epochs of batches of 4",
+)
+SPEECH = Case(
+    "LSTM on AN4",
+    (
+        "model=lstm_an4_small",
+        "dataset=synthetic_an4",
+        "model.hidden_size=128",
+        "training.batch_size=1",
+        "training.max_steps=60",
+        "training.eval_examples=64",
+    ),
+    "2 LSTMs of 128 on tones that stand for letters instead, 60 steps",
+    lower=True,
+)
+TEXT = Case(
+    "BERT on Wikipedia",
+    (
+        "model=bert_tiny",
+        "dataset=pydocs",
+        "model.num_layers=2",
+        "training.batch_size=2",
+        "training.max_steps=48",
+        "training.eval_examples=128",
+    ),
+    "a BERT of 2 x 128 on Python's language reference instead, 48 steps",
+    lower=True,
+)
+CASES = (DIGITS, SPEECH, TEXT)
+DENSITY = MappingProxyType({"vgg16": 0.02, "lstm_an4": 0.02, "bert": 0.01})
 
 VOLUME = CountedCosts(
     name="oktopk.volume",
@@ -49,10 +87,10 @@ CONVERGENCE = MethodComparison(
         {
             "smoke": Plan((PICTURES,), TINY, SEEDS, "seconds each"),
             "laptop": Plan(
-                (PICTURES,),
-                (*SMALL, "cluster.workers=16", "training.epochs=15"),
+                CASES,
+                (*SMALL, "cluster.workers=16", "training.eval_every=0.25"),
                 SEEDS,
-                "about 15 minutes",
+                "about 10 minutes",
             ),
             "paper": Plan(
                 tuple(
@@ -66,5 +104,86 @@ CONVERGENCE = MethodComparison(
         }
     ),
 )
+THRESHOLDS = Thresholds(
+    name="oktopk.thresholds",
+    title="Entries that thresholds select",
+    source="selected local and global values over training; deviation below 11% for Ok-Topk, while Gaussian-k "
+    "selects too few (from memory, medium)",
+    shows="how near to k entries thresholds select that are used again, or fitted to a normal distribution",
+    methods=MappingProxyType(
+        {
+            "Ok-Topk": (("compressor=oktopk",), True),
+            "Ok-Topk, as published": (
+                ("compressor=oktopk", "compressor.reevaluate_beyond=null", "communicator.reevaluate_beyond=null"),
+                True,
+            ),
+            "Gaussian-k": (("compressor=gaussiank",), False),
+            "exact": (("compressor=oktopk", "compressor.period=1", "communicator.threshold_period=1"), True),
+        }
+    ),
+    plans=MappingProxyType(
+        {
+            "smoke": ThresholdsPlan((DIGITS,), ("cluster.workers=2",), 3, "seconds"),
+            "laptop": ThresholdsPlan(CASES, ("cluster.workers=8",), 96, "about 4 minutes"),
+            "paper": ThresholdsPlan(CASES, ("cluster.workers=16",), 512, "an hour"),
+        }
+    ),
+)
+BALANCE = Balance(
+    name="oktopk.balance",
+    title="Balance of load",
+    source="balanced against naive reduce and all-gather: 1.13x-1.75x and 1.12x-1.43x (from memory, medium)",
+    shows="how unequal loads are where large entries cluster in layers, and what it gains to make them equal",
+    plans=MappingProxyType(
+        {
+            "smoke": BalancePlan(
+                (Published(DIGITS, MODELS["vgg16"].entries),), ("compressor=oktopk", "cluster.workers=4"), 2, "seconds"
+            ),
+            **{
+                scale: BalancePlan(
+                    (
+                        Published(DIGITS, MODELS["vgg16"].entries),
+                        Published(SPEECH, MODELS["lstm_an4"].entries),
+                        Published(TEXT, MODELS["bert"].entries),
+                    ),
+                    ("compressor=oktopk", "cluster.workers=16"),
+                    steps,
+                    cost,
+                )
+                for scale, steps, cost in (("laptop", 97, "about 2 minutes"), ("paper", 609, "half an hour"))
+            },
+        }
+    ),
+    network="infiniband_100g",
+)
+SCALING = UpdateBreakdown(
+    name="oktopk.scaling",
+    title="Weak scaling",
+    source="weak scaling with breakdown on a Cray XC50; BERT on 256 GPUs 3.29x-12.95x (abstract: certain), VGG on 32 "
+    "1.51x-8.83x, LSTM on 64 1.34x-7.71x, efficiency 76.3% (from memory, medium)",
+    shows="what more workers cost each method, and what of it is computation, compression and communication",
+    methods=MappingProxyType(
+        {
+            "Ok-Topk": Contender("oktopk"),
+            "TopkDSA": Contender("topkdsa"),
+            "TopkA": Contender("topka"),
+            "gTopk": Contender("gtopk"),
+            "Gaussian-k": Contender("gaussiank"),
+            "dense": Contender("none"),
+        }
+    ),
+    plans=MappingProxyType(
+        {
+            "smoke": UpdatePlan({"vgg16": (4, 8)}, 512, "seconds"),
+            "laptop": UpdatePlan(
+                {"vgg16": (16, 32), "lstm_an4": (16, 32, 64), "bert": (32, 64, 256)}, 2048, "about 5 minutes"
+            ),
+            "paper": UpdatePlan(dict.fromkeys(DENSITY, (16, 32, 64, 128, 256)), 4096, "an hour"),
+        }
+    ),
+    network="infiniband_100g",
+    density=DENSITY,
+    baseline="dense",
+)
 
-EXHIBITS = (VOLUME, CONVERGENCE)
+EXHIBITS = (VOLUME, CONVERGENCE, THRESHOLDS, BALANCE, SCALING)

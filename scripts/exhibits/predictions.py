@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from textwrap import fill
 from typing import Any, TypeAlias
 
 from exhibits.base import Basis, Exhibit, Picture, Results
@@ -12,6 +13,9 @@ from exhibits.jobs import Computation, Outcome
 from exhibits.tables import Cell, Row, Table
 
 __all__ = ["Computed", "Figures", "sheet"]
+
+# Letters of a name below a group of bars, in one line.
+LINE = 13
 
 # A sheet, as JSON holds it: title, columns, and rows of a name and its figures.
 Figures: TypeAlias = Mapping[str, Any]
@@ -103,7 +107,7 @@ def _cells(values: Sequence[float | str]) -> list[Cell]:
 def _draw(made: Figures, unit: str, figure: Any) -> None:
     """Bars in groups, a group for each row; words have no bar."""
     axes = figure.subplots()
-    names, columns = [row[0] for row in made["rows"]], made["columns"][1:]
+    names, columns = [fill(row[0], LINE) for row in made["rows"]], made["columns"][1:]
     width = 0.8 / max(1, len(columns))
     for number, column in enumerate(columns):
         heights = [row[1 + number] if not isinstance(row[1 + number], str) else 0.0 for row in made["rows"]]
@@ -112,5 +116,6 @@ def _draw(made: Figures, unit: str, figure: Any) -> None:
     axes.set_xticks(range(len(names)), names, fontsize=8)
     axes.set_ylabel(unit)
     axes.set_title(made["title"], fontsize=10)
+    axes.margins(y=0.2)  # for the legend
     axes.grid(alpha=0.3, axis="y")
     axes.legend(fontsize=7)

@@ -12,8 +12,8 @@ import timeline
 
 from exhibits.base import Basis
 from exhibits.predictions import Computed, sheet
-from exhibits.small import PICTURES, SEEDS, SMALL, TINY, VIRTUAL
-from exhibits.trainings import Case, MethodComparison, Plan
+from exhibits.small import PICTURES, SEEDS, SMALL, TINY, VIRTUAL, as_published
+from exhibits.trainings import MethodComparison, Plan
 from spardl.clusters.network import PRESETS
 from spardl.fusion import Linear
 from spardl.timeline.model import in_backward
@@ -125,12 +125,7 @@ ACCURACY = MethodComparison(
             "laptop": Plan(
                 (PICTURES,), (*SMALL, "cluster.workers=16", "training.epochs=20"), SEEDS, "about 10 minutes"
             ),
-            "paper": Plan(
-                (Case("ResNet-20", ("experiment=sketch_fusion/resnet20_cifar10",), "as in our preset"),),
-                ("cluster.network=ethernet_10g",),
-                SEEDS,
-                "for a cluster of GPUs",
-            ),
+            "paper": as_published("sketch_fusion/resnet20_cifar10"),
         }
     ),
 )

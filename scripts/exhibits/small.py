@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from exhibits.base import Basis
-from exhibits.trainings import Case
+from exhibits.trainings import Case, Plan
 
-__all__ = ["PICTURES", "SEEDS", "SMALL", "TINY", "VIRTUAL"]
+__all__ = ["PICTURES", "SEEDS", "SMALL", "TINY", "VIRTUAL", "as_published"]
 
 VIRTUAL = Basis(
     simulated="seconds: measured local work, plus counted rounds and bytes on a modelled network",
@@ -16,7 +16,7 @@ SEEDS = (1, 2, 3)
 SMALL = ("training.eval_batch_size=512", "training.log_every=100", "training.check_every=1000")
 TINY = (
     *SMALL,
-    "logger=none",
+    "logger.mode=disabled",
     "cluster.workers=14",
     "training.max_steps=2",
     "training.eval_examples=8",
@@ -24,3 +24,9 @@ TINY = (
 )
 
 PICTURES = Case("VGG-16 on CIFAR-10", ("model=resnet20", "dataset=digits"), "ResNet-20 on digits instead")
+
+
+def as_published(*presets: str) -> Plan:
+    """The plan at scale ``paper``: presets of ``experiment=`` on real workers, who are started by Slurm."""
+    cases = tuple(Case(preset, (f"experiment={preset}",), "as published") for preset in presets)
+    return Plan(cases, (), SEEDS, "for a cluster of GPUs", cluster="process_group")

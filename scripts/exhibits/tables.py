@@ -111,6 +111,9 @@ def _latex(table: Table) -> str:
     return f"% {table.title}\n\\begin{{tabular}}{{{layout}}}\n{body}\n\\end{{tabular}}\n"
 
 
+LONG = 40  # letters of a cell that wants a wide column
+
+
 def _html(table: Table) -> str:
     head = "".join(f'<th scope="col">{html.escape(column)}</th>' for column in table.columns)
     rows = "\n".join(f"<tr>{_html_row(row)}</tr>" for row in table.rows)
@@ -119,8 +122,16 @@ def _html(table: Table) -> str:
 
 
 def _html_row(row: Row) -> str:
-    cells = (f"<td{' class=bad' if cell.bad else ''}>{html.escape(cell.text)}</td>" for cell in row.cells)
+    cells = (f"<td{_html_class(cell)}>{html.escape(cell.text)}</td>" for cell in row.cells)
     return f'<th scope="row">{html.escape(row.name)}</th>' + "".join(cells)
+
+
+def _html_class(cell: Cell) -> str:
+    if cell.bad:
+        return " class=bad"
+    if cell.value is not None:
+        return " class=number"
+    return " class=long" if len(cell.text) > LONG else ""
 
 
 # By the ending of the file.

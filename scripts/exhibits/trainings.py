@@ -10,7 +10,8 @@ from statistics import mean
 from typing import Any
 
 from exhibits.base import Basis, Exhibit, Picture, Results
-from exhibits.jobs import Outcome, Training
+from exhibits.jobs import Labels, Outcome, Training
+from exhibits.measures import draw_curves, final_metric, metric_curve, share_of_bytes
 from exhibits.statistics import interval, spread
 from exhibits.tables import Cell, Row, Table
 
@@ -27,11 +28,13 @@ class Case:
         name: as the paper calls it.
         words: of train.py: model, data, how long.
         what: what that is, for the caption.
+        lower: whether a lower metric is a better one.
     """
 
     name: str
     words: tuple[str, ...]
     what: str
+    lower: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,16 @@ class Plan:
         words: what all trainings share.
         seeds: one training each.
         cost: about how long all of it takes.
+        cluster: choice of ``cluster=``.
+        only: names of the methods that are trained; ``None``: all.
     """
 
     cases: tuple[Case, ...]
     words: tuple[str, ...]
     seeds: tuple[int, ...]
     cost: str
+    cluster: str = "simulated"
+    only: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -69,14 +76,19 @@ class MethodComparison(Exhibit):
     methods: Mapping[str, tuple[str, ...]]
     plans: Mapping[str, Plan]
 
+    def compared(self, plan: Plan) -> Sequence[str]:
+        """The methods that are trained."""
+        return tuple(self.methods) if plan.only is None else plan.only
+
     def job(self, plan: Plan, case: Case, method: str, seed: int) -> Training:
         """One training."""
-        return Training((*plan.words, *case.words, *self.methods[method], f"seed={seed}"))
+        words = (*plan.words, *case.words, *self.methods[method], f"seed={seed}")
+        return Training(words, Labels(self.name, method, (case.name,)), plan.cluster)
 
     def jobs(self, scale: str) -> Sequence[Training]:
         """See :meth:`Exhibit.jobs`."""
         plan = self.plans[scale]
-        return [self.job(plan, *choice) for choice in product(plan.cases, self.methods, plan.seeds)]
+        return [self.job(plan, *choice) for choice in product(plan.cases, self.compared(plan), plan.seeds)]
 
     def cost(self, scale: str) -> str:
         """See :meth:`Exhibit.cost`."""
@@ -90,12 +102,13 @@ class MethodComparison(Exhibit):
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
         """See :meth:`Exhibit.tables`."""
-        return [self._table(self.plans[scale], case, results) for case in self.plans[scale].cases]
+        return [self.table(self.plans[scale], case, results) for case in self.plans[scale].cases]
 
-    def _table(self, plan: Plan, case: Case, results: Results) -> Table:
+    def table(self, plan: Plan, case: Case, results: Results) -> Table:
+        """One row for each method."""
         rows: list[Row] = []
         first: float | None = None
-        for method in self.methods:
+        for method in self.compared(plan):
             jobs = [self.job(plan, case, method, seed) for seed in plan.seeds]
             outcomes = [results.of(job) for job in jobs]
             good = [outcome for outcome in outcomes if outcome.reason is None]
@@ -118,29 +131,30 @@ class MethodComparison(Exhibit):
 
     def _draw(self, plan: Plan, case: Case, results: Results, figure: Any) -> None:
         axes = figure.subplots()
-        for number, method in enumerate(self.methods):
-            outcomes = [results.of(self.job(plan, case, method, seed)) for seed in plan.seeds]
-            for outcome in outcomes:
-                if outcome.reason is None:
-                    axes.plot(*_curve(outcome), color=f"C{number}", alpha=0.8, linewidth=1.2)
-                    axes.set_ylabel(outcome.data["metric"])
-            axes.plot([], [], color=f"C{number}", label=method)
+        found = {
+            method: [results.of(self.job(plan, case, method, seed)) for seed in plan.seeds]
+            for method in self.compared(plan)
+        }
+        good = {method: [each for each in outcomes if each.reason is None] for method, outcomes in found.items()}
+        curves = {
+            method: [metric_curve(each.data, each.events("eval")) for each in outcomes]
+            for method, outcomes in good.items()
+        }
+        metrics = {each.data["metric"] for outcomes in good.values() for each in outcomes}
+        draw_curves(axes, curves, "seconds", ", ".join(sorted(metrics)))
         axes.set_xlabel("virtual seconds")
         axes.set_title(case.name)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
 
 
 def _cells(outcomes: Sequence[Outcome], good: Sequence[Outcome], first: float | None) -> list[Cell]:
     failures = {outcome.reason for outcome in outcomes if outcome.reason}
     if not good:
         return [Cell(f"failed: {'; '.join(sorted(failures))}", bad=True), *[Cell("failed", bad=True)] * 5]
-    values = [outcome.data["final"][outcome.data["metric"]] for outcome in good]
+    values = [final_metric(outcome.data) for outcome in good]
     seconds = mean(outcome.data["cluster_seconds"] for outcome in good)
     bounds = interval(values)
-    dense = good[0].data["step_bytes_dense"]
-    share = mean(outcome.data["step_bytes"] for outcome in good) / dense if dense else 1.0
-    seeds = ", ".join("failed: " + o.reason if o.reason else f"{_metric(o):.4g}" for o in outcomes)
+    share = share_of_bytes(outcome.data for outcome in good)
+    seeds = ", ".join("failed: " + o.reason if o.reason else f"{final_metric(o.data):.4g}" for o in outcomes)
     return [
         Cell(f"{good[0].data['metric']} {spread(values)}", mean(values), bad=bool(failures)),
         Cell("too few seeds" if bounds is None else f"{bounds[0]:.4g} to {bounds[1]:.4g}"),
@@ -149,15 +163,3 @@ def _cells(outcomes: Sequence[Outcome], good: Sequence[Outcome], first: float | 
         Cell(f"{seconds:.4g}", seconds),
         Cell(f"{seconds / first:.3g}" if first else "unknown", seconds / first if first else None),
     ]
-
-
-def _metric(outcome: Outcome) -> float:
-    value: float = outcome.data["final"][outcome.data["metric"]]
-    return value
-
-
-def _curve(outcome: Outcome) -> tuple[list[float], list[float]]:
-    """Virtual seconds and metric of every evaluation; steps take equally long."""
-    pace = outcome.data["cluster_seconds"] / outcome.data["steps"]
-    points = [(event["step"] * pace, event[outcome.data["metric"]]) for event in outcome.events("eval")]
-    return [seconds for seconds, _ in points], [value for _, value in points]

@@ -25,7 +25,7 @@ from spardl.training.report import print_report
 from spardl.training.runs import Run, continue_from, new_run, run_id
 from spardl.training.trainer import Trainer
 
-__all__ = ["Experiment", "experiment_id"]
+__all__ = ["Experiment", "decisive", "experiment_id"]
 
 # What may differ between two runs of one experiment: it does not change their result.
 _INCIDENTAL = {
@@ -43,10 +43,15 @@ def experiment_id(config: Mapping[str, Any], workers: int) -> str:
         config: plain data.
         workers: how many there will be, which the configuration may leave open.
     """
+    return run_id({**decisive(config), "workers": workers})
+
+
+def decisive(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a resolved configuration, plain data, that can change a run's result."""
     kept = {key: value for key, value in config.items() if key not in _INCIDENTAL[""]}
     for node in set(_INCIDENTAL) & set(kept):
         kept[node] = {key: value for key, value in kept[node].items() if key not in _INCIDENTAL[node]}
-    return run_id({**kept, "workers": workers})
+    return kept
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,83 @@
+"""What the papers claim, beside what the results on disk say, with verdicts by rule; see scripts/exhibits/claims.py.
+
+python scripts/claims.py --scale laptop --outputs outputs
+python scripts/claims.py --scale laptop --outputs outputs --write docs/claims.md
+python scripts/claims.py --scale laptop --outputs outputs --write docs/claims.md --check
+python scripts/claims.py --scale laptop --outputs outputs --report report
+
+Runs nothing: what is missing is made by scripts/reproduce.py, and not judged until then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import choices
+import reproduce
+from exhibits.base import SCALES
+from exhibits.claims import page
+from exhibits.claims_of import claims_section, judge_all, tables_of
+from exhibits.sections import add, key
+from exhibits.tables import markdown
+
+from spardl.errors import ConfigError
+from spardl.files import write_atomically
+
+CURRENT, OUT_OF_DATE, BAD_INPUT = 0, 1, 2
+PAGE = Path("docs/claims.md")
+
+
+def act(arguments: argparse.Namespace) -> int:
+    """Prints, writes or checks, and returns the exit code.
+
+    Raises:
+        ConfigError: there is no page to check.
+    """
+    exhibits, path = reproduce.catalogue(), arguments.write or PAGE
+    with choices.composing():
+        judgements = judge_all(exhibits, arguments.scale, arguments.outputs)
+        section = claims_section(judgements, arguments.scale, arguments.outputs)
+    text = page(judgements, arguments.scale, arguments.outputs, path)
+    if arguments.check:
+        return _check(path, text)
+    if arguments.write:
+        write_atomically(path, text.encode())
+    if arguments.report:
+        add(arguments.report, [section], [key(name, scale) for name in ("claims", *exhibits) for scale in SCALES])
+    for table in tables_of(judgements):
+        print(f"{table.title}\n\n{markdown(table)}")
+    return CURRENT
+
+
+def _check(path: Path, text: str) -> int:
+    if not path.is_file():
+        raise ConfigError(f"there is no page {path}; make it with --write {path}")
+    if path.read_text() == text:
+        return CURRENT
+    print(f"error: {path} is not what the results give; make it again with --write {path}", file=sys.stderr)
+    return OUT_OF_DATE
+
+
+def main() -> int:
+    """Does what the command line asks for.
+
+    Returns:
+        The exit code: 1 if the page is to be made again.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", choices=SCALES, default="laptop", help="of the results (default: laptop)")
+    parser.add_argument("--outputs", type=Path, default=Path("outputs"), help="folder of the runs (default: outputs)")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="write the page there")
+    parser.add_argument("--report", type=Path, metavar="FOLDER", help="add the claims to the report in that folder")
+    parser.add_argument("--check", action="store_true", help=f"write nothing; exit with 1 if the page ({PAGE}) differs")
+    try:
+        return act(parser.parse_args())
+    except (ConfigError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_INPUT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

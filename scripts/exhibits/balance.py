@@ -1,0 +1,352 @@
+"""What regions of equal load and blocks of equal size gain, on what real trainings are about to send."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from exhibits.base import Basis, Exhibit, Picture, Results
+from exhibits.failures import failed
+from exhibits.jobs import Computation, Outcome
+from exhibits.tables import Cell, Row, Table
+from exhibits.trainings import Case
+from exhibits.watched import Watcher, selection, sparse, train_watched
+from spardl.clusters import Network, SimulatedCluster
+from spardl.clusters.network import PRESETS
+from spardl.communicators.balance import balance, joined
+from spardl.communicators.oktopk import OkTopk, OkTopkState, Region, consensus_borders
+from spardl.communicators.split import equal_regions, split_and_reduce
+from spardl.communicators.transfer import Courier, all_gather_counts
+from spardl.context import Context
+from spardl.method import Method, MethodState
+from spardl.packing import Slot
+from spardl.programs import Program, Team, Worker, whole_team
+from spardl.sparse import SparseVector
+
+__all__ = ["Balance", "BalancePlan", "Snapshot", "compare", "record_loads"]
+
+BASIS = Basis(
+    simulated="the cluster; seconds of messages, from rounds and the busiest worker's bytes on a modelled network",
+    measured="which entries the workers of a real training select, where they lie, and what is sent of them",
+    assumed="the network; that the published model's entries lie as the small model's do",
+)
+
+
+class Snapshot(NamedTuple):
+    """What all workers are about to send in one step.
+
+    Attributes:
+        own: by worker, the entries selected.
+        borders: of the regions that Ok-Topk uses in this step.
+        k: entries wanted.
+    """
+
+    own: Sequence[SparseVector]
+    borders: Sequence[int]
+    k: int
+
+    @property
+    def length(self) -> int:
+        """Of the gradient."""
+        return self.own[0].length
+
+
+@dataclass
+class _Recorder(Watcher):
+    step: int
+    own: list[SparseVector] = field(default_factory=list)
+    borders: list[int] = field(default_factory=list)
+    wanted: int = 0
+
+    def before(self, method: Method, worker: Worker, state: MethodState) -> None:
+        """Copies what the worker selects in the step that is waited for."""
+        if state.step != self.step:
+            return
+        assert isinstance(state.communication, OkTopkState)
+        chosen = selection(method, worker, state)
+        self.own.append(SparseVector(chosen, state.memory[chosen], state.memory.numel()))
+        self.borders = state.communication.borders.tolist()
+        self.wanted = sparse(method).count(Context(worker, state.layout, state.step))
+
+
+class Sent(NamedTuple):
+    """What one way of sending costs.
+
+    Attributes:
+        loads: entries that each worker has to add up, or to give to all others.
+        rounds: of messages, the most of any worker.
+        busiest: bytes that the worker with most of them sends, or receives.
+    """
+
+    loads: list[int]
+    rounds: int
+    busiest: int
+
+    def on(self, network: Network, scale: float) -> float:
+        """Seconds on a network, of a gradient so many times as long."""
+        return self.rounds * network.alpha + self.busiest * network.beta * scale
+
+
+def record_loads(words: Sequence[str], steps: int) -> dict[str, Any]:
+    """Trains with Ok-Topk, and tries out the ways to send what is selected in the last step.
+
+    Args:
+        words: of train.py.
+        steps: of training, at least 2.
+
+    Returns:
+        ``length`` of the gradient, ``k``, and what :func:`compare` returns.
+
+    Raises:
+        ConfigError: if the configuration does not work.
+    """
+    recorder = _Recorder(steps - 1)
+    train_watched(words, steps, recorder)
+    snapshot = Snapshot(recorder.own, recorder.borders, recorder.wanted)
+    ways = {name: sent._asdict() for name, sent in compare(snapshot).items()}
+    return {"length": snapshot.length, "k": snapshot.k, "ways": ways}
+
+
+def compare(snapshot: Snapshot) -> dict[str, Sent]:
+    """Every way to split and to gather.
+
+    Returns:
+        By name: regions in which entries are added up, ``equal``, ``fresh`` ones of equal load now, and those that are
+        ``balanced`` as well as they were when Ok-Topk chose them; then, of the k largest sums in the latter, ``plain``
+        and ``levelled`` blocks that are gathered.
+    """
+    proposed, _, _ = _run([partial(_borders, own) for own in snapshot.own])
+    borders = {
+        "equal": equal_regions(snapshot.length, len(snapshot.own)),
+        "fresh": proposed[0],
+        "balanced": snapshot.borders,
+    }
+    found = {}
+    sums: Sequence[SparseVector] = ()
+    for name, cuts in borders.items():
+        sums, rounds, busiest = _run([partial(_split, own, cuts) for own in snapshot.own])
+        found[name] = Sent(_arriving(snapshot.own, cuts), rounds, busiest)
+    kept = _largest(sums, snapshot.k)
+    for name, gather in (("plain", _plain), ("levelled", _levelled)):
+        _, rounds, busiest = _run([partial(gather, block, snapshot.borders) for block in kept])
+        found[name] = Sent([len(block) for block in kept], rounds, busiest)
+    after = [stop - start for start, stop in pairwise(equal_regions(sum(map(len, kept)), len(kept)))]
+    return {**found, "levelled": found["levelled"]._replace(loads=after)}
+
+
+T = TypeVar("T")
+
+
+def _run(programs: Sequence[Callable[[Team], Program[T]]]) -> tuple[list[T], int, int]:
+    """Results, rounds, and bytes of the worker with most of them."""
+    cluster = SimulatedCluster(len(programs), Network(alpha=0, gbit=1), count_local=False)
+    pairs = zip(programs, cluster.local_workers, strict=True)
+    results = cluster.run([program(whole_team(worker)) for program, worker in pairs])
+    ledgers = cluster.ledgers
+    busiest = max(max(ledger.bytes_sent, ledger.bytes_received) for ledger in ledgers)
+    return results, max(ledger.rounds for ledger in ledgers), busiest
+
+
+def _courier(block: SparseVector) -> Courier:
+    return Courier(block.values.dtype, block.values.dtype)
+
+
+def _borders(own: SparseVector, team: Team) -> Program[list[int]]:
+    return consensus_borders(team, own)
+
+
+def _split(own: SparseVector, borders: Sequence[int], team: Team) -> Program[SparseVector]:
+    return split_and_reduce(team, own, borders, OkTopk().bucket, _courier(own))
+
+
+def _plain(block: SparseVector, borders: Sequence[int], team: Team) -> Program[SparseVector]:
+    return Region(team, borders, _courier(block), block).gathered()
+
+
+def _levelled(block: SparseVector, borders: Sequence[int], team: Team) -> Program[SparseVector]:
+    region = Region(team, borders, _courier(block), block)
+    counts = [count for (count,) in (yield from all_gather_counts(team, [len(block)], block.indices.device))]
+    level = yield from balance(team, region.in_vector(), counts, region.courier)
+    slots = [Slot(stop - start, level.length) for start, stop in pairwise(equal_regions(sum(counts), team.size))]
+    return joined((yield from region.courier.all_gather(team, level, slots)))
+
+
+def _arriving(own: Sequence[SparseVector], borders: Sequence[int]) -> list[int]:
+    """Entries of all workers in each region."""
+    cuts = torch.stack([torch.searchsorted(each.indices, torch.tensor(borders)) for each in own])
+    loads: list[int] = cuts.diff(dim=1).sum(0).tolist()
+    return loads
+
+
+def _largest(sums: Sequence[SparseVector], k: int) -> list[SparseVector]:
+    """Of all regions' sums those that are among the k largest."""
+    magnitudes = torch.cat([block.values.abs() for block in sums])
+    least = magnitudes.topk(min(k, magnitudes.numel())).values.min()
+    chosen = [(block, block.values.abs() >= least) for block in sums]
+    return [SparseVector(block.indices[large], block.values[large], block.length) for block, large in chosen]
+
+
+class Published(NamedTuple):
+    """The model that a small one stands for.
+
+    Attributes:
+        case: the small one.
+        entries: of the published one, to which bytes are scaled.
+    """
+
+    case: Case
+    entries: int
+
+
+@dataclass(frozen=True)
+class BalancePlan:
+    """What a scale means.
+
+    Attributes:
+        cases: what is trained, and what it stands for.
+        words: what all trainings share.
+        steps: of each training; the last one is looked at.
+        cost: about how long all of it takes.
+    """
+
+    cases: tuple[Published, ...]
+    words: tuple[str, ...]
+    steps: int
+    cost: str
+
+
+class Kind(NamedTuple):
+    """One of the comparisons.
+
+    Attributes:
+        title: of the table.
+        ways: names of the way without and the one with balancing, as :func:`compare` has them.
+        paper: the published gain.
+    """
+
+    title: str
+    ways: tuple[str, str]
+    paper: str
+
+
+KINDS = (
+    Kind("Adding up: regions", ("equal", "balanced"), "1.13 to 1.75 (from memory, medium)"),
+    Kind("Gathering: blocks", ("plain", "levelled"), "1.12 to 1.43 (from memory, medium)"),
+    Kind("Adding up: regions chosen anew", ("equal", "fresh"), "1.13 to 1.75 (from memory, medium)"),
+)
+
+
+@dataclass(frozen=True)
+class Balance(Exhibit):
+    """Three comparisons, a row for each case; and the loads of all workers as pictures.
+
+    Attributes:
+        plans: by scale.
+        network: a preset, for the seconds.
+    """
+
+    name: str
+    title: str
+    source: str
+    shows: str
+    plans: Mapping[str, BalancePlan]
+    network: str
+    basis: Basis = BASIS
+
+    def job(self, plan: BalancePlan, published: Published) -> Computation:
+        """One training."""
+        words = (*plan.words, *published.case.words)
+        arguments = (("words", words), ("steps", plan.steps))
+        shell = f"python scripts/reproduce.py {self.name} (train.py {' '.join(words)}, {plan.steps} steps)"
+        return Computation("loads", record_loads, arguments, shell)
+
+    def jobs(self, scale: str) -> Sequence[Computation]:
+        """See :meth:`Exhibit.jobs`."""
+        plan = self.plans[scale]
+        return [self.job(plan, published) for published in plan.cases]
+
+    def cost(self, scale: str) -> str:
+        """See :meth:`Exhibit.cost`."""
+        return f"{len(self.jobs(scale))} trainings, {self.plans[scale].cost}"
+
+    def caption(self, scale: str) -> str:
+        """See :meth:`Exhibit.caption`."""
+        plan = self.plans[scale]
+        cases = "; ".join(f"{each.case.name} ({each.entries:,} entries): {each.case.what}" for each in plan.cases)
+        return (
+            f"{cases}. What is selected in step {plan.steps - 1}, with the regions that Ok-Topk has then, which "
+            "it chose up to 64 steps before, or with new ones. Busiest "
+            "worker: KB that the one with most of them sends or receives, of the small model; seconds: of as many more "
+            f"as the published model is larger, on {self.network}. Levelled: the messages that make blocks equal "
+            "are included. "
+            f"{' '.join(plan.words)}"
+        )
+
+    def tables(self, scale: str, results: Results) -> Sequence[Table]:
+        """See :meth:`Exhibit.tables`."""
+        return [self._table(self.plans[scale], kind, results) for kind in KINDS]
+
+    def _table(self, plan: BalancePlan, kind: Kind, results: Results) -> Table:
+        rows = []
+        for published in plan.cases:
+            job = self.job(plan, published)
+            rows.append(Row(published.case.name, self._cells(results.of(job), published.entries, kind), [job]))
+        return Table(f"{self.title}, {kind.title}", _columns(kind), rows)
+
+    def _cells(self, outcome: Outcome, entries: int, kind: Kind) -> list[Cell]:
+        if outcome.reason is not None:
+            return failed(outcome, len(_columns(kind)) - 1)
+        ways = [Sent(**outcome.data["ways"][name]) for name in kind.ways]
+        network, scale = PRESETS[self.network], entries / outcome.data["length"]
+        unequal = [max(way.loads) * len(way.loads) / sum(way.loads) for way in ways]
+        bare = [way.busiest / 1e3 for way in ways]
+        full = [way.on(network, scale) for way in ways]
+        figures = [*unequal, *bare, bare[0] / bare[1], *full, full[0] / full[1]]
+        return [*(Cell(f"{figure:.3g}", figure) for figure in figures), Cell(kind.paper)]
+
+    def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
+        """See :meth:`Exhibit.pictures`."""
+        plan = self.plans[scale]
+        caption = "entries of each worker over the mean, without and with balancing"
+        return [Picture("loads", caption, partial(self._draw, plan, results))]
+
+    def _draw(self, plan: BalancePlan, results: Results, figure: Any) -> None:
+        grid = figure.subplots(len(KINDS), len(plan.cases), squeeze=False, sharex=True)
+        for row, kind in zip(grid, KINDS, strict=True):
+            for axes, published in zip(row, plan.cases, strict=True):
+                outcome = results.of(self.job(plan, published))
+                _draw_loads(axes, [] if outcome.reason else [(name, outcome.data["ways"][name]) for name in kind.ways])
+                axes.set_title(f"{published.case.name}, {kind.title.lower()}", fontsize=7)
+        for axes in grid[-1]:
+            axes.set_xlabel("worker", fontsize=8)
+
+
+def _columns(kind: Kind) -> list[str]:
+    one, other = kind.ways
+    return [
+        "case",
+        f"most / mean, {one}",
+        f"most / mean, {other}",
+        f"busiest worker, KB, {one}",
+        f"busiest worker, KB, {other}",
+        "gain",
+        f"seconds, {one}",
+        f"seconds, {other}",
+        "gain with latency",
+        "paper",
+    ]
+
+
+def _draw_loads(axes: Any, ways: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    for number, (name, sent) in enumerate(ways):
+        mean = sum(sent["loads"]) / len(sent["loads"])
+        places = [worker + 0.4 * number - 0.2 for worker in range(len(sent["loads"]))]
+        axes.bar(places, [load / mean for load in sent["loads"]], 0.4, label=name)
+    axes.tick_params(labelsize=7)
+    axes.grid(alpha=0.3, axis="y")
+    axes.legend(fontsize=6)

@@ -1,0 +1,164 @@
+"""How figures of exhibits are read for claims: whole, or not at all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from exhibits.base import Exhibit, Results
+from exhibits.claims import NoEvidence
+from exhibits.claims_base import Figure
+from exhibits.jobs import Job
+from exhibits.lab import TURNS
+from exhibits.measures import final_metric
+from exhibits.tables import Row, Table
+from exhibits.trainings import Case, MethodComparison
+
+__all__ = ["against", "cells", "metric", "metrics", "ratio", "required", "seconds", "tables", "trained", "turns"]
+
+HIGHER_IS_BETTER = frozenset({"accuracy"})  # of all tasks' metrics
+SEEDS = 3  # fewer have no spread to speak of
+
+
+def required(results: Results, jobs: Sequence[Job]) -> list[Mapping[str, Any]]:
+    """The results of jobs.
+
+    Raises:
+        NoEvidence: if one failed or was not run.
+    """
+    outcomes = [results.of(job) for job in jobs]
+    reasons = [outcome.reason for outcome in outcomes if outcome.reason is not None]
+    if reasons:
+        told = "; ".join(dict.fromkeys(reasons))
+        raise NoEvidence(f"{len(reasons)} of {len(jobs)} results that it needs are missing: {told}", jobs)
+    return [outcome.data for outcome in outcomes]
+
+
+def tables(exhibit: Exhibit, scale: str, results: Results) -> Sequence[Table]:
+    """An exhibit's tables.
+
+    Raises:
+        NoEvidence: if some of its work failed or was not run.
+    """
+    required(results, exhibit.jobs(scale))
+    return exhibit.tables(scale, results)
+
+
+def cells(
+    found: Sequence[Table], column: str, rows: Callable[[str], bool], titles: Callable[[str], bool] = bool
+) -> dict[tuple[str, str], Figure]:
+    """The numbers of a column.
+
+    Args:
+        found: tables, of which one at least has the column.
+        column: its name.
+        rows: tells by name which ones are wanted.
+        titles: likewise of tables.
+
+    Returns:
+        By title of the table and name of the row; the figure is named after the row.
+
+    Raises:
+        KeyError: if no table has such a column: the exhibit is not what the claim was written for.
+        NoEvidence: if no such row holds a number at this scale.
+    """
+    wanted = [table for table in found if column in table.columns]
+    if not wanted:
+        raise KeyError(f"no table has a column {column!r}: {[table.columns for table in found]}")
+    numbers = {key: figure for table in wanted if titles(table.title) for key, figure in _column(table, column, rows)}
+    if not numbers:
+        raise NoEvidence("there are no such figures at this scale", found[0].rows[0].jobs)
+    return numbers
+
+
+def _column(table: Table, column: str, rows: Callable[[str], bool]) -> Iterator[tuple[tuple[str, str], Figure]]:
+    place = table.columns.index(column) - 1
+    for row in table.rows:
+        value = row.cells[place].value
+        if rows(row.name) and value is not None:
+            yield (table.title, row.name), Figure(row.name, (value,), (), _jobs(row))
+
+
+def _jobs(row: Row) -> tuple[Job, ...]:
+    return tuple(row.jobs)
+
+
+def turns(found: Sequence[Table]) -> dict[str, Figure]:
+    """What a measuring exhibit timed, by row of its first table: one value a turn; turns alternate between rows."""
+    place = found[0].columns.index(TURNS) - 1
+    return {
+        row.name: Figure(row.name, [float(text) for text in row.cells[place].text.split(",")], (), _jobs(row))
+        for row in found[0].rows
+    }
+
+
+def ratio(name: str, one: Figure, other: Figure, limit: float | None = None) -> Figure:
+    """One over another, seed by seed or turn by turn.
+
+    Args:
+        name: of the result.
+        one: above.
+        other: below, with as many values.
+        limit: what the result is to be compared with.
+    """
+    values = [above / below for above, below in zip(one.values, other.values, strict=True)]
+    jobs = tuple(dict.fromkeys((*one.jobs, *other.jobs)))
+    return Figure(name, values, () if limit is None else (limit,), jobs)
+
+
+def trained(
+    exhibit: MethodComparison,
+    scale: str,
+    results: Results,
+    methods: Sequence[str],
+    read: Callable[[Mapping[str, Any]], float],
+) -> dict[Case, dict[str, Figure]]:
+    """One number of each seed's training, by case and method.
+
+    Raises:
+        NoEvidence: if one of all these trainings failed, was not run or gave no number, or there are too few seeds.
+    """
+    plan = exhibit.plans[scale]
+    jobs = {
+        case: {method: [exhibit.job(plan, case, method, seed) for seed in plan.seeds] for method in methods}
+        for case in plan.cases
+    }
+    every = [job for by_method in jobs.values() for seeds in by_method.values() for job in seeds]
+    if len(plan.seeds) < SEEDS:
+        raise NoEvidence(f"{len(plan.seeds)} seeds are too few", every)
+    numbers = {job: read(data) for job, data in zip(every, required(results, every), strict=True)}
+    lost = sum(not math.isfinite(number) for number in numbers.values())
+    if lost:
+        raise NoEvidence(f"{lost} of {len(every)} trainings ended without a finite number", every)
+    return {
+        case: {name: Figure(name, [numbers[job] for job in own], (), own) for name, own in by_method.items()}
+        for case, by_method in jobs.items()
+    }
+
+
+def seconds(summary: Mapping[str, Any]) -> float:
+    """Of a training, on the virtual clock."""
+    found: float = summary["cluster_seconds"]
+    return found
+
+
+def metric(summary: Mapping[str, Any]) -> float:
+    """A training's last metric, turned so that a greater one is better."""
+    value = final_metric(summary)
+    return value if summary["metric"] in HIGHER_IS_BETTER else -value
+
+
+def metrics(exhibit: MethodComparison, scale: str, results: Results, method: str, baseline: str) -> list[Figure]:
+    """A method's metric against a baseline's, in every case, with equal seeds.
+
+    Raises:
+        NoEvidence: see :func:`trained`.
+    """
+    found = trained(exhibit, scale, results, (method, baseline), metric)
+    return [against(case, figures[method], figures[baseline]) for case, figures in found.items()]
+
+
+def against(case: Case, ours: Figure, theirs: Figure) -> Figure:
+    """A figure of a case, compared with another one."""
+    return Figure(case.name, ours.values, theirs.values, (*ours.jobs, *theirs.jobs))

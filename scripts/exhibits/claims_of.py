@@ -1,0 +1,70 @@
+"""All claims, in the order of the papers, and what is on disk about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from exhibits import claims_dear, claims_oktopk, claims_sketch_fusion, claims_spardl, claims_study
+from exhibits.base import Basis, Exhibit, Results
+from exhibits.claims import Judgement, claims_table, judge, summary_table
+from exhibits.jobs import Job, Outcome
+from exhibits.page import Section
+from exhibits.sections import key, tables_section
+from exhibits.tables import Table
+
+__all__ = ["CLAIMS", "OnDemand", "claims_section", "judge_all", "tables_of"]
+
+CLAIMS = (
+    *claims_spardl.CLAIMS,
+    *claims_oktopk.CLAIMS,
+    *claims_study.CLAIMS,
+    *claims_dear.CLAIMS,
+    *claims_sketch_fusion.CLAIMS,
+)
+BASIS = Basis(*["what the basis of each claim's exhibit says; see there"] * 3)
+WORDS = (
+    "What the papers claim, beside what was found here. Verdicts are made by rules, which docs/claims.md has in words; "
+    "none was written by hand."
+)
+
+
+@dataclass(frozen=True)
+class OnDemand(Results):
+    """Results that are looked up when they are asked for: claims need few of all."""
+
+    found: Mapping[Job, Outcome] = field(default_factory=dict)
+    seen: dict[Job, Outcome] = field(default_factory=dict)
+
+    def of(self, job: Job) -> Outcome:
+        """See :meth:`Results.of`."""
+        if job not in self.seen:
+            self.seen[job] = job.find(self.outputs) or job.failure(self.outputs) or super().of(job)
+        return self.seen[job]
+
+
+def judge_all(exhibits: Mapping[str, Exhibit], scale: str, outputs: Path) -> list[Judgement]:
+    """Judges every claim by what is on disk; see ``choices.composing``.
+
+    Args:
+        exhibits: all, by name.
+        scale: of the work.
+        outputs: the folder of all runs.
+
+    Raises:
+        KeyError: if a claim's exhibit is not among them.
+    """
+    results = OnDemand(outputs)
+    return [judge(claim, exhibits, scale, results) for claim in CLAIMS]
+
+
+def tables_of(judgements: Sequence[Judgement]) -> list[Table]:
+    """How many claims got which verdict, and all of them."""
+    return [summary_table(judgements), claims_table(judgements)]
+
+
+def claims_section(judgements: Sequence[Judgement], scale: str, outputs: Path) -> Section:
+    """The claims' section of the report; see ``choices.composing``."""
+    tables = tables_of(judgements)
+    return tables_section(key("claims", scale), "Claims", WORDS, scale, tables, BASIS, OnDemand(outputs))

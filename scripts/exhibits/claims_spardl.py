@@ -1,0 +1,218 @@
+"""What SparDL's paper claims."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from exhibits.base import Results
+from exhibits.claims import ASSUMED_GPU, LAB, MODELLED, STAND_INS, Claim, Known, Published
+from exhibits.claims_base import Figure
+from exhibits.claims_bounds import AtLeast, Equal, UpTo
+from exhibits.claims_evidence import cells, metric, metrics, ratio, required, seconds, tables, trained, turns
+from exhibits.claims_seeds import InnerBest, NoLoss, Order
+from exhibits.counts import CountedCosts
+from exhibits.lab import Measured
+from exhibits.trainings import MethodComparison
+from exhibits.updates import UpdateBreakdown
+
+__all__ = ["CLAIMS"]
+
+OURS, DENSE, RIVAL = "SparDL", "dense", "Ok-Topk"
+
+
+def communication(exhibit: UpdateBreakdown, scale: str, results: Results) -> Sequence[Figure]:
+    """By case: seconds of Ok-Topk's messages over those of SparDL's."""
+    return _over(exhibit, scale, results, "communication", RIVAL.__eq__)
+
+
+def updates(exhibit: UpdateBreakdown, scale: str, results: Results) -> Sequence[Figure]:
+    """By case: seconds of an update of the fastest other sparse method, over SparDL's."""
+    return _over(exhibit, scale, results, "update", lambda row: row != DENSE and not _own(row))
+
+
+def _over(
+    exhibit: UpdateBreakdown, scale: str, results: Results, column: str, rival: Callable[[str], bool]
+) -> Sequence[Figure]:
+    """By case: seconds of the fastest rival over those of SparDL with its best teams."""
+    found: defaultdict[str, list[Figure]] = defaultdict(list)
+    for (title, _), figure in cells(tables(exhibit, scale, results), column, bool).items():
+        found[title].append(figure)
+    return [_best(title.partition(", ")[0].rpartition(": ")[2], rows, rival) for title, rows in found.items()]
+
+
+def _best(case: str, rows: Sequence[Figure], rival: Callable[[str], bool]) -> Figure:
+    ours, theirs = (
+        min((row for row in rows if wanted(row.name)), key=lambda figure: figure.mean) for wanted in (_own, rival)
+    )
+    return ratio(f"{case}: {ours.name} against {theirs.name}", theirs, ours)
+
+
+def _own(row: str) -> bool:
+    return row.startswith(OURS)
+
+
+def any_number(exhibit: CountedCosts, scale: str, results: Results) -> Sequence[Figure]:
+    """Rounds and words, in units of k, at every number of workers, against the formulas without teams."""
+    found = []
+    for workers in exhibit.workers[scale]:
+        job = exhibit.job(OURS, workers)
+        (data,) = required(results, [job])
+        expected = {"rounds": 2.0 * math.ceil(math.log2(workers)), "words": 4 * (workers - 1) / workers}
+        for kind in data["kinds"]:
+            units = {"rounds": 1.0, "words": kind["k"]}
+            found += [
+                Figure(f"{name} at P = {workers}", (max(kind[name]) / units[name],), (formula,), (job,))
+                for name, formula in expected.items()
+            ]
+    return found
+
+
+def teams_rounds(exhibit: CountedCosts, scale: str, results: Results) -> Sequence[Figure]:
+    """Rounds with d teams, against 2 ceil(log2(P / d)) + ceil(log2 d)."""
+    found = []
+    for job in exhibit.jobs(scale):
+        settings = dict(job.arguments)
+        words = dict(word.split("=") for word in settings["overrides"])
+        if settings["name"] != "spardl" or "communicator.teams" not in words:
+            continue
+        (data,) = required(results, [job])
+        workers, teams = settings["workers"], int(words["communicator.teams"])
+        formula = 2 * math.ceil(math.log2(workers / teams)) + math.ceil(math.log2(teams))
+        name = f"{words['communicator.gather']}, P = {workers}, d = {teams}"
+        found += [Figure(name, (float(max(kind["rounds"])),), (float(formula),), (job,)) for kind in data["kinds"]]
+    return found
+
+
+def residuals(exhibit: MethodComparison, scale: str, results: Results) -> Sequence[Figure]:
+    """The metric of each rule, in the order of the exhibit."""
+    (found,) = trained(exhibit, scale, results, tuple(exhibit.methods), metric).values()
+    return list(found.values())
+
+
+def against_dense(exhibit: MethodComparison, scale: str, results: Results) -> Sequence[Figure]:
+    """The metric in every case."""
+    return metrics(exhibit, scale, results, OURS, DENSE)
+
+
+def against_rival(exhibit: MethodComparison, scale: str, results: Results) -> Sequence[Figure]:
+    """The metric in every case."""
+    return metrics(exhibit, scale, results, OURS, RIVAL)
+
+
+def teams_seconds(exhibit: MethodComparison, scale: str, results: Results) -> Sequence[Figure]:
+    """Seconds of a training with more and more teams."""
+    methods = [method for method in exhibit.methods if not method.startswith("R-SAG")]
+    (found,) = trained(exhibit, scale, results, methods, seconds).values()
+    return list(found.values())
+
+
+def in_the_lab(exhibit: Measured, scale: str, results: Results) -> Sequence[Figure]:
+    """Measured seconds of Ok-Topk over SparDL's, turn by turn."""
+    found = turns(tables(exhibit, scale, results))
+    return [ratio("4 workers", found["oktopk"], found["spardl"])]
+
+
+SPEED = Published("up to 4.9x", Known.SUMMARY, "of what is not stated there; over Ok-Topk, from memory, medium")
+DIGEST = Published("up to 1.98x", Known.SUMMARY, "by an automatic digest; of what is not stated there")
+CLAIMS = (
+    Claim(
+        "SparDL: speed of communication",
+        "SparDL is up to 4.9 times as fast as state-of-the-art sparse all-reduces; read as seconds of messages.",
+        SPEED,
+        "spardl.breakdown",
+        communication,
+        UpTo(4.9),
+        "seconds of Ok-Topk's messages over those of SparDL with its best teams",
+        (MODELLED,),
+    ),
+    Claim(
+        "SparDL: speed of an update",
+        "SparDL is up to 1.98 times as fast as the state of the art; read as seconds of an update.",
+        DIGEST,
+        "spardl.breakdown",
+        updates,
+        UpTo(1.98),
+        "seconds of an update of the fastest other sparse method over SparDL's with its best teams",
+        (ASSUMED_GPU, MODELLED),
+    ),
+    Claim(
+        "SparDL: speed on a real network",
+        "The first claim once more, as a measured synchronization of four workers.",
+        SPEED,
+        "spardl.lab",
+        in_the_lab,
+        UpTo(4.9),
+        "seconds of a synchronization of Ok-Topk over SparDL's without teams, own work included",
+        (LAB,),
+    ),
+    Claim(
+        "SparDL: fast networks",
+        "SparDL is the fastest even on networks with RDMA.",
+        Published("faster", Known.SUMMARY),
+        "spardl.fast_network",
+        updates,
+        AtLeast(1.01, "x", 1.0),
+        "seconds of an update of the fastest other sparse method over SparDL's with its best teams, in every case",
+        (ASSUMED_GPU, MODELLED),
+    ),
+    Claim(
+        "SparDL: any number of workers",
+        "Sparse gradients are added up on any number of workers, without extra transmission when sums grow.",
+        Published("2 ceil(log2 P) rounds, 4k(P-1)/P words", Known.DERIVED, "the formulas, from the algorithm as coded"),
+        "spardl.complexity",
+        any_number,
+        Equal(),
+        "counted rounds, and words in units of k, at every number of workers of the exhibit",
+    ),
+    Claim(
+        "SparDL: teams save rounds",
+        "Teams trade latency for bandwidth.",
+        Published("2 ceil(log2(P/d)) + ceil(log2 d) rounds", Known.DERIVED, "that they do is read in the abstract"),
+        "spardl.complexity",
+        teams_rounds,
+        Equal(),
+        "counted rounds, for every number of teams of the exhibit",
+    ),
+    Claim(
+        "SparDL: the best number of teams",
+        "More teams make training faster, until what B-SAG sends outweighs what it saves.",
+        Published("a turn, small to middle d", Known.MEDIUM),
+        "spardl.teams",
+        teams_seconds,
+        InnerBest(" s"),
+        "virtual seconds of a training, from one team on",
+        (MODELLED, STAND_INS),
+    ),
+    Claim(
+        "SparDL: global residual collection",
+        "Collecting all residuals (GRES) converges better than only some (PRES), and that better than own ones (LRES).",
+        Published("GRES > PRES > LRES", Known.HIGH, "figures unknown"),
+        "spardl.residuals",
+        residuals,
+        Order(),
+        "the metric after training",
+        (STAND_INS,),
+    ),
+    Claim(
+        "SparDL: accuracy against dense",
+        "Training with SparDL reaches what training with dense gradients reaches.",
+        Published("comparable", Known.SUMMARY, "figures unknown"),
+        "spardl.convergence",
+        against_dense,
+        NoLoss(),
+        "difference of the metric from dense training",
+        (STAND_INS,),
+    ),
+    Claim(
+        "SparDL: accuracy against Ok-Topk",
+        "Training with SparDL reaches what training with the other sparse all-reduces reaches.",
+        Published("comparable", Known.SUMMARY, "figures unknown"),
+        "spardl.convergence",
+        against_rival,
+        NoLoss(),
+        "difference of the metric from training with Ok-Topk",
+        (STAND_INS,),
+    ),
+)

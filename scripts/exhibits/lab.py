@@ -1,0 +1,285 @@
+"""Exhibits measured on links that are really slow: the workers of a network lab, timed and put beside predictions."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import netlab
+from netlab_inside import LabError
+
+from exhibits.base import Basis, Picture, Results
+from exhibits.jobs import Computation
+from exhibits.predictions import Computed, Figures, sheet
+from spardl.errors import ConfigError, TrainingError
+
+__all__ = ["DEAR", "SPARDL", "Measured", "Measurement", "in_lab", "schedules", "synchronizations"]
+
+ROOT = Path(__file__).resolve().parents[2]
+# What the sheets' columns of seconds are called; the picture looks for them.
+MEDIAN, LEAST, MOST, PREDICTED = "median s", "least", "most", "predicted"
+SECONDS = (MEDIAN, LEAST, MOST, PREDICTED, "predicted / median")
+TURNS = "every turn"
+NOT_COUNTED = "not counted"
+
+
+@dataclass(frozen=True)
+class Measurement(Computation):
+    """A computation that tells how long something took: nothing else may run meanwhile."""
+
+    alone: ClassVar[bool] = True
+
+
+@contextmanager
+def _said(log: Path) -> Iterator[None]:
+    """Whatever this process and those that it starts say meanwhile goes to a file."""
+    streams = (sys.stdout, sys.stderr)
+    kept = [os.dup(number) for number in (1, 2)]
+    with log.open("wb") as file:
+        for number, stream in enumerate(streams, 1):
+            stream.flush()
+            os.dup2(file.fileno(), number)
+        try:
+            yield
+        finally:
+            for number, (stream, old) in enumerate(zip(streams, kept, strict=True), 1):
+                stream.flush()
+                os.dup2(old, number)
+                os.close(old)
+
+
+def in_lab(workers: int, gbit: float, limit: float, words: Sequence[str]) -> Any:
+    """Runs a bench as every worker of a network lab. The lab ends with this process, however that ends.
+
+    Args:
+        workers: how many.
+        gbit: of each link and direction; the bench is told it, too.
+        limit: seconds after which the lab is ended.
+        words: of the bench, its script first; paths are those seen from the repository's root.
+
+    Returns:
+        What the bench wrote to ``--json``.
+
+    Raises:
+        ConfigError: if there can be no lab on this machine; in the lab's own words.
+        TrainingError: if the bench failed, or took too long.
+    """
+    with TemporaryDirectory() as folder:
+        found, log = Path(folder) / "found.json", Path(folder) / "log.txt"
+        lab = ["run", f"--workers={workers}", f"--gbit={gbit:g}", f"--timeout={limit:g}", "--", sys.executable]
+        try:
+            with _said(log):
+                code = netlab.run(netlab.parse([*lab, *map(_here, words), f"--gbit={gbit:g}", f"--json={found}"]))
+        except (LabError, OSError) as error:
+            raise ConfigError(" ".join(str(error).split())) from error
+        if code:
+            raise TrainingError(_complaint(log.read_text(errors="replace"), code))
+        return json.loads(found.read_bytes())
+
+
+def _here(word: str) -> str:
+    """The word with its path, if it has one, as seen from anywhere."""
+    return word.replace("scripts/", f"{ROOT / 'scripts'}/")
+
+
+def _complaint(log: str, code: int) -> str:
+    """The first error that was told: those after it are its consequences."""
+    errors = (line.partition("error: ")[2] for line in log.splitlines() if "error: " in line)
+    return next(errors, f"the lab ended with exit code {code}")
+
+
+def _seconds(found: Sequence[float], predicted: float | None) -> list[float | str]:
+    middle = median(found)
+    beside: list[float | str] = [NOT_COUNTED] * 2 if predicted is None else [predicted, predicted / middle]
+    return [middle, min(found), max(found), *beside]
+
+
+def _turns(found: Sequence[float]) -> str:
+    return ", ".join(f"{each:.3g}" for each in found)
+
+
+def schedules(**setting: Any) -> dict[str, Any]:
+    """Seconds of a training step under each schedule, as measured and as the timeline model predicts.
+
+    Args:
+        setting: see :func:`in_lab`; the bench is bench_overlap.py.
+    """
+    found = in_lab(**setting)
+    rows: dict[str, list[float | str]] = {
+        f"{row['method']}, {row['schedule']}": [
+            *_seconds(row["seconds"], row["predicted"]),
+            float(row["groups"]),
+            row["ideal"] if row["ideal"] is not None else "no halves",
+            _turns(row["seconds"]),
+        ]
+        for row in found
+    }
+    columns = ("method, schedule", *SECONDS, "groups", "ideal", TURNS)
+    start = {
+        "seconds of both passes": [found[0]["compute"]],
+        "milliseconds of a round of short messages": [1000 * found[0]["alpha"]],
+        "Gbit/s of a link": [found[0]["gbit"]],
+    }
+    title = f"Seconds of a step, {setting['workers']} workers at {setting['gbit']:g} Gbit/s"
+    return {
+        "sheets": [
+            sheet(title, columns, rows),
+            sheet("What the predictions start from, measured before", ("figure", "value"), start),
+        ]
+    }
+
+
+def synchronizations(**setting: Any) -> dict[str, Any]:
+    """Seconds of whole synchronizations, as measured and as their counted rounds and bytes say.
+
+    Args:
+        setting: see :func:`in_lab`; the bench is bench_sync.py.
+    """
+    found = in_lab(**setting)
+    ((title, timed),) = found["cases"].items()
+    header, *lines = found["setting"]["breakdown"]
+    counted = {line[0]: dict(zip(header, line, strict=True)) for line in lines}
+    rows = {
+        row["name"].removesuffix(", exact"): [
+            *_counted(row["seconds"], counted.get(row["name"])),
+            _turns(row["seconds"]),
+        ]
+        for row in timed
+    }
+    columns = ("method", *SECONDS, "messages, predicted", "messages alone", "rounds", "MB sent", TURNS)
+    return {"sheets": [sheet(f"Seconds of a synchronization, {title}, {setting['gbit']:g} Gbit/s", columns, rows)]}
+
+
+def _counted(seconds: Sequence[float], known: Mapping[str, Any] | None) -> list[float | str]:
+    """A row's figures: of what is not ours, only seconds."""
+    if known is None:
+        return [*_seconds(seconds, None), *[NOT_COUNTED] * 4]
+    messages = (known["messages, predicted"] / 1000, known["alone"] / 1000)
+    counts = (float(known["rounds"]), known["bytes"] / 1e6)
+    return [*_seconds(seconds, known["predicted"] / 1000), *messages, *counts]
+
+
+@dataclass(frozen=True)
+class Measured(Computed):
+    """A bench in the network lab; ``arguments`` are those of :func:`in_lab`."""
+
+    def job(self, scale: str) -> Measurement:
+        """All of it."""
+        arguments = self.arguments[scale]
+        return Measurement(self.name, self.function, arguments, _command(**dict(arguments)), self.recipe)
+
+    def caption(self, scale: str) -> str:
+        """See :meth:`Exhibit.caption`."""
+        return f"{self.words} {self.job(scale).command}"
+
+    def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
+        """See :meth:`Exhibit.pictures`."""
+        sheets = results.of(self.job(scale)).data.get("sheets", ())[:1]
+        words = "bars: medians, with the least and the most; diamonds: predictions"
+        return [Picture("seconds", f"{made['title']}; {words}", partial(_draw, made)) for made in sheets]
+
+
+def _command(workers: int, gbit: float, limit: float, words: Sequence[str]) -> str:
+    return (
+        f"python scripts/netlab.py run --workers {workers} --gbit {gbit:g} -- python {' '.join(words)} --gbit {gbit:g}"
+    )
+
+
+def _draw(made: Figures, figure: Any) -> None:
+    """Bars from the top down: names are long."""
+    axes = figure.subplots()
+    rows = [dict(zip(made["columns"], row, strict=True)) for row in made["rows"]]
+    middle = [row[MEDIAN] for row in rows]
+    reach = [[row[MEDIAN] - row[LEAST] for row in rows], [row[MOST] - row[MEDIAN] for row in rows]]
+    axes.barh(range(len(rows)), middle, xerr=reach, ecolor="0.5", capsize=3, height=0.6, alpha=0.8, label="measured")
+    known = [(row[PREDICTED], place) for place, row in enumerate(rows) if not isinstance(row[PREDICTED], str)]
+    axes.plot(*zip(*known, strict=True), "D", color="C1", label="predicted")
+    axes.set_yticks(range(len(rows)), [row[made["columns"][0]] for row in rows], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds")
+    axes.set_title(made["title"], fontsize=9)
+    axes.grid(alpha=0.3, axis="x")
+    axes.legend(fontsize=8)
+
+
+def _arguments(limit: float, *words: str) -> tuple[tuple[str, Any], ...]:
+    return (("workers", 4), ("gbit", 1.0), ("limit", limit), ("words", words))
+
+
+def _overlap(profile: str, *words: str) -> tuple[str, ...]:
+    return (
+        "scripts/bench_overlap.py",
+        "--model",
+        f"profile:scripts/profiles/{profile}.json",
+        "--schedules",
+        "after_backward,wfbp,dear",
+        *words,
+    )
+
+
+def _sync(*words: str) -> tuple[str, ...]:
+    methods = "spardl,oktopk,topkdsa,topka,gtopk,none"
+    return ("scripts/bench_sync.py", "--wires", "exact", "--methods", methods, *words)
+
+
+def _scales(smoke: tuple[str, ...], laptop: tuple[str, ...]) -> Mapping[str, tuple[tuple[str, Any], ...]]:
+    """A lab is on one machine, so the paper's scale is the laptop's."""
+    whole = _arguments(400.0, *laptop)
+    return MappingProxyType({"smoke": _arguments(200.0, *smoke), "laptop": whole, "paper": whole})
+
+
+LINKS = "links shaped to 1 Gbit/s between four processes on one machine, whose cores they share"
+DEAR = Measured(
+    name="dear.lab",
+    title="Schedules on a real network",
+    source="the comparison of schedules, on our four workers instead; up to 83% faster on 10 GbE (abstract: certain)",
+    shows="whether what the timeline model predicts comes true where messages really take time",
+    basis=Basis(
+        simulated="nothing but the predictions beside",
+        measured=f"seconds of training steps over {LINKS}; gradients, messages and updates are real",
+        assumed="the passes: workers sleep for the times of a profile, scaled, as if each had a GPU",
+    ),
+    function=schedules,
+    arguments=_scales(
+        _overlap("resnet20", "--compute", "0.06", "--rounds", "2", "--steps", "1", "--settle", "2"),
+        _overlap("resnet50", "--compute", "1.2", "--rounds", "5", "--steps", "1", "--settle", "3"),
+    ),
+    shell="",
+    words="Medians of turns that alternate; the model starts from a profile and a network measured just before.",
+    unit="seconds",
+    time="smoke: 20 s; else 2 minutes, alone on the machine",
+)
+SPARDL = Measured(
+    name="spardl.lab",
+    title="Synchronizations on a real network",
+    source="per-update time of every method, on our four workers instead; numbers unknown",
+    shows="how long a synchronization really takes, its own work included, beside what counted messages say",
+    basis=Basis(
+        simulated="nothing but the predictions beside",
+        measured=f"seconds, rounds and bytes of synchronizations over {LINKS}; the network, as rounds of messages",
+        assumed="gradients: a part that all workers share, and noise",
+    ),
+    function=synchronizations,
+    arguments=_scales(
+        _sync("--entries", "100000", "--settle", "3", "--repetitions", "2"),
+        _sync("--entries", "14700000", "--settle", "20", "--repetitions", "9"),
+    ),
+    shell="",
+    words=(
+        "Medians of turns that alternate. Predicted: the busiest worker's own work, and rounds x alpha + bytes x beta. "
+        "Messages alone: the same ones without any work in between. none: our dense ring. torch's "
+        "own are there for comparison."
+    ),
+    unit="seconds",
+    time="smoke: 20 s; else 2 minutes, alone on the machine",
+)

@@ -1,0 +1,142 @@
+"""The report of exhibits: one section for each exhibit and scale, gathered over many commands into one page.
+
+Every section is a file of its own, and the page is put together from these files. So a command adds to what others
+made, and any number of them may do so at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from exhibits.base import Basis, Exhibit, Results
+from exhibits.page import Section, Source, definitions, figure, here, in_words, page, table
+from exhibits.tables import Row, Table
+from spardl.errors import DataError
+from spardl.files import write_atomically
+
+__all__ = ["add", "exhibit_section", "key", "sources", "tables_section"]
+
+TITLE = "Reproduced tables and figures"
+LEAD = (
+    "Every figure here can be traced to the runs behind it, and beside each stands what of it was simulated, measured "
+    "and assumed. A cell with \u2717 says what failed, or what does not hold."
+)
+
+
+def key(name: str, scale: str) -> str:
+    """The key of an exhibit's section."""
+    return f"{name}-{scale}"
+
+
+def sources(row: Row, results: Results) -> list[Source]:
+    """Commands and folders behind a row."""
+    found = [(job.command, results.of(job)) for job in row.jobs]
+    return [
+        Source(command, f"failed: {outcome.reason}; see {outcome.where}" if outcome.reason else str(outcome.where))
+        for command, outcome in found
+    ]
+
+
+def exhibit_section(exhibit: Exhibit, group: str, scale: str, results: Results) -> Section:
+    """What the report says of an exhibit.
+
+    Args:
+        exhibit: it.
+        group: its paper, in words.
+        scale: of the work.
+        results: of the work.
+    """
+    tables, pictures = exhibit.tables(scale, results), exhibit.pictures(scale, results)
+    own = key(exhibit.name, scale)
+    about = {
+        "Source": exhibit.source,
+        "Shows": exhibit.shows,
+        "What ran": exhibit.caption(scale),
+    }
+    command = f"<p><code>python scripts/reproduce.py {exhibit.name} --scale {scale}</code></p>\n"
+    drawn = [
+        figure(picture, f"{own}-figure-{re.sub(r'[^a-z0-9]+', '-', picture.name.lower())}", exhibit.basis)
+        for picture in pictures
+    ]
+    body = [definitions(about, "about"), command, *drawn, *_tables(tables, own, exhibit.basis, results)]
+    body.append(_made(tables, results))
+    return Section(own, group, exhibit.title, scale, _marks(tables), "".join(body))
+
+
+def tables_section(
+    own: str, title: str, words: str, scale: str, tables: Sequence[Table], basis: Basis, results: Results
+) -> Section:
+    """A section of tables that belong to no one exhibit.
+
+    Args:
+        own: its key.
+        title: over it.
+        words: what it is, as text.
+        scale: of the work.
+        tables: its tables.
+        basis: of these.
+        results: of the work behind their rows.
+    """
+    body = [f"<p>{escape(words)}</p>\n", *_tables(tables, own, basis, results), _made(tables, results)]
+    return Section(own, "", title, scale, _marks(tables), "".join(body))
+
+
+def _tables(tables: Sequence[Table], own: str, basis: Basis, results: Results) -> list[str]:
+    return [
+        table(content, f"{own}-table-{number}", basis, lambda row: sources(row, results))
+        for number, content in enumerate(tables, 1)
+    ]
+
+
+def _marks(tables: Sequence[Table]) -> int:
+    return sum(cell.bad for table in tables for row in table.rows for cell in row.cells)
+
+
+def _made(tables: Sequence[Table], results: Results) -> str:
+    """When and where the section and the runs behind it were made, and what these warn of."""
+    jobs = dict.fromkeys(job for table in tables for row in table.rows for job in row.jobs)
+    found = [results.of(job).data for job in jobs]
+    runs = sorted({in_words(data["environment"]) for data in found if "environment" in data})
+    caveats = sorted({caveat for data in found for caveat in data.get("caveats", ())})
+    lines = [
+        f"Written {here()['Date']}.",
+        *(f"Trained with {run}." for run in runs),
+        *(f"Caveat: {caveat}." for caveat in caveats),
+    ]
+    return f'<p class="made">{"<br>".join(map(escape, lines))}</p>\n'
+
+
+def add(folder: Path, sections: Sequence[Section], order: Sequence[str]) -> Path:
+    """Adds sections to a report, in place of those of the same key.
+
+    Args:
+        folder: of the report.
+        sections: new ones.
+        order: keys, as they shall follow each other; what has another key comes last.
+
+    Returns:
+        The page.
+
+    Raises:
+        DataError: if what was there before cannot be read.
+    """
+    parts = folder / "sections"
+    parts.mkdir(parents=True, exist_ok=True)
+    for section in sections:
+        write_atomically(parts / f"{section.key}.json", json.dumps(section._asdict()).encode())
+    places = {own: place for place, own in enumerate(order)}
+    kept = sorted(map(_read, parts.glob("*.json")), key=lambda each: (places.get(each.key, len(places)), each.key))
+    index = folder / "index.html"
+    write_atomically(index, page(TITLE, LEAD, here(), kept).encode())
+    return index
+
+
+def _read(path: Path) -> Section:
+    try:
+        return Section(**json.loads(path.read_bytes()))
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{path} is no section of a report ({error}); delete it, and make its exhibit again") from error

@@ -1,0 +1,226 @@
+"""Sparse Communication for Training Deep Networks (Foroutan Eghlidi and Jaggi, 2020, arXiv 2009.09271)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import mean
+from types import MappingProxyType
+
+from exhibits.base import Picture, Results
+from exhibits.jobs import Outcome
+from exhibits.measures import final_metric, share_of_bytes
+from exhibits.small import SEEDS, SMALL, VIRTUAL
+from exhibits.statistics import interval, spread
+from exhibits.study_pictures import draw_axes, draw_grid
+from exhibits.study_points import AXES, PRESET, Marginal, Point, best_of, covering, held_out, marginals, points
+from exhibits.tables import Cell, Row, Table
+from exhibits.trainings import Case, MethodComparison, Plan
+
+__all__ = ["EXHIBITS", "GRID", "StudyGrid"]
+
+DENSE = "dense"
+RANDOM_BLOCK = "random_block"
+TOO_FEW = "too few seeds"
+
+
+def _interval(values: Sequence[float]) -> Cell:
+    bounds = interval(values)
+    return Cell(TOO_FEW if bounds is None else f"{bounds[0]:.4g} to {bounds[1]:.4g}")
+
+
+def _list(values: Iterable[float]) -> str:
+    return ", ".join(f"{value:.4g}" for value in values)
+
+
+@dataclass(frozen=True)
+class StudyGrid(MethodComparison):
+    """Dense training and points of the grid: by axis, point by point, and at the best setting of each compressor.
+
+    Attributes:
+        grid: all points by name.
+    """
+
+    grid: Mapping[str, Point]
+
+    def tables(self, scale: str, results: Results) -> Sequence[Table]:
+        """See :meth:`Exhibit.tables`."""
+        plan = self.plans[scale]
+        kinds = (self.by_axis, self.table, self.by_compressor)
+        return [table(plan, case, results) for case in plan.cases for table in kinds]
+
+    def caption(self, scale: str) -> str:
+        """See :meth:`Exhibit.caption`."""
+        return (
+            f"{super().caption(scale)}. All points have one learning rate; not all combinations are possible, so the "
+            "choices of an axis differ in their other choices, too: the last columns compare pairs that are equal "
+            f"otherwise (but for the sum). Points: those of experiment={PRESET}"
+        )
+
+    def _chosen(self, plan: Plan) -> list[Point]:
+        return [self.grid[name] for name in self.compared(plan) if name in self.grid]
+
+    def _outcomes(self, plan: Plan, case: Case, method: str, results: Results) -> list[Outcome]:
+        return [results.of(self.job(plan, case, method, seed)) for seed in plan.seeds]
+
+    def _values(self, plan: Plan, case: Case, results: Results) -> dict[Point, list[float]]:
+        """The metric by seed, of the points whose trainings all finished."""
+        outcomes = {point: self._outcomes(plan, case, point.name, results) for point in self._chosen(plan)}
+        return {
+            point: [final_metric(each.data) for each in found]
+            for point, found in outcomes.items()
+            if not any(each.reason for each in found)
+        }
+
+    def _dense(self, plan: Plan, case: Case, results: Results) -> list[float] | None:
+        """The metric of dense training by seed, if all of it finished."""
+        found = self._outcomes(plan, case, DENSE, results)
+        return None if any(each.reason for each in found) else [final_metric(each.data) for each in found]
+
+    def by_axis(self, plan: Plan, case: Case, results: Results) -> Table:
+        """One row for each choice: means over all points that have it."""
+        dense, values = self._dense(plan, case, results), self._values(plan, case, results)
+        columns = ("axis: choice", "points", "mean metric", "95% interval", "every seed", "less dense", "compared with")
+        rows = []
+        for found in marginals(self._chosen(plan), values):
+            having = [point for point in self._chosen(plan) if getattr(point, found.axis) == found.choice]
+            jobs = [self.job(plan, case, point.name, seed) for point in having for seed in plan.seeds]
+            name = f"{AXES[found.axis][0]}: {found.choice}"
+            rows.append(Row(name, [*_axis_cells(found, dense), *_gain_cells(found)], jobs))
+        title = f"{self.title}, by axis: {case.name}"
+        return Table(title, (*columns, "difference, all else equal", "its 95% interval"), rows)
+
+    def by_compressor(self, plan: Plan, case: Case, results: Results) -> Table:
+        """One row for each compressor, at its best setting."""
+        values, grid = self._values(plan, case, results), self._chosen(plan)
+        chosen = {sent: {p: seeds for p, seeds in values.items() if p.sent == sent} for sent in _sent(grid)}
+        found = {sent: held_out(candidates, case.lower) for sent, candidates in chosen.items() if candidates}
+        dense = self._dense(plan, case, results)
+        first = dense and self._best_row(plan, case, DENSE, DENSE, dense, found.get(RANDOM_BLOCK), results)
+        rows = [first or self._failed_row(plan, case, DENSE, [DENSE], results)]
+        for sent, candidates in chosen.items():
+            if sent not in found:
+                names = [point.name for point in grid if point.sent == sent]
+                rows.append(self._failed_row(plan, case, sent, names, results))
+                continue
+            best = best_of({point: mean(seeds) for point, seeds in candidates.items()}, case.lower).name
+            rows.append(self._best_row(plan, case, sent, best, found[sent], found.get(RANDOM_BLOCK), results))
+        columns = ("what is sent", "best setting", "metric, chosen on other seeds", "95% interval", "every seed")
+        last = (f"{RANDOM_BLOCK} less it", "its 95% interval", "sent / dense", "virtual seconds")
+        return Table(f"{self.title}, each at its best: {case.name}", (*columns, *last), rows)
+
+    def _best_row(
+        self,
+        plan: Plan,
+        case: Case,
+        name: str,
+        best: str,
+        values: Sequence[float],
+        block: Sequence[float] | None,
+        results: Results,
+    ) -> Row:
+        outcomes = self._outcomes(plan, case, best, results)
+        less = [ours - theirs for ours, theirs in zip(block, values, strict=True)] if block else []
+        seconds = mean(each.data["cluster_seconds"] for each in outcomes)
+        share = share_of_bytes(each.data for each in outcomes)
+        cells = [
+            Cell(best.removeprefix(f"{name},") if best != name else "-"),
+            Cell(spread(values), mean(values)),
+            _interval(values),
+            Cell(_list(values)),
+            Cell(spread(less), mean(less)) if less and name != RANDOM_BLOCK else Cell("-"),
+            _interval(less) if less and name != RANDOM_BLOCK else Cell("-"),
+            Cell(f"{share:.2%}", share),
+            Cell(f"{seconds:.4g}", seconds),
+        ]
+        return Row(name, cells, [self.job(plan, case, best, seed) for seed in plan.seeds])
+
+    def _failed_row(self, plan: Plan, case: Case, name: str, methods: Sequence[str], results: Results) -> Row:
+        reasons = {each.reason for method in methods for each in self._outcomes(plan, case, method, results)} - {None}
+        cells = [Cell(f"failed: {'; '.join(sorted(map(str, reasons)))}", bad=True), *[Cell("failed", bad=True)] * 7]
+        return Row(name, cells, [self.job(plan, case, method, seed) for method in methods for seed in plan.seeds])
+
+    def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
+        """See :meth:`Exhibit.pictures`."""
+        plan = self.plans[scale]
+        return [picture for case in plan.cases for picture in self._pictures(plan, case, results)]
+
+    def _pictures(self, plan: Plan, case: Case, results: Results) -> list[Picture]:
+        grid, values = self._chosen(plan), self._values(plan, case, results)
+        dense = self._dense(plan, case, results)
+        means = {point: mean(values[point]) if point in values else None for point in grid}
+        found = [(f"{AXES[each.axis][0]}: {each.choice}", each.seeds) for each in marginals(grid, values) if each.seeds]
+        name = case.name.lower().replace(" ", "-")
+        every = f"{case.name}: mean metric of every point; empty: not possible, or not trained"
+        by_axis = f"{case.name}: means over all points with a choice, one dot a seed; dotted: dense"
+        return [
+            Picture(f"{name}-grid", every, partial(draw_grid, case, means, dense)),
+            Picture(f"{name}-axes", by_axis, partial(draw_axes, case, found, dense)),
+        ]
+
+
+def _sent(grid: Iterable[Point]) -> list[str]:
+    return list(dict.fromkeys(point.sent for point in grid))
+
+
+def _axis_cells(found: Marginal, dense: Sequence[float] | None) -> list[Cell]:
+    lost = found.used < found.whole
+    count = Cell(f"{found.used} of {found.whole}, others failed" if lost else str(found.whole), found.used, bad=lost)
+    if not found.seeds:
+        return [count, *[Cell("failed", bad=True)] * 4]
+    less = Cell("failed", bad=True) if dense is None else _difference(mean(found.seeds) - mean(dense))
+    seeds = found.seeds
+    return [count, Cell(spread(seeds), mean(seeds)), _interval(seeds), Cell(_list(seeds)), less]
+
+
+def _difference(value: float) -> Cell:
+    return Cell(f"{value:+.4f}", value)
+
+
+def _gain_cells(found: Marginal) -> list[Cell]:
+    reference = AXES[found.axis][1]
+    if found.choice == reference:
+        return [Cell("-")] * 3
+    if not found.gains:
+        return [Cell(reference), Cell("no equal pair"), Cell("-")]
+    pairs = f"{reference}, {found.pairs} pair{'s' if found.pairs > 1 else ''}"
+    return [Cell(pairs), Cell(spread(found.gains), mean(found.gains)), _interval(found.gains)]
+
+
+POINTS = MappingProxyType({point.name: point for point in points()})
+METHODS = MappingProxyType({DENSE: ("compressor=none",), **{name: (f"+point=[{name}]",) for name in POINTS}})
+ONE_RUN = (f"experiment={PRESET}", "hydra.mode=RUN")
+DIGITS = Case(
+    "ResNet on digits",
+    ("model.depth=8", "training.batch_size=32", "optimizer.lr=0.04"),
+    "ResNet-8 on digits, 4 x 32 pictures a step, learning rate 0.04",
+)
+PUBLISHED = (
+    Case("ResNet-18 on CIFAR-10", ("experiment=study/resnet_cifar10",), "as we think it was (docs/study.md)"),
+    Case("LSTM on WikiText-2", ("experiment=study/lstm_lm",), "as we think it was (docs/study.md)", lower=True),
+)
+GRID = StudyGrid(
+    name="study.grid",
+    title="The grid",
+    source="the study's parameters of compression, and random-block's place among them; figures unknown",
+    shows="what each choice costs in accuracy, all else equal, and how near random blocks come to dense training",
+    basis=VIRTUAL,
+    methods=METHODS,
+    grid=POINTS,
+    plans=MappingProxyType(
+        {
+            "smoke": Plan(
+                (DIGITS,),
+                (*ONE_RUN, *SMALL, "logger.mode=disabled", "training.max_steps=2", "training.eval_examples=8"),
+                SEEDS,
+                "half a second each",
+                only=(DENSE, *(point.name for point in covering(list(POINTS.values())))),
+            ),
+            "laptop": Plan((DIGITS,), (*ONE_RUN, *SMALL, "training.epochs=8"), SEEDS, "about 15 minutes"),
+            "paper": Plan(PUBLISHED, (), SEEDS, "for a cluster of GPUs", cluster="process_group"),
+        }
+    ),
+)
+
+EXHIBITS = (GRID,)

@@ -1,0 +1,233 @@
+"""How many entries thresholds select, and how many were wanted, in every step of real trainings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import mean
+from typing import Any, NamedTuple
+
+from exhibits.base import Basis, Exhibit, Picture, Results
+from exhibits.failures import failed
+from exhibits.jobs import Computation, Outcome
+from exhibits.tables import Cell, Row, Table
+from exhibits.trainings import Case
+from exhibits.watched import Watcher, selection, sparse, train_watched
+from spardl.context import Context
+from spardl.method import Method, MethodState
+from spardl.programs import Worker
+from spardl.sparse import SparseVector, Sum
+
+__all__ = ["Thresholds", "ThresholdsPlan", "count_selected", "deviations"]
+
+BASIS = Basis(
+    simulated="the cluster: all workers in one process; no seconds",
+    measured="entries that every worker selects, and sums that are kept, in every step of real trainings",
+    assumed="nothing",
+)
+PUBLISHED = 0.11
+COLUMNS = (
+    "method, selection",
+    "selected / wanted",
+    "least",
+    "most",
+    "mean deviation",
+    f"off by over {PUBLISHED:.0%}",
+    "mean deviation, second half",
+)
+
+
+@dataclass
+class _Counts(Watcher):
+    wanted: int = 0
+    local: dict[int, list[int]] = field(default_factory=dict)
+    sums: list[int] = field(default_factory=list)
+
+    def before(self, method: Method, worker: Worker, state: MethodState) -> None:
+        """Counts what the worker selects."""
+        self.wanted = sparse(method).count(Context(worker, state.layout, state.step))
+        self.local.setdefault(state.step, []).append(selection(method, worker, state).numel())
+
+    def after(self, worker: Worker, step: int, average: Sum) -> None:
+        """Counts the sums; all workers have the same."""
+        if worker.rank == 0:
+            self.sums.append(len(average) if isinstance(average, SparseVector) else average.numel())
+
+
+def count_selected(words: Sequence[str], steps: int) -> dict[str, Any]:
+    """Trains, and counts what is selected.
+
+    Args:
+        words: of train.py.
+        steps: of training.
+
+    Returns:
+        ``k``, entries wanted; by step ``local``, what each worker selected of its own, and ``sums``, how many sums the
+        result holds.
+
+    Raises:
+        ConfigError: if the method sends no single entries.
+    """
+    counts = _Counts()
+    train_watched(words, steps, counts)
+    return {"k": counts.wanted, "local": [counts.local[step] for step in range(steps)], "sums": counts.sums}
+
+
+class Spread(NamedTuple):
+    """How far counts are from what was wanted.
+
+    Attributes:
+        mean: of the counts, over what was wanted.
+        least: likewise.
+        most: likewise.
+        deviation: the mean of all distances from 1.
+        off: the share of counts that are further from 1 than the published mean.
+    """
+
+    mean: float
+    least: float
+    most: float
+    deviation: float
+    off: float
+
+
+def deviations(counts: Sequence[int], wanted: int) -> Spread:
+    """What some counts, at least one, say together."""
+    ratios = [count / wanted for count in counts]
+    away = [abs(ratio - 1) for ratio in ratios]
+    off = sum(distance > PUBLISHED for distance in away) / len(away)
+    return Spread(mean(ratios), min(ratios), max(ratios), mean(away), off)
+
+
+@dataclass(frozen=True)
+class ThresholdsPlan:
+    """What a scale means.
+
+    Attributes:
+        cases: what is trained.
+        words: what all trainings share.
+        steps: of each training.
+        cost: about how long all of it takes.
+    """
+
+    cases: tuple[Case, ...]
+    words: tuple[str, ...]
+    steps: int
+    cost: str
+
+
+@dataclass(frozen=True)
+class Thresholds(Exhibit):
+    """Methods x cases; one table and one picture for each case.
+
+    Attributes:
+        methods: name to words of train.py, and whether the result is limited to about k sums.
+        plans: by scale.
+    """
+
+    name: str
+    title: str
+    source: str
+    shows: str
+    methods: Mapping[str, tuple[tuple[str, ...], bool]]
+    plans: Mapping[str, ThresholdsPlan]
+    basis: Basis = BASIS
+
+    def job(self, plan: ThresholdsPlan, case: Case, method: str) -> Computation:
+        """One training."""
+        words = (*plan.words, *case.words, *self.methods[method][0])
+        arguments = (("words", words), ("steps", plan.steps))
+        shell = f"python scripts/reproduce.py {self.name} (train.py {' '.join(words)}, {plan.steps} steps)"
+        return Computation("selected", count_selected, arguments, shell)
+
+    def jobs(self, scale: str) -> Sequence[Computation]:
+        """See :meth:`Exhibit.jobs`."""
+        plan = self.plans[scale]
+        return [self.job(plan, case, method) for case in plan.cases for method in self.methods]
+
+    def cost(self, scale: str) -> str:
+        """See :meth:`Exhibit.cost`."""
+        return f"{len(self.jobs(scale))} trainings, {self.plans[scale].cost}"
+
+    def caption(self, scale: str) -> str:
+        """See :meth:`Exhibit.caption`."""
+        plan = self.plans[scale]
+        cases = "; ".join(f"{case.name}: {case.what}" for case in plan.cases)
+        return (
+            f"{cases}. {plan.steps} steps from the first one on, without the dense warm-up of the papers: residuals "
+            "build up in the first ones, so the second half is told apart. Own: what workers select of their "
+            "gradients, all workers and steps together; sums: what is kept of the total. "
+            f"{' '.join(plan.words)}"
+        )
+
+    def tables(self, scale: str, results: Results) -> Sequence[Table]:
+        """See :meth:`Exhibit.tables`."""
+        plan = self.plans[scale]
+        return [
+            Table(
+                f"{self.title}: {case.name}",
+                COLUMNS,
+                [row for method in self.methods for row in self._rows(plan, case, method, results)],
+            )
+            for case in plan.cases
+        ]
+
+    def _rows(self, plan: ThresholdsPlan, case: Case, method: str, results: Results) -> list[Row]:
+        job = self.job(plan, case, method)
+        return [Row(f"{method}, {name}", _cells(results.of(job), name), [job]) for name in self._kinds(method)]
+
+    def _kinds(self, method: str) -> list[str]:
+        return ["own", "sums"] if self.methods[method][1] else ["own"]
+
+    def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
+        """See :meth:`Exhibit.pictures`."""
+        plan = self.plans[scale]
+        return [
+            Picture(
+                case.name.lower().replace(" ", "-"),
+                f"{case.name}: selected / wanted by step; bands are from the least to the most of the workers",
+                partial(self._draw, plan, case, results),
+            )
+            for case in plan.cases
+        ]
+
+    def _draw(self, plan: ThresholdsPlan, case: Case, results: Results, figure: Any) -> None:
+        both = figure.subplots(1, 2, sharey=True)
+        for number, method in enumerate(self.methods):
+            outcome = results.of(self.job(plan, case, method))
+            if outcome.reason is None:
+                for axes, name in zip(both, self._kinds(method), strict=False):
+                    _draw_lines(axes, outcome.data, name, f"C{number}", method)
+        for axes, title in zip(both, (f"{case.name}: own entries", "sums"), strict=True):
+            axes.axhspan(1 - PUBLISHED, 1 + PUBLISHED, color="gray", alpha=0.15)
+            axes.set_title(title, fontsize=10)
+            axes.set_xlabel("step")
+            axes.grid(alpha=0.3)
+            axes.legend(fontsize=7)
+        both[0].set_ylabel("selected / wanted")
+
+
+def _by_step(data: Mapping[str, Any], name: str) -> list[list[int]]:
+    """The counts of every step: of all workers, or the one of the sums."""
+    kinds: Mapping[str, list[list[int]]] = {"own": data["local"], "sums": [[count] for count in data["sums"]]}
+    return kinds[name]
+
+
+def _cells(outcome: Outcome, name: str) -> list[Cell]:
+    if outcome.reason is not None:
+        return failed(outcome, len(COLUMNS) - 1)
+    steps = _by_step(outcome.data, name)
+    found, later = (
+        deviations([count for step in part for count in step], outcome.data["k"])
+        for part in (steps, steps[len(steps) // 2 :])
+    )
+    shares = [Cell(f"{value:.3f}", value) for value in found[:3]]
+    return [*shares, *(Cell(f"{value:.1%}", value) for value in (found.deviation, found.off, later.deviation))]
+
+
+def _draw_lines(axes: Any, data: Mapping[str, Any], name: str, color: str, label: str) -> None:
+    ratios = [[count / data["k"] for count in step] for step in _by_step(data, name)]
+    steps = range(len(ratios))
+    axes.plot(steps, [mean(step) for step in ratios], color=color, linewidth=1.2, label=label)
+    axes.fill_between(steps, [min(step) for step in ratios], [max(step) for step in ratios], color=color, alpha=0.15)

@@ -1,0 +1,289 @@
+"""Exhibits that tell where an update's time goes: computation, compression, and messages' latency and bandwidth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from statistics import median
+from typing import Any, NamedTuple
+
+from exhibits.base import Basis, Exhibit, Picture, Results
+from exhibits.counts import Cycle, count_cycle
+from exhibits.failures import failed
+from exhibits.gpu import MODELS, Model, seconds_to_compress
+from exhibits.jobs import Computation, Outcome
+from exhibits.tables import Cell, Row, Table
+from spardl.clusters.network import PRESETS, Network
+from spardl.fusion import Linear
+
+__all__ = ["Contender", "Parts", "UpdateBreakdown", "UpdatePlan", "predict"]
+
+BASIS = Basis(
+    simulated="seconds of messages: counted rounds and bytes on a modelled network, one after the other",
+    measured="rounds, and bytes on the longest path, counted in synchronizations of random gradients (a common part "
+    "and noise, equally strong); steps with periodic work have their share",
+    assumed="what each model and each compressor takes on an RTX 2080 Ti (scripts/exhibits/gpu.py), the network, that "
+    "nothing overlaps, and that bytes grow in proportion to the model",
+)
+GROWING = ("words", "bytes")
+PARTS = ("computation", "compression", "latency", "bandwidth")
+
+
+class Contender(NamedTuple):
+    """A method to compare.
+
+    Attributes:
+        choice: of compressor=.
+        words: of train.py.
+        settle: steps until its own adaptation has come to rest.
+    """
+
+    choice: str
+    words: tuple[str, ...] = ()
+    settle: int = 0
+
+
+class Parts(NamedTuple):
+    """Seconds of one update.
+
+    Attributes:
+        computation: of both passes, and the optimizer.
+        compression: selecting, packing and merging.
+        latency: of messages.
+        bandwidth: of messages.
+    """
+
+    computation: float
+    compression: float
+    latency: float
+    bandwidth: float
+
+    @property
+    def communication(self) -> float:
+        """Seconds of messages."""
+        return self.latency + self.bandwidth
+
+    @property
+    def total(self) -> float:
+        """Of everything, which nothing overlaps."""
+        return sum(self)
+
+
+def predict(model: Model, choice: str, kinds: Cycle, workers: int, network: Network) -> Parts:
+    """What an update takes.
+
+    Args:
+        model: whose gradients they are.
+        choice: of compressor=.
+        kinds: what :func:`count_cycle` returned.
+        workers: P.
+        network: of the messages.
+    """
+    rounds = sum(kind["share"] * kind["rounds"] for kind in kinds)
+    words, path = (sum(kind["share"] * Linear(**kind[key])(model.entries) for kind in kinds) for key in GROWING)
+    return Parts(
+        model.seconds,
+        seconds_to_compress(choice, model.entries, workers, words),
+        rounds * network.alpha,
+        path * network.beta,
+    )
+
+
+@dataclass(frozen=True)
+class UpdatePlan:
+    """What a scale means.
+
+    Attributes:
+        workers: numbers of them, by key of ``gpu.MODELS``.
+        kept: entries that are sent of the larger gradient that is counted.
+        cost: about how long all of it takes.
+    """
+
+    workers: Mapping[str, tuple[int, ...]]
+    kept: int
+    cost: str
+
+
+@dataclass(frozen=True)
+class UpdateBreakdown(Exhibit):
+    """Models x methods x numbers of workers on one network: a table for each model, and one picture.
+
+    Attributes:
+        methods: by name; those whose teams do not divide the workers are left out.
+        plans: by scale.
+        network: a preset.
+        density: by model.
+        baseline: the method that speed-ups are told over.
+    """
+
+    name: str
+    title: str
+    source: str
+    shows: str
+    methods: Mapping[str, Contender]
+    plans: Mapping[str, UpdatePlan]
+    network: str
+    density: Mapping[str, float]
+    baseline: str
+    basis: Basis = BASIS
+
+    def job(self, plan: UpdatePlan, model: str, method: str, workers: int) -> Computation:
+        """The counts of one method for gradients of a model's density."""
+        contender, density = self.methods[method], self.density[model]
+        arguments = (
+            ("name", contender.choice),
+            ("overrides", contender.words),
+            ("workers", workers),
+            ("density", density),
+            ("kept", plan.kept),
+            ("settle", contender.settle),
+        )
+        words = " ".join((f"compressor={contender.choice}", *contender.words))
+        shell = f"python scripts/reproduce.py {self.name} ({words}, {workers} workers, density {density})"
+        return Computation("cycle", count_cycle, arguments, shell)
+
+    def jobs(self, scale: str) -> Sequence[Computation]:
+        """See :meth:`Exhibit.jobs`."""
+        plan = self.plans[scale]
+        choices = ((model, *choice) for model, sizes in plan.workers.items() for choice in product(self.methods, sizes))
+        return list(dict.fromkeys(self.job(plan, *choice) for choice in choices))
+
+    def cost(self, scale: str) -> str:
+        """See :meth:`Exhibit.cost`."""
+        return f"{len(self.jobs(scale))} counts, {self.plans[scale].cost}"
+
+    def caption(self, scale: str) -> str:
+        """See :meth:`Exhibit.caption`."""
+        models = (MODELS[name] for name in self.plans[scale].workers)
+        assumed = "; ".join(
+            f"{model.title}: {model.seconds:.3g} s ({model.batch} examples a worker, {model.rate:.2g} operations/s: "
+            f"{model.certainty})"
+            for model in models
+        )
+        return f"Seconds of an update on {self.network}. Computation is assumed: {assumed}."
+
+    def tables(self, scale: str, results: Results) -> Sequence[Table]:
+        """See :meth:`Exhibit.tables`."""
+        plan = self.plans[scale]
+        return [self._table(plan, model, results) for model in plan.workers]
+
+    def _table(self, plan: UpdatePlan, model: str, results: Results) -> Table:
+        sizes = plan.workers[model]
+        several = len(sizes) > 1
+        rows = []
+        for method, workers in product(self.methods, sizes):
+            job, base = (self.job(plan, model, name, workers) for name in (method, self.baseline))
+            found = self._predicted(plan, model, method, workers, results)
+            if found is None:
+                cells = failed(results.of(job), len(self._columns(several)) - 1)
+            else:
+                against = self._predicted(plan, model, self.baseline, workers, results)
+                alone = self._predicted(plan, model, method, sizes[0], results)
+                cells = [*_seconds(found), *_ratios(found, against), *([_ratio(alone, found)] if several else [])]
+            rows.append(Row(_row_name(method, workers, several), cells, list(dict.fromkeys((job, base)))))
+        title = f"{self.title}: {MODELS[model].title}, {self.network}, P = {', '.join(map(str, sizes))}"
+        return Table(title, self._columns(several), rows)
+
+    def _columns(self, several: bool) -> list[str]:
+        return [
+            "method",
+            "computation",
+            "compression",
+            "communication",
+            "of it latency",
+            "of it bandwidth",
+            "update",
+            f"speed-up over {self.baseline}",
+            f"of the communication, over {self.baseline}",
+            *(["weak scaling efficiency"] if several else []),
+        ]
+
+    def _predicted(self, plan: UpdatePlan, model: str, method: str, workers: int, results: Results) -> Parts | None:
+        """An update's parts; ``None`` if the counts failed."""
+        outcome: Outcome = results.of(self.job(plan, model, method, workers))
+        if outcome.reason is not None:
+            return None
+        return predict(
+            MODELS[model], self.methods[method].choice, outcome.data["kinds"], workers, PRESETS[self.network]
+        )
+
+    def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
+        """See :meth:`Exhibit.pictures`."""
+        plan = self.plans[scale]
+        return [Picture("parts", "where an update's seconds go", partial(self._draw, plan, results))]
+
+    def _draw(self, plan: UpdatePlan, results: Results, figure: Any) -> None:
+        across = min(3, len(plan.workers))
+        down = -(-len(plan.workers) // across)
+        most = len(self.methods) * max(map(len, plan.workers.values()))
+        figure.set_size_inches(max(5.0, 3.2 * across), 0.8 + down * (0.6 + 0.16 * most))
+        grid = figure.subplots(down, across, squeeze=False).ravel()
+        for axes, (model, sizes) in zip(grid, plan.workers.items(), strict=False):
+            bars = {
+                _row_name(method, workers, len(sizes) > 1): found
+                for method, workers in product(self.methods, sizes)
+                if (found := self._predicted(plan, model, method, workers, results))
+            }
+            _draw_bars(axes, bars)
+            axes.set_title(MODELS[model].title, fontsize=8)
+        for axes in grid[len(plan.workers) :]:
+            axes.set_axis_off()
+        handles, labels = grid[0].get_legend_handles_labels()
+        figure.legend(handles, labels, fontsize=7, loc="outside lower center", ncols=len(PARTS))
+        figure.suptitle(f"Seconds of an update, {self.network}", fontsize=9)
+
+
+def _row_name(method: str, workers: int, several: bool) -> str:
+    return f"{method}, P = {workers}" if several else method
+
+
+def _seconds(found: Parts) -> list[Cell]:
+    figures = (
+        found.computation,
+        found.compression,
+        found.communication,
+        found.latency,
+        found.bandwidth,
+        found.total,
+    )
+    return [Cell(f"{figure:.3g}", figure) for figure in figures]
+
+
+def _ratios(found: Parts, baseline: Parts | None) -> list[Cell]:
+    """How many times as fast as the baseline an update is, and its messages."""
+    if baseline is None:
+        return [Cell("baseline failed", bad=True)] * 2
+    return [_ratio(baseline, found), _over(baseline.communication, found.communication)]
+
+
+def _ratio(one: Parts | None, other: Parts) -> Cell:
+    return Cell("first failed", bad=True) if one is None else _over(one.total, other.total)
+
+
+def _over(one: float, other: float) -> Cell:
+    return Cell(f"{one / other:.3g}", one / other) if other else Cell("no messages")
+
+
+def _draw_bars(axes: Any, bars: Mapping[str, Parts]) -> None:
+    """Stacked bars, the first on top; those that would dwarf all others are cut off, and say how long they are."""
+    below = [0.0] * len(bars)
+    for number, part in enumerate(PARTS):
+        lengths = [found[number] for found in bars.values()]
+        axes.barh(range(len(bars)), lengths, left=below, label=part)
+        below = [low + length for low, length in zip(below, lengths, strict=True)]
+    limit = _limit(below)
+    for place, total in enumerate(below):
+        if total > limit:
+            axes.text(limit, place, f"{total:.3g} s ", ha="right", va="center", fontsize=6, color="white")
+    axes.set_xlim(0, limit)
+    axes.set_yticks(range(len(bars)), list(bars), fontsize=6)
+    axes.invert_yaxis()
+    axes.tick_params(axis="x", labelsize=6)
+    axes.grid(alpha=0.3, axis="x")
+
+
+def _limit(totals: Sequence[float]) -> float:
+    """Where the axis ends: no further than three times the median bar, so that small ones can be read."""
+    return 1.05 * min(max(totals), 3 * median(totals)) if totals else 1.0

@@ -1,0 +1,135 @@
+"""Figures as SVG inside a page: small, with the page's colours and letters, and with names that clash with no other."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from types import MappingProxyType
+from typing import Any
+from xml.etree import ElementTree
+
+from exhibits.base import Draw
+
+__all__ = ["SERIES", "SIZE", "inline"]
+
+# Inches; what fits a column of text.
+SIZE = (7.0, 4.0)
+# How many colours of lines and bars page.css has, as --c0, --c1, ...
+SERIES = 8
+
+# Colours that matplotlib is given in place of the page's, which it cannot know.
+_STAND_INS: Mapping[str, str] = MappingProxyType(
+    {
+        "#000000": "currentColor",
+        "#ffffff": "var(--paper)",
+        **{f"#{number:02x}fe01": f"var(--c{number})" for number in range(SERIES)},
+    }
+)
+_CYCLE = ", ".join(f"'{colour}'" for colour in list(_STAND_INS)[2:])
+_DECIMAL = re.compile(r"-?\d+\.\d+")
+_LETTERS = re.compile(r"(font-family: |(?<=px) )'[^;]*")  # of the property font, in older versions
+_REFERENCE = re.compile(r"url\(#([^)]+)\)")
+# Attributes that hold places; a tenth of a point is less than can be seen.
+_PLACES = ("d", "x", "y", "width", "height", "points")
+
+
+def inline(draw: Draw, ident: str, title: str) -> str:
+    """Draws a figure.
+
+    Args:
+        draw: draws it into a matplotlib figure.
+        ident: what all ids in it begin with; unique on the page.
+        title: what it shows, for those who cannot see it.
+
+    Returns:
+        An ``svg`` element without namespaces, as HTML wants it. Text stays text. It has no size of its own but only
+        proportions.
+    """
+    root = ElementTree.fromstring(_drawn(draw, ident))
+    for element in root.iter():
+        element.tag = _local(element.tag)
+        element.attrib = {_local(key): value for key, value in element.attrib.items()}
+    for parent in list(root.iter()):
+        for child in [child for child in parent if child.tag in ("metadata", "style")]:
+            parent.remove(child)
+    _rename(root, ident)
+    for element in root.iter():
+        element.attrib = dict(_restyled(element.attrib))
+    _unwrap(root)
+    heading = ElementTree.Element("title", {"id": f"{ident}-title"})
+    heading.text, heading.tail = title, "\n"
+    root.insert(0, heading)
+    root.attrib = {
+        "class": "plot",
+        "role": "img",
+        "aria-labelledby": f"{ident}-title",
+        "viewBox": root.attrib["viewBox"],
+    }
+    return re.sub(r"\n\s*", "\n", ElementTree.tostring(root, encoding="unicode"))
+
+
+def _drawn(draw: Draw, salt: str) -> bytes:
+    from matplotlib import rc_context  # noqa: PLC0415
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    out = io.BytesIO()
+    settings: dict[Any, Any] = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": salt,
+        "axes.prop_cycle": f"cycler('color', [{_CYCLE}])",
+        "path.simplify_threshold": 0.3,
+    }
+    with rc_context(settings):
+        figure = Figure(figsize=SIZE, layout="constrained")
+        draw(figure)
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(out, format="svg", transparent=True, metadata=nothing)
+    return out.getvalue()
+
+
+def _local(name: str) -> str:
+    """A name without its namespace."""
+    return name.rpartition("}")[2]
+
+
+def _rename(root: ElementTree.Element, ident: str) -> None:
+    """Leaves only ids that something refers to, and makes these the figure's own."""
+    values = [value for element in root.iter() for value in element.attrib.values()]
+    wanted = set(chain.from_iterable(_REFERENCE.findall(value) for value in values))
+    wanted |= {value[1:] for value in values if value.startswith("#")}
+    for element in root.iter():
+        if element.attrib.get("id") in wanted:
+            element.attrib["id"] = f"{ident}-{element.attrib['id']}"
+        else:
+            element.attrib.pop("id", None)
+        for key, value in element.attrib.items():
+            element.attrib[key] = _REFERENCE.sub(rf"url(#{ident}-\1)", value)
+        if "href" in element.attrib and element.attrib["href"].startswith("#"):
+            element.attrib["href"] = f"#{ident}-{element.attrib['href'][1:]}"
+
+
+def _unwrap(parent: ElementTree.Element) -> None:
+    """Leaves out groups that say nothing of what is in them."""
+    for child in parent:
+        _unwrap(child)
+    parent[:] = [kept for child in parent for kept in (child if child.tag == "g" and not child.attrib else (child,))]
+
+
+def _restyled(attributes: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for key, value in attributes.items():
+        if key in _PLACES:
+            yield key, " ".join(_DECIMAL.sub(_short, value).split())
+        elif key == "transform":
+            if not value.startswith("rotate(-0 "):
+                yield key, _DECIMAL.sub(_short, value)
+        else:
+            text = _LETTERS.sub(r"\1var(--sans)", value)
+            for stand_in, colour in _STAND_INS.items():
+                text = text.replace(stand_in, colour)
+            yield key, text
+
+
+def _short(number: re.Match[str]) -> str:
+    return f"{round(float(number[0]), 1) + 0.0:g}"  # + 0.0: there is no -0

@@ -1,0 +1,105 @@
+"""Real training in the simulated cluster, watched from outside: what goes into synchronizations, and what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, fields, replace
+
+import choices
+import torch
+from torch import Tensor
+
+import train
+from spardl.accumulator import Accumulator
+from spardl.clusters import Network, SimulatedCluster
+from spardl.compressors.base import SparseCompressor
+from spardl.context import Context
+from spardl.errors import ConfigError
+from spardl.method import Method, MethodState
+from spardl.programs import Program, Worker
+from spardl.sparse import Sum
+from spardl.training.learner import Learner
+
+__all__ = ["Watched", "Watcher", "selection", "sparse", "train_watched"]
+
+
+class Watcher:
+    """Is told of every synchronization of every worker. Must change nothing that it is shown."""
+
+    def before(self, method: Method, worker: Worker, state: MethodState) -> None:
+        """A worker is about to synchronize."""
+
+    def after(self, worker: Worker, step: int, average: Sum) -> None:
+        """A worker has its average of a step."""
+
+
+@dataclass(frozen=True)
+class Watched(Method):
+    """A method that shows what it works on, and computes what it would have computed anyway.
+
+    Attributes:
+        watcher: who is shown it.
+    """
+
+    watcher: Watcher = Watcher()  # noqa: RUF009 - does nothing
+
+    @classmethod
+    def of(cls, method: Method, watcher: Watcher) -> Watched:
+        """The same method, watched."""
+        return cls(**{field.name: getattr(method, field.name) for field in fields(method)}, watcher=watcher)
+
+    def average(self, worker: Worker, state: MethodState) -> Program[Sum]:
+        """See :meth:`Method.average`."""
+        step = state.step
+        self.watcher.before(self, worker, state)
+        average = yield from super().average(worker, state)
+        self.watcher.after(worker, step, average)
+        return average
+
+
+def selection(method: Method, worker: Worker, state: MethodState) -> Tensor:
+    """What a worker's compressor is about to select of the whole vector, found on copies of what it would change.
+
+    Returns:
+        int64, strictly increasing positions.
+
+    Raises:
+        ConfigError: if the method sends no single entries.
+    """
+    compressor, context = sparse(method), Context(worker, state.layout, state.step - method.warmup.steps)
+    select = compressor.selector(context, deepcopy(state.compression))
+    return select(Accumulator(state.memory.clone()), [compressor.whole(context)])
+
+
+def sparse(method: Method) -> SparseCompressor:
+    """The method's compressor.
+
+    Raises:
+        ConfigError: if it sends no single entries.
+    """
+    if not isinstance(method.compressor, SparseCompressor):
+        raise ConfigError(f"compressor={method.compressor.name} selects nothing; choose one that sends single entries")
+    return method.compressor
+
+
+def train_watched(words: Sequence[str], steps: int, watcher: Watcher) -> None:
+    """Trains for some steps.
+
+    Args:
+        words: of train.py; name ``cluster.workers``, and no dense warm-up.
+        steps: how many.
+        watcher: of all synchronizations.
+
+    Raises:
+        ConfigError: if the configuration does not work.
+    """
+    with choices.composing():
+        plain = choices.composed("cluster=simulated", *words)
+    plan = train.build_plan(plain, train.build_dataset(plain))
+    plan = replace(plan, method=Watched.of(plan.method, watcher))
+    cluster = SimulatedCluster(plain["cluster"]["workers"], Network(alpha=0, gbit=1), count_local=False)
+    plan.check(cluster.size)
+    learner = Learner(plan, cluster, torch.device("cpu"))
+    for step in range(steps):
+        learner.step(step)

@@ -1,0 +1,33 @@
+"""What rounds of messages cost between the workers that are running, as the alpha-beta model wants it."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import torch
+
+from spardl.clusters import Network, ProcessGroupCluster
+from spardl.fusion import Linear
+from spardl.programs import Exchange, Program, Receive, Send, Worker
+
+__all__ = ["measured_network"]
+
+SIZES = (1, 1 << 16, 1 << 20)  # float32 entries of a message
+
+
+def measured_network(cluster: ProcessGroupCluster) -> Network:
+    """What a round costs in which every worker sends a message to the next one, by its size."""
+    seconds = []
+    for size in SIZES:
+        turns = 100 if size == 1 else 5
+        times = [cluster.time_aside([_rounds(cluster.local_workers[0], size, turns)])[0] for _ in range(5)]
+        seconds.append(median(times[1:]) / turns)
+    line = Linear.fit(SIZES, seconds)
+    return Network(alpha=seconds[0], gbit=32e-9 / line.per_entry)
+
+
+def _rounds(worker: Worker, size: int, turns: int) -> Program[None]:
+    after, before = (worker.rank + 1) % worker.size, (worker.rank - 1) % worker.size
+    payload = torch.zeros(size)
+    for _ in range(turns):
+        yield Exchange([Send(after, payload, size)], [Receive(before, size, torch.float32)])

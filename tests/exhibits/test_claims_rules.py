@@ -1,0 +1,168 @@
+"""The rules that claims are judged by, at their borders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.claiming import bound, figures, module, seeded, verdict
+
+ROOT = Path(__file__).resolve().parents[2]
+RATIOS = st.floats(0.1, 100)
+SEEDS = st.lists(st.floats(-100, 100), min_size=3, max_size=3)
+
+
+@pytest.fixture(autouse=True)
+def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ([1.8], "REPRODUCED"),  # 0.9 of 2
+        ([1.0, 1.8], "REPRODUCED"),
+        ([1.799], "DIRECTION"),
+        ([1.01], "DIRECTION"),
+        ([1.009], "NOT"),
+        ([0.5, 0.9], "NOT"),
+        ([(1.0, 1.2, 2.0)], "NOT"),  # a gain on average, but not beyond the spread of seeds
+        ([(1.15, 1.2, 1.25)], "DIRECTION"),
+        ([(0.5, 1.0, 9.0)], "NOT"),
+        ([(1.9, 2.0, 2.1)], "REPRODUCED"),
+    ],
+)
+def test_up_to(values: list[Any], wanted: str) -> None:
+    assert verdict(bound("UpTo", 2.0), figures(*values)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ([1.8, 3.6], "REPRODUCED"),
+        ([3.6, 1.8, 2.5], "REPRODUCED"),
+        ([1.79, 3.6], "DIRECTION"),
+        ([1.8, 3.59], "DIRECTION"),
+        ([1.01, 9.0], "DIRECTION"),
+        ([1.0, 9.0], "NOT"),
+        ([(0.9, 1.1, 1.3), 9.0], "NOT"),
+    ],
+)
+def test_between(values: list[Any], wanted: str) -> None:
+    assert verdict(bound("Between", 2.0, 4.0), figures(*values)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "values", "rivals", "wanted"),
+    [
+        ("AtMost", (6,), [6, 2], None, "REPRODUCED"),
+        ("AtMost", (6,), [6.01, 2], None, "NOT"),
+        ("AtMost", (6,), [6.01, 2], [7, 3], "DIRECTION"),
+        ("AtMost", (6,), [6.01, 2], [7, 1.9], "NOT"),
+        ("AtMost", (6,), [6.01, 2], [7, ()], "NOT"),
+        ("AtLeast", (0.5, "%"), [0.45, 0.9], None, "REPRODUCED"),
+        ("AtLeast", (0.5, "%"), [0.449, 0.9], None, "NOT"),
+        ("AtLeast", (0.5, "%"), [0.449, 0.9], [0.4, 0.8], "DIRECTION"),
+        ("AtLeast", (0.5, "%"), [0.449, 0.9], [0.4, 0.95], "NOT"),
+        ("AtLeast", (0.5, "%", 1.0), [0.5], None, "REPRODUCED"),
+        ("AtLeast", (0.5, "%", 1.0), [0.499], None, "NOT"),
+        ("Equal", (), [4, 2], [4, 2], "REPRODUCED"),
+        ("Equal", (), [100, 2], [100.9, 2], "REPRODUCED"),
+        ("Equal", (), [100, 2], [101.1, 2], "NOT"),
+        ("Equal", (), [100, 2], [98.9, 2], "NOT"),
+        ("Within", (), [1.3, 1.1], [1.3, 1.2], "REPRODUCED"),
+        ("Within", (), [1.301, 1.1], [1.3, 1.2], "NOT"),
+    ],
+)
+def test_limits_of_numbers(name: str, words: Any, values: list[Any], rivals: Any, wanted: str) -> None:
+    assert verdict(bound(name, *words), figures(*values, against=rivals)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "wanted"),
+    [
+        ((0.9, 0.8, 0.7), (0.9, 0.8, 0.7), "REPRODUCED"),
+        ((0.991, 0.991, 0.991), (1.0, 1.0, 1.0), "REPRODUCED"),
+        ((0.989, 0.989, 0.989), (1.0, 1.0, 1.0), "NOT"),
+        ((-101.1, -101.1, -101.1), (-100, -100, -100), "NOT"),  # a metric of which less is better
+        ((0.97, 1.0, 1.02), (1.0, 1.0, 1.0), "DIRECTION"),  # -0.3% on average
+        ((0.90, 1.0, 1.01), (1.0, 1.0, 1.0), "UNJUDGED"),  # -3%, but anything may be behind it
+        ((0.90, 0.91, 0.92), (1.0, 1.0, 1.0), "NOT"),
+        ((0.80, 0.61, 0.72), (0.9, 0.71, 0.82), "NOT"),  # seeds differ more than methods do: only pairs tell
+        ((1.5, 1.6, 1.4), (1.0, 1.0, 1.0), "REPRODUCED"),
+        ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0), "REPRODUCED"),
+    ],
+)
+def test_no_loss(ours: Any, theirs: Any, wanted: str) -> None:
+    assert verdict(seeded("NoLoss"), figures(ours, against=[theirs])) == wanted
+
+
+def test_the_worst_case_counts() -> None:
+    same, worse = (1.0, 1.0, 1.0), (0.5, 0.5, 0.5)
+    found = seeded("NoLoss").judge(figures(same, worse, same, against=[same] * 3))
+    assert found.verdict.name == "NOT"
+    assert found.reason == "b: worse by 50.00%, beyond the spread of seeds"
+    assert found.ours == "a: 0%; b: -50%; c: 0%"
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted", "reason"),
+    [
+        ([(3, 3.1, 3), (2, 2, 2.1), (1, 1, 1.1)], "REPRODUCED", "a less b: 1 ("),
+        ([(3, 3.1, 3), (1, 2, 3.0), (1, 1, 1.1)], "DIRECTION", "not every difference"),
+        ([(3, 3.1, 3), (3.2, 3.1, 3.2), (1, 1, 1.1)], "NOT", "no such order"),
+        ([(3, 1, 2), (2, 3, 1), (1, 2, 3)], "NOT", "no such order beyond the spread of seeds"),
+        ([(1, 1, 1.1), (2, 2, 2.1), (3, 3.1, 3)], "NOT", "in part the opposite order"),
+        ([(2, 2, 2.0), (3, 3.1, 3), (1, 1, 1.1)], "NOT", "in part the opposite order"),
+    ],
+)
+def test_order(values: list[Any], wanted: str, reason: str) -> None:
+    found = seeded("Order").judge(figures(*values))
+    assert (found.verdict.name, found.reason[: len(reason)]) == (wanted, reason)
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ([(3, 3, 3.1), (1, 1, 1.1), (2, 2, 2.1)], "REPRODUCED"),
+        ([(3, 3, 3.1), (2, 2, 2.1), (1, 1, 1.1)], "DIRECTION"),
+        ([(3, 3, 3.1), (1, 1, 1.1), (0.9, 3.0, 1.0)], "DIRECTION"),
+        ([(1, 1, 1.1), (2, 2, 2.1), (3, 3, 3.1)], "NOT"),
+        ([(1, 3, 2.0), (2, 1, 1.1), (3, 3, 3.1)], "NOT"),
+    ],
+)
+def test_inner_best(values: list[Any], wanted: str) -> None:
+    assert verdict(seeded("InnerBest"), figures(*values)) == wanted
+
+
+@given(st.lists(RATIOS, min_size=1, max_size=5), RATIOS)
+def test_a_better_figure_never_spoils_a_verdict(values: list[float], more: float) -> None:
+    order = [one.name for one in module("exhibits.claims_base").Verdict]
+    before, after = (verdict(bound("UpTo", 3.0), figures(*each)) for each in (values, [*values, more]))
+    assert order.index(after) <= order.index(before)
+
+
+@given(SEEDS, st.floats(0, 50), st.floats(0, 50))
+def test_a_greater_loss_is_never_judged_better(seeds: list[float], loss: float, more: float) -> None:
+    order = [one.name for one in module("exhibits.claims_base").Verdict]
+    lost, worse = ([seed - each for seed in seeds] for each in (loss, loss + more))
+    verdicts = [verdict(seeded("NoLoss"), figures(each, against=[seeds])) for each in (lost, worse)]
+    assert order.index(verdicts[0]) <= order.index(verdicts[1])
+
+
+@given(SEEDS, SEEDS)
+def test_an_order_and_its_opposite_are_never_both_there(one: list[float], other: list[float]) -> None:
+    there = [verdict(seeded("Order"), figures(*pair)) == "REPRODUCED" for pair in ((one, other), (other, one))]
+    assert not all(there)
+
+
+def test_ranges_by_hand() -> None:
+    statistics = module("exhibits.statistics")
+    assert statistics.difference([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]) == pytest.approx((2 - 2.4841377, 2, 2 + 2.4841377))
+    assert statistics.range_of_mean([1.0]) == (-float("inf"), 1.0, float("inf"))
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        statistics.difference([1.0, 2.0], [1.0])

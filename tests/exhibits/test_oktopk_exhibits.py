@@ -1,0 +1,223 @@
+"""What Ok-Topk's thresholds select, and what balancing gains: watched trainings, and figures by hand."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from spardl.communicators import AllGather, OkTopk
+from spardl.compressors import ReusedThreshold, TopK
+from spardl.errors import ConfigError
+from spardl.layout import Layout
+from spardl.method import Method
+from spardl.packing import Slot, message_bytes
+from spardl.programs import Worker
+from spardl.residuals import LocalResidual, PartialResidual
+from spardl.sparse import SparseVector
+from tests import harness
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ("model=resnet20", "dataset=digits", "training.batch_size=1", "cluster.workers=2")
+
+
+@pytest.fixture(autouse=True)
+def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+
+
+@pytest.fixture
+def watched() -> ModuleType:
+    return importlib.import_module("exhibits.watched")
+
+
+@pytest.fixture
+def thresholds() -> ModuleType:
+    return importlib.import_module("exhibits.thresholds")
+
+
+@pytest.fixture
+def balance() -> ModuleType:
+    return importlib.import_module("exhibits.balance")
+
+
+def oktopk(density: float = 0.1) -> Method:
+    return Method(ReusedThreshold(density), OkTopk(), PartialResidual())
+
+
+def steps(method: Method, count: int, workers: int = 3, length: int = 200) -> list[Any]:
+    bench = harness.Bench.build(method, workers, length)
+    source = torch.Generator().manual_seed(7)
+    return [
+        bench.step([torch.randn(length, generator=source, dtype=torch.float64) for _ in range(workers)])
+        for _ in range(count)
+    ]
+
+
+def test_to_watch_changes_nothing(watched: ModuleType) -> None:
+    class Looks(watched.Watcher):  # type: ignore[misc, name-defined]
+        seen: Sequence[tuple[int, int, int]] = ()
+
+        def before(self, method: Method, worker: Worker, state: Any) -> None:
+            chosen = watched.selection(method, worker, state)
+            self.seen = (*self.seen, (worker.rank, state.step, chosen.numel()))
+
+    looks = Looks()
+    plain, shown = (steps(method, 4) for method in (oktopk(), watched.Watched.of(oktopk(), looks)))
+    for one, other in zip(plain, shown, strict=True):
+        assert all(harness.same_bits(*pair) for pair in zip(one, other, strict=True))
+    assert {(rank, step) for rank, step, _ in looks.seen} == {(rank, step) for rank in range(3) for step in range(4)}
+    assert [count for _, step, count in looks.seen if step == 0] == [20] * 3
+
+
+def test_a_watcher_is_told_of_every_average(watched: ModuleType, thresholds: ModuleType) -> None:
+    counts = thresholds._Counts()
+    averages = steps(watched.Watched.of(oktopk(), counts), 3)
+    assert counts.sums == [len(average[0]) for average in averages]
+    assert counts.wanted == 20
+    assert [len(counts.local[step]) for step in range(3)] == [3, 3, 3]
+
+
+def test_only_single_entries_are_selected(watched: ModuleType) -> None:
+    method = harness.dense()
+    with pytest.raises(ConfigError, match="compressor=none selects nothing"):
+        watched.selection(method, Worker(0, 1), method.init_state(Layout.flat(4), torch.float32))
+
+
+def test_deviations_by_hand(thresholds: ModuleType) -> None:
+    found = thresholds.deviations([50, 100, 120, 110], 100)
+    assert found.mean == pytest.approx(0.95)
+    assert (found.least, found.most) == (0.5, 1.2)
+    assert found.deviation == pytest.approx((0.5 + 0 + 0.2 + 0.1) / 4)
+    assert found.off == 0.5
+
+
+def results(folder: Path, job: Any, data: dict[str, Any]) -> Any:
+    outcome = importlib.import_module("exhibits.jobs").Outcome(folder, data)
+    return importlib.import_module("exhibits.base").Results(folder, {job: outcome})
+
+
+def test_the_table_of_thresholds_by_hand(thresholds: ModuleType, tmp_path: Path) -> None:
+    case = importlib.import_module("exhibits.trainings").Case("Digits", ("a=1",), "digits")
+    made = thresholds.Thresholds(
+        name="x.y",
+        title="T",
+        source="",
+        shows="",
+        methods={"limited": (("b=1",), True), "local": (("b=2",), False)},
+        plans={"smoke": thresholds.ThresholdsPlan((case,), ("c=1",), 2, "")},
+    )
+    job, _ = made.jobs("smoke")
+    assert dict(job.arguments) == {"words": ("c=1", "a=1", "b=1"), "steps": 2}
+    found = results(tmp_path, job, {"k": 10, "local": [[10, 20], [12, 14]], "sums": [10, 5]})
+    (table,) = made.tables("smoke", found)
+    assert [row.name for row in table.rows] == ["limited, own", "limited, sums", "local, own"]
+    assert [cell.value for cell in table.rows[0].cells] == pytest.approx([1.4, 1.0, 2.0, 0.4, 0.75, 0.3])
+    assert [cell.value for cell in table.rows[1].cells] == pytest.approx([0.75, 0.5, 1.0, 0.25, 0.5, 0.5])
+    assert table.rows[2].cells[0].text == "failed: not run yet"
+    figure = importlib.import_module("matplotlib.figure").Figure(layout="constrained")
+    (picture,) = made.pictures("smoke", found)
+    picture.draw(figure)
+    assert list(figure.axes[0].lines[0].get_ydata()) == pytest.approx([1.5, 1.3])
+
+
+@pytest.mark.slow
+def test_exact_thresholds_select_what_is_wanted(thresholds: ModuleType) -> None:
+    words = (*TINY, "compressor=oktopk", "compressor.period=1", "communicator.threshold_period=1")
+    found = thresholds.count_selected(words, 2)
+    assert found["local"] == [[found["k"]] * 2] * 2
+    assert found["sums"] == [found["k"]] * 2
+    assert json.loads(json.dumps(found)) == found
+
+
+@pytest.mark.slow
+def test_loads_of_a_training(balance: ModuleType) -> None:
+    found = balance.record_loads((*TINY, "compressor=oktopk"), 2)
+    selected = sum(found["ways"]["equal"]["loads"])
+    assert selected == sum(found["ways"]["balanced"]["loads"]) > found["k"]
+    kept = found["ways"]["plain"]["loads"]
+    assert sum(kept) == found["k"] == sum(found["ways"]["levelled"]["loads"])
+
+
+def clustered(balance: ModuleType) -> Any:
+    """Two workers with four entries each, all but one of which are in the first half of the vector."""
+    own = [
+        SparseVector(torch.tensor([0, 1, 2, 9]), torch.tensor([9.0, 8.0, 7.0, 1.0]), 16),
+        SparseVector(torch.tensor([0, 1, 3, 7]), torch.tensor([9.0, 8.0, 1.0, 6.0]), 16),
+    ]
+    return balance.Snapshot(own, [0, 2, 16], 4)
+
+
+def test_loads_by_hand(balance: ModuleType) -> None:
+    found = balance.compare(clustered(balance))
+    assert found["equal"].loads == [7, 1]
+    assert found["balanced"].loads == [4, 4]
+    # Both propose to cut at position 2, or 3: the mean is 2.
+    assert found["fresh"].loads == [4, 4]
+    # The four largest sums: 18 and 16 at the positions 0 and 1, 7 and 6 at 2 and 7.
+    assert found["plain"].loads == [2, 2]
+    assert found["levelled"].loads == [2, 2]
+    assert found["equal"].rounds == 2  # numbers, and entries
+    assert found["plain"].rounds == 2
+    # A number of 8 bytes, and the four entries that the second worker has for the first.
+    assert found["equal"].busiest == 8 + message_bytes(Slot(4, 8), torch.float32)
+
+
+def test_levelled_blocks_are_gathered_as_they_were(balance: ModuleType) -> None:
+    own = [SparseVector(torch.arange(6), torch.arange(6.0) + 1, 8), SparseVector(torch.tensor([7]), torch.ones(1), 8)]
+    snapshot = balance.Snapshot([own[0], SparseVector(torch.tensor([6]), torch.ones(1), 8)], [0, 6, 8], 7)
+    found = balance.compare(snapshot)
+    assert found["plain"].loads == [6, 1]
+    assert found["levelled"].loads == [3, 4]
+    assert found["levelled"].rounds == found["plain"].rounds + 1
+    blocks = [SparseVector(own[0].indices, own[0].values, 6), SparseVector(torch.tensor([1]), torch.ones(1), 2)]
+    for gather in (balance._plain, balance._levelled):
+        gathered, _, _ = balance._run([lambda team, b=block, g=gather: g(b, [0, 6, 8], team) for block in blocks])
+        for vector in gathered:
+            assert vector.indices.tolist() == [0, 1, 2, 3, 4, 5, 7]
+            assert vector.values.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 1.0]
+
+
+def test_the_tables_of_balance_by_hand(balance: ModuleType, tmp_path: Path) -> None:
+    case = importlib.import_module("exhibits.trainings").Case("Digits", ("a=1",), "digits")
+    plan = balance.BalancePlan((balance.Published(case, 2000),), (), 2, "")
+    made = balance.Balance("x.y", "T", "", "", {"smoke": plan}, "ethernet_1g")
+    (job,) = made.jobs("smoke")
+    ways = {
+        "equal": {"loads": [6, 2], "rounds": 2, "busiest": 3000},
+        "balanced": {"loads": [4, 4], "rounds": 2, "busiest": 2000},
+        "fresh": {"loads": [5, 3], "rounds": 2, "busiest": 2500},
+        "plain": {"loads": [3, 1], "rounds": 2, "busiest": 1000},
+        "levelled": {"loads": [2, 2], "rounds": 3, "busiest": 500},
+    }
+    found = results(tmp_path, job, {"length": 1000, "k": 4, "ways": ways})
+    split, gather, anew = made.tables("smoke", found)
+    seconds = [2 * 50e-6 + 2 * size * 8e-9 for size in (3000, 2000)]
+    expected = [1.5, 1.0, 3.0, 2.0, 1.5, *seconds, seconds[0] / seconds[1]]
+    assert [cell.value for cell in split.rows[0].cells[:-1]] == pytest.approx(expected)
+    assert gather.rows[0].cells[4].value == 2
+    assert gather.rows[0].cells[6].value == pytest.approx(3 * 50e-6 + 2 * 500 * 8e-9)
+    assert anew.rows[0].cells[1].value == 1.25
+    assert "from memory" in split.rows[0].cells[-1].text
+    failing, *_ = made.tables("smoke", replace(found, found={}))
+    assert failing.rows[0].cells[0].text == "failed: not run yet"
+    figure = importlib.import_module("matplotlib.figure").Figure(layout="constrained")
+    made.pictures("smoke", found)[0].draw(figure)
+    assert [bar.get_height() for bar in figure.axes[0].patches] == [1.5, 0.5, 1.0, 1.0]
+
+
+def test_the_published_cases_are_as_large_as_published() -> None:
+    found = importlib.import_module("exhibits.oktopk").BALANCE.plans["laptop"].cases
+    assert [each.entries for each in found] == [14_728_266, 27_569_568, 133_547_324]
+
+
+def test_topk_is_sparse_enough(watched: ModuleType) -> None:
+    compressor = watched.sparse(Method(TopK(0.1), AllGather(), LocalResidual()))
+    assert compressor.density == 0.1

@@ -1,0 +1,227 @@
+"""The grid of the study as an exhibit: which points, what is said of their axes, and what fails."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hydra.utils import get_class
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests import test_study
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+
+
+@pytest.fixture
+def study() -> ModuleType:
+    return importlib.import_module("exhibits.study")
+
+
+@pytest.fixture
+def lore() -> ModuleType:
+    return importlib.import_module("exhibits.study_points")
+
+
+@pytest.fixture
+def composing() -> Iterator[None]:
+    with importlib.import_module("choices").composing():
+        yield
+
+
+def test_all_points_of_the_preset_are_trained_and_no_others(study: ModuleType) -> None:
+    words = [",".join(point) for point in test_study.points()]
+    assert list(study.GRID.compared(study.GRID.plans["laptop"])) == ["dense", *words]
+    assert all(study.METHODS[name] == (f"+point=[{name}]",) for name in words)
+    assert len(study.GRID.jobs("laptop")) == 3 * (len(words) + 1)
+
+
+def test_the_smallest_scale_has_every_choice(study: ModuleType, lore: ModuleType) -> None:
+    chosen = [study.POINTS[name] for name in study.GRID.compared(study.GRID.plans["smoke"])[1:]]
+    assert {each for point in chosen for each in enumerate(point)} == {
+        each for point in lore.points() for each in enumerate(point)
+    }
+    assert len(chosen) <= 8
+
+
+ALL = test_study.points()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(words=st.lists(st.sampled_from(ALL), min_size=1, max_size=12, unique=True))
+def test_any_part_of_the_grid_is_covered(lore: ModuleType, words: list[tuple[str, ...]]) -> None:
+    grid = [point(lore, ",".join(each)) for each in words]
+    chosen = lore.covering(grid)
+    assert set(chosen) <= set(grid)
+    assert len(chosen) == len(set(chosen))
+    assert {each for point in chosen for each in enumerate(point)} == {
+        each for point in grid for each in enumerate(point)
+    }
+
+
+@pytest.mark.parametrize("scale", ["laptop", "paper"])
+def test_points_are_what_they_are_called(study: ModuleType, scale: str, composing: None) -> None:
+    """Also in the presets of the paper's scale; with momentum before compression the threshold is another one."""
+    plan = study.GRID.plans[scale]
+    for case in plan.cases:
+        before, after, drawn, dense = (
+            study.GRID.job(plan, case, name, 2).config
+            for name in (
+                "threshold,none,before,allgather",
+                "threshold,none,after,allgather",
+                "random_block,model,rescaled,corrected,dense",
+                "dense",
+            )
+        )
+        assert (before["compressor"]["threshold"], after["compressor"]["threshold"]) == (0.1, 0.02)
+        assert (drawn["compressor"]["density"], drawn["compressor"]["scope"]) == (0.1, "model")
+        assert drawn["residual"]["_target_"].endswith("RescaledResidual")
+        assert dense["compressor"]["_target_"].endswith("NoCompression")
+        assert {each["seed"] for each in (before, after, drawn, dense)} == {2}
+        assert case.lower is not get_class(before["task"]["_target_"]).higher_is_better
+
+
+def point(lore: ModuleType, words: str) -> Any:
+    sent, *scope, residual, momentum, total = words.split(",")
+    return lore.Point(sent, "".join(scope), residual, momentum, total)
+
+
+@pytest.fixture
+def values(lore: ModuleType) -> Any:
+    figures = {
+        "topk,layer,local,after,allgather": [0.90, 0.92],
+        "topk,model,local,after,allgather": [0.94, 0.98],
+        "threshold,local,after,allgather": [0.70, 0.70],
+        "random_k,layer,local,after,dense": [0.60, 0.70],
+        "random_k,layer,local,after,allgather_dense": [0.62, 0.68],
+        "random_k,layer,none,after,dense": [0.50, 0.40],
+    }
+    return {point(lore, words): seeds for words, seeds in figures.items()}
+
+
+def test_marginals_by_hand(lore: ModuleType, values: Any) -> None:
+    grid = [*values, point(lore, "random_k,layer,none,after,allgather_dense")]
+    found = {(each.axis, each.choice): each for each in lore.marginals(grid, values)}
+    assert ("scope", "") not in found
+
+    drawn = found["sent", "random_k"]
+    assert (drawn.whole, drawn.used, drawn.pairs) == (4, 3, 1)
+    assert drawn.seeds == pytest.approx([(0.60 + 0.62 + 0.50) / 3, (0.70 + 0.68 + 0.40) / 3])
+    # Sums are averaged: 0.61 and 0.69 against top-k of layers.
+    assert drawn.gains == pytest.approx([0.61 - 0.90, 0.69 - 0.92])
+    assert found["sent", "threshold"].gains == []  # it knows no scope, so nothing is equal
+
+    assert found["scope", "model"].gains == pytest.approx([0.04, 0.06])
+    assert found["scope", "layer"].pairs == 0
+    # Both sums of local, but the one sum of none that finished.
+    assert found["residual", "none"].gains == pytest.approx([0.50 - 0.61, 0.40 - 0.69])
+    # Of the sum itself: the pair with error feedback alone is complete.
+    assert (found["total", "allgather_dense"].pairs, found["total", "allgather"].pairs) == (1, 0)
+    assert found["total", "allgather_dense"].gains == pytest.approx([0.02, -0.02])
+
+
+def test_nothing_finished(lore: ModuleType, values: Any) -> None:
+    for each in lore.marginals(list(values), {}):
+        assert (each.used, list(each.seeds), list(each.gains)) == (0, [], [])
+
+
+def test_a_setting_is_chosen_without_the_seed_that_judges_it(lore: ModuleType) -> None:
+    lucky, steady = point(lore, "topk,layer,local,after,allgather"), point(lore, "topk,model,local,after,allgather")
+    candidates = {lucky: [0.99, 0.5, 0.5], steady: [0.6, 0.61, 0.62]}
+    # The best mean is the lucky one's, yet for the first seed the others would not have chosen it.
+    assert lore.held_out(candidates, lower=False) == [0.6, 0.5, 0.5]
+    assert lore.held_out(candidates, lower=True) == [0.99, 0.61, 0.62]
+    assert lore.held_out({steady: candidates[steady]}, lower=False) == candidates[steady]
+
+
+def results_of(study: ModuleType, folder: Path, lost: dict[str, str]) -> Any:
+    """Of the smoke scale: dense reaches 0.9, points 0.8, 0.7 and so on, later seeds some more; some are lost."""
+    base, jobs = importlib.import_module("exhibits.base"), importlib.import_module("exhibits.jobs")
+    plan = study.GRID.plans["smoke"]
+    found = {}
+    for rank, name in enumerate(study.GRID.compared(plan)):
+        for seed in plan.seeds:
+            data = {
+                "metric": "accuracy",
+                "final": {"accuracy": 0.9 - 0.1 * rank + 0.01 * seed},
+                "cluster_seconds": 2.0,
+                "step_bytes": 10.0,
+                "step_bytes_dense": 100.0,
+                "steps": 2,
+            }
+            failed = name in lost and seed == 2
+            job = study.GRID.job(plan, plan.cases[0], name, seed)
+            found[job] = jobs.Outcome(folder, {} if failed else data, lost.get(name) if failed else None)
+    return base.Results(folder, found)
+
+
+def cells(table: Any, name: str) -> dict[str, Any]:
+    (row,) = [row for row in table.rows if row.name == name]
+    return dict(zip(table.columns[1:], row.cells, strict=True))
+
+
+def test_tables_by_hand(study: ModuleType, tmp_path: Path) -> None:
+    axes, grid, best = study.GRID.tables("smoke", results_of(study, tmp_path, {}))
+    names = study.GRID.compared(study.GRID.plans["smoke"])
+    assert [row.name for row in grid.rows] == list(names)
+    topk = cells(axes, "what is sent: topk")
+    assert topk["every seed"].text == "0.81, 0.82, 0.83"
+    assert topk["less dense"].text == "-0.1000"
+    assert topk["points"].value == 1
+    # Both are of layers, with error feedback and momentum after; their sums differ, which does not matter.
+    sign = cells(axes, "what is sent: signsgd")
+    assert sign["compared with"].text == "topk, 1 pair"
+    rank = names.index(next(name for name in names if name.startswith("signsgd")))
+    assert sign["difference, all else equal"].value == pytest.approx(-0.1 * (rank - 1))
+
+    block = next(name for name in names if name.startswith("random_block"))
+    assert cells(best, "random_block")["best setting"].text == block.removeprefix("random_block,")
+    assert cells(best, "dense")["random_block less it"].value == pytest.approx(-0.1 * names.index(block))
+    assert cells(best, "topk")["sent / dense"].text == "10.00%"
+    assert [row.name for row in best.rows] == ["dense", "topk", "random_k", "random_block", "threshold", "signsgd"]
+    assert all(len(row.jobs) == 3 for row in best.rows)
+
+
+def test_what_failed_is_said(study: ModuleType, tmp_path: Path) -> None:
+    names = study.GRID.compared(study.GRID.plans["smoke"])
+    lost = {name: "out of memory" for name in names if name.startswith(("random_block", "dense"))}
+    results = results_of(study, tmp_path, lost)
+    axes, grid, best = study.GRID.tables("smoke", results)
+    gone = cells(axes, "what is sent: random_block")
+    assert (gone["points"].text, gone["points"].bad) == ("0 of 1, others failed", True)
+    assert gone["mean metric"].text == "failed"
+    assert cells(axes, "what is sent: topk")["less dense"].bad
+    assert cells(best, "random_block")["best setting"].text == "failed: out of memory"
+    assert cells(best, "dense")["best setting"].text == "failed: out of memory"
+    assert cells(best, "topk")["random_block less it"].text == "-"
+    assert cells(grid, "dense")["every seed"].text == "0.91, failed: out of memory, 0.93"
+
+
+@pytest.mark.parametrize("failing", ["random_block", "nothing"])
+def test_pictures_show_every_point(study: ModuleType, tmp_path: Path, failing: str) -> None:
+    from matplotlib.figure import Figure
+
+    names = study.GRID.compared(study.GRID.plans["smoke"])
+    lost = {name: "out of memory" for name in names if name.startswith(failing)}
+    grid, axes = study.GRID.pictures("smoke", results_of(study, tmp_path, lost))
+    figure = Figure()
+    grid.draw(figure)
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert texts.count("failed") == len(lost)
+    assert texts[0] == "0.82"
+    assert len(texts) == len(names) - 1
+    figure = Figure()
+    axes.draw(figure)
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert "what is sent: topk" in labels
+    assert ("what is sent: random_block" in labels) is not bool(lost)

@@ -1,0 +1,245 @@
+"""Where an update's time goes: counts, assumptions, and tables, with figures by hand."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+from torchvision.models import resnet50
+
+from tasks.models.vgg_cifar import CifarVgg
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+
+
+@pytest.fixture
+def updates() -> ModuleType:
+    return importlib.import_module("exhibits.updates")
+
+
+@pytest.fixture
+def gpu() -> ModuleType:
+    return importlib.import_module("exhibits.gpu")
+
+
+def count(name: str, workers: int, *overrides: str, settle: int = 0, kept: int = 512) -> list[dict[str, Any]]:
+    counts = importlib.import_module("exhibits.counts")
+    kinds: list[dict[str, Any]] = counts.count_cycle(name, overrides, workers, 0.01, kept, settle)["kinds"]
+    assert json.loads(json.dumps(kinds)) == kinds
+    return kinds
+
+
+def test_dense_sends_every_entry_twice_around_the_ring() -> None:
+    (kind,) = count("none", 4)
+    assert kind["share"] == 1
+    assert kind["rounds"] == 6
+    assert kind["words"] == {"fixed": pytest.approx(0, abs=1), "per_entry": pytest.approx(1.5, rel=1e-3)}
+    assert kind["bytes"]["per_entry"] == pytest.approx(6, rel=1e-3)
+
+
+def test_topka_sends_its_pairs_to_all_others() -> None:
+    (kind,) = count("topka", 8)
+    assert kind["rounds"] == 3
+    assert kind["words"]["per_entry"] == pytest.approx(2 * 7 * 0.01, rel=1e-3)
+
+
+def test_the_steps_of_oktopk_have_their_shares() -> None:
+    kinds = count("oktopk", 4, kept=128)
+    # Of 128 steps two evaluate thresholds and choose regions, two evaluate only.
+    assert [kind["share"] for kind in kinds] == [2 / 128, 124 / 128, 2 / 128]
+    assert kinds[0]["rounds"] == kinds[2]["rounds"] + 4
+    assert kinds[1]["words"]["per_entry"] < kinds[2]["words"]["per_entry"]
+
+
+def test_messages_of_one_round_do_not_queue() -> None:
+    ordinary = count("oktopk", 8)[1]
+    busiest = 4 * 7 / 8 * 0.01 * 4  # about 4k(P-1)/P words where loads are equal, of 4 bytes at most
+    assert 0 < ordinary["bytes"]["per_entry"] < busiest
+    assert ordinary["rounds"] == 3 + 2 + 3 + 3  # numbers, 7 messages by four, numbers, blocks
+
+
+@pytest.mark.slow
+def test_teams_are_counted_after_they_have_adapted() -> None:
+    words = ("communicator.teams=2", "communicator.gather=bruck")
+    early, late = (count("spardl", 4, *words, settle=settle, kept=256)[0] for settle in (0, 6))
+    assert early["rounds"] == late["rounds"] == 3
+    assert early["words"]["per_entry"] != late["words"]["per_entry"]
+
+
+KINDS = [
+    {
+        "share": 0.75,
+        "rounds": 4,
+        "words": {"fixed": 0.0, "per_entry": 0.1},
+        "bytes": {"fixed": 100.0, "per_entry": 0.2},
+    },
+    {
+        "share": 0.25,
+        "rounds": 8,
+        "words": {"fixed": 0.0, "per_entry": 0.5},
+        "bytes": {"fixed": 100.0, "per_entry": 1.0},
+    },
+]
+
+
+@pytest.fixture
+def model(gpu: ModuleType) -> Any:
+    # 6 x 1e6 x 10 operations at 6e9 a second, and an update of 1000 entries.
+    return gpu.Model("Small", 1000, 10, 1e6, 6e9, "by hand")
+
+
+def test_the_parts_by_hand(updates: ModuleType, gpu: ModuleType, model: Any) -> None:
+    network = importlib.import_module("spardl.clusters").Network(alpha=1e-3, gbit=8e-6)  # a byte takes a millisecond
+    found = updates.predict(model, "topka", KINDS, 4, network)
+    assert found.computation == pytest.approx(0.01 + 1000 * 5e-11)
+    assert found.latency == pytest.approx(5e-3)  # 3/4 x 4 + 1/4 x 8 rounds
+    assert found.bandwidth == pytest.approx(0.5)  # 100 bytes, and 3/4 x 200 + 1/4 x 1000
+    assert found.communication == pytest.approx(0.505)
+    line = gpu.COMPRESSING["topka"]
+    merged = 200 / 2 * gpu.MERGING  # 3/4 x 100 + 1/4 x 500 words, two a pair
+    assert found.compression == pytest.approx(line.start + 4 * line.worker + 1000 * line.entry + merged)
+    assert found.total == pytest.approx(found.computation + found.compression + 0.505)
+
+
+def test_dense_gradients_are_not_compressed(gpu: ModuleType) -> None:
+    assert gpu.seconds_to_compress("none", 1000, 4, 1e9) == 0
+
+
+def exhibit(updates: ModuleType, workers: tuple[int, ...] = (2, 4)) -> Any:
+    return updates.UpdateBreakdown(
+        name="x.y",
+        title="T",
+        source="",
+        shows="",
+        methods={"one": updates.Contender("topka"), "all": updates.Contender("none")},
+        plans={"smoke": updates.UpdatePlan({"vgg16": workers}, 64, "")},
+        network="ethernet_1g",
+        density={"vgg16": 0.01},
+        baseline="all",
+    )
+
+
+def kinds_of(rounds: int, per_entry: float) -> Mapping[str, Any]:
+    line = {"fixed": 0.0, "per_entry": per_entry}
+    return {"kinds": [{"share": 1.0, "rounds": rounds, "words": line, "bytes": line}]}
+
+
+def results(folder: Path, found: Mapping[Any, Mapping[str, Any]]) -> Any:
+    outcome = importlib.import_module("exhibits.jobs").Outcome
+    return importlib.import_module("exhibits.base").Results(
+        folder, {job: outcome(folder, data) for job, data in found.items()}
+    )
+
+
+def test_a_table_by_hand(updates: ModuleType, gpu: ModuleType, tmp_path: Path) -> None:
+    made = exhibit(updates)
+    jobs = made.jobs("smoke")
+    assert [dict(job.arguments)["workers"] for job in jobs] == [2, 4, 2, 4]
+    figures = [kinds_of(1, 0.1), kinds_of(2, 0.2), kinds_of(2, 1.0), kinds_of(6, 1.5)]
+    (table,) = made.tables("smoke", results(tmp_path, dict(zip(jobs, figures, strict=True))))
+    assert [row.name for row in table.rows] == ["one, P = 2", "one, P = 4", "all, P = 2", "all, P = 4"]
+    rows = {row.name: dict(zip(table.columns[1:], row.cells, strict=True)) for row in table.rows}
+    length, alpha, beta = gpu.MODELS["vgg16"].entries, 50e-6, 8e-9
+    four, dense = rows["one, P = 4"], rows["all, P = 4"]
+    assert four["communication"].value == pytest.approx(2 * alpha + 0.2 * length * beta)
+    assert dense["of it latency"].value == pytest.approx(6 * alpha)
+    assert four["speed-up over all"].value == pytest.approx(dense["update"].value / four["update"].value)
+    assert dense["speed-up over all"].value == 1
+    ratio = (6 * alpha + 1.5 * length * beta) / (2 * alpha + 0.2 * length * beta)
+    assert four["of the communication, over all"].value == pytest.approx(ratio)
+    efficiency = rows["one, P = 2"]["update"].value / four["update"].value
+    assert four["weak scaling efficiency"].value == pytest.approx(efficiency)
+    assert set(table.rows[1].jobs) == {jobs[1], jobs[3]}
+
+
+def test_a_failure_shows_in_its_row_and_in_what_is_compared_with_it(updates: ModuleType, tmp_path: Path) -> None:
+    made = exhibit(updates, (2,))
+    one, every = made.jobs("smoke")
+    (table,) = made.tables("smoke", results(tmp_path, {one: kinds_of(1, 0.1)}))
+    assert [cell.text for cell in table.rows[0].cells[-2:]] == ["baseline failed"] * 2
+    assert table.rows[1].cells[0].text == "failed: not run yet"
+    assert all(cell.bad for cell in table.rows[1].cells)
+    (table,) = made.tables("smoke", results(tmp_path, {every: kinds_of(1, 1.0)}))
+    assert table.rows[0].cells[0].text == "failed: not run yet"
+
+
+def test_one_worker_sends_nothing(updates: ModuleType, tmp_path: Path) -> None:
+    made = exhibit(updates, (1,))
+    (table,) = made.tables("smoke", results(tmp_path, dict.fromkeys(made.jobs("smoke"), kinds_of(0, 0.0))))
+    assert table.rows[0].cells[-1].text == "no messages"
+
+
+def test_the_picture_stacks_all_parts(updates: ModuleType, tmp_path: Path) -> None:
+    figures = importlib.import_module("matplotlib.figure")
+    made = exhibit(updates, (2,))
+    found = results(tmp_path, dict.fromkeys(made.jobs("smoke"), kinds_of(2, 0.5)))
+    (picture,) = made.pictures("smoke", found)
+    figure = figures.Figure(layout="constrained")
+    picture.draw(figure)
+    tops = [bar.get_x() + bar.get_width() for bar in figure.axes[0].patches]
+    (table,) = made.tables("smoke", found)
+    totals = [dict(zip(table.columns[1:], row.cells, strict=True))["update"].value for row in table.rows]
+    assert tops[-2:] == pytest.approx(totals)
+
+
+def test_a_bar_that_would_dwarf_the_others_is_cut_off(updates: ModuleType) -> None:
+    axes = importlib.import_module("matplotlib.figure").Figure().subplots()
+    updates._draw_bars(
+        axes, {"a": updates.Parts(1, 0, 0, 0), "b": updates.Parts(1, 1, 0, 0), "c": updates.Parts(0, 0, 0, 50)}
+    )
+    assert axes.get_xlim() == (0, pytest.approx(1.05 * 6))
+    assert [text.get_text() for text in axes.texts] == ["50 s "]
+
+
+def products(model: nn.Module, pictures: Tensor) -> tuple[float, int]:
+    with FlopCounterMode(display=False) as counter:
+        model(pictures)
+    return counter.get_total_flops() / 2 / len(pictures), sum(weight.numel() for weight in model.parameters())
+
+
+def test_products_and_entries_are_those_of_our_networks(gpu: ModuleType) -> None:
+    with torch.device("meta"):
+        found = {
+            "vgg16": products(CifarVgg(16, num_classes=10), torch.zeros(2, 3, 32, 32)),
+            "vgg19": products(CifarVgg(19, num_classes=100), torch.zeros(2, 3, 32, 32)),
+            "vgg11": products(CifarVgg(11, num_classes=1), torch.zeros(2, 3, 64, 64)),
+            "resnet50": products(resnet50(), torch.zeros(2, 3, 224, 224)),
+        }
+    for name, (counted, entries) in found.items():
+        assert gpu.MODELS[name].products == pytest.approx(counted, rel=0.01)
+        assert gpu.MODELS[name].entries == entries
+
+
+def test_a_model_that_both_tables_have_takes_equally_long(gpu: ModuleType) -> None:
+    bench = importlib.import_module("bench_schedules").ASSUMED["resnet50"]
+    model = gpu.MODELS["resnet50"]
+    assert model.seconds / model.batch == pytest.approx(bench.seconds / bench.batch, rel=0.05)
+
+
+@pytest.mark.parametrize("paper", ["spardl", "oktopk"])
+def test_every_exhibit_finds_its_assumptions(paper: str, updates: ModuleType, gpu: ModuleType) -> None:
+    found = [
+        made
+        for made in importlib.import_module(f"exhibits.{paper}").EXHIBITS
+        if isinstance(made, updates.UpdateBreakdown)
+    ]
+    assert found
+    for made in found:
+        assert made.baseline in made.methods
+        assert {contender.choice for contender in made.methods.values()} <= set(gpu.COMPRESSING)
+        for scale, plan in made.plans.items():
+            assert {dict(job.arguments)["density"] for job in made.jobs(scale)} <= set(made.density.values())
+            assert set(plan.workers) <= set(gpu.MODELS)

@@ -1,4 +1,4 @@
-"""What the papers claim, beside what the results on disk say, with verdicts by rule; see scripts/exhibits/claims.py.
+"""What the papers claim, beside what the results on disk say, with verdicts by rule; see scripts/exhibits/claims/.
 
 python scripts/claims.py --scale laptop --outputs outputs
 python scripts/claims.py --scale laptop --outputs outputs --write docs/claims.md
@@ -15,11 +15,11 @@ import sys
 from pathlib import Path
 
 import choices
-import reproduce
 from exhibits.base import SCALES
-from exhibits.claims import page
-from exhibits.claims_of import claims_section, judge_all, tables_of
-from exhibits.sections import add, key
+from exhibits.claims.catalogue import OnDemand, claims_section, judge_all, tables_of
+from exhibits.claims.judging import page
+from exhibits.pages.sections import add, key
+from exhibits.papers.catalogue import catalogue
 from exhibits.tables import markdown
 
 from spardl.errors import ConfigError
@@ -35,10 +35,11 @@ def act(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: there is no page to check.
     """
-    exhibits, path = reproduce.catalogue(), arguments.write or PAGE
+    exhibits, path = catalogue(), arguments.write or PAGE
     with choices.composing():
-        judgements = judge_all(exhibits, arguments.scale, arguments.outputs)
-        section = claims_section(judgements, arguments.scale, arguments.outputs)
+        results = OnDemand(arguments.outputs)
+        judgements = judge_all(exhibits, arguments.scale, results)
+        section = claims_section(judgements, arguments.scale, results)
     text = page(judgements, arguments.scale, arguments.outputs, path)
     if arguments.check:
         return _check(path, text)

@@ -18,7 +18,7 @@ from statistics import mean
 
 import choices
 import yaml
-from exhibits.runs import Finished, collect
+from exhibits.pages.runs import Finished, collect
 from exhibits.statistics import spread
 
 from spardl.compressors import Mass

@@ -20,11 +20,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from exhibits import page
 from exhibits.base import Basis, Picture
 from exhibits.measures import Curve, draw_curves
-from exhibits.runs import Comparison, Finished, Method, Unfinished, caveats, collect, compare, differences
-from exhibits.small import VIRTUAL
+from exhibits.pages import page
+from exhibits.pages.runs import Comparison, Finished, Method, Unfinished, caveats, collect, compare, differences
+from exhibits.papers.small import VIRTUAL
 from exhibits.statistics import interval, spread
 from exhibits.tables import Cell, Row, Table, markdown
 

@@ -7,47 +7,35 @@ python scripts/reproduce.py all --scale smoke
 python scripts/reproduce.py spardl.residuals --scale smoke --explain GRES
 
 Work that was done before is found by its id and not done again; what was interrupted goes on; what failed is tried
-again, and shows in the table with its reason if it fails once more. Tables go to --report as Markdown, CSV, LaTeX and
-HTML, figures as PNG and PDF; index.html there shows all exhibits that were ever made into that folder.
+again, and shows in the table with its reason if it fails once more. What takes a cluster (--scale paper) is not done
+here: the commands that submit it to Slurm are printed, and its results are found afterwards. Tables go to --report as
+Markdown, CSV, LaTeX and HTML, figures as PNG and PDF; index.html there shows all exhibits that were ever made into that
+folder.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import choices
 import torch
-from exhibits import dear, oktopk, sketch_fusion, study
-from exhibits import spardl as spardl_paper
+from exhibits.arrays import write_arrays
 from exhibits.base import SCALES, Exhibit, Results
-from exhibits.claims_of import claims_section, judge_all
-from exhibits.jobs import Job
-from exhibits.page import Section
-from exhibits.sections import add, exhibit_section, key, sources
+from exhibits.claims.catalogue import claims_section, judge_all
+from exhibits.pages.page import Section
+from exhibits.pages.sections import add, exhibit_section, key, sources
+from exhibits.pages.writing import write
+from exhibits.papers.catalogue import catalogue, papers
 from exhibits.tables import Row, Table, markdown
-from exhibits.writing import write
-from hydra.core.global_hydra import GlobalHydra
+from exhibits.working import complete
 
-from spardl.errors import ConfigError, SpardlError
-from spardl.training.processes import run_each
+from spardl.errors import ConfigError
 
 FINISHED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 EVERYTHING, CLAIMS = "all", "claims"
-PAPERS = (spardl_paper, oktopk, study, dear, sketch_fusion)
-
-
-def catalogue() -> Mapping[str, Exhibit]:
-    """All exhibits by name."""
-    return {exhibit.name: exhibit for paper in PAPERS for exhibit in paper.EXHIBITS}
-
-
-def papers() -> Mapping[str, str]:
-    """The paper of each exhibit, by the exhibit's name."""
-    return {exhibit.name: str(paper.__doc__).strip() for paper in PAPERS for exhibit in paper.EXHIBITS}
 
 
 def chosen(names: Sequence[str]) -> list[Exhibit]:
@@ -67,45 +55,6 @@ def describe(exhibit: Exhibit) -> str:
     """What --list says of an exhibit."""
     costs = "; ".join(f"{scale}: {exhibit.cost(scale)}" for scale in SCALES)
     return f"{exhibit.name}: {exhibit.title}\n  source: {exhibit.source}\n  shows: {exhibit.shows}\n  cost: {costs}"
-
-
-def complete(jobs: Sequence[Job], outputs: Path, at_once: int) -> None:
-    """Does the work of which there is no result yet, and says how it goes; what must run alone comes last."""
-    missing = [job for job in jobs if job.find(outputs) is None]
-    if not missing:
-        return
-    outputs.mkdir(parents=True, exist_ok=True)
-    print(f"{len(missing)} of {len(jobs)} jobs to do", flush=True)
-    began, done = time.perf_counter(), 0
-
-    def ended(job: Job, fault: SpardlError | None) -> None:
-        nonlocal done
-        done += 1
-        job.note(outputs, fault)
-        left = (time.perf_counter() - began) / done * (len(missing) - done)
-        how = "done" if fault is None else f"failed: {fault}"
-        print(f"[{done}/{len(missing)}, {left:.0f} s left] {job.command}: {how}", flush=True)
-
-    _import_once()
-    _perform([job for job in missing if not job.alone], outputs, at_once, ended)
-    _perform([job for job in missing if job.alone], outputs, 1, ended)
-
-
-def _perform(
-    jobs: Sequence[Job], outputs: Path, at_once: int, ended: Callable[[Job, SpardlError | None], None]
-) -> None:
-    def work(number: int, heartbeat: Callable[[int], None]) -> None:
-        GlobalHydra.instance().clear()  # this process composes configurations; train.py wants to do so itself
-        jobs[number].perform(outputs)
-
-    if jobs:
-        run_each(len(jobs), work, outputs / "logs", at_once, lambda number, fault: ended(jobs[number], fault))
-
-
-def _import_once() -> None:
-    """Loads what every training would load: seconds in each of the processes that are forked from this one."""
-    import sklearn.datasets  # noqa: F401, PLC0415
-    import torch._dynamo  # noqa: F401, PLC0415
 
 
 def report(
@@ -186,16 +135,18 @@ def act(arguments: argparse.Namespace) -> int:
                 print(explain(exhibit, arguments.scale, arguments.explain, arguments.outputs))
             return FINISHED
         jobs = list(dict.fromkeys(job for exhibit in exhibits for job in exhibit.jobs(arguments.scale)))
-        complete(jobs, arguments.outputs, arguments.jobs)
+        elsewhere = complete(jobs, arguments.outputs, arguments.jobs)
+        commands = write_arrays(elsewhere, arguments.outputs, arguments.report, f"trainings-{arguments.scale}")
         results = Results.on_disk(arguments.outputs, jobs)
         if EVERYTHING in arguments.exhibits:
-            judgements = judge_all(catalogue(), arguments.scale, arguments.outputs)
-            judged = [claims_section(judgements, arguments.scale, arguments.outputs)]
+            judged = [claims_section(judge_all(catalogue(), arguments.scale, results), arguments.scale, results)]
     for exhibit in exhibits:
         for table in write(exhibit, arguments.scale, results, arguments.report):
             print(f"\n{table.title}\n\n{markdown(table)}", flush=True)
+    for command in commands:
+        print(f"for a cluster: {command}", flush=True)
     print(f"report: {report(exhibits, arguments.scale, results, arguments.report, judged)}", flush=True)
-    failed = sum(results.of(job).reason is not None for job in jobs)
+    failed = sum(results.of(job).reason is not None for job in jobs if not job.elsewhere)
     if failed:
         print(f"error: {failed} jobs failed; their reasons are in the tables", file=sys.stderr)
     return FAILED if failed else FINISHED

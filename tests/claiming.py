@@ -15,7 +15,7 @@ def module(name: str) -> ModuleType:
 
 def figures(*values: Any, against: Any = None) -> list[Any]:
     """Figures named a, b, ...; a number is a single value."""
-    made = module("exhibits.claims_base").Figure
+    made = module("exhibits.claims.base").Figure
     rivals = against if against is not None else [()] * len(values)
     return [
         made(chr(ord("a") + number), _seeds(one), _seeds(other))
@@ -32,8 +32,8 @@ def verdict(rule: Any, found: Sequence[Any]) -> str:
 
 
 def bound(name: str, *words: Any) -> Any:
-    return getattr(module("exhibits.claims_bounds"), name)(*words)
+    return getattr(module("exhibits.claims.bounds"), name)(*words)
 
 
 def seeded(name: str) -> Any:
-    return getattr(module("exhibits.claims_seeds"), name)()
+    return getattr(module("exhibits.claims.seeds"), name)()

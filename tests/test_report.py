@@ -72,11 +72,11 @@ def line(figure: Any) -> None:
 
 
 def section(key: str = "a-smoke", title: str = "A", marks: int = 0, html: str = "<p>text</p>\n") -> Any:
-    return module("exhibits.page").Section(key, "Paper", title, "smoke", marks, html)
+    return module("exhibits.pages.page").Section(key, "Paper", title, "smoke", marks, html)
 
 
 def page(*sections: Any, title: str = "T", lead: str = "L") -> str:
-    text: str = module("exhibits.page").page(title, lead, {"Name": "<value>"}, sections)
+    text: str = module("exhibits.pages.page").page(title, lead, {"Name": "<value>"}, sections)
     return text
 
 
@@ -100,13 +100,13 @@ def results_of(exhibit: Any, folder: Path, fault: Exception | None = None) -> An
 
 
 def shares(number: int) -> dict[str, Any]:
-    sheet = module("exhibits.predictions").sheet
+    sheet = module("exhibits.kinds.predictions").sheet
     return {"sheets": [sheet(f"Sheet {each}", ["case", "one"], {"x": [0.5], "y": ["none"]}) for each in range(number)]}
 
 
 @pytest.fixture
 def exhibit() -> Any:
-    return module("exhibits.predictions").Computed(
+    return module("exhibits.kinds.predictions").Computed(
         name="paper.subject",
         title="A title",
         source="Table <1>",
@@ -122,7 +122,7 @@ def exhibit() -> Any:
 
 def test_an_exhibit_stands_in_its_section_with_all_that_belongs_to_it(exhibit: Any, tmp_path: Path) -> None:
     results = results_of(exhibit, tmp_path)
-    made = module("exhibits.sections").exhibit_section(exhibit, "Paper", "smoke", results)
+    made = module("exhibits.pages.sections").exhibit_section(exhibit, "Paper", "smoke", results)
     text = Reader(page(made)).text
     for words in ("Table <1>", "something", "What & how", "python scripts/reproduce.py paper.subject --scale smoke"):
         assert words in text
@@ -135,7 +135,7 @@ def test_an_exhibit_stands_in_its_section_with_all_that_belongs_to_it(exhibit: A
 
 def test_what_failed_is_marked_and_counted(exhibit: Any, tmp_path: Path) -> None:
     results = results_of(exhibit, tmp_path, WorkerError("out of <memory>"))
-    made = module("exhibits.sections").exhibit_section(exhibit, "Paper", "smoke", results)
+    made = module("exhibits.pages.sections").exhibit_section(exhibit, "Paper", "smoke", results)
     assert "<td class=bad>failed: out of &lt;memory&gt;</td>" in made.html
     assert made.marks == 1
     text = Reader(page(made)).text
@@ -150,14 +150,14 @@ def test_the_page_tells_what_explain_tells(
     results = results_of(exhibit, tmp_path)
     reproduce = module("reproduce")
     told = reproduce.explain(exhibit, "smoke", "x", tmp_path)
-    text = Reader(module("exhibits.sections").exhibit_section(exhibit, "Paper", "smoke", results).html).text
+    text = Reader(module("exhibits.pages.sections").exhibit_section(exhibit, "Paper", "smoke", results).html).text
     assert "python scripts/some.py" in told
     for words in told.splitlines():
         assert words.strip() in text or words.endswith(", x:")
 
 
 def test_what_is_behind_every_row_is_told_once(tmp_path: Path) -> None:
-    made, tables = module("exhibits.page"), module("exhibits.tables")
+    made, tables = module("exhibits.pages.page"), module("exhibits.tables")
     rows = [tables.Row(name, [tables.Cell("1", 1.0)], []) for name in ("a", "b")]
     content = tables.Table("T", ("row", "value"), rows)
     basis = module("exhibits.base").Basis("", "", "")
@@ -183,7 +183,7 @@ def test_any_words_are_only_words(words: str, marks: int) -> None:
 
 
 def test_figures_have_the_page_s_colours_and_letters() -> None:
-    vector = module("exhibits.vector")
+    vector = module("exhibits.pages.vector")
     drawn = vector.inline(line, "one", "a <title>")
     assert 'aria-labelledby="one-title"' in drawn
     assert '<title id="one-title">a &lt;title&gt;</title>' in drawn
@@ -198,7 +198,7 @@ def test_figures_have_the_page_s_colours_and_letters() -> None:
 
 
 def test_two_figures_do_not_clash_and_are_drawn_alike() -> None:
-    vector = module("exhibits.vector")
+    vector = module("exhibits.pages.vector")
     one, other = (vector.inline(line, ident, "title") for ident in ("one", "other"))
     text = page(section(html=one + other))
     assert_self_contained(text)
@@ -207,11 +207,11 @@ def test_two_figures_do_not_clash_and_are_drawn_alike() -> None:
 
 
 def test_the_style_has_every_colour_for_light_and_dark() -> None:
-    style = module("exhibits.page").STYLE.read_text()
+    style = module("exhibits.pages.page").STYLE.read_text()
     light, dark = style.split("@media screen and (prefers-color-scheme: dark)")
     dark = dark.split("}\n}")[0]
     defined = [set(re.findall(r"(--[\w]+):", part)) for part in (light, dark)]
-    colours = {f"--c{number}" for number in range(module("exhibits.vector").SERIES)}
+    colours = {f"--c{number}" for number in range(module("exhibits.pages.vector").SERIES)}
     assert colours <= defined[0] & defined[1]
     assert defined[0] - defined[1] == {"--sans", "--serif", "--mono"}
     assert set(re.findall(r"var\((--\w+)\)", style)) <= defined[0]
@@ -223,7 +223,7 @@ def keys(folder: Path) -> Sequence[str]:
 
 
 def test_sections_gather_over_many_commands(tmp_path: Path) -> None:
-    add = module("exhibits.sections").add
+    add = module("exhibits.pages.sections").add
     order = ["a-smoke", "a-laptop", "b-smoke"]
     add(tmp_path, [section("b-smoke"), section("z-smoke")], order)
     add(tmp_path, [section("a-laptop")], order)
@@ -237,7 +237,7 @@ def test_sections_gather_over_many_commands(tmp_path: Path) -> None:
 
 
 def test_a_section_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    add = module("exhibits.sections").add
+    add = module("exhibits.pages.sections").add
     add(tmp_path, [section()], [])
     before = (tmp_path / "index.html").read_text()
     (tmp_path / "sections" / "b-smoke.json").write_text('{"key": "b"}')
@@ -251,7 +251,7 @@ def test_a_section_of_tables_alone(tmp_path: Path) -> None:
     base, tables = module("exhibits.base"), module("exhibits.tables")
     content = tables.Table("Claims", ("claim", "verdict"), [tables.Row("c<1>", [tables.Cell("no", bad=True)], [])])
     results = base.Results(tmp_path, {})
-    made = module("exhibits.sections").tables_section(
+    made = module("exhibits.pages.sections").tables_section(
         "claims-smoke", "Claims", "Words & more", "smoke", [content], base.Basis("", "counted", ""), results
     )
     assert made.marks == 1
@@ -268,7 +268,9 @@ def test_every_exhibit_has_a_place_and_a_paper() -> None:
 def test_claims_come_first(tmp_path: Path) -> None:
     reproduce = module("reproduce")
     nothing = module("exhibits.base").Results(tmp_path, {})
-    module("exhibits.sections").add(tmp_path, [section("spardl.complexity-smoke"), section("dear.speed-smoke")], [])
+    module("exhibits.pages.sections").add(
+        tmp_path, [section("spardl.complexity-smoke"), section("dear.speed-smoke")], []
+    )
     reproduce.report([], "smoke", nothing, tmp_path, [section("claims-smoke")])
     assert keys(tmp_path) == ["claims-smoke", "spardl.complexity-smoke", "dear.speed-smoke"]
 
@@ -283,14 +285,14 @@ def test_what_must_run_alone_comes_last(tmp_path: Path, capfd: Any) -> None:
         kind("x", shares, (("number", number),), f"do {number}")
         for number, kind in enumerate([Alone, jobs.Computation, Alone, jobs.Computation])
     ]
-    module("reproduce").complete(work, tmp_path, at_once=1)
+    module("exhibits.working").complete(work, tmp_path, at_once=1)
     told = capfd.readouterr().out.splitlines()
     assert [line.split("] ")[1] for line in told[1:]] == ["do 1: done", "do 3: done", "do 0: done", "do 2: done"]
     assert told[-1].startswith("[4/4, ")
 
 
 def test_where_a_page_was_made() -> None:
-    made = module("exhibits.page")
+    made = module("exhibits.pages.page")
     found = {"python": "3.12", "torch": "2.7", "spardl": "0.1.0", "commit": None, "machine": "a machine"}
     assert made.in_words(found) == "Python 3.12, torch 2.7, spardl 0.1.0; a machine"
     assert made.in_words({}) == ""

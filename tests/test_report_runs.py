@@ -23,7 +23,7 @@ def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def runs() -> ModuleType:
-    return importlib.import_module("exhibits.runs")
+    return importlib.import_module("exhibits.pages.runs")
 
 
 @pytest.fixture

@@ -135,7 +135,7 @@ def test_a_failure_is_kept_until_it_is_mended(jobs: ModuleType, tmp_path: Path) 
 def test_only_what_is_missing_is_done(jobs: ModuleType, reproduce: ModuleType, tmp_path: Path, capfd: Any) -> None:
     work = [computation(jobs, number=number) for number in (1, 2)] + [computation(jobs, refuse, 3)]
     work[0].perform(tmp_path)
-    reproduce.complete(work, tmp_path, at_once=2)
+    importlib.import_module("exhibits.working").complete(work, tmp_path, at_once=2)
     out = capfd.readouterr().out
     assert out.startswith("2 of 3 jobs to do\n")
     assert "failed: 3 is no number of mine" in out
@@ -143,6 +143,41 @@ def test_only_what_is_missing_is_done(jobs: ModuleType, reproduce: ModuleType, t
     assert [results.of(job).data.get("twice") for job in work] == [2, 4, None]
     assert results.of(work[2]).reason == "3 is no number of mine"
     assert results.of(computation(jobs, number=9)).reason == "not run yet"
+
+
+def test_different_words_for_one_run_are_one_job(
+    jobs: ModuleType, composing: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[str, ...]] = []
+    working = importlib.import_module("exhibits.working")
+    monkeypatch.setattr(working, "_do", lambda missing, *_: done.extend(job.words for job in missing))
+    plain = jobs.Training(("cluster.workers=2",))
+    spelled = jobs.Training(("cluster.workers=2", "compressor.density=1e-2"))
+    other = jobs.Training(("cluster.workers=2", "compressor.density=1e-3"))
+    assert working.complete([plain, spelled, other], tmp_path, 1) == []
+    assert len(done) == 2
+
+
+def test_what_takes_a_cluster_is_not_done_here(jobs: ModuleType, composing: None, tmp_path: Path) -> None:
+    working = importlib.import_module("exhibits.working")
+    work = jobs.Training(("cluster.workers=2",), None, "process_group")
+    assert working.complete([work], tmp_path / "runs", 1) == [work]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_scale_of_the_paper_is_for_a_cluster(
+    reproduce: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
+    words = ["spardl.residuals", "--scale=paper", f"--outputs={tmp_path / 'runs'}", f"--report={tmp_path / 'report'}"]
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", *words])
+    assert reproduce.main() == 0
+    out = capsys.readouterr().out
+    file = tmp_path / "report" / "trainings-paper-14.txt"
+    assert f"for a cluster: sbatch --array=0-8%4 --ntasks=14 {ROOT / 'slurm' / 'array.sh'} {file}\n" in out
+    assert "| GRES | not run yet | not run |" in out
+    lines = file.read_text().splitlines()
+    assert len(lines) == 9
+    assert all("experiment=spardl/vgg16_cifar10" in line for line in lines)
 
 
 def test_the_interval_of_seeds() -> None:
@@ -154,7 +189,7 @@ def test_the_interval_of_seeds() -> None:
 
 
 def comparison(seeds: tuple[int, ...] = (1, 2, 3)) -> Any:
-    trainings = importlib.import_module("exhibits.trainings")
+    trainings = importlib.import_module("exhibits.kinds.trainings")
     basis = importlib.import_module("exhibits.base").Basis("", "", "")
     plan = trainings.Plan((trainings.Case("Digits", ("model=resnet20",), "digits"),), (), seeds, "")
     return trainings.MethodComparison("x.y", "T", "", "", basis, {"one": ("a=1",), "two": ("a=2",)}, {"smoke": plan})

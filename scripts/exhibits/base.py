@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ class Picture(NamedTuple):
     """A figure.
 
     Attributes:
-        name: of its file, without ending; unique in the exhibit.
+        name: unique in the exhibit.
         caption: what is to be seen.
         draw: draws it.
     """
@@ -45,6 +46,11 @@ class Picture(NamedTuple):
     name: str
     caption: str
     draw: Draw
+
+    @property
+    def file(self) -> str:
+        """The name as part of a file's."""
+        return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class Results:
 
     def of(self, job: Job) -> Outcome:
         """The job's result, or a failure that says that it was not started."""
-        return self.found.get(job) or Outcome(self.outputs, {}, "not run yet")
+        return self.found.get(job) or Outcome(self.outputs, {}, "not run yet", started=False)
 
 
 class Exhibit(ABC):

@@ -1,6 +1,8 @@
-"""How work that failed shows in a table: with its reason, never as a blank or a zero."""
+"""How work without a result shows in a table: with the reason, never as a blank or a zero."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from exhibits.jobs import Outcome
 from exhibits.tables import Cell
@@ -8,11 +10,14 @@ from exhibits.tables import Cell
 __all__ = ["failed"]
 
 
-def failed(outcome: Outcome, count: int) -> list[Cell]:
-    """The cells of a row whose work failed.
+def failed(outcomes: Sequence[Outcome], count: int) -> list[Cell]:
+    """The cells of a row whose work has no result.
 
     Args:
-        outcome: says why.
+        outcomes: of which one at least says why.
         count: of cells, at least 1.
     """
-    return [Cell(f"failed: {outcome.reason}", bad=True), *[Cell("failed", bad=True)] * (count - 1)]
+    lost = [outcome for outcome in outcomes if outcome.reason is not None]
+    told = "; ".join(sorted({outcome.fault for outcome in lost}))
+    rest = "failed" if any(outcome.started for outcome in lost) else "not run"
+    return [Cell(told, bad=True), *[Cell(rest, bad=True)] * (count - 1)]

@@ -30,12 +30,19 @@ class Outcome(NamedTuple):
     Attributes:
         where: the folder or file that holds the result.
         data: a training's summary, or what a computation returned; empty if it failed.
-        reason: why it failed.
+        reason: why there is no result.
+        started: whether the job was ever begun.
     """
 
     where: Path
     data: Mapping[str, Any]
     reason: str | None = None
+    started: bool = True
+
+    @property
+    def fault(self) -> str:
+        """What a table says instead of a result."""
+        return f"failed: {self.reason}" if self.started else str(self.reason)
 
     def events(self, kind: str) -> Iterator[dict[str, Any]]:
         """The lines of a training's metrics that are of a kind, ``train`` or ``eval``."""
@@ -50,11 +57,9 @@ class Job(ABC):
 
     Attributes:
         alone: whether nothing else may run meanwhile, for it tells how long something took.
-        elsewhere: whether it takes a cluster, and is not done here.
     """
 
     alone: ClassVar[bool] = False
-    elsewhere = False
 
     @property
     @abstractmethod
@@ -160,7 +165,7 @@ class Training(Job):
 
     @property
     def elsewhere(self) -> bool:
-        """See :attr:`Job.elsewhere`."""
+        """Whether it takes a cluster, and is not done here."""
         return self.cluster != "simulated"
 
     @cached_property

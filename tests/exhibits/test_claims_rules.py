@@ -141,14 +141,14 @@ def test_inner_best(values: list[Any], wanted: str) -> None:
 
 @given(st.lists(RATIOS, min_size=1, max_size=5), RATIOS)
 def test_a_better_figure_never_spoils_a_verdict(values: list[float], more: float) -> None:
-    order = [one.name for one in module("exhibits.claims_base").Verdict]
+    order = [one.name for one in module("exhibits.claims.base").Verdict]
     before, after = (verdict(bound("UpTo", 3.0), figures(*each)) for each in (values, [*values, more]))
     assert order.index(after) <= order.index(before)
 
 
 @given(SEEDS, st.floats(0, 50), st.floats(0, 50))
 def test_a_greater_loss_is_never_judged_better(seeds: list[float], loss: float, more: float) -> None:
-    order = [one.name for one in module("exhibits.claims_base").Verdict]
+    order = [one.name for one in module("exhibits.claims.base").Verdict]
     lost, worse = ([seed - each for seed in seeds] for each in (loss, loss + more))
     verdicts = [verdict(seeded("NoLoss"), figures(each, against=[seeds])) for each in (lost, worse)]
     assert order.index(verdicts[0]) <= order.index(verdicts[1])

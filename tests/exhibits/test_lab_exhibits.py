@@ -28,7 +28,7 @@ def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def lab() -> ModuleType:
-    return importlib.import_module("exhibits.lab")
+    return importlib.import_module("exhibits.kinds.lab")
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_jobs_can_be_typed_and_want_the_machine_for_themselves(lab: ModuleType, 
         assert arguments.command[2:-2] == list(dict(job.arguments)["words"])[1:]
         for word in arguments.command[2:]:
             assert not word.startswith("profile:") or (ROOT / word.removeprefix("profile:")).exists()
-    dear = importlib.import_module("exhibits.dear")
+    dear = importlib.import_module("exhibits.papers.dear")
     assert not dear.SPEED.job("smoke").alone
     assert lab.DEAR in dear.EXHIBITS
 
@@ -206,11 +206,11 @@ def nothing() -> list[str]:
 
 
 def test_what_measures_time_waits_for_all_else(lab: ModuleType, tmp_path: Path) -> None:
-    reproduce, jobs = importlib.import_module("reproduce"), importlib.import_module("exhibits.jobs")
+    working, jobs = importlib.import_module("exhibits.working"), importlib.import_module("exhibits.jobs")
     arguments = (("folder", str(tmp_path)),)
     measuring = [lab.Measurement(name, done_before, arguments, "echo") for name in ("other-timed", "timed")]
     others = [jobs.Computation(f"other{number}", nothing, (), "echo") for number in range(3)]
-    reproduce.complete([*measuring, *others], tmp_path, at_once=5)
+    working.complete([*measuring, *others], tmp_path, at_once=5)
     first, second = (job.find(tmp_path).data for job in measuring)
     assert first == ["other0", "other1", "other2"]
     assert second == ["other", "other0", "other1", "other2"]

@@ -35,17 +35,17 @@ def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def watched() -> ModuleType:
-    return importlib.import_module("exhibits.watched")
+    return importlib.import_module("exhibits.kinds.watched")
 
 
 @pytest.fixture
 def thresholds() -> ModuleType:
-    return importlib.import_module("exhibits.thresholds")
+    return importlib.import_module("exhibits.kinds.thresholds")
 
 
 @pytest.fixture
 def balance() -> ModuleType:
-    return importlib.import_module("exhibits.balance")
+    return importlib.import_module("exhibits.kinds.balance")
 
 
 def oktopk(density: float = 0.1) -> Method:
@@ -105,7 +105,7 @@ def results(folder: Path, job: Any, data: dict[str, Any]) -> Any:
 
 
 def test_the_table_of_thresholds_by_hand(thresholds: ModuleType, tmp_path: Path) -> None:
-    case = importlib.import_module("exhibits.trainings").Case("Digits", ("a=1",), "digits")
+    case = importlib.import_module("exhibits.kinds.trainings").Case("Digits", ("a=1",), "digits")
     made = thresholds.Thresholds(
         name="x.y",
         title="T",
@@ -121,7 +121,7 @@ def test_the_table_of_thresholds_by_hand(thresholds: ModuleType, tmp_path: Path)
     assert [row.name for row in table.rows] == ["limited, own", "limited, sums", "local, own"]
     assert [cell.value for cell in table.rows[0].cells] == pytest.approx([1.4, 1.0, 2.0, 0.4, 0.75, 0.3])
     assert [cell.value for cell in table.rows[1].cells] == pytest.approx([0.75, 0.5, 1.0, 0.25, 0.5, 0.5])
-    assert table.rows[2].cells[0].text == "failed: not run yet"
+    assert table.rows[2].cells[0].text == "not run yet"
     figure = importlib.import_module("matplotlib.figure").Figure(layout="constrained")
     (picture,) = made.pictures("smoke", found)
     picture.draw(figure)
@@ -186,7 +186,7 @@ def test_levelled_blocks_are_gathered_as_they_were(balance: ModuleType) -> None:
 
 
 def test_the_tables_of_balance_by_hand(balance: ModuleType, tmp_path: Path) -> None:
-    case = importlib.import_module("exhibits.trainings").Case("Digits", ("a=1",), "digits")
+    case = importlib.import_module("exhibits.kinds.trainings").Case("Digits", ("a=1",), "digits")
     plan = balance.BalancePlan((balance.Published(case, 2000),), (), 2, "")
     made = balance.Balance("x.y", "T", "", "", {"smoke": plan}, "ethernet_1g")
     (job,) = made.jobs("smoke")
@@ -207,14 +207,14 @@ def test_the_tables_of_balance_by_hand(balance: ModuleType, tmp_path: Path) -> N
     assert anew.rows[0].cells[1].value == 1.25
     assert "from memory" in split.rows[0].cells[-1].text
     failing, *_ = made.tables("smoke", replace(found, found={}))
-    assert failing.rows[0].cells[0].text == "failed: not run yet"
+    assert failing.rows[0].cells[0].text == "not run yet"
     figure = importlib.import_module("matplotlib.figure").Figure(layout="constrained")
     made.pictures("smoke", found)[0].draw(figure)
     assert [bar.get_height() for bar in figure.axes[0].patches] == [1.5, 0.5, 1.0, 1.0]
 
 
 def test_the_published_cases_are_as_large_as_published() -> None:
-    found = importlib.import_module("exhibits.oktopk").BALANCE.plans["laptop"].cases
+    found = importlib.import_module("exhibits.papers.oktopk").BALANCE.plans["laptop"].cases
     assert [each.entries for each in found] == [14_728_266, 27_569_568, 133_547_324]
 
 

@@ -25,12 +25,12 @@ def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def study() -> ModuleType:
-    return importlib.import_module("exhibits.study")
+    return importlib.import_module("exhibits.papers.study")
 
 
 @pytest.fixture
 def lore() -> ModuleType:
-    return importlib.import_module("exhibits.study_points")
+    return importlib.import_module("exhibits.papers.study_points")
 
 
 @pytest.fixture

@@ -27,16 +27,16 @@ def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def updates() -> ModuleType:
-    return importlib.import_module("exhibits.updates")
+    return importlib.import_module("exhibits.kinds.updates")
 
 
 @pytest.fixture
 def gpu() -> ModuleType:
-    return importlib.import_module("exhibits.gpu")
+    return importlib.import_module("exhibits.kinds.gpu")
 
 
 def count(name: str, workers: int, *overrides: str, settle: int = 0, kept: int = 512) -> list[dict[str, Any]]:
-    counts = importlib.import_module("exhibits.counts")
+    counts = importlib.import_module("exhibits.kinds.counts")
     kinds: list[dict[str, Any]] = counts.count_cycle(name, overrides, workers, 0.01, kept, settle)["kinds"]
     assert json.loads(json.dumps(kinds)) == kinds
     return kinds
@@ -170,10 +170,10 @@ def test_a_failure_shows_in_its_row_and_in_what_is_compared_with_it(updates: Mod
     one, every = made.jobs("smoke")
     (table,) = made.tables("smoke", results(tmp_path, {one: kinds_of(1, 0.1)}))
     assert [cell.text for cell in table.rows[0].cells[-2:]] == ["baseline failed"] * 2
-    assert table.rows[1].cells[0].text == "failed: not run yet"
+    assert table.rows[1].cells[0].text == "not run yet"
     assert all(cell.bad for cell in table.rows[1].cells)
     (table,) = made.tables("smoke", results(tmp_path, {every: kinds_of(1, 1.0)}))
-    assert table.rows[0].cells[0].text == "failed: not run yet"
+    assert table.rows[0].cells[0].text == "not run yet"
 
 
 def test_one_worker_sends_nothing(updates: ModuleType, tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_a_model_that_both_tables_have_takes_equally_long(gpu: ModuleType) -> No
 def test_every_exhibit_finds_its_assumptions(paper: str, updates: ModuleType, gpu: ModuleType) -> None:
     found = [
         made
-        for made in importlib.import_module(f"exhibits.{paper}").EXHIBITS
+        for made in importlib.import_module(f"exhibits.papers.{paper}").EXHIBITS
         if isinstance(made, updates.UpdateBreakdown)
     ]
     assert found

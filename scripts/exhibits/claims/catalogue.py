@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from exhibits import claims_dear, claims_oktopk, claims_sketch_fusion, claims_spardl, claims_study
 from exhibits.base import Basis, Exhibit, Results
-from exhibits.claims import Judgement, claims_table, judge, summary_table
+from exhibits.claims import dear, oktopk, sketch_fusion, spardl, study
+from exhibits.claims.judging import Judgement, claims_table, judge, summary_table
 from exhibits.jobs import Job, Outcome
-from exhibits.page import Section
-from exhibits.sections import key, tables_section
+from exhibits.pages.page import Section
+from exhibits.pages.sections import key, tables_section
 from exhibits.tables import Table
 
 __all__ = ["CLAIMS", "OnDemand", "claims_section", "judge_all", "tables_of"]
 
 CLAIMS = (
-    *claims_spardl.CLAIMS,
-    *claims_oktopk.CLAIMS,
-    *claims_study.CLAIMS,
-    *claims_dear.CLAIMS,
-    *claims_sketch_fusion.CLAIMS,
+    *spardl.CLAIMS,
+    *oktopk.CLAIMS,
+    *study.CLAIMS,
+    *dear.CLAIMS,
+    *sketch_fusion.CLAIMS,
 )
 BASIS = Basis(*["what the basis of each claim's exhibit says; see there"] * 3)
 WORDS = (
@@ -44,18 +43,17 @@ class OnDemand(Results):
         return self.seen[job]
 
 
-def judge_all(exhibits: Mapping[str, Exhibit], scale: str, outputs: Path) -> list[Judgement]:
-    """Judges every claim by what is on disk; see ``choices.composing``.
+def judge_all(exhibits: Mapping[str, Exhibit], scale: str, results: Results) -> list[Judgement]:
+    """Judges every claim by what was found.
 
     Args:
         exhibits: all, by name.
         scale: of the work.
-        outputs: the folder of all runs.
+        results: of the work.
 
     Raises:
         KeyError: if a claim's exhibit is not among them.
     """
-    results = OnDemand(outputs)
     return [judge(claim, exhibits, scale, results) for claim in CLAIMS]
 
 
@@ -64,7 +62,6 @@ def tables_of(judgements: Sequence[Judgement]) -> list[Table]:
     return [summary_table(judgements), claims_table(judgements)]
 
 
-def claims_section(judgements: Sequence[Judgement], scale: str, outputs: Path) -> Section:
-    """The claims' section of the report; see ``choices.composing``."""
-    tables = tables_of(judgements)
-    return tables_section(key("claims", scale), "Claims", WORDS, scale, tables, BASIS, OnDemand(outputs))
+def claims_section(judgements: Sequence[Judgement], scale: str, results: Results) -> Section:
+    """The claims' section of the report."""
+    return tables_section(key("claims", scale), "Claims", WORDS, scale, tables_of(judgements), BASIS, results)

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from exhibits.base import Basis, Exhibit, Picture, Results
 from exhibits.failures import failed
 from exhibits.jobs import Computation, Outcome
+from exhibits.kinds.trainings import Case
+from exhibits.kinds.watched import Watcher, selection, sparse, train_watched
 from exhibits.tables import Cell, Row, Table
-from exhibits.trainings import Case
-from exhibits.watched import Watcher, selection, sparse, train_watched
 from spardl.context import Context
 from spardl.method import Method, MethodState
 from spardl.programs import Worker
@@ -185,7 +185,7 @@ class Thresholds(Exhibit):
         plan = self.plans[scale]
         return [
             Picture(
-                case.name.lower().replace(" ", "-"),
+                case.name,
                 f"{case.name}: selected / wanted by step; bands are from the least to the most of the workers",
                 partial(self._draw, plan, case, results),
             )
@@ -216,7 +216,7 @@ def _by_step(data: Mapping[str, Any], name: str) -> list[list[int]]:
 
 def _cells(outcome: Outcome, name: str) -> list[Cell]:
     if outcome.reason is not None:
-        return failed(outcome, len(COLUMNS) - 1)
+        return failed([outcome], len(COLUMNS) - 1)
     steps = _by_step(outcome.data, name)
     found, later = (
         deviations([count for step in part for count in step], outcome.data["k"])

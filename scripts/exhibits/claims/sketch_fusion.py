@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from exhibits.base import Results
-from exhibits.claims import ASSUMED_GPU, MODELLED, OWN_CHOICES, STAND_INS, Claim, Known, Published
-from exhibits.claims_base import Figure
-from exhibits.claims_bounds import UpTo
-from exhibits.claims_evidence import cells, metrics, ratio, tables
-from exhibits.claims_seeds import NoLoss
-from exhibits.predictions import Computed
-from exhibits.trainings import MethodComparison
+from exhibits.claims.base import Figure
+from exhibits.claims.bounds import UpTo
+from exhibits.claims.evidence import cells, metrics, ratio, tables
+from exhibits.claims.judging import ASSUMED_GPU, MODELLED, OWN_CHOICES, STAND_INS, Claim, Known, Published
+from exhibits.claims.seeds import NoLoss
+from exhibits.kinds.predictions import Computed
+from exhibits.kinds.trainings import MethodComparison
 
 __all__ = ["CLAIMS"]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from exhibits.base import Basis, Picture
+from exhibits.pages.vector import inline
 from exhibits.tables import WRITERS, Row, Table
-from exhibits.vector import inline
 from spardl.training.summary import environment
 
 __all__ = ["Section", "Source", "Sources", "definitions", "figure", "here", "in_words", "page", "table"]

@@ -13,9 +13,9 @@ import torch
 from exhibits.base import Basis, Exhibit, Picture, Results
 from exhibits.failures import failed
 from exhibits.jobs import Computation, Outcome
+from exhibits.kinds.trainings import Case
+from exhibits.kinds.watched import Watcher, selection, sparse, train_watched
 from exhibits.tables import Cell, Row, Table
-from exhibits.trainings import Case
-from exhibits.watched import Watcher, selection, sparse, train_watched
 from spardl.clusters import Network, SimulatedCluster
 from spardl.clusters.network import PRESETS
 from spardl.communicators.balance import balance, joined
@@ -300,7 +300,7 @@ class Balance(Exhibit):
 
     def _cells(self, outcome: Outcome, entries: int, kind: Kind) -> list[Cell]:
         if outcome.reason is not None:
-            return failed(outcome, len(_columns(kind)) - 1)
+            return failed([outcome], len(_columns(kind)) - 1)
         ways = [Sent(**outcome.data["ways"][name]) for name in kind.ways]
         network, scale = PRESETS[self.network], entries / outcome.data["length"]
         unequal = [max(way.loads) * len(way.loads) / sum(way.loads) for way in ways]

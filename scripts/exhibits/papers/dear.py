@@ -12,9 +12,9 @@ import bench_schedules
 import choices
 import timeline
 
-from exhibits import lab
 from exhibits.base import Basis
-from exhibits.predictions import Computed, sheet
+from exhibits.kinds import lab
+from exhibits.kinds.predictions import Computed, sheet
 from spardl.clusters.network import PRESETS
 from spardl.timeline.model import Lane, Timeline
 from spardl.timeline.profile import Profile

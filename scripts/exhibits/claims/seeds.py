@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import mean
 
-from exhibits.claims_base import Figure, Finding, Rule, Verdict, difference_of, show, shown
+from exhibits.claims.base import Figure, Finding, Rule, Verdict, difference_of, show, shown
 from exhibits.statistics import Range
 
 __all__ = ["InnerBest", "NoLoss", "Order"]

@@ -9,6 +9,7 @@ from textwrap import fill
 from typing import Any, TypeAlias
 
 from exhibits.base import Basis, Exhibit, Picture, Results
+from exhibits.failures import failed
 from exhibits.jobs import Computation, Outcome
 from exhibits.tables import Cell, Row, Table
 
@@ -79,7 +80,7 @@ class Computed(Exhibit):
         job = self.job(scale)
         outcome = results.of(job)
         if outcome.reason is not None:
-            row = Row(self.title, [Cell(f"failed: {outcome.reason}", bad=True)], [job])
+            row = Row(self.title, failed([outcome], 1), [job])
             return [Table(self.title, ("exhibit", "result"), [row])]
         return [
             Table(made["title"], made["columns"], [Row(name, _cells(cells), [job]) for name, *cells in made["rows"]])

@@ -7,15 +7,15 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from exhibits.base import Results
-from exhibits.claims import ASSUMED_GPU, LAB, MODELLED, STAND_INS, Claim, Known, Published
-from exhibits.claims_base import Figure
-from exhibits.claims_bounds import AtLeast, Equal, UpTo
-from exhibits.claims_evidence import cells, metric, metrics, ratio, required, seconds, tables, trained, turns
-from exhibits.claims_seeds import InnerBest, NoLoss, Order
-from exhibits.counts import CountedCosts
-from exhibits.lab import Measured
-from exhibits.trainings import MethodComparison
-from exhibits.updates import UpdateBreakdown
+from exhibits.claims.base import Figure
+from exhibits.claims.bounds import AtLeast, Equal, UpTo
+from exhibits.claims.evidence import cells, metric, metrics, ratio, required, seconds, tables, trained, turns
+from exhibits.claims.judging import ASSUMED_GPU, LAB, MODELLED, STAND_INS, Claim, Known, Published
+from exhibits.claims.seeds import InnerBest, NoLoss, Order
+from exhibits.kinds.counts import CountedCosts
+from exhibits.kinds.lab import Measured
+from exhibits.kinds.trainings import MethodComparison
+from exhibits.kinds.updates import UpdateBreakdown
 
 __all__ = ["CLAIMS"]
 

@@ -10,6 +10,7 @@ from statistics import mean
 from typing import Any
 
 from exhibits.base import Basis, Exhibit, Picture, Results
+from exhibits.failures import failed
 from exhibits.jobs import Labels, Outcome, Training
 from exhibits.measures import draw_curves, final_metric, metric_curve, share_of_bytes
 from exhibits.statistics import interval, spread
@@ -122,7 +123,7 @@ class MethodComparison(Exhibit):
         plan = self.plans[scale]
         return [
             Picture(
-                case.name.lower().replace(" ", "-"),
+                case.name,
                 f"{case.name}: the metric against virtual seconds, one line a seed",
                 partial(self._draw, plan, case, results),
             )
@@ -147,18 +148,18 @@ class MethodComparison(Exhibit):
 
 
 def _cells(outcomes: Sequence[Outcome], good: Sequence[Outcome], first: float | None) -> list[Cell]:
-    failures = {outcome.reason for outcome in outcomes if outcome.reason}
     if not good:
-        return [Cell(f"failed: {'; '.join(sorted(failures))}", bad=True), *[Cell("failed", bad=True)] * 5]
+        return failed(outcomes, len(COLUMNS) - 1)
+    lost = len(good) < len(outcomes)
     values = [final_metric(outcome.data) for outcome in good]
     seconds = mean(outcome.data["cluster_seconds"] for outcome in good)
     bounds = interval(values)
     share = share_of_bytes(outcome.data for outcome in good)
-    seeds = ", ".join("failed: " + o.reason if o.reason else f"{final_metric(o.data):.4g}" for o in outcomes)
+    seeds = ", ".join(o.fault if o.reason else f"{final_metric(o.data):.4g}" for o in outcomes)
     return [
-        Cell(f"{good[0].data['metric']} {spread(values)}", mean(values), bad=bool(failures)),
+        Cell(f"{good[0].data['metric']} {spread(values)}", mean(values), bad=lost),
         Cell("too few seeds" if bounds is None else f"{bounds[0]:.4g} to {bounds[1]:.4g}"),
-        Cell(seeds, bad=bool(failures)),
+        Cell(seeds, bad=lost),
         Cell(f"{share:.2%}", share),
         Cell(f"{seconds:.4g}", seconds),
         Cell(f"{seconds / first:.3g}" if first else "unknown", seconds / first if first else None),

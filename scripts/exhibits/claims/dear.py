@@ -8,12 +8,12 @@ from functools import partial
 import bench_schedules
 
 from exhibits.base import Results
-from exhibits.claims import ASSUMED_GPU, FORMULAS, LAB, MODELLED, Claim, Known, Published
-from exhibits.claims_base import Figure
-from exhibits.claims_bounds import AtLeast, Equal, UpTo, Within
-from exhibits.claims_evidence import cells, ratio, tables, turns
-from exhibits.lab import Measured
-from exhibits.predictions import Computed
+from exhibits.claims.base import Figure
+from exhibits.claims.bounds import AtLeast, Equal, UpTo, Within
+from exhibits.claims.evidence import cells, ratio, tables, turns
+from exhibits.claims.judging import ASSUMED_GPU, FORMULAS, LAB, MODELLED, Claim, Known, Published
+from exhibits.kinds.lab import Measured
+from exhibits.kinds.predictions import Computed
 
 __all__ = ["CLAIMS"]
 

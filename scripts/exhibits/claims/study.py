@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from exhibits.base import Results
-from exhibits.claims import STAND_INS, Claim, Known, Published
-from exhibits.claims_base import Figure
-from exhibits.claims_evidence import against, metric, trained
-from exhibits.claims_seeds import NoLoss
-from exhibits.study import DENSE, RANDOM_BLOCK, StudyGrid
-from exhibits.study_points import held_out
+from exhibits.claims.base import Figure
+from exhibits.claims.evidence import against, metric, trained
+from exhibits.claims.judging import STAND_INS, Claim, Known, Published
+from exhibits.claims.seeds import NoLoss
+from exhibits.papers.study import DENSE, RANDOM_BLOCK, StudyGrid
+from exhibits.papers.study_points import held_out
 
 __all__ = ["CLAIMS"]
 

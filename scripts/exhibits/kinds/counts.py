@@ -11,6 +11,7 @@ import choices
 import complexity
 
 from exhibits.base import Basis, Exhibit, Results
+from exhibits.failures import failed
 from exhibits.jobs import Computation, Outcome
 from exhibits.tables import Cell, Row, Table
 from spardl.clusters import SimulatedCluster
@@ -194,7 +195,7 @@ class CountedCosts(Exhibit):
 
 def _cell(outcome: Outcome) -> Cell:
     if outcome.reason is not None:
-        return Cell(f"failed: {outcome.reason}", bad=True)
+        return failed([outcome], 1)[0]
     kinds = outcome.data["kinds"]
     text = "; ".join(_kind(kind) for kind in kinds)
     wrong = not all(kind["within"] for kind in kinds)

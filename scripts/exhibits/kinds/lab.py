@@ -20,12 +20,12 @@ from netlab_inside import LabError
 
 from exhibits.base import Basis, Picture, Results
 from exhibits.jobs import Computation
-from exhibits.predictions import Computed, Figures, sheet
+from exhibits.kinds.predictions import Computed, Figures, sheet
 from spardl.errors import ConfigError, TrainingError
 
 __all__ = ["DEAR", "SPARDL", "Measured", "Measurement", "in_lab", "schedules", "synchronizations"]
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 # What the sheets' columns of seconds are called; the picture looks for them.
 MEDIAN, LEAST, MOST, PREDICTED = "median s", "least", "most", "predicted"
 SECONDS = (MEDIAN, LEAST, MOST, PREDICTED, "predicted / median")

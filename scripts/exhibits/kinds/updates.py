@@ -10,10 +10,10 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from exhibits.base import Basis, Exhibit, Picture, Results
-from exhibits.counts import Cycle, count_cycle
 from exhibits.failures import failed
-from exhibits.gpu import MODELS, Model, seconds_to_compress
 from exhibits.jobs import Computation, Outcome
+from exhibits.kinds.counts import Cycle, count_cycle
+from exhibits.kinds.gpu import MODELS, Model, seconds_to_compress
 from exhibits.tables import Cell, Row, Table
 from spardl.clusters.network import PRESETS, Network
 from spardl.fusion import Linear
@@ -24,8 +24,8 @@ BASIS = Basis(
     simulated="seconds of messages: counted rounds and bytes on a modelled network, one after the other",
     measured="rounds, and bytes on the longest path, counted in synchronizations of random gradients (a common part "
     "and noise, equally strong); steps with periodic work have their share",
-    assumed="what each model and each compressor takes on an RTX 2080 Ti (scripts/exhibits/gpu.py), the network, that "
-    "nothing overlaps, and that bytes grow in proportion to the model",
+    assumed="what each model and each compressor takes on an RTX 2080 Ti (scripts/exhibits/kinds/gpu.py), the network, "
+    "that nothing overlaps, and that bytes grow in proportion to the model",
 )
 GROWING = ("words", "bytes")
 PARTS = ("computation", "compression", "latency", "bandwidth")
@@ -177,7 +177,7 @@ class UpdateBreakdown(Exhibit):
             job, base = (self.job(plan, model, name, workers) for name in (method, self.baseline))
             found = self._predicted(plan, model, method, workers, results)
             if found is None:
-                cells = failed(results.of(job), len(self._columns(several)) - 1)
+                cells = failed([results.of(job)], len(self._columns(several)) - 1)
             else:
                 against = self._predicted(plan, model, self.baseline, workers, results)
                 alone = self._predicted(plan, model, method, sizes[0], results)

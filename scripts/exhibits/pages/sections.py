@@ -7,13 +7,12 @@ made, and any number of them may do so at a time.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
 from exhibits.base import Basis, Exhibit, Results
-from exhibits.page import Section, Source, definitions, figure, here, in_words, page, table
+from exhibits.pages.page import Section, Source, definitions, figure, here, in_words, page, table
 from exhibits.tables import Row, Table
 from spardl.errors import DataError
 from spardl.files import write_atomically
@@ -36,7 +35,7 @@ def sources(row: Row, results: Results) -> list[Source]:
     """Commands and folders behind a row."""
     found = [(job.command, results.of(job)) for job in row.jobs]
     return [
-        Source(command, f"failed: {outcome.reason}; see {outcome.where}" if outcome.reason else str(outcome.where))
+        Source(command, f"{outcome.fault}; see {outcome.where}" if outcome.reason else str(outcome.where))
         for command, outcome in found
     ]
 
@@ -58,10 +57,7 @@ def exhibit_section(exhibit: Exhibit, group: str, scale: str, results: Results) 
         "What ran": exhibit.caption(scale),
     }
     command = f"<p><code>python scripts/reproduce.py {exhibit.name} --scale {scale}</code></p>\n"
-    drawn = [
-        figure(picture, f"{own}-figure-{re.sub(r'[^a-z0-9]+', '-', picture.name.lower())}", exhibit.basis)
-        for picture in pictures
-    ]
+    drawn = [figure(picture, f"{own}-figure-{picture.file}", exhibit.basis) for picture in pictures]
     body = [definitions(about, "about"), command, *drawn, *_tables(tables, own, exhibit.basis, results)]
     body.append(_made(tables, results))
     return Section(own, group, exhibit.title, scale, _marks(tables), "".join(body))

@@ -11,9 +11,9 @@ import choices
 import timeline
 
 from exhibits.base import Basis
-from exhibits.predictions import Computed, sheet
-from exhibits.small import PICTURES, SEEDS, SMALL, TINY, VIRTUAL, as_published
-from exhibits.trainings import MethodComparison, Plan
+from exhibits.kinds.predictions import Computed, sheet
+from exhibits.kinds.trainings import MethodComparison, Plan
+from exhibits.papers.small import PICTURES, SEEDS, SMALL, TINY, VIRTUAL, as_published
 from spardl.clusters.network import PRESETS
 from spardl.fusion import Linear
 from spardl.timeline.model import in_backward
@@ -123,7 +123,7 @@ ACCURACY = MethodComparison(
         {
             "smoke": Plan((PICTURES,), TINY, SEEDS, "seconds each"),
             "laptop": Plan(
-                (PICTURES,), (*SMALL, "cluster.workers=16", "training.epochs=20"), SEEDS, "about 10 minutes"
+                (PICTURES,), (*SMALL, "cluster.workers=16", "training.epochs=12"), SEEDS, "about 10 minutes"
             ),
             "paper": as_published("sketch_fusion/resnet20_cifar10"),
         }

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from exhibits.balance import KINDS, Balance
 from exhibits.base import Results
-from exhibits.claims import ASSUMED_GPU, MODELLED, STAND_INS, Claim, Known, Published
-from exhibits.claims_base import Figure
-from exhibits.claims_bounds import AtLeast, AtMost, Between
-from exhibits.claims_evidence import cells, metrics, ratio, required, tables
-from exhibits.claims_seeds import NoLoss
-from exhibits.counts import CountedCosts
-from exhibits.thresholds import Thresholds
-from exhibits.trainings import MethodComparison
-from exhibits.updates import UpdateBreakdown
+from exhibits.claims.base import Figure
+from exhibits.claims.bounds import AtLeast, AtMost, Between
+from exhibits.claims.evidence import cells, metrics, ratio, required, tables
+from exhibits.claims.judging import ASSUMED_GPU, MODELLED, STAND_INS, Claim, Known, Published
+from exhibits.claims.seeds import NoLoss
+from exhibits.kinds.balance import KINDS, Balance
+from exhibits.kinds.counts import CountedCosts
+from exhibits.kinds.thresholds import Thresholds
+from exhibits.kinds.trainings import MethodComparison
+from exhibits.kinds.updates import UpdateBreakdown
 
 __all__ = ["CLAIMS"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from exhibits.base import SCALES, Basis, Exhibit, Results
-from exhibits.claims_base import Figure, Finding, Rule, Verdict
+from exhibits.claims.base import Figure, Finding, Rule, Verdict
 from exhibits.jobs import Job
 from exhibits.tables import Cell, Row, Table, markdown
 

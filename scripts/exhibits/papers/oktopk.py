@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from exhibits.balance import Balance, BalancePlan, Published
-from exhibits.counts import CountedCosts
-from exhibits.gpu import MODELS
-from exhibits.small import PICTURES, SEEDS, SMALL, TINY, VIRTUAL
-from exhibits.thresholds import Thresholds, ThresholdsPlan
-from exhibits.trainings import Case, MethodComparison, Plan
-from exhibits.updates import Contender, UpdateBreakdown, UpdatePlan
+from exhibits.kinds.balance import Balance, BalancePlan, Published
+from exhibits.kinds.counts import CountedCosts
+from exhibits.kinds.gpu import MODELS
+from exhibits.kinds.thresholds import Thresholds, ThresholdsPlan
+from exhibits.kinds.trainings import Case, MethodComparison, Plan
+from exhibits.kinds.updates import Contender, UpdateBreakdown, UpdatePlan
+from exhibits.papers.small import PICTURES, SEEDS, SMALL, TINY, VIRTUAL
 
 __all__ = ["EXHIBITS"]
 

@@ -9,14 +9,15 @@ from statistics import mean
 from types import MappingProxyType
 
 from exhibits.base import Picture, Results
+from exhibits.failures import failed
 from exhibits.jobs import Outcome
+from exhibits.kinds.trainings import Case, MethodComparison, Plan
 from exhibits.measures import final_metric, share_of_bytes
-from exhibits.small import SEEDS, SMALL, VIRTUAL
+from exhibits.papers.small import SEEDS, SMALL, VIRTUAL
+from exhibits.papers.study_pictures import draw_axes, draw_grid
+from exhibits.papers.study_points import AXES, PRESET, Marginal, Point, best_of, covering, held_out, marginals, points
 from exhibits.statistics import interval, spread
-from exhibits.study_pictures import draw_axes, draw_grid
-from exhibits.study_points import AXES, PRESET, Marginal, Point, best_of, covering, held_out, marginals, points
 from exhibits.tables import Cell, Row, Table
-from exhibits.trainings import Case, MethodComparison, Plan
 
 __all__ = ["EXHIBITS", "GRID", "StudyGrid"]
 
@@ -137,8 +138,8 @@ class StudyGrid(MethodComparison):
         return Row(name, cells, [self.job(plan, case, best, seed) for seed in plan.seeds])
 
     def _failed_row(self, plan: Plan, case: Case, name: str, methods: Sequence[str], results: Results) -> Row:
-        reasons = {each.reason for method in methods for each in self._outcomes(plan, case, method, results)} - {None}
-        cells = [Cell(f"failed: {'; '.join(sorted(map(str, reasons)))}", bad=True), *[Cell("failed", bad=True)] * 7]
+        outcomes = [each for method in methods for each in self._outcomes(plan, case, method, results)]
+        cells = failed(outcomes, 8)
         return Row(name, cells, [self.job(plan, case, method, seed) for method in methods for seed in plan.seeds])
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
@@ -151,7 +152,7 @@ class StudyGrid(MethodComparison):
         dense = self._dense(plan, case, results)
         means = {point: mean(values[point]) if point in values else None for point in grid}
         found = [(f"{AXES[each.axis][0]}: {each.choice}", each.seeds) for each in marginals(grid, values) if each.seeds]
-        name = case.name.lower().replace(" ", "-")
+        name = case.name
         every = f"{case.name}: mean metric of every point; empty: not possible, or not trained"
         by_axis = f"{case.name}: means over all points with a choice, one dot a seed; dotted: dense"
         return [
@@ -217,7 +218,7 @@ GRID = StudyGrid(
                 "half a second each",
                 only=(DENSE, *(point.name for point in covering(list(POINTS.values())))),
             ),
-            "laptop": Plan((DIGITS,), (*ONE_RUN, *SMALL, "training.epochs=8"), SEEDS, "about 15 minutes"),
+            "laptop": Plan((DIGITS,), (*ONE_RUN, *SMALL, "training.epochs=6"), SEEDS, "about 15 minutes"),
             "paper": Plan(PUBLISHED, (), SEEDS, "for a cluster of GPUs", cluster="process_group"),
         }
     ),

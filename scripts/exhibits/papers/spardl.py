@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from exhibits import lab
-from exhibits.counts import CountedCosts
-from exhibits.small import PICTURES, SEEDS, SMALL, TINY, VIRTUAL, as_published
-from exhibits.trainings import Case, MethodComparison, Plan
-from exhibits.updates import Contender, UpdateBreakdown, UpdatePlan
+from exhibits.kinds import lab
+from exhibits.kinds.counts import CountedCosts
+from exhibits.kinds.trainings import Case, MethodComparison, Plan
+from exhibits.kinds.updates import Contender, UpdateBreakdown, UpdatePlan
+from exhibits.papers.small import PICTURES, SEEDS, SMALL, TINY, VIRTUAL, as_published
 
 __all__ = ["EXHIBITS"]
 
@@ -49,7 +49,7 @@ REVIEWS = Case(
         "model=lstm_imdb",
         "dataset=docstrings",
         "training.batch_size=8",
-        "training.epochs=3",
+        "training.epochs=2",
         "training.eval_every=0.5",
     ),
     "the same network on docstrings of six subjects instead",
@@ -62,7 +62,7 @@ NEWS = Case(
         "training.batch_size=2",
         "model.embedding_size=128",
         "model.hidden_size=128",
-        "training.epochs=1",
+        "training.epochs=0.8",
         "training.eval_every=0.2",
     ),
     "an LSTM of 2 x 128 on Python's language reference instead",
@@ -74,7 +74,7 @@ WIKIPEDIA = Case(
         "dataset=pydocs",
         "training.batch_size=2",
         "model.num_layers=2",
-        "training.epochs=1.5",
+        "training.epochs=0.9",
         "training.eval_every=0.25",
     ),
     "a BERT of 2 x 128 on Python's language reference instead",
@@ -177,7 +177,7 @@ WORKERS = MethodComparison(
     methods=MappingProxyType(
         {
             f"{name}, P = {workers}": (*words, f"cluster.workers={workers}")
-            for workers in (5, 6, 8, 10, 12, 14)
+            for workers in (5, 8, 11, 14)
             for name, words in (("SparDL", ("compressor=spardl",)), ("Ok-Topk", ("compressor=oktopk",)))
         }
     ),

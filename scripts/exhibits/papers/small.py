@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from exhibits.base import Basis
-from exhibits.trainings import Case, Plan
+from exhibits.kinds.trainings import Case, Plan
 
 __all__ = ["PICTURES", "SEEDS", "SMALL", "TINY", "VIRTUAL", "as_published"]
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from exhibits.base import Exhibit, Results
+from exhibits.pages.vector import SIZE
 from exhibits.tables import WRITERS, Table
-from exhibits.vector import SIZE
 from spardl.files import write_atomically
 
 __all__ = ["write"]
@@ -34,4 +34,4 @@ def _draw(exhibit: Exhibit, scale: str, results: Results, folder: Path) -> None:
         figure = Figure(figsize=SIZE, layout="constrained")
         picture.draw(figure)
         for ending in ENDINGS:
-            figure.savefig(folder / f"{exhibit.name}-{scale}-{picture.name}.{ending}", dpi=130)
+            figure.savefig(folder / f"{exhibit.name}-{scale}-{picture.file}.{ending}", dpi=130)

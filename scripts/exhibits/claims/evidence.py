@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from exhibits.base import Exhibit, Results
-from exhibits.claims import NoEvidence
-from exhibits.claims_base import Figure
+from exhibits.claims.base import Figure
+from exhibits.claims.judging import NoEvidence
 from exhibits.jobs import Job
-from exhibits.lab import TURNS
+from exhibits.kinds.lab import TURNS
+from exhibits.kinds.trainings import Case, MethodComparison
 from exhibits.measures import final_metric
 from exhibits.tables import Row, Table
-from exhibits.trainings import Case, MethodComparison
 
 __all__ = ["against", "cells", "metric", "metrics", "ratio", "required", "seconds", "tables", "trained", "turns"]
 

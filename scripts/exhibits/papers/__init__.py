@@ -1,0 +1,1 @@
+"""The exhibits of each paper."""

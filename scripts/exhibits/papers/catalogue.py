@@ -1,0 +1,22 @@
+"""All exhibits of all papers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from exhibits.base import Exhibit
+from exhibits.papers import dear, oktopk, sketch_fusion, spardl, study
+
+__all__ = ["catalogue", "papers"]
+
+PAPERS = (spardl, oktopk, study, dear, sketch_fusion)
+
+
+def catalogue() -> Mapping[str, Exhibit]:
+    """All exhibits by name."""
+    return {exhibit.name: exhibit for paper in PAPERS for exhibit in paper.EXHIBITS}
+
+
+def papers() -> Mapping[str, str]:
+    """The paper of each exhibit, by the exhibit's name."""
+    return {exhibit.name: str(paper.__doc__).strip() for paper in PAPERS for exhibit in paper.EXHIBITS}

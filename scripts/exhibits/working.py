@@ -1,0 +1,71 @@
+"""Does the work that exhibits need, as far as it was not done before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from hydra.core.global_hydra import GlobalHydra
+
+from exhibits.jobs import Job, Training
+from spardl.errors import SpardlError
+from spardl.training.processes import run_each
+
+__all__ = ["complete"]
+
+# Told how each job ended.
+Ended: TypeAlias = Callable[[Job, SpardlError | None], None]
+
+
+def complete(jobs: Sequence[Job], outputs: Path, at_once: int) -> list[Training]:
+    """Does the work of which there is no result yet, and says how it goes; what must run alone comes last.
+
+    Args:
+        jobs: what is needed. Different words may mean the same work, which is done once.
+        outputs: the folder of all runs.
+        at_once: how many jobs run at a time.
+
+    Returns:
+        The trainings that were not done, because they take a cluster.
+    """
+    missing = [job for job in {job.id: job for job in jobs}.values() if job.find(outputs) is None]
+    elsewhere = [job for job in missing if isinstance(job, Training) and job.elsewhere]
+    here = [job for job in missing if job not in elsewhere]
+    if here:
+        _do(here, len(jobs), outputs, at_once)
+    return elsewhere
+
+
+def _do(missing: Sequence[Job], of: int, outputs: Path, at_once: int) -> None:
+    outputs.mkdir(parents=True, exist_ok=True)
+    print(f"{len(missing)} of {of} jobs to do", flush=True)
+    began, done = time.perf_counter(), 0
+
+    def ended(job: Job, fault: SpardlError | None) -> None:
+        nonlocal done
+        done += 1
+        job.note(outputs, fault)
+        left = (time.perf_counter() - began) / done * (len(missing) - done)
+        how = "done" if fault is None else f"failed: {fault}"
+        print(f"[{done}/{len(missing)}, {left:.0f} s left] {job.command}: {how}", flush=True)
+
+    _import_once()
+    _perform([job for job in missing if not job.alone], outputs, at_once, ended)
+    _perform([job for job in missing if job.alone], outputs, 1, ended)
+
+
+def _perform(jobs: Sequence[Job], outputs: Path, at_once: int, ended: Ended) -> None:
+    def work(number: int, heartbeat: Callable[[int], None]) -> None:
+        GlobalHydra.instance().clear()  # this process composes configurations; train.py wants to do so itself
+        jobs[number].perform(outputs)
+
+    if jobs:
+        run_each(len(jobs), work, outputs / "logs", at_once, lambda number, fault: ended(jobs[number], fault))
+
+
+def _import_once() -> None:
+    """Loads what every training would load: seconds in each of the processes that are forked from this one."""
+    import sklearn.datasets  # noqa: F401, PLC0415
+    import torch._dynamo  # noqa: F401, PLC0415

@@ -146,7 +146,8 @@ def act(arguments: argparse.Namespace) -> int:
     for command in commands:
         print(f"for a cluster: {command}", flush=True)
     print(f"report: {report(exhibits, arguments.scale, results, arguments.report, judged)}", flush=True)
-    failed = sum(results.of(job).reason is not None for job in jobs if not job.elsewhere)
+    waiting = {job.id for job in elsewhere}
+    failed = sum(results.of(job).reason is not None for job in jobs if job.id not in waiting)
     if failed:
         print(f"error: {failed} jobs failed; their reasons are in the tables", file=sys.stderr)
     return FAILED if failed else FINISHED

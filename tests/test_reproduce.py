@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from spardl.errors import ConfigError, WorkerError
+from tests.labs import missing
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -168,15 +169,15 @@ def test_what_takes_a_cluster_is_not_done_here(jobs: ModuleType, composing: None
 def test_the_scale_of_the_paper_is_for_a_cluster(
     reproduce: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
 ) -> None:
-    words = ["spardl.residuals", "--scale=paper", f"--outputs={tmp_path / 'runs'}", f"--report={tmp_path / 'report'}"]
-    monkeypatch.setattr(sys, "argv", ["reproduce.py", *words])
+    folders = [f"--outputs={tmp_path / 'runs'}", f"--report={tmp_path / 'report'}"]
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", "spardl.residuals", "spardl.density", "--scale=paper", *folders])
     assert reproduce.main() == 0
     out = capsys.readouterr().out
     file = tmp_path / "report" / "trainings-paper-14.txt"
-    assert f"for a cluster: sbatch --array=0-8%4 --ntasks=14 {ROOT / 'slurm' / 'array.sh'} {file}\n" in out
+    assert f"for a cluster: sbatch --array=0-20%4 --ntasks=14 {ROOT / 'slurm' / 'array.sh'} {file}\n" in out
     assert "| GRES | not run yet | not run |" in out
     lines = file.read_text().splitlines()
-    assert len(lines) == 9
+    assert len(lines) == 9 + 15 - 3  # a density of 1% is the preset's
     assert all("experiment=spardl/vgg16_cifar10" in line for line in lines)
 
 
@@ -291,7 +292,9 @@ def test_all_exhibits_survive_being_killed(reproduce: ModuleType, tmp_path: Path
         first.send_signal(signal.SIGKILL)
     time.sleep(1)  # those that it started end by themselves
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1000, check=False)
-    assert done.returncode == 0, done.stderr
+    # Two exhibits need a network lab.
+    assert done.returncode == (1 if missing() else 0), done.stderr
+    assert done.stdout.count(": failed: ") == (2 if missing() else 0), done.stdout
     assert finished
     before, after = (set(map(_job, lines)) for lines in (finished, done.stdout.splitlines()))
     assert len(before) == len(finished)

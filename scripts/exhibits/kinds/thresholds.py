@@ -153,7 +153,7 @@ class Thresholds(Exhibit):
     def caption(self, scale: str) -> str:
         """See :meth:`Exhibit.caption`."""
         plan = self.plans[scale]
-        cases = "; ".join(f"{case.name}: {case.what}" for case in plan.cases)
+        cases = "; ".join(case.title for case in plan.cases)
         return (
             f"{cases}. {plan.steps} steps from the first one on, without the dense warm-up of the papers: residuals "
             "build up in the first ones, so the second half is told apart. Own: what workers select of their "
@@ -166,7 +166,7 @@ class Thresholds(Exhibit):
         plan = self.plans[scale]
         return [
             Table(
-                f"{self.title}: {case.name}",
+                f"{self.title}: {case.title}",
                 COLUMNS,
                 [row for method in self.methods for row in self._rows(plan, case, method, results)],
             )
@@ -186,7 +186,7 @@ class Thresholds(Exhibit):
         return [
             Picture(
                 case.name,
-                f"{case.name}: selected / wanted by step; bands are from the least to the most of the workers",
+                f"{case.title}: selected / wanted by step; bands are from the least to the most of the workers",
                 partial(self._draw, plan, case, results),
             )
             for case in plan.cases

@@ -37,6 +37,11 @@ class Case:
     what: str
     lower: bool = False
 
+    @property
+    def title(self) -> str:
+        """Over tables and figures: what the paper has, and what was trained for it."""
+        return f"{self.name}: {self.what}"
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -98,7 +103,7 @@ class MethodComparison(Exhibit):
     def caption(self, scale: str) -> str:
         """See :meth:`Exhibit.caption`."""
         plan = self.plans[scale]
-        cases = "; ".join(f"{case.name}: {case.what}" for case in plan.cases)
+        cases = "; ".join(case.title for case in plan.cases)
         return f"{cases}. Seeds {', '.join(map(str, plan.seeds))}; mean ± standard deviation. {' '.join(plan.words)}"
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
@@ -116,7 +121,7 @@ class MethodComparison(Exhibit):
             seconds = mean(outcome.data["cluster_seconds"] for outcome in good) if good else None
             first = first if rows else seconds
             rows.append(Row(method, _cells(outcomes, good, first), jobs))
-        return Table(f"{self.title}: {case.name}", COLUMNS, rows)
+        return Table(f"{self.title}: {case.title}", COLUMNS, rows)
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
         """See :meth:`Exhibit.pictures`."""
@@ -124,7 +129,7 @@ class MethodComparison(Exhibit):
         return [
             Picture(
                 case.name,
-                f"{case.name}: the metric against virtual seconds, one line a seed",
+                f"{case.title}: the metric against virtual seconds, one line a seed",
                 partial(self._draw, plan, case, results),
             )
             for case in plan.cases
@@ -144,7 +149,7 @@ class MethodComparison(Exhibit):
         metrics = {each.data["metric"] for outcomes in good.values() for each in outcomes}
         draw_curves(axes, curves, "seconds", ", ".join(sorted(metrics)))
         axes.set_xlabel("virtual seconds")
-        axes.set_title(case.name)
+        axes.set_title(case.title, fontsize=10)
 
 
 def _cells(outcomes: Sequence[Outcome], good: Sequence[Outcome], first: float | None) -> list[Cell]:

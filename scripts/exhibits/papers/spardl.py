@@ -42,6 +42,7 @@ PRICES = Case(
         "training.epochs=10",
     ),
     "ResNet-20 tells by how many degrees a digit is turned instead",
+    lower=True,
 )
 REVIEWS = Case(
     "LSTM on IMDB",
@@ -66,6 +67,7 @@ NEWS = Case(
         "training.eval_every=0.2",
     ),
     "an LSTM of 2 x 128 on Python's language reference instead",
+    lower=True,
 )
 WIKIPEDIA = Case(
     "BERT on Wikipedia",
@@ -78,6 +80,7 @@ WIKIPEDIA = Case(
         "training.eval_every=0.25",
     ),
     "a BERT of 2 x 128 on Python's language reference instead",
+    lower=True,
 )
 CASES = (PICTURES, MORE_PICTURES, PRICES, REVIEWS, NEWS, WIKIPEDIA)
 

@@ -297,3 +297,11 @@ def test_where_a_page_was_made() -> None:
     assert made.in_words(found) == "Python 3.12, torch 2.7, spardl 0.1.0; a machine"
     assert made.in_words({}) == ""
     assert set(made.here()) == {"Made with", "On", "Date"}
+
+
+def test_of_many_sources_the_page_names_the_first() -> None:
+    sections, page = module("exhibits.pages.sections"), module("exhibits.pages.page")
+    found = [page.Source(f"command {number}", "there") for number in range(30)]
+    assert sections._few(found[:13]) == found[:13]
+    assert sections._few(found)[:12] == found[:12]
+    assert sections._few(found)[12:] == [page.Source("and 18 more", "named by --explain")]

@@ -19,6 +19,7 @@ from spardl.files import write_atomically
 
 __all__ = ["add", "exhibit_section", "key", "sources", "tables_section"]
 
+MOST_SOURCES = 12
 TITLE = "Reproduced tables and figures"
 LEAD = (
     "Every figure here can be traced to the runs behind it, and beside each stands what of it was simulated, measured "
@@ -83,9 +84,15 @@ def tables_section(
 
 def _tables(tables: Sequence[Table], own: str, basis: Basis, results: Results) -> list[str]:
     return [
-        table(content, f"{own}-table-{number}", basis, lambda row: sources(row, results))
+        table(content, f"{own}-table-{number}", basis, lambda row: _few(sources(row, results)))
         for number, content in enumerate(tables, 1)
     ]
+
+
+def _few(found: Sequence[Source]) -> Sequence[Source]:
+    """No more than a reader looks through, for a page that can be sent around."""
+    left = len(found) - MOST_SOURCES
+    return found if left <= 1 else [*found[:MOST_SOURCES], Source(f"and {left} more", "named by --explain")]
 
 
 def _marks(tables: Sequence[Table]) -> int:

@@ -281,6 +281,7 @@ def _draw_bars(axes: Any, bars: Mapping[str, Parts]) -> None:
     axes.set_yticks(range(len(bars)), list(bars), fontsize=6)
     axes.invert_yaxis()
     axes.tick_params(axis="x", labelsize=6)
+    axes.locator_params(axis="x", nbins=4)
     axes.grid(alpha=0.3, axis="x")
 
 

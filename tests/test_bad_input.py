@@ -97,7 +97,7 @@ CASES = {
     "lr_schedule.warmup_epochs=abc": "lr_schedule needs warmup_epochs >= 0",
     "lr_schedule=multistep lr_schedule.milestones=5": "lr_schedule needs a list of epochs as milestones",
     "seed=abc": "training.seed must be a whole number, got 'abc'",
-    "logger=wandb logger.mode=foo": "logger.mode must be auto, online or offline, got 'foo'",
+    "logger=wandb logger.mode=foo": "logger.mode must be auto, online, offline or disabled, got 'foo'",
     "-m compressor=none,foo": "Available options in 'compressor'",
 }
 

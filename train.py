@@ -10,14 +10,20 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 # Workers are forked from this process: no library may start threads or touch a GPU in it.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+# Who has lost a peer says so in one line; torch would add a stack of its own.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 # Hydra would print its own traceback and exit with 1.
 os.environ["HYDRA_FULL_ERROR"] = "1"
+
+if __name__ == "__main__":
+    # One that comes while the rest is imported would kill this process; main() listens.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
 
 import hydra
 import torch
@@ -28,18 +34,21 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from spardl.errors import ConfigError, DataError, SpardlError
+from spardl.errors import ConfigError, DataError, SpardlError, StoppedError
 from spardl.files import write_atomically
 from spardl.method import Method
 from spardl.training.experiment import Experiment
-from spardl.training.launch import find_membership
 from spardl.training.learner import Plan
+from spardl.training.membership import find_membership, what_a_restart_needs
 from spardl.training.processes import leave
 from spardl.training.runs import finished_run
 from spardl.training.settings import Settings
+from spardl.training.stopping import AskedToStopError, listening
 
 CONFIGURATIONS = Path(__file__).resolve().parent / "conf"
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
+# Stopped as asked, with everything saved: sysexits.h's code of a failure after which one tries again.
+STOPPED = 75
 
 
 def build(config: DictConfig) -> Experiment:
@@ -134,11 +143,11 @@ def _label() -> str:
 
 
 def train(config: DictConfig) -> None:
-    """Runs one configuration; in a sweep, not one that is finished."""
+    """Runs one configuration; in a sweep, or when Slurm starts its job again, not one that is finished."""
     if _sweeping() and find_membership(os.environ):
         raise ConfigError("a sweep (-m) starts its workers itself; start it without torchrun or srun")
     experiment = build(config)
-    if _sweeping() and not config.force:
+    if (_sweeping() or os.environ.get("SLURM_RESTART_COUNT", "0") != "0") and not config.force:
         done = finished_run(Path(config.output_dir), experiment.id)
         if done:
             print(f"skipped: {done.folder} is finished (force=true runs it again)", flush=True)
@@ -148,10 +157,15 @@ def train(config: DictConfig) -> None:
         if experiment.launcher.leads:
             write_atomically(run.folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True).encode())
             write_atomically(run.folder / "command.txt", _command().encode())
-            for notice in (*experiment.caveats, *run.notices):
+            for notice in (*experiment.caveats, *run.notices, *_warnings(config)):
                 print(f"warning: {notice}", file=sys.stderr, flush=True)
             print(f"run {run.id}: {run.folder}", flush=True)
         experiment.perform(run)
+
+
+def _warnings(config: DictConfig) -> list[str]:
+    warning = what_a_restart_needs(os.environ, resumes=bool(config.resume))
+    return [warning] if warning else []
 
 
 def main() -> int:
@@ -161,28 +175,39 @@ def main() -> int:
         The exit code.
     """
     torch.set_num_threads(1)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     codes: list[int] = []
 
     @hydra.main(version_base="1.3", config_path=str(CONFIGURATIONS), config_name="train")
     def job(config: DictConfig) -> None:
-        codes.append(_attempt(config))
+        if STOPPED not in codes:  # what asked one run of a sweep to stop means all of them
+            codes.append(_attempt(config))
 
     try:
-        job()
+        with listening(lambda: True, _stop_early):
+            job()
     except (HydraException, OmegaConfBaseException, OSError, ValueError) as error:
         return _complain(error, BAD_INPUT)
+    except AskedToStopError:
+        return _say("stopped, as asked, before training began", STOPPED)
     except KeyboardInterrupt:
         return _complain("interrupted; the same command with resume=auto continues", INTERRUPTED)
+    if STOPPED in codes:
+        return STOPPED
     if len(codes) > 1 and any(codes):
         return _complain(f"{sum(map(bool, codes))} of the sweep's {len(codes)} runs failed, see above", FAILED)
     return max(codes, default=0)
+
+
+def _stop_early() -> NoReturn:
+    raise AskedToStopError
 
 
 def _attempt(config: DictConfig) -> int:
     """Runs one configuration. Its errors end here: one failed run must not end a sweep."""
     try:
         train(config)
+    except StoppedError as stopped:
+        return _say(f"{stopped}; the same command with resume=auto continues", STOPPED)
     except (SpardlError, OmegaConfBaseException, OSError) as error:
         which = f"{' '.join(HydraConfig.get().overrides.task)}: " if _sweeping() else ""
         return _complain(f"{which}{error}", FAILED if _is_failure(error) else BAD_INPUT)
@@ -199,8 +224,11 @@ def _sweeping() -> bool:
 
 
 def _complain(error: BaseException | str, code: int) -> int:
-    text = " ".join(str(error).split("Config search path")[0].split())
-    print(f"error: {text}", file=sys.stderr, flush=True)
+    return _say("error: " + " ".join(str(error).split("Config search path")[0].split()), code)
+
+
+def _say(text: str, code: int) -> int:
+    print(text, file=sys.stderr, flush=True)
     return code
 
 

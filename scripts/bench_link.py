@@ -27,21 +27,23 @@ from spardl.files import write_atomically
 from spardl.programs import Exchange, Program, Receive, Send
 
 SHORT = 8  # bytes
+CPU = torch.device("cpu")
 
 
-def round_trip(rank: int) -> Program[None]:
-    """A short message from the first worker to the second, and one back; the others have nothing to do."""
-    message = torch.zeros(SHORT, dtype=torch.uint8)
-    for sender, receiver in ((0, 1), (1, 0)):
+def round_trip(
+    rank: int, first: int = 0, second: int = 1, length: int = SHORT, device: torch.device = CPU
+) -> Program[None]:
+    """A message of so many bytes from one worker to another, and a short one back; the rest have nothing to do."""
+    for sender, receiver, size in ((first, second, length), (second, first, SHORT)):
         if rank == sender:
-            yield Exchange([Send(receiver, message, 1)], [])
+            yield Exchange([Send(receiver, torch.zeros(size, dtype=torch.uint8, device=device), 1)], [])
         elif rank == receiver:
-            yield Exchange([], [Receive(sender, SHORT, torch.uint8)])
+            yield Exchange([], [Receive(sender, size, torch.uint8)])
 
 
-def ring(rank: int, size: int, length: int) -> Program[None]:
+def ring(rank: int, size: int, length: int, device: torch.device = CPU) -> Program[None]:
     """A message of so many bytes from every worker to the next."""
-    message = torch.zeros(length, dtype=torch.uint8)
+    message = torch.zeros(length, dtype=torch.uint8, device=device)
     yield Exchange([Send((rank + 1) % size, message, 1)], [Receive((rank - 1) % size, length, torch.uint8)])
 
 

@@ -11,60 +11,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
-from collections.abc import Mapping, Sequence
-from operator import add
+from collections.abc import Mapping
 from pathlib import Path
-from statistics import median
 
 import choices
 import torch
 
-from spardl.clusters import Ledger, Network, SimulatedCluster
 from spardl.errors import ConfigError
 from spardl.files import write_atomically
 from spardl.fusion import Linear
-from spardl.layout import Layout
-from spardl.method import Method
-from spardl.programs import Phase
-
-SIZES = (1 << 14, 1 << 17, 1 << 19)
-STEPS = 3
-LOCAL = (Phase.SELECT, Phase.PACK, Phase.MERGE)
-
-
-def measure(method: Method, workers: int, sizes: Sequence[int] = SIZES) -> tuple[Linear, list[float]]:
-    """The line nearest to one worker's seconds for gradients of some sizes, and these seconds.
-
-    Raises:
-        ConfigError: if the method does not run on so many workers.
-    """
-    method.communicator.check_workers(workers)
-    seconds = [_seconds(method, workers, size) for size in sizes]
-    return Linear.fit(sizes, seconds), seconds
-
-
-def _seconds(method: Method, workers: int, entries: int) -> float:
-    """The median over the workers in the fastest step; the first, in which memory is allocated, does not count."""
-    cluster = SimulatedCluster(workers, Network(alpha=0, gbit=1))
-    states = [method.init_state(Layout.flat(entries), torch.float32) for _ in range(workers)]
-    source = torch.Generator().manual_seed(1)
-    found: list[float] = []
-    for step in range(1 + STEPS):
-        seconds = [-_spent(ledger) for ledger in cluster.ledgers]
-        for rank, state in enumerate(states):
-            gradient = torch.randn(entries, generator=source)
-            started = time.perf_counter()
-            method.accumulate(gradient, state)
-            seconds[rank] += time.perf_counter() - started
-        cluster.run([method.average(*pair) for pair in zip(cluster.local_workers, states, strict=True)])
-        if step:
-            found.append(median(map(add, seconds, map(_spent, cluster.ledgers))))
-    return min(found)
-
-
-def _spent(ledger: Ledger) -> float:
-    return sum(ledger.seconds[phase] for phase in LOCAL)
+from spardl.timeline.compressing import SIZES, measure_compression
 
 
 def read(path: Path, workers: int) -> Mapping[str, Linear]:
@@ -104,7 +60,7 @@ def main() -> int:
     try:
         with choices.composing():
             for name in arguments.methods.split(","):
-                line, seconds = measure(choices.build(name, "warmup.steps=0"), arguments.workers)
+                line, seconds = measure_compression(choices.build(name, "warmup.steps=0"), arguments.workers)
                 print(f"{name}: {line.fixed:.4g} s + {line.per_entry:.4g} s per entry", flush=True)
                 lines[name] = {"fixed": line.fixed, "per_entry": line.per_entry, "seconds": seconds}
         plain = {"workers": arguments.workers, "device": "cpu, threads: 1", "entries": SIZES, "methods": lines}

@@ -152,7 +152,7 @@ def replace(text: str, section: str, content: str) -> str:
     pattern = rf"(<!-- {section}: .*? -->\n).*?(<!-- end of {section} -->)"
     changed, count = re.subn(pattern, lambda marks: f"{marks[1]}{content}\n{marks[2]}", text, flags=re.DOTALL)
     if count != 1:
-        raise ValueError(f"{PAGE} must have one section between '<!-- {section}: ... -->' and its end, found {count}")
+        raise ValueError(f"a page needs one section between '<!-- {section}: ... -->' and its end, and it has {count}")
     return changed
 
 

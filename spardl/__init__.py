@@ -1,6 +1,8 @@
 """Sparse gradient communication for distributed training: methods, clusters, schedules."""
 
+from spardl.advice import Advice, Choice, advise
 from spardl.clusters import Network, ProcessGroupCluster, SimulatedCluster
+from spardl.collective import Reduced, all_reduce
 from spardl.communicators import (
     AllGather,
     AllGatherCodes,
@@ -28,23 +30,29 @@ from spardl.compressors import (
     Threshold,
     TopK,
 )
+from spardl.ddp import Hook, attach, hook
 from spardl.errors import SpardlError
 from spardl.flat import FlatGradient
 from spardl.method import Method
 from spardl.momentum import CorrectedMomentum, LocalMomentum, OptimizerMomentum
+from spardl.recipes import Recipe, make_method, method_names
 from spardl.residuals import GlobalResidual, LocalResidual, NoResidual, PartialResidual, RescaledResidual
 from spardl.schedules import AfterBackward, Dear, LayerFusion, MgWfbp, Training, Wfbp
+from spardl.stats import Stats
+from spardl.synchronizer import Synchronizer
 from spardl.version import __version__
 from spardl.warmup import Warmup
 
 __all__ = [
     "QSGD",
+    "Advice",
     "AfterBackward",
     "AllGather",
     "AllGatherCodes",
     "AllGatherDense",
     "Backend",
     "Cast",
+    "Choice",
     "CorrectedMomentum",
     "CountSketch",
     "Dear",
@@ -53,6 +61,7 @@ __all__ = [
     "GTopk",
     "GaussianK",
     "GlobalResidual",
+    "Hook",
     "LayerFusion",
     "LocalMomentum",
     "LocalResidual",
@@ -68,6 +77,8 @@ __all__ = [
     "ProcessGroupCluster",
     "RandomBlock",
     "RandomK",
+    "Recipe",
+    "Reduced",
     "RescaledResidual",
     "ReusedThreshold",
     "SampledTopK",
@@ -75,6 +86,8 @@ __all__ = [
     "SimulatedCluster",
     "SparDL",
     "SpardlError",
+    "Stats",
+    "Synchronizer",
     "TernGrad",
     "Threshold",
     "TopK",
@@ -83,4 +96,10 @@ __all__ = [
     "Warmup",
     "Wfbp",
     "__version__",
+    "advise",
+    "all_reduce",
+    "attach",
+    "hook",
+    "make_method",
+    "method_names",
 ]

@@ -43,10 +43,13 @@ class Accumulator:
         self._touched: list[tuple[int, int, Tensor]] = []
 
     def largest(self, parts: Sequence[Part]) -> Tensor:
-        """The k largest entries of each of some ranges, none of which overlap; ties: the lowest positions.
+        """The k largest entries of each of some ranges; ties: the lowest positions.
+
+        Args:
+            parts: the ranges, none of which overlap, and their k.
 
         Returns:
-            int64: the positions, range by range, increasing in each.
+            int64 positions, shape (sum of k,): range by range, increasing in each.
         """
         touched = [
             positions
@@ -74,7 +77,14 @@ class Accumulator:
         return taken
 
     def take_at(self, positions: Tensor) -> Tensor:
-        """Cuts out the entries at some positions (int64, strictly increasing), and returns them."""
+        """Cuts out the entries at some positions.
+
+        Args:
+            positions: int64, shape (m,), strictly increasing.
+
+        Returns:
+            Their values, shape (m,), as receivers will see them.
+        """
         self._touched.append((0, self.values.numel(), positions))
         return self._cut(positions)
 
@@ -96,6 +106,9 @@ class Accumulator:
             start: first position of the block.
             block: the sum.
             holders: workers that round the same sum.
+
+        Returns:
+            What receivers will see.
         """
         sent = self.wire.rounded(block.values)
         if sent is block.values:
@@ -106,7 +119,12 @@ class Accumulator:
         return SparseVector(block.indices, sent, block.length)
 
     def add(self, start: int, block: SparseVector) -> None:
-        """Adds a sparse block whose first position is ``start``, and which may go on at 0 after the end."""
+        """Adds a sparse block.
+
+        Args:
+            start: its first position; it may go on at 0 after the vector's end.
+            block: what is added.
+        """
         where, length = block.indices + start, self.values.numel()
         if start + block.length > length:
             where = torch.where(where < length, where, where - length)
@@ -124,7 +142,7 @@ class Accumulator:
         self._touched += [(start, length, positions[:last]), (0, stop - length, positions[last:])]
 
     def taken(self) -> Tensor:
-        """All positions that were cut out, int64, strictly increasing."""
+        """All positions that were cut out: int64, shape (m,), strictly increasing."""
         if not self._taken:
             return torch.empty(0, dtype=torch.int64, device=self.values.device)
         positions: Tensor = torch.cat(self._taken).unique(sorted=True)
@@ -137,7 +155,11 @@ class Accumulator:
         self._before.clear()
 
     def add_errors(self, final: Tensor) -> None:
-        """Adds what rounding took from the entries at some positions (int64, strictly increasing)."""
+        """Adds what rounding took from the entries at some positions.
+
+        Args:
+            final: int64, shape (m,), strictly increasing.
+        """
         for positions, error in self._errors:
             kept = torch.isin(positions, final, assume_unique=True)
             self.values[positions[kept]] += error[kept]

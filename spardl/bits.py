@@ -41,7 +41,16 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
-    """Reads back ``count`` codes, uint8, that ``pack_codes`` packed with the same number of bits."""
+    """Reads back what ``pack_codes`` packed with the same number of bits.
+
+    Args:
+        packed: uint8, shape (packed_bytes(count, bits),).
+        bits: of a code.
+        count: how many codes.
+
+    Returns:
+        uint8, shape (count,).
+    """
     size = packed.numel()
     codes = packed.new_empty(8 // bits * size)
     for place in range(8 // bits):
@@ -67,11 +76,27 @@ class ScaledCodes(NamedTuple):
         return self.scales * dtype.itemsize + packed_bytes(self.codes, self.bits)
 
     def write(self, scales: Tensor, codes: Tensor) -> Tensor:
-        """The message: uint8, shape (size(scales.dtype),)."""
+        """Writes a message.
+
+        Args:
+            scales: shape (scales,), floating point.
+            codes: uint8, shape (codes,).
+
+        Returns:
+            uint8, shape (size(scales.dtype),).
+        """
         return torch.cat((scales.view(torch.uint8), pack_codes(codes, self.bits)))
 
     def read(self, message: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The scales and the codes (uint8) of a message, in memory of their own."""
+        """Reads a message.
+
+        Args:
+            message: uint8, shape (size(dtype),).
+            dtype: of the scales.
+
+        Returns:
+            Scales, shape (scales,), and codes, uint8, shape (codes,), in memory of their own.
+        """
         border = self.scales * dtype.itemsize
         # Cut out of a longer message, the scales can start at an offset that their type does not allow.
         scales = message[:border].clone().view(dtype)

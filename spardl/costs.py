@@ -24,7 +24,7 @@ class Bounds(NamedTuple):
 
     @classmethod
     def exactly(cls, number: int) -> Bounds:
-        """A number that is known."""
+        """A ``number`` that is known."""
         return cls(number, number)
 
     def __contains__(self, number: object) -> bool:
@@ -44,7 +44,7 @@ class Cost(NamedTuple):
 
     @classmethod
     def total(cls, costs: Iterable[Cost]) -> Cost:
-        """Several, one after the other."""
+        """Several ``costs``, one after the other."""
         rounds, words = zip(*costs, strict=True)
         return cls(*(Bounds(*map(sum, zip(*bounds, strict=True))) for bounds in (rounds, words)))
 

@@ -7,13 +7,22 @@ __all__ = [
     "PeerError",
     "ProgramError",
     "SpardlError",
+    "StoppedError",
     "TrainingError",
     "WorkerError",
 ]
 
 
 class SpardlError(Exception):
-    """Base of every error that this library raises on purpose."""
+    """Base of every error that this library raises on purpose.
+
+    Example:
+        >>> try:
+        ...     spardl.make_method("spardl", density=2)
+        ... except spardl.SpardlError as error:
+        ...     print(f"error: {error}")
+        error: compressor.density must be above 0 and at most 1, got 2; 0.01 keeps 1% of the entries
+    """
 
 
 class ConfigError(SpardlError, ValueError):
@@ -38,6 +47,10 @@ class ProgramError(SpardlError):
 
 class TrainingError(SpardlError):
     """Training went wrong in a way that going on would hide: replicas differ, or the loss is not finite."""
+
+
+class StoppedError(SpardlError):
+    """Training was asked to stop, and did, with everything saved."""
 
 
 class WorkerError(SpardlError):

@@ -24,7 +24,7 @@ class Layer(NamedTuple):
     Attributes:
         name: path of the module; of a shared parameter, that of the first module which has it.
         tensors: numbers of the first one and of the one after the last.
-        entries: of all of them.
+        entries: entries of all of them.
     """
 
     name: str
@@ -51,6 +51,15 @@ class FlatGradient:
 
     Raises:
         ConfigError: if there are no parameters, or they differ in type or device.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+        >>> gradient = spardl.FlatGradient(model.named_parameters())
+        >>> print([f"layer {layer.name}: {layer.entries} entries" for layer in gradient.layers])
+        ['layer 0: 15 entries', 'layer 1: 8 entries']
+        >>> model(torch.ones(1, 4)).sum().backward()
+        >>> gradient.vector[-2:], model[1].bias.grad
+        (tensor([1., 1.]), tensor([1., 1.]))
     """
 
     def __init__(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
@@ -90,7 +99,7 @@ class FlatGradient:
 
     @contextmanager
     def hidden(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-        """Takes some parameters' gradients away for a while: an optimizer leaves out what has none."""
+        """Takes the gradients of some ``parameters`` away for a while: an optimizer leaves out what has none."""
         taken = [(parameter, parameter.grad) for parameter in parameters]
         for parameter, _ in taken:
             parameter.grad = None
@@ -105,7 +114,12 @@ class FlatGradient:
         self.vector.zero_()
 
     def add_weights(self, factor: float, tensors: tuple[int, int]) -> None:
-        """Adds a multiple of the weights to the gradients of some tensors: weight decay."""
+        """Adds a multiple of the weights to their gradients: weight decay.
+
+        Args:
+            factor: the multiple.
+            tensors: numbers of the first tensor and of the one after the last.
+        """
         for number in range(*tensors):
             start, stop = self.layout.tensors[number]
             self.vector[start:stop].add_(self.parameters[number].detach().reshape(-1), alpha=factor)

@@ -38,12 +38,12 @@ class Layout:
 
     @classmethod
     def of(cls, shapes: Iterable[Sequence[int]]) -> Layout:
-        """The layout of tensors with these shapes."""
+        """The layout of tensors with these ``shapes``."""
         return cls(tuple(tuple(shape) for shape in shapes))
 
     @classmethod
     def flat(cls, length: int) -> Layout:
-        """One vector of unknown parts."""
+        """One vector of ``length`` entries, of unknown parts."""
         return cls(((length,),))
 
     @cached_property
@@ -57,7 +57,7 @@ class Layout:
         return list(pairwise(accumulate(map(math.prod, self.shapes), initial=0)))
 
     def buckets(self, entries: int) -> list[tuple[int, int]]:
-        """Ranges of neighbouring tensors, closed as soon as they hold so many entries; a tensor is never cut."""
+        """Ranges of neighbouring tensors, closed as soon as they hold so many ``entries``; a tensor is never cut."""
         found: list[tuple[int, int]] = []
         begin = 0
         for _, end in self.tensors:

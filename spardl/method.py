@@ -5,7 +5,7 @@ gradient -> (momentum) -> accumulate -> compress -> communicate -> feed back
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from spardl.communicators.base import Communicator
 from spardl.compressors.base import Compressor, DenseCompressor, Mass, Output, SparseCompressor
 from spardl.context import Context
 from spardl.costs import Cost
+from spardl.dealing import deal, owners, sources
 from spardl.errors import ConfigError
 from spardl.layout import Layout
 from spardl.momentum import Momentum, OptimizerMomentum
@@ -39,7 +40,17 @@ def why_not(
     residual: type[Residual],
     momentum: type[Momentum] = OptimizerMomentum,
 ) -> str | None:
-    """Why parts do not fit together, naming those that would; ``None`` if they do."""
+    """Why parts do not fit together.
+
+    Args:
+        compressor: what one worker sends.
+        communicator: how the sent is added up.
+        residual: where the rest goes.
+        momentum: what is compressed.
+
+    Returns:
+        One sentence, naming those that would fit; ``None`` if these do.
+    """
     if compressor.output not in communicator.sums:
         legal = [name for name, kind in registry.communicators().items() if compressor.output in kind.sums]
         others = [name for name, kind in registry.compressors().items() if kind.output in communicator.sums]
@@ -112,7 +123,7 @@ class MethodState:
         }
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Continues from saved data; residual and velocity are copied in place.
+        """Continues from ``values``, as saved; residual and velocity are copied in place.
 
         Raises:
             ValueError: if one of these has another length.
@@ -126,6 +137,29 @@ class MethodState:
         self.communication.load_state_dict(values["communication"])
         self.step = values["step"]
         self.refused = values["refused"]
+
+    def adopt(self, parts: Sequence[Mapping[str, Any]], worker: Worker, before: int) -> None:
+        """Continues from what another number of workers saved; compressor and communicator begin anew.
+
+        Residuals keep their sum over all workers (see ``spardl.dealing``), velocities their mean.
+
+        Args:
+            parts: ``state_dict`` of those who have something for this worker, in the order of ``sources``.
+            worker: whose state this is.
+            before: how many workers there were.
+
+        Raises:
+            ValueError: if a residual or a velocity has another length.
+        """
+        deal([part["memory"] for part in parts], worker, before, self.memory)
+        deal([part["velocity"] for part in parts], worker, before, self.velocity)
+        self.velocity.mul_(worker.size / before)
+        self.step = parts[0]["step"]
+        self.refused = sum(
+            part["refused"]
+            for rank, part in zip(sources(worker, before), parts, strict=True)
+            if owners(rank, before, worker.size)[0] == worker.rank
+        )
 
 
 @dataclass(frozen=True)
@@ -142,6 +176,17 @@ class Method:
 
     Raises:
         ConfigError: if the parts do not fit; the message names those that do.
+
+    Example:
+        >>> from spardl.context import Context
+        >>> from spardl.layout import Layout
+        >>> from spardl.programs import Worker
+        >>> sparse = spardl.Method(spardl.TopK(density=0.01), spardl.SparDL(teams=2), spardl.GlobalResidual())
+        >>> for method in (sparse, spardl.make_method("none")):
+        ...     rounds, words = method.cost(Context(Worker(rank=0, size=8), Layout.flat(1_000_000), step=0))
+        ...     print(f"{rounds.high} rounds, at most {words.high} words")
+        5 rounds, at most 35000 words
+        14 rounds, at most 1750000 words
     """
 
     compressor: Compressor
@@ -162,13 +207,22 @@ class Method:
             )
 
     def init_state(self, layout: Layout, dtype: torch.dtype, device: torch.device | str = "cpu") -> MethodState:
-        """A fresh state of one worker for gradients of the given layout, type and place."""
+        """A fresh state of one worker, zeros, for gradients of this ``layout``, ``dtype`` and ``device``."""
         length = layout.length
         velocity = torch.zeros(length if self.momentum.remembers else 0, dtype=dtype, device=device)
         return self.state_in(layout, torch.zeros(length, dtype=dtype, device=device), velocity)
 
     def state_in(self, layout: Layout, memory: Tensor, velocity: Tensor) -> MethodState:
-        """A fresh state whose residual and velocity are given: parts of longer vectors, that outlive it."""
+        """A fresh state whose residual and velocity are given: parts of longer vectors, that outlive it.
+
+        Args:
+            layout: of the gradients.
+            memory: residual, shape (n,).
+            velocity: shape (n,), or (0,) if the optimizer has the momentum.
+
+        Returns:
+            The state; it shares their memory.
+        """
         return MethodState(
             layout=layout,
             memory=memory,
@@ -178,22 +232,27 @@ class Method:
         )
 
     def cost(self, context: Context) -> Cost:
-        """Rounds and words of one synchronization after the dense warm-up: the limits for any worker."""
+        """Rounds and words of one synchronization, ``context``, after the dense warm-up: the limits for any worker."""
         return self.communicator.cost(context, self.compressor)
 
     def published_cost(self, context: Context) -> Cost:
-        """The same by the published formula, which may hold for the mean over all workers only."""
+        """The same of ``context`` by the published formula, which may hold for the mean over all workers only."""
         return self.communicator.published_cost(context, self.compressor)
 
     def word_bytes(self, context: Context, dtype: torch.dtype = torch.float32) -> float:
-        """Bytes of a word on the wire, for gradients of a type: indices are coded, and take less than values."""
+        """Bytes of a word on the wire in ``context``, of gradients of type ``dtype``.
+
+        Indices are coded, and take less than values.
+        """
+        if isinstance(self.compressor, DenseCompressor):
+            return float(self.compressor.summed_as(dtype).itemsize)
         if not isinstance(self.compressor, SparseCompressor):
             return float(dtype.itemsize)
         length, count = context.layout.length, self.compressor.count(context)
         return message_bytes(Slot(count, length), self.wire.dtype(dtype)) / message_words(Slot(count, length))
 
     def half_costs(self, context: Context) -> tuple[Cost, Cost]:
-        """The published cost up to the boundary in the middle of a synchronization, and after it.
+        """The published cost of ``context`` up to the boundary in the middle of a synchronization, and after it.
 
         Raises:
             ConfigError: if there is none.
@@ -232,7 +291,16 @@ class Method:
             )
 
     def shard(self, boundary: Boundary, worker: Worker, state: MethodState) -> Tensor:
-        """The entries of the average that a worker has at the boundary, in any order; all workers' are all of them."""
+        """What a worker knows of the average at the boundary; all workers' shards are all of it.
+
+        Args:
+            boundary: that its program yielded.
+            worker: who.
+            state: the worker's.
+
+        Returns:
+            Entries of the average in any order, shape (m,).
+        """
         shard = boundary.shard
         if isinstance(shard, SparseVector):
             return shard.values / worker.size
@@ -251,7 +319,12 @@ class Method:
             gradient: shape (n,).
             state: the worker's.
             clear: whether the gradient becomes zero, or stays as it is.
+
+        Raises:
+            ValueError: if the gradient has another length than the state is for.
         """
+        if gradient.shape != state.memory.shape:
+            raise ValueError(f"a gradient of {gradient.numel()} entries, expected {state.memory.numel()}")
         if self._passes_on or _is_finite(gradient):
             applied = self.momentum.apply(gradient, state.velocity)
             moved = clear and applied is gradient
@@ -269,6 +342,10 @@ class Method:
 
     def average(self, worker: Worker, state: MethodState) -> Program[Sum]:
         """The program of one worker: from accumulated gradients to their average over all workers.
+
+        Args:
+            worker: who runs it.
+            state: the worker's.
 
         Returns:
             The average, sparse or dense as the method has it, bit-identical on every worker. A dense one may share

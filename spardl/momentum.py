@@ -45,10 +45,18 @@ class Momentum(ABC):
         Args:
             gradient: shape (n,), not changed.
             velocity: shape (n,), changed in place; empty if nothing is remembered.
+
+        Returns:
+            Shape (n,).
         """
 
     def mask(self, velocity: Tensor, sent: Tensor) -> None:
-        """Stops the velocity, shape (n,), at the positions that this worker sent; called if ``masks``."""
+        """Stops the velocity where this worker sent; called if ``masks``.
+
+        Args:
+            velocity: shape (n,), changed in place.
+            sent: int64 positions, shape (m,).
+        """
         velocity[sent] = 0
 
 
@@ -68,7 +76,7 @@ class LocalMomentum(Momentum):
     """Each worker compresses a momentum of its own gradient; the optimizer must have none.
 
     Args:
-        factor: of the velocity, per step.
+        factor: share of the velocity that is left in the next step.
         weight_decay: multiple of the weights that is added to the gradient.
         nesterov: whether the gradient is looked ahead.
 

@@ -20,7 +20,7 @@ _BITS = 62
 
 
 def largest(parts: Iterable[Tensor]) -> float:
-    """The largest magnitude in some 1-D tensors; NaN if there is one, 0 if there is nothing."""
+    """The largest magnitude in ``parts``, tensors of shape (m,); NaN if there is one, 0 if there is nothing."""
     found = [float(part.abs().max()) for part in parts if part.numel()]
     return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
 
@@ -34,7 +34,7 @@ def sum_of_squares(parts: Iterable[Tensor], peak: float, length: int) -> int:
     """The sum of squares of one worker's part of a vector, in units that depend on the whole vector only.
 
     Args:
-        parts: 1-D tensors.
+        parts: tensors of shape (m,).
         peak: the largest magnitude in the whole vector.
         length: entries of the whole vector.
 
@@ -48,8 +48,10 @@ def sum_of_squares(parts: Iterable[Tensor], peak: float, length: int) -> int:
 
 
 def _chunk_sum(chunk: Tensor, scale: int) -> int:
-    # Half of the scale before squaring, or the square of a small number could be lost.
-    half = torch.ldexp(chunk.double(), torch.tensor(scale // 2))
+    # Half of the scale before squaring, or the square of a small number could be lost; and this half in two steps,
+    # since older versions of torch multiply by a power of two, which must be finite.
+    quarter = scale // 4
+    half = torch.ldexp(torch.ldexp(chunk.double(), torch.tensor(quarter)), torch.tensor(scale // 2 - quarter))
     squares = torch.ldexp(half.square_(), torch.tensor(scale % 2))
     return int(squares.round_().to(torch.int64).sum())
 

@@ -138,7 +138,7 @@ def unpack_all(messages: Tensor, slots: Sequence[Slot], dtype: torch.dtype, into
     """Reads messages that lie end to end as one vector: block i starts where block i-1 ends.
 
     Args:
-        messages: uint8, the messages of the slots in order.
+        messages: uint8, shape (bytes,): the messages of the slots in order.
         slots: their room, at least one.
         dtype: type of the values on the wire.
         into: type of the values of the result.

@@ -55,7 +55,7 @@ class Send(NamedTuple):
 
     Attributes:
         to: rank of the receiver.
-        payload: 1-D tensor on the gradient's device. It may be changed once the exchange is over.
+        payload: shape (m,), on the gradient's device. It may be changed once the exchange is over.
         words: its length in the papers' unit (an index or a value is one word).
     """
 
@@ -71,7 +71,8 @@ class Receive(NamedTuple):
         source: rank of the sender.
         size: number of elements.
         dtype: their type.
-        into: where it is to be written; new memory if missing. Nothing else may touch it during the exchange.
+        into: where it is to be written, shape (size,); new memory if missing. Nothing else may touch it during the
+            exchange.
     """
 
     source: int
@@ -82,7 +83,12 @@ class Receive(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One round: all messages at once. The reply holds what arrived, in the order of ``receives``."""
+    """One round: all messages at once. The reply holds what arrived, in the order of ``receives``.
+
+    Attributes:
+        sends: messages to others.
+        receives: messages from others.
+    """
 
     sends: Sequence[Send]
     receives: Sequence[Receive]
@@ -90,21 +96,33 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """A dense sum over all workers by the backend's own collective, in place. The reply holds the tensor."""
+    """A dense sum over all workers by the backend's own collective, in place. The reply holds the tensor.
+
+    Attributes:
+        tensor: shape (m,).
+    """
 
     tensor: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class ReduceScatter:
-    """The first half of ``AllReduce``. The reply holds chunk ``rank`` of ``tensor.tensor_split(P)``, summed."""
+    """The first half of ``AllReduce``. The reply holds chunk ``rank`` of ``tensor.tensor_split(P)``, summed.
+
+    Attributes:
+        tensor: shape (m,).
+    """
 
     tensor: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class AllGather:
-    """The second half: every worker's chunk of ``tensor.tensor_split(P)`` replaces the others'; in place."""
+    """The second half: every worker's chunk of ``tensor.tensor_split(P)`` replaces the others'; in place.
+
+    Attributes:
+        tensor: shape (m,).
+    """
 
     tensor: Tensor
 
@@ -125,10 +143,16 @@ class Boundary:
 Collective: TypeAlias = AllReduce | ReduceScatter | AllGather
 Request: TypeAlias = Exchange | Collective | Boundary | Phase
 Program: TypeAlias = Generator[Request, list[Tensor], T]
+"""What one worker runs: it yields requests, is resumed with the tensors that arrived, and returns a result."""
 
 
 class Worker(NamedTuple):
-    """One of P workers."""
+    """One of P workers.
+
+    Attributes:
+        rank: its number, from 0.
+        size: P, the number of workers.
+    """
 
     rank: int
     size: int
@@ -140,7 +164,7 @@ class Team:
 
     Attributes:
         members: ranks; the position of a member is its place in this order.
-        position: the place of the worker that looks.
+        position: the place of the worker that looks, in this order.
     """
 
     members: Sequence[int]
@@ -152,14 +176,14 @@ class Team:
         return len(self.members)
 
     def at(self, offset: int) -> int:
-        """The position ``offset`` places after this worker's, counted around."""
+        """The position that is ``offset`` places after this worker's, counted around."""
         return (self.position + offset) % self.size
 
     def rank(self, offset: int) -> int:
-        """The rank of the member ``offset`` places after this worker, counted around."""
+        """The rank of the member that is ``offset`` places after this worker, counted around."""
         return self.members[self.at(offset)]
 
 
 def whole_team(worker: Worker) -> Team:
-    """All workers, by rank."""
+    """All workers, by rank, as ``worker`` sees them."""
     return Team(range(worker.size), worker.rank)

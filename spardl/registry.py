@@ -56,6 +56,7 @@ def _concrete(modules: list[ModuleType], base: type[T]) -> dict[str, type[T]]:
         member
         for module in modules
         for _, member in inspect.getmembers(module, inspect.isclass)
-        if issubclass(member, base) and "name" in vars(member) and member.__module__ == module.__name__
+        # The module first: Python 3.10 takes aliases like list[int], which modules import, for classes.
+        if member.__module__ == module.__name__ and issubclass(member, base) and "name" in vars(member)
     ]
     return {vars(kind)["name"]: kind for kind in sorted(found, key=lambda kind: kind.__name__)}

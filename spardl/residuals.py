@@ -64,6 +64,9 @@ class Residual(ABC):
         Args:
             total: over all workers.
             parts: how many entries of which ranges were sent.
+
+        Returns:
+            What is to be divided by P.
         """
         return total
 
@@ -73,7 +76,7 @@ class Residual(ABC):
 
         Args:
             accumulated: the vector after the program has taken from it and added to it.
-            final: int64, strictly increasing: the indices of the final result.
+            final: int64, shape (m,), strictly increasing: the indices of the final result.
         """
 
 

@@ -12,11 +12,11 @@ def round_stochastically(values: Tensor, generator: torch.Generator) -> Tensor:
     """Rounds each value up or down, so that the result is the value on average; whole numbers stay what they are.
 
     Args:
-        values: floating point, finite; overwritten.
+        values: of any shape, floating point, finite; overwritten.
         generator: on the CPU, whatever the device of the values.
 
     Returns:
-        Whole numbers of the type of the values.
+        Whole numbers of the same shape and type.
     """
     # The fraction is split off first: added to a large number, a random one would lose its last bits.
     low = values.floor()

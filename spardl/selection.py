@@ -45,7 +45,7 @@ class Chosen(NamedTuple):
 
     Attributes:
         parts: int64, shape (r, 3): the ranges, and how many were wanted of each.
-        positions: int64, of all ranges in their order, increasing in each.
+        positions: int64, shape (chosen,): of all ranges in their order, increasing in each.
         cuts: magnitudes, shape (r,), on the CPU: of the smallest entry that was chosen; 0 where nothing was compared.
         looked: shape (r,): entries that were compared; -1 for all of the range.
     """
@@ -78,9 +78,9 @@ class Finder(ABC):
         """The k largest entries of each of some ranges; ties: the lowest positions.
 
         Args:
-            values: as for ``add``, but for the touched entries.
+            values: shape (n,), as for ``add``, but for the touched entries.
             parts: not empty, k from 0 to the range's length.
-            touched: positions of entries that may have changed since, int64, each tensor increasing.
+            touched: positions of entries that may have changed since: int64, shape (m,) each, increasing.
         """
 
 
@@ -253,7 +253,17 @@ class CompiledFinder(Finder):
 
 
 def reaching(values: Tensor, start: int, stop: int, bound: float) -> Tensor:
-    """The positions of a range whose entries reach a bound, int64, increasing."""
+    """The positions of a range whose entries reach a bound.
+
+    Args:
+        values: shape (n,).
+        start: first position of the range.
+        stop: the position after its last.
+        bound: least magnitude.
+
+    Returns:
+        int64, shape (found,), increasing.
+    """
     # In blocks that fit into a cache.
     block = _BLOCK if values.device.type == "cpu" else max(1, stop - start)
     found = [
@@ -264,7 +274,7 @@ def reaching(values: Tensor, start: int, stop: int, bound: float) -> Tensor:
 
 
 def finder_for(values: Tensor) -> Finder:
-    """The fastest one for vectors like this."""
+    """The fastest one for vectors like ``values``, shape (n,)."""
     if compiled(values) and values.dtype in _KINDS:
         return CompiledFinder(values.dtype)
     return GpuFinder() if runs_triton(values) and values.dtype in _KINDS else PortableFinder()

@@ -68,12 +68,12 @@ class Shortlist:
         """The k largest entries of each of some ranges; ties: the lowest positions.
 
         Args:
-            values: the vector, as ``add`` left it but for the touched entries.
+            values: shape (n,): the vector, as ``add`` left it but for the touched entries.
             parts: no two overlap, k from 0 to the range's length.
-            touched: positions of entries that may have changed since, int64, each tensor increasing.
+            touched: positions of entries that may have changed since: int64, shape (m,) each, increasing.
 
         Returns:
-            int64: the positions, range by range, increasing in each.
+            int64 positions, shape (sum of k,): range by range, increasing in each.
         """
         if not parts:
             return torch.empty(0, dtype=torch.int64, device=values.device)

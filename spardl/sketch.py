@@ -51,7 +51,10 @@ def derive(*numbers: int) -> int:
 
 
 def rankable(values: Tensor) -> Tensor:
-    """Values that can be ranked by magnitude: a NaN, which only an overflow can make, counts as infinite."""
+    """The ``values``, in their shape, as they can be ranked by magnitude.
+
+    A NaN, which only an overflow can make, counts as infinite.
+    """
     return values.nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf)
 
 
@@ -96,7 +99,7 @@ class Sketch:
         """What the entries at the positions ``[start, stop)`` probably are: shape (stop - start,).
 
         Args:
-            table: as ``insert`` makes it, or a sum of such tables.
+            table: shape (rows * columns,): as ``insert`` makes it, or a sum of such tables.
             start: first position.
             stop: the position after the last.
         """
@@ -111,7 +114,7 @@ class Sketch:
         """The positions whose estimates have the largest magnitude; ties go to the lowest position.
 
         Args:
-            table: as ``insert`` makes it, or a sum of such tables.
+            table: shape (rows * columns,): as ``insert`` makes it, or a sum of such tables.
             start: first position.
             stop: the position after the last.
             count: how many.

@@ -37,7 +37,7 @@ class SparseVector:
         return self.indices.numel()
 
     def top(self, k: int) -> tuple[SparseVector, SparseVector]:
-        """Splits into the k entries of largest magnitude (ties: lowest index) and the others."""
+        """Splits into the ``k`` entries of largest magnitude (ties: lowest index) and the others."""
         if k >= len(self):
             return self, self._where(torch.zeros(len(self), dtype=torch.bool, device=self.indices.device))
         kept = torch.zeros(len(self), dtype=torch.bool, device=self.indices.device)
@@ -48,7 +48,7 @@ class SparseVector:
         return SparseVector(self.indices[mask], self.values[mask], self.length)
 
     def divided(self, divisor: float) -> SparseVector:
-        """The vector divided by a number."""
+        """The vector divided by a number, ``divisor``."""
         return SparseVector(self.indices, self.values / divisor, self.length)
 
     def dense(self) -> Tensor:

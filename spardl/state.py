@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-__all__ = ["State"]
+from torch import Tensor
+
+__all__ = ["State", "copied"]
 
 
 @dataclass
@@ -21,7 +23,7 @@ class State:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Sets every field.
+        """Sets every field from ``values``.
 
         Raises:
             KeyError: if the names differ from this state's own.
@@ -30,4 +32,16 @@ class State:
         if names != set(values):
             raise KeyError(f"state of {type(self).__name__} has {sorted(names)}, got {sorted(values)}")
         for name, value in values.items():
-            setattr(self, name, value)
+            mine = getattr(self, name)
+            same = isinstance(mine, Tensor) and isinstance(value, Tensor)
+            # Where it was saved is not always where it is needed.
+            setattr(self, name, value.to(mine.device) if same else value)
+
+
+def copied(values: Any) -> Any:
+    """Plain data whose tensors share no memory with those given."""
+    if isinstance(values, Tensor):
+        return values.clone()
+    if isinstance(values, Mapping):
+        return {name: copied(value) for name, value in values.items()}
+    return values

@@ -26,9 +26,9 @@ class Reuse:
 
     Args:
         low: a count below this multiple of k lowers the threshold.
-        lower_factor: what it is divided by then.
+        lower_factor: factor that it is divided by then.
         high: a count above this multiple of k raises the threshold.
-        raise_factor: what it is multiplied by then.
+        raise_factor: factor that it is multiplied by then.
         reevaluate_beyond: a count above this multiple of k, or below k divided by it, has the exact threshold found at
             once; ``None``: only at the end of the period, as published.
     """
@@ -40,21 +40,30 @@ class Reuse:
     reevaluate_beyond: float | None = 2.0
 
     def corrected(self, threshold: float, count: int, k: int) -> float:
-        """The threshold of the next step, after one that selected ``count`` entries."""
+        """The threshold of the next step.
+
+        Args:
+            threshold: magnitude, of this step.
+            count: entries that it selected.
+            k: entries wanted.
+
+        Returns:
+            A magnitude.
+        """
         if count < self.low * k:
             return threshold / self.lower_factor
         return threshold * self.raise_factor if count > self.high * k else threshold
 
     def is_astray(self, count: int, k: int) -> bool:
-        """Whether the threshold that selected ``count`` entries must not be used."""
+        """Whether the threshold that selected ``count`` entries, where ``k`` are wanted, must not be used."""
         beyond = self.reevaluate_beyond
         return beyond is not None and not k / beyond <= count <= beyond * k
 
     def check_reuse(self, group: str) -> None:
-        """Checks these fields.
+        """Checks these fields as those of a configuration group, ``group``.
 
         Raises:
-            ConfigError: if a value is out of range; it is named as one of the configuration group.
+            ConfigError: if a value is out of range.
         """
         check_number(group, "low", self.low, 0, 1)
         check_number(group, "high", self.high, 1)
@@ -76,10 +85,14 @@ def check_number(group: str, name: str, value: object, low: float, high: float =
 
 
 def at_least(values: Tensor, threshold: float) -> Tensor:
-    """The positions of all entries that are not zero, and of at least this magnitude.
+    """Finds all entries that are not zero, and of at least some magnitude.
+
+    Args:
+        values: shape (n,).
+        threshold: the magnitude.
 
     Returns:
-        int64, strictly increasing.
+        int64 positions, shape (found,), strictly increasing.
     """
     found = reaching(values, 0, values.numel(), threshold)
     # In the type of the values a small threshold can be 0, which all zeros reach.
@@ -94,14 +107,17 @@ def exact(values: Tensor, k: int) -> Tensor:
         k: how many, at least 1.
 
     Returns:
-        int64, strictly increasing; fewer than k if too few entries are not zero.
+        int64, shape (chosen,), strictly increasing; fewer than k if too few entries are not zero.
     """
     chosen = top_k(values, k)
     return chosen[values[chosen] != 0]
 
 
 def smallest_magnitude(values: Tensor) -> float:
-    """The threshold that all of these values reach, at most the largest number of their type; 0 if there are none."""
+    """The threshold that all of these ``values``, shape (m,), reach; 0 if there are none.
+
+    At most the largest number of their type.
+    """
     if not values.numel():
         return 0.0
     return min(float(values.abs().min()), torch.finfo(values.dtype).max)

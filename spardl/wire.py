@@ -41,7 +41,7 @@ class Wire:
             raise ConfigError(f"wire.values must be one of {', '.join(TYPES)}, got {self.values!r}")
 
     def dtype(self, own: torch.dtype) -> torch.dtype:
-        """The type on the wire of values that have a type in memory."""
+        """The type on the wire of values that are of type ``own`` in memory."""
         wanted = TYPES[self.values]
         return own if wanted is None or wanted.itemsize >= own.itemsize else wanted
 
@@ -51,8 +51,11 @@ class Wire:
         To the nearest, ties to even. A finite value that would overflow becomes the largest that does not; infinities
         and NaNs stay what they are.
 
+        Args:
+            values: of any shape.
+
         Returns:
-            The very tensor, if the type is its own.
+            A tensor of that shape; the very tensor, if the type is its own.
         """
         dtype = self.dtype(values.dtype)
         if dtype == values.dtype:

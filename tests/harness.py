@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from spardl.context import Context
 from spardl.layout import Layout, Part
 from spardl.method import Method, MethodState, why_not
 from spardl.programs import Worker
+from spardl.rehearsal import rehearse
 from spardl.residuals import GlobalResidual, LocalResidual, NoResidual, PartialResidual, RescaledResidual, Residual
 from spardl.sparse import SparseVector, Sum
 from spardl.state import State
@@ -201,8 +203,15 @@ def run_method(method: Method, cluster: Cluster, states: Sequence[MethodState]) 
     return [average if isinstance(average, SparseVector) else average.clone() for average in averages]
 
 
+@cache
+def _compiled() -> None:
+    """Compiles what a fresh checkout has not compiled yet: once, instead of in all workers at the same time."""
+    rehearse(torch.float32)
+
+
 def run_workers(workers: int, work: Callable[[ProcessGroupCluster], Any], timeout: float = 60.0) -> list[Any]:
     """Calls ``work(cluster)`` in real processes over gloo and returns what each of them returned."""
+    _compiled()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
 

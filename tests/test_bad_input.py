@@ -153,6 +153,7 @@ def test_as_typed(tmp_path: Path) -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 def test_help_shows_the_choices() -> None:
     done = command("--help")
     assert done.returncode == 0

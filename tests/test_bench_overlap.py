@@ -124,6 +124,7 @@ def test_commands_of_the_page_run(command: str) -> None:
     assert "| predicted | off |" in done.stdout
 
 
+@pytest.mark.slow
 def test_alone_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     command = [sys.executable, "scripts/bench_overlap.py", "--gbit", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -94,6 +95,7 @@ def test_whole_synchronizations_are_measured(tmp_path: Path) -> None:
     assert all(f"| {name} |" in done.stdout for name in ours)
 
 
+@pytest.mark.slow
 def test_bench_sync_wants_workers() -> None:
     script = str(ROOT / "scripts" / "bench_sync.py")
     environment = {name: value for name, value in os.environ.items() if name != "RANK"}
@@ -157,3 +159,10 @@ def test_many_simulated_workers_are_measured(
     assert importlib.import_module("bench_simulated").main() == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" | ")[:2] for line in lines[2:]] == [["| 3", "5,000"], ["| 8", "5,000"]]
+
+
+@pytest.mark.slow
+def test_importing_is_measured() -> None:
+    words = [sys.executable, str(ROOT / "scripts" / "bench_import.py"), "--repeats", "1"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    assert re.fullmatch(r"numpy, torch .* s .*\nnumpy, torch, spardl .* s .*\nbeyond torch: .*\n", done.stdout)

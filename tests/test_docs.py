@@ -76,7 +76,7 @@ def test_commands_run(command: str, tmp_path: Path) -> None:
 
 def _own_loop(cluster: ProcessGroupCluster) -> list[torch.Tensor]:
     """Runs the README's loop, and returns the weights it ends with."""
-    (code,) = blocks(ROOT / "README.md", "python")
+    _, code = blocks(ROOT / "README.md", "python")
     torch.manual_seed(0)
     model = nn.Linear(4, 2)
     names = {
@@ -96,6 +96,25 @@ def test_the_readme_loop_trains_equal_replicas() -> None:
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
     torch.manual_seed(0)
     assert not torch.equal(one[0], nn.Linear(4, 2).weight)
+
+
+def _two_lines(cluster: ProcessGroupCluster) -> tuple[torch.Tensor, int]:
+    code, _ = blocks(ROOT / "README.md", "python")
+    torch.manual_seed(0)
+    names = {"ddp_model": nn.parallel.DistributedDataParallel(nn.Linear(40, 20))}
+    exec(code, names)
+    generator = torch.Generator().manual_seed(cluster.local_ranks[0])
+    names["ddp_model"](torch.randn(3, 40, generator=generator)).square().mean().backward()
+    gradient = torch.cat([parameter.grad.flatten() for parameter in names["ddp_model"].parameters()])
+    return gradient, names["handle"].stats().steps
+
+
+@pytest.mark.timeout(60)
+def test_the_readme_s_two_lines() -> None:
+    (one, steps), (other, _) = run_workers(2, _two_lines)
+    assert torch.equal(one, other)
+    assert 0 < int((one != 0).sum()) < 20
+    assert steps == 1
 
 
 def test_the_architecture_names_files_that_exist() -> None:

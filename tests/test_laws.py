@@ -36,7 +36,11 @@ from tests.harness import (
     topka,
 )
 
-WORKERS = [*range(1, 17), *(pytest.param(count, marks=pytest.mark.slow) for count in (24, 32))]
+# All up to 16, and more; those that take long and are like others are left to the slow tests.
+WORKERS = [
+    *(*range(1, 9), 14),
+    *(pytest.param(count, marks=pytest.mark.slow) for count in (9, 10, 11, 12, 13, 15, 16, 24, 32)),
+]
 DTYPES = [torch.float32, torch.float64]
 
 
@@ -180,7 +184,7 @@ def test_density_one_is_the_dense_average(workers: int, dtype: torch.dtype) -> N
         torch.testing.assert_close(to_dense(average), expected, msg=str(method))
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, *(pytest.param(count, marks=pytest.mark.slow) for count in (7, 8))])
 @pytest.mark.parametrize("length", [0, 1, 2, 5])
 def test_fewer_elements_than_workers(workers: int, length: int) -> None:
     """Law 4: every legal combination runs, and keeps at most what there is."""

@@ -40,7 +40,7 @@ def _work(cluster: ProcessGroupCluster) -> list[Any]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("workers", [1, 2, 3, *(pytest.param(count, marks=pytest.mark.slow) for count in (4, 6))])
+@pytest.mark.parametrize("workers", [1, 2, *(pytest.param(count, marks=pytest.mark.slow) for count in (3, 4, 6))])
 def test_gloo_and_simulation_agree_to_the_last_bit(workers: int) -> None:
     per_rank = run_workers(workers, _work)
     cases = [(method, dtype) for method in all_methods(workers, DENSITY) for dtype in DTYPES]
@@ -56,7 +56,8 @@ def test_gloo_and_simulation_agree_to_the_last_bit(workers: int) -> None:
                 rounded = method.compressor.mass is Mass.ROUNDED
                 tolerance = {"rtol": 0.1, "atol": 0.05} if rounded else {"rtol": 1e-4, "atol": 1e-5}
                 for step in range(STEPS):
-                    torch.testing.assert_close(averages[step], expected[step][rank], **tolerance)
+                    found, wanted = to_dense(averages[step]), to_dense(expected[step][rank])
+                    torch.testing.assert_close(found, wanted, **tolerance)
                 continue
             assert all(same_bits(averages[step], expected[step][rank]) for step in range(STEPS)), method
             if method.residual.remembers:

@@ -174,8 +174,9 @@ def test_the_timeout_ends_all() -> None:
 def test_an_interrupted_lab_ends_its_workers_with_sigterm(
     beside: Started, number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
-    script = f"trap 'touch {tmp_path}/ended$RANK; exit 0' TERM; sleep 77 & wait"
+    script = f"trap 'touch {tmp_path}/ended$RANK; exit 0' TERM; touch {tmp_path}/ready$RANK; sleep 77 & wait"
     one = beside(script=script)
+    until(lambda: (tmp_path / "ready0").exists() and (tmp_path / "ready1").exists())
     one.process.send_signal(number)
     assert one.process.wait(timeout=20) == code
     assert (tmp_path / "ended0").exists()

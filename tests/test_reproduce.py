@@ -166,6 +166,7 @@ def test_what_takes_a_cluster_is_not_done_here(jobs: ModuleType, composing: None
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_the_scale_of_the_paper_is_for_a_cluster(
     reproduce: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
 ) -> None:

@@ -15,11 +15,14 @@ RUN = ("training.max_steps=4", "training.precision=fp64", "training.eval_every=0
     "method",
     [
         "compressor=none",
-        "compressor=topka",
+        pytest.param("compressor=topka", marks=pytest.mark.slow),
         "compressor=spardl",
-        "compressor=spardl communicator.teams=2",
+        pytest.param("compressor=spardl communicator.teams=2", marks=pytest.mark.slow),
         pytest.param("compressor=spardl communicator.teams=4 communicator.gather=recursive", marks=pytest.mark.slow),
-        "compressor=spardl training.precision=fp32 training.accumulation=2 training.clip_norm=0.1",
+        pytest.param(
+            "compressor=spardl training.precision=fp32 training.accumulation=2 training.clip_norm=0.1",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_real_and_simulated_runs(method: str, tmp_path: Path) -> None:
@@ -31,6 +34,7 @@ def test_real_and_simulated_runs(method: str, tmp_path: Path) -> None:
     assert real["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_another_seed_is_another_run(tmp_path: Path) -> None:
     for seed in (1, 2):
         assert here(*RUN, "cluster=simulated", f"seed={seed}", f"output_dir={tmp_path / str(seed)}") == 0

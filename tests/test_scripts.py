@@ -25,6 +25,7 @@ def section(name: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in found[1].splitlines()[2:]]
 
 
+@pytest.mark.slow
 def test_the_page_of_methods_is_up_to_date() -> None:
     done = script("methods", "--check")
     assert done.returncode == 0, f"run scripts/methods.py\n{done.stderr}"
@@ -62,6 +63,7 @@ def test_counts_agree_with_the_formulas_of_every_method() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_method_that_is_none() -> None:
     done = script("complexity", "--methods", "foo")
     assert done.returncode == 2

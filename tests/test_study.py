@@ -82,6 +82,7 @@ def check(point: tuple[str, ...]) -> None:
     assert plain["cluster"]["network"]
 
 
+@pytest.mark.slow
 def test_choices_make_methods() -> None:
     with initialize_config_dir(str(CONFIGURATIONS), version_base="1.3"):
         for point in covering():

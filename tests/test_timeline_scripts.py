@@ -109,6 +109,7 @@ def test_compression_is_measured_and_used(script: Script, tmp_path: Path) -> Non
     assert "was measured with 2 workers, not 4" in done.err
 
 
+@pytest.mark.slow
 def test_the_bench_has_every_cell(script: Script, tmp_path: Path) -> None:
     done = script(
         "bench_schedules", "--models", "resnet50", "--json", tmp_path / "b.json", "--markdown", tmp_path / "b.md"

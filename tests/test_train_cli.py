@@ -102,6 +102,7 @@ def test_a_run_alone_always_gets_a_folder_of_its_own(tmp_path: Path) -> None:
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.slow
 def test_a_sweep(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = ("-m", "compressor=none,topka,spardl", "seed=1,2", *TINY, f"output_dir={tmp_path}")
     done = command(*words, "logger=none")
@@ -142,6 +143,7 @@ def free_port() -> int:
 TORCHRUN = (str(Path(sys.executable).parent / "torchrun"), "--standalone", "--local-addr", "127.0.0.1")
 
 
+@pytest.mark.slow
 def test_torchrun(tmp_path: Path) -> None:
     words = ("training.max_steps=2", "logger=none", "training.log_every=1")
     started = (*TORCHRUN, "--nproc-per-node", "2", "train.py")

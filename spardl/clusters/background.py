@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 from collections.abc import Callable
@@ -33,12 +34,15 @@ class Background:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any], torch.cuda.Event | None] | None]
         self._jobs = queue.SimpleQueue()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="spardl-communication", daemon=True)
         self._thread.start()
+        # A daemon that still runs when the interpreter is taken down can abort the process.
+        atexit.register(self.close)
 
     def submit(self, job: Callable[[], T]) -> Future[tuple[T, torch.cuda.Event | None]]:
         """Queues a job; ``result`` of this class reads what is returned."""
@@ -50,7 +54,7 @@ class Background:
         """What a job returned, once it is done; raises what the job raised."""
         value, event = future.result()
         if event is not None:
-            current = torch.cuda.current_stream()
+            current = torch.cuda.current_stream(self._device)
             current.wait_event(event)
             for tensor in _tensors(value):
                 tensor.record_stream(current)
@@ -58,6 +62,7 @@ class Background:
 
     def close(self) -> None:
         """Ends the thread, unless it still waits for somebody."""
+        atexit.unregister(self.close)
         self._jobs.put(None)
         self._thread.join(_PATIENCE)
 
@@ -65,7 +70,7 @@ class Background:
         if self._stream is None:
             return None
         event = torch.cuda.Event()
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def _work(self) -> None:

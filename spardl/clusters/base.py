@@ -28,11 +28,11 @@ class Flight(ABC, Generic[T]):
 
     @abstractmethod
     def release(self, local: int) -> None:
-        """Lets a local rank's program run from now on."""
+        """Lets the program of a local rank, ``local``, run from now on."""
 
     @abstractmethod
     def boundary(self, local: int) -> Boundary:
-        """Waits for a local rank's program to pause."""
+        """Waits for the program of a local rank, ``local``, to pause."""
 
     @abstractmethod
     def resume(self) -> None:
@@ -40,7 +40,7 @@ class Flight(ABC, Generic[T]):
 
     @abstractmethod
     def wait(self, local: int) -> T:
-        """Waits for a local rank's program to end, and returns its result.
+        """Waits for the program of a local rank, ``local``, to end, and returns its result.
 
         Raises:
             PeerError: if contact with another worker is lost, or it does not answer in time.
@@ -76,6 +76,9 @@ class Cluster(ABC):
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
         """Runs one program per local rank to its end, and enters its cost in the ledgers.
 
+        Args:
+            programs: of the local ranks, in order.
+
         Returns:
             The programs' results.
 
@@ -86,11 +89,11 @@ class Cluster(ABC):
 
     @abstractmethod
     def run_aside(self, programs: Sequence[Program[T]]) -> list[T]:
-        """Like ``run``, for housekeeping that is not part of training: not entered in the ledgers."""
+        """Runs ``programs`` like ``run``, for housekeeping that is no part of training: not entered in the ledgers."""
 
     @abstractmethod
     def time_aside(self, programs: Sequence[Program[Any]]) -> list[float]:
-        """Like ``run_aside``; gives the seconds that each local rank took, by the cluster's clock."""
+        """Runs ``programs`` like ``run_aside``; gives the seconds of each local rank by the cluster's clock."""
 
     @abstractmethod
     def flight(self, programs: Sequence[Program[T]], *, pauses: bool = False) -> Flight[T]:
@@ -99,18 +102,26 @@ class Cluster(ABC):
         Args:
             programs: as for ``run``.
             pauses: whether they rest at their first ``Boundary`` until they are resumed.
+
+        Returns:
+            What is released, and waited for.
         """
 
     @abstractmethod
     def timed(self, phase: Phase, local: Sequence[int]) -> AbstractContextManager[None]:
-        """Enters the seconds spent inside as a phase of some local ranks (their places in ``local_ranks``).
+        """Enters the seconds spent inside. What is timed inside of it does not count for the outer phase.
 
-        What is timed inside of it does not count for the outer phase.
+        Args:
+            phase: what they are spent on.
+            local: by which local ranks: their places in ``local_ranks``.
+
+        Returns:
+            For a ``with`` block.
         """
 
     @abstractmethod
     def expect(self, layers: Sequence[int]) -> None:
-        """Is told the entries of the model's layers.
+        """Is told the entries of each of the model's ``layers``.
 
         Raises:
             ConfigError: if this cluster computes with the profile of another model.
@@ -118,7 +129,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def computing(self, local: int) -> AbstractContextManager[None]:
-        """Inside is one forward and backward pass of a local rank."""
+        """Inside is one forward and backward pass of the local rank ``local``."""
 
     @abstractmethod
     def reach(self, local: int, layers: Collection[int], *, backward: bool) -> None:
@@ -133,7 +144,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def now(self, local: int) -> float:
-        """The seconds at which a local rank's computation is, by the cluster's clock, once a GPU is done with it."""
+        """The clock's seconds at which the computation of rank ``local`` is, once a GPU is done with it."""
 
     @abstractmethod
     def seconds(self) -> float:
@@ -149,11 +160,11 @@ def gather_rows(cluster: Cluster, rows: Sequence[Tensor], *, counted: bool = Fal
 
     Args:
         cluster: the workers.
-        rows: one 1-D tensor per local rank; all ranks' have the same length and type.
+        rows: one tensor of shape (m,) per local rank; all ranks' have the same length and type.
         counted: whether it is part of training, and entered in the ledgers, or housekeeping.
 
     Returns:
-        One tensor per rank, in the order of the ranks, on the device of the first row.
+        One tensor of shape (m,) per rank, in the order of the ranks, on the device of the first row.
     """
     sizes = [rows[0].numel()] * cluster.size
     programs = [

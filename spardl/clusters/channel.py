@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
@@ -31,6 +32,10 @@ __all__ = ["Channel", "Journey"]
 
 T = TypeVar("T")
 
+# Newer versions of torch have other names for these two, and warn of the old ones.
+_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 class Channel:
     """What one thread of one worker sends and receives.
@@ -50,6 +55,13 @@ class Channel:
 
     def communicate(self, request: Exchange | Collective, ledger: Ledger) -> list[Tensor]:
         """Does what a program asks for, and counts it.
+
+        Args:
+            request: what is asked for.
+            ledger: where it is counted.
+
+        Returns:
+            What arrived, in the shapes that were announced.
 
         Raises:
             PeerError: if contact with another worker is lost, or it does not answer in time.
@@ -105,8 +117,13 @@ class Channel:
         try:
             yield
         except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise PeerError(f"rank {self._rank} lost contact in {what}: {reason}") from error
+            raise PeerError(f"rank {self._rank} lost contact in {what}: {_reason(error)}") from error
+
+
+def _reason(error: RuntimeError) -> str:
+    """What gloo says, without its source file in front and its advice behind."""
+    first = str(error).splitlines()[0]
+    return re.sub(r"^\[\S+:\d+\] ", "", first).split(" This is typically caused")[0].rstrip(".")
 
 
 def _describe(exchange: Exchange) -> str:
@@ -123,7 +140,7 @@ def _all_reduce(tensor: Tensor, group: dist.ProcessGroup, rank: int) -> Tensor:
 def _reduce_scatter(tensor: Tensor, group: dist.ProcessGroup, rank: int) -> Tensor:
     chunks = tensor.tensor_split(group.size())
     out = tensor.new_empty(chunks[0].numel())
-    dist.reduce_scatter_tensor(out, _even(tensor, chunks), group=group)
+    _REDUCE_SCATTER(out, _even(tensor, chunks), group=group)
     return out[: chunks[rank].numel()]
 
 
@@ -131,7 +148,7 @@ def _all_gather(tensor: Tensor, group: dist.ProcessGroup, rank: int) -> Tensor:
     chunks = tensor.tensor_split(group.size())
     longest = chunks[0].numel()
     everything = tensor.new_empty(longest * len(chunks))
-    dist.all_gather_into_tensor(everything, _padded(chunks[rank], longest), group=group)
+    _ALL_GATHER(everything, _padded(chunks[rank], longest), group=group)
     for chunk, part in zip(chunks, everything.split(longest), strict=True):
         chunk.copy_(part[: chunk.numel()])
     return tensor

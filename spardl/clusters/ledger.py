@@ -46,12 +46,18 @@ class Ledger:
         vars(self).update(state, _lock=threading.Lock())
 
     def spend(self, phase: Phase, seconds: float, *, beside: bool = False) -> None:
-        """Enters seconds, of the computation or of what runs beside it."""
+        """Enters time.
+
+        Args:
+            phase: what it was spent on.
+            seconds: how many seconds.
+            beside: whether by what runs beside the computation.
+        """
         with self._lock:
             (self.beside if beside else self.seconds)[phase] += seconds
 
     def count_exchange(self, exchange: Exchange) -> None:
-        """Enters one round."""
+        """Enters one round, ``exchange``."""
         sends = exchange.sends
         received = sum(receive.size * receive.dtype.itemsize for receive in exchange.receives)
         messages = sum(send.payload.numel() > 0 for send in sends)
@@ -60,7 +66,13 @@ class Ledger:
         )
 
     def count_collective(self, rounds: int, elements: int, itemsize: int) -> None:
-        """Enters a backend's own collective, of which only the ideal cost is known."""
+        """Enters a backend's own collective, of which only the ideal cost is known.
+
+        Args:
+            rounds: exchanges, a message each.
+            elements: entries sent, and as many received.
+            itemsize: bytes of an entry.
+        """
         self._count(rounds, rounds, elements, elements * itemsize, elements * itemsize)
 
     def _count(self, rounds: int, messages: int, words: int, sent: int, received: int) -> None:
@@ -84,7 +96,7 @@ class Ledger:
         }
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Continues from saved counts."""
+        """Continues from ``values``, as saved."""
         for name in ("rounds", "messages", "words", "bytes_sent", "bytes_received"):
             setattr(self, name, values[name])
         self.seconds = {phase: values["seconds"][phase.value] for phase in Phase}

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from spardl.checks import is_a
 from spardl.errors import ConfigError
 
-__all__ = ["PRESETS", "Network", "parse_network"]
+__all__ = ["PRESETS", "Network", "network_text", "parse_network"]
+
+_KEYS = {"alpha", "gbit"}
+# Of a file: how the two were found.
+_REMARK = "measured"
 
 
 @dataclass(frozen=True)
@@ -23,6 +31,11 @@ class Network:
 
     Raises:
         ConfigError: if a value is negative, or the bandwidth zero.
+
+    Example:
+        >>> network = spardl.Network(alpha=50e-6, gbit=1)
+        >>> print(f"a message of a million bytes takes {1e3 * (network.alpha + 1e6 * network.beta):.2f} ms")
+        a message of a million bytes takes 8.05 ms
     """
 
     alpha: float
@@ -41,7 +54,6 @@ class Network:
         return 8e-9 / self.gbit
 
 
-# The latencies are typical of TCP over Ethernet and of RDMA over InfiniBand; measure your own to be exact.
 PRESETS: Mapping[str, Network] = MappingProxyType(
     {
         "ethernet_1g": Network(alpha=50e-6, gbit=1),
@@ -51,27 +63,91 @@ PRESETS: Mapping[str, Network] = MappingProxyType(
         "infiniband_100g": Network(alpha=2e-6, gbit=100),
     }
 )
+"""Networks by name. Latencies are typical of TCP over Ethernet, and of RDMA over InfiniBand; ``scripts/doctor.py``
+measures yours."""
 
 
 def parse_network(value: str | Mapping[str, float], key: str = "cluster.network") -> Network:
-    """Reads a preset's name, or ``{alpha: seconds, gbit: Gbit/s}``.
+    """Reads a preset's name, the path of a file, or ``{alpha: seconds, gbit: Gbit/s}``.
+
+    A file is YAML with the same two keys, and perhaps ``measured``, which is for people; ``network_text`` makes one.
+    A preset's name goes before a file that is called like it.
 
     Args:
         value: what was configured.
         key: where, for messages.
 
+    Returns:
+        The network.
+
     Raises:
-        ConfigError: if the name or the keys are unknown, or a value is out of range.
+        ConfigError: if the name, the file or a key is unknown, or a value is out of range.
+
+    Example:
+        >>> from spardl.clusters import parse_network
+        >>> parse_network("ethernet_10g")
+        Network(alpha=3e-05, gbit=10)
     """
     if isinstance(value, str):
-        if value not in PRESETS:
-            raise ConfigError(
-                f"{key}={value} is unknown; use {', '.join(PRESETS)}, or '{{alpha: SECONDS, gbit: GBIT_PER_SECOND}}'"
-            )
-        return PRESETS[value]
-    if not isinstance(value, Mapping) or set(value) != {"alpha", "gbit"}:
-        raise ConfigError(f"{key} needs a preset's name, or the keys alpha and gbit, got {value!r}")
+        return PRESETS.get(value) or _read(Path(value), key)
+    if not isinstance(value, Mapping) or set(value) != _KEYS:
+        raise ConfigError(f"{key} needs a preset's name, or the keys alpha and gbit, got {value!r}; or a file's path")
+    return _make(value, key)
+
+
+def network_text(network: Network, measured: Mapping[str, str | float]) -> str:
+    """The content of a file that ``parse_network`` reads.
+
+    Args:
+        network: what was measured, written with five digits.
+        measured: when, where and how: one line each.
+    """
+    numbers = (("alpha", network.alpha, "seconds"), ("gbit", network.gbit, "Gbit/s of a link, each way"))
+    lines = [f"{name}: {float(f'{number:.5g}')} # {unit}" for name, number, unit in numbers]
+    remarks = [f"  {name}: {json.dumps(remark)}" for name, remark in measured.items()]
+    return "\n".join([*lines, *([f"{_REMARK}:", *remarks] if remarks else []), ""])
+
+
+def _make(content: Mapping[str, Any], where: str) -> Network:
     try:
-        return Network(alpha=value["alpha"], gbit=value["gbit"])
+        return Network(alpha=content["alpha"], gbit=content["gbit"])
     except ConfigError as error:
-        raise ConfigError(f"{key}: {error}") from error
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _read(path: Path, key: str) -> Network:
+    where = f"{key}={path}"
+    try:
+        text = path.read_text() if path.is_file() else None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{where} cannot be read ({error}); scripts/doctor.py --out writes such a file") from error
+    if text is None:
+        raise ConfigError(
+            f"{where} is unknown; use {', '.join(PRESETS)}, '{{alpha: SECONDS, gbit: GBIT_PER_SECOND}}', or a file as "
+            "scripts/doctor.py --out writes it"
+        )
+    content = _load(text, where)
+    if not isinstance(content, Mapping) or not _KEYS <= set(content) <= _KEYS | {_REMARK}:
+        shape = ", ".join(map(str, content)) if isinstance(content, Mapping) else f"a {type(content).__name__}"
+        raise ConfigError(f"{where} must have the keys alpha and gbit, and may have {_REMARK}; it has {shape}")
+    return _make({name: _number(content[name]) for name in _KEYS}, where)
+
+
+def _load(text: str, where: str) -> Any:
+    try:
+        # Not needed by those who only train in their own loop; the extra "train" brings it along.
+        import yaml  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigError(f"{where} is a file, which PyYAML reads: pip install 'spardl[train]'") from error
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where} is not YAML: {' '.join(str(error).split())}") from error
+
+
+def _number(value: Any) -> Any:
+    """YAML takes 5e-5 for a text, because it has no point."""
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return float(value)
+    return value

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ from spardl.clusters.network import Network
 from spardl.errors import ConfigError
 from spardl.programs import Boundary, Phase, Program
 
-__all__ = ["ProcessGroupCluster", "check_streams"]
+__all__ = ["ProcessFlight", "ProcessGroupCluster", "check_streams"]
 
 T = TypeVar("T")
 
@@ -66,6 +66,11 @@ class ProcessGroupCluster(Cluster):
         self.ledgers = (Ledger(),)
         self._stack = PhaseStack(lambda phase, local, seconds: self.ledgers[0].spend(phase, seconds))
 
+    @property
+    def group(self) -> Any:
+        """Whose members are the workers."""
+        return self._group
+
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
         """Runs this worker's program."""
         return [Journey(programs[0], self._channel, self.ledgers[0]).to_the_end()]
@@ -80,7 +85,7 @@ class ProcessGroupCluster(Cluster):
         self.run_aside(programs)
         return [self.now(0) - began]
 
-    def flight(self, programs: Sequence[Program[T]], *, pauses: bool = False) -> Flight[T]:
+    def flight(self, programs: Sequence[Program[T]], *, pauses: bool = False) -> ProcessFlight[T]:
         """Prepares this worker's program for another thread; the first times, all workers must call this at once."""
         if len(self._beside) < self._streams:
             self._beside.append(self._open())
@@ -88,11 +93,17 @@ class ProcessGroupCluster(Cluster):
         self._turn = (self._turn + 1) % self._streams
         beside = self._beside[self._turn]
         journey = Journey(programs[0], beside.channel, self.ledgers[0], beside=True)
-        return _ProcessFlight(journey, beside.thread, self._stack, pauses)
+        return ProcessFlight(journey, beside.thread, self._stack, pauses)
+
+    def open(self) -> None:
+        """Opens all streams now instead of when they are first needed; all workers must call this at once."""
+        while len(self._beside) < self._streams:
+            self._beside.append(self._open())
 
     def _open(self) -> _Beside:
         ranks = dist.get_process_group_ranks(self._group)
-        group: Any = dist.new_group(ranks, timeout=self._timeout, use_local_synchronization=True)
+        backend = dist.get_backend(self._group)
+        group: Any = dist.new_group(ranks, timeout=self._timeout, backend=backend, use_local_synchronization=True)
         return _Beside(group, Channel(group, self.device, self._throttle), Background(self.device))
 
     def timed(self, phase: Phase, local: Sequence[int]) -> AbstractContextManager[None]:
@@ -119,11 +130,17 @@ class ProcessGroupCluster(Cluster):
         """Wall seconds since this object was made."""
         return time.perf_counter() - self._started
 
+    def release(self) -> None:
+        """Ends the threads and destroys their groups."""
+        while self._beside:
+            beside = self._beside.pop()
+            beside.thread.close()
+            with suppress(ValueError):  # all groups may be gone already
+                dist.destroy_process_group(beside.group)
+
     def close(self) -> None:
         """Ends the threads; destroys the groups, the given one only if it is the default group."""
-        for beside in self._beside:
-            beside.thread.close()
-            dist.destroy_process_group(beside.group)
+        self.release()
         if self._group is dist.group.WORLD:
             dist.destroy_process_group()
 
@@ -151,8 +168,8 @@ class _Beside:
     thread: Background
 
 
-class _ProcessFlight(Flight[T]):
-    """A program in the other thread."""
+class ProcessFlight(Flight[T]):
+    """A program in the other thread; see :class:`Flight` for what it does."""
 
     def __init__(self, journey: Journey[T], thread: Background, stack: PhaseStack, pauses: bool) -> None:
         self._journey, self._thread, self._stack, self._pauses = journey, thread, stack, pauses
@@ -160,22 +177,37 @@ class _ProcessFlight(Flight[T]):
         self._ended: Future[Any] | None = None
 
     def release(self, local: int) -> None:
+        """Queues the program."""
         if self._pauses:
             self._paused = self._thread.submit(self._journey.to_a_boundary)
         else:
             self._ended = self._thread.submit(self._journey.to_the_end)
 
     def boundary(self, local: int) -> Boundary:
+        """Waits for the program to pause."""
         with self._stack.timed(Phase.WAIT, [local]):
             assert self._paused is not None
             reached = self._thread.result(self._paused)
             assert isinstance(reached, Boundary)
             return reached
 
+    def failing(self, tell: Callable[[BaseException], None]) -> None:
+        """Tells, in any thread, what went wrong with a released program, if something does."""
+        assert self._ended is not None
+
+        def look(ended: Future[Any]) -> None:
+            error = ended.exception()
+            if error is not None:
+                tell(error)
+
+        self._ended.add_done_callback(look)
+
     def resume(self) -> None:
+        """Queues what comes after the pause."""
         self._ended = self._thread.submit(self._journey.to_the_end)
 
     def wait(self, local: int) -> T:
+        """Waits for the program to end."""
         with self._stack.timed(Phase.WAIT, [local]):
             assert self._ended is not None
             result: T = self._thread.result(self._ended)

@@ -36,16 +36,28 @@ class SimulatedCluster(Cluster):
 
     Args:
         workers: P.
-        network: what the virtual seconds are reckoned with.
+        network: what the virtual seconds of messages are reckoned with.
         device: where the model and all messages live.
-        count_local: whether the measured seconds of local work (forward and backward pass, selection, ...)
-            pass on the virtual clocks too; without, they show the network alone.
+        count_local: whether the measured seconds of local work (forward and backward pass, selection, ...) pass on the
+            virtual clocks too; without, they show the network alone.
         profile: seconds of the forward and backward pass to use instead of measured ones.
         timer: what local work is measured with, in seconds. ``time.thread_time`` leaves out what other programs take of
             a busy machine; it is wrong where several threads work, or a GPU.
 
     Raises:
         ConfigError: if there is not at least one worker.
+
+    Example:
+        >>> from spardl.layout import Layout
+        >>> method = spardl.make_method("spardl", density=0.01)
+        >>> cluster = spardl.SimulatedCluster(8, spardl.Network(alpha=50e-6, gbit=1), count_local=False)
+        >>> states = [method.init_state(Layout.flat(100_000), torch.float32) for _ in cluster.local_ranks]
+        >>> for state in states:
+        ...     method.accumulate(torch.randn(100_000), state)
+        >>> averages = cluster.run([method.average(*pair) for pair in zip(cluster.local_workers, states)])
+        >>> ledger = cluster.ledgers[0]
+        >>> print(f"{ledger.rounds} rounds, {ledger.bytes_sent} bytes, {1e3 * cluster.seconds():.2f} ms")
+        6 rounds, 9068 bytes, 0.37 ms
     """
 
     def __init__(
@@ -154,11 +166,19 @@ class SimulatedCluster(Cluster):
         return self._clocks[local]
 
     def enqueue(self, job: _Job) -> None:
-        """Puts communication into the streams of all workers."""
+        """Puts ``job``, communication, into the streams of all workers."""
         self._jobs.append(job)
 
     def arrive(self, local: int, job: _Job) -> Any:
-        """Lets a worker's computation wait until its part of a job is done."""
+        """Lets a worker's computation wait until its part of a job is done.
+
+        Args:
+            local: which local rank.
+            job: as enqueued.
+
+        Returns:
+            The result of its program.
+        """
         while job.results is None:
             self._work_off(self._jobs.popleft())
         waited = max(0.0, job.ends[local] - self.now(local))

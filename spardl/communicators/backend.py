@@ -1,6 +1,7 @@
 """The backend's own dense all-reduce (gloo, NCCL, MPI): the fastest dense sum on a given installation.
 
-Its order of additions is the backend's, so it need not agree to the last bit with the simulated cluster.
+Source: the collectives of torch.distributed. Their order of additions is the backend's, so it need not agree to the
+last bit with the simulated cluster.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Communicator(ABC, Generic[C]):
         return False
 
     def check_workers(self, workers: int) -> None:
-        """Accepts a number of workers.
+        """Accepts a number of ``workers``.
 
         Raises:
             ConfigError: if this communicator, as configured, does not run on so many.
@@ -69,14 +69,38 @@ class Communicator(ABC, Generic[C]):
 
     @abstractmethod
     def cost(self, context: Context, compressor: C) -> Cost:
-        """What ``reduce`` will cost any worker, certainly."""
+        """What ``reduce`` will cost any worker, certainly.
+
+        Args:
+            context: of the synchronization.
+            compressor: what is sent.
+
+        Returns:
+            Rounds and words, as limits where only those are known.
+        """
 
     def published_cost(self, context: Context, compressor: C) -> Cost:
-        """The published formula, where that supposes entries to be spread evenly: the mean over all workers."""
+        """The published formula, where that supposes entries to be spread evenly: the mean over all workers.
+
+        Args:
+            context: of the synchronization.
+            compressor: what is sent.
+
+        Returns:
+            Rounds and words.
+        """
         return self.cost(context, compressor)
 
     def half_costs(self, context: Context, compressor: C) -> tuple[Cost, Cost]:
-        """The published formula up to the boundary, and after it; called if ``splits``."""
+        """The published formula for both halves; called if ``splits``.
+
+        Args:
+            context: of the synchronization.
+            compressor: what is sent.
+
+        Returns:
+            Rounds and words up to the boundary, and after it.
+        """
         raise NotImplementedError
 
 
@@ -87,14 +111,22 @@ class DenseCommunicator(Communicator[DenseCompressor]):
 
     @abstractmethod
     def total(self, worker: Worker, tensor: Tensor) -> Program[Tensor]:
-        """The sum of a 1-D tensor over all workers; the argument may be overwritten."""
+        """Sums a tensor over all workers.
+
+        Args:
+            worker: who runs it.
+            tensor: shape (m,); may be overwritten.
+
+        Returns:
+            The sum, shape (m,).
+        """
 
     @abstractmethod
     def total_cost(self, workers: int, length: int) -> Cost:
-        """What one sum of ``length`` entries costs a worker."""
+        """What one sum of ``length`` entries costs each of ``workers`` workers."""
 
     def half_total_costs(self, workers: int, length: int) -> tuple[Cost, Cost]:
-        """The same up to the boundary, and after it; called if ``splits``."""
+        """What it costs up to the boundary, and after it, by ``workers`` and ``length``; called if ``splits``."""
         raise NotImplementedError
 
     def cost(self, context: Context, compressor: DenseCompressor) -> Cost:

@@ -21,12 +21,12 @@ def all_gather(team: Team, item: Tensor, sizes: Sequence[int], words: Sequence[i
 
     Args:
         team: who takes part.
-        item: this member's, 1-D.
+        item: this member's, shape (m,).
         sizes: number of elements of each member's item, by position.
         words: the same in the papers' unit.
 
     Returns:
-        The items, by position in the team.
+        The items, shape (sizes[position],) each, by position in the team.
     """
     around = yield from all_gather_around(team, item, sizes, words)
     held = around.split([sizes[team.at(j)] for j in range(team.size)])
@@ -38,6 +38,15 @@ def all_gather_around(team: Team, item: Tensor, sizes: Sequence[int], words: Seq
 
     In the round with distance g a member holds the items of itself and the g - 1 members after it, and sends as many
     of them as are missing g places before it. What arrives is received where it belongs.
+
+    Args:
+        team: who takes part.
+        item: this member's, shape (m,).
+        sizes: number of elements of each member's item, by position.
+        words: the same in the papers' unit.
+
+    Returns:
+        Shape (sum of sizes,).
     """
     ends = list(accumulate((sizes[team.at(j)] for j in range(team.size)), initial=0))
     around = item.new_empty(ends[-1])

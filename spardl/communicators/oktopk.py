@@ -73,7 +73,7 @@ class Region(NamedTuple):
         return [stop - start for start, stop in pairwise(self.borders)]
 
     def only(self, positions: Tensor) -> Region:
-        """The region with some of its entries."""
+        """The region with some of its entries, at ``positions``: int64, shape (m,), increasing."""
         held = self.entries
         return self._replace(entries=SparseVector(held.indices[positions], held.values[positions], held.length))
 

@@ -30,7 +30,7 @@ class Courier(NamedTuple):
 
     @classmethod
     def of(cls, accumulated: Accumulator) -> Courier:
-        """For what is taken out of a worker's vector."""
+        """For what is taken out of a worker's vector, ``accumulated``."""
         own = accumulated.values.dtype
         return cls(own, accumulated.wire.dtype(own))
 
@@ -41,15 +41,26 @@ class Courier(NamedTuple):
             to: rank of the receiver.
             vector: fits the slot; its values are exact on the wire, see ``Wire.rounded``.
             slot: the room; the receiver must know the same.
+
+        Returns:
+            The message, for an ``Exchange``.
         """
         return Send(to, pack(vector, slot, self.sent), message_words(slot))
 
     def receive(self, source: int, slot: Slot) -> Receive:
-        """What ``send`` with the same slot looks like at the other end."""
+        """What the rank ``source`` sends with an equal ``slot``, at the other end."""
         return Receive(source, message_bytes(slot, self.sent), torch.uint8)
 
     def open(self, message: Tensor, slot: Slot) -> SparseVector:
-        """What arrived."""
+        """The vector in a message that arrived.
+
+        Args:
+            message: uint8, shape (message_bytes(slot, sent),).
+            slot: its room.
+
+        Returns:
+            Values of the type in memory.
+        """
         return unpack(message, slot, self.sent, self.own)
 
     def exchange(self, to: int, vector: SparseVector, slot: Slot, source: int, coming: Slot) -> Program[SparseVector]:
@@ -61,6 +72,9 @@ class Courier(NamedTuple):
             slot: its room.
             source: rank of the sender of what is received.
             coming: the room of what is received.
+
+        Returns:
+            What was received.
         """
         yield Phase.PACK
         (message,) = yield Exchange([self.send(to, vector, slot)], [self.receive(source, coming)])
@@ -86,7 +100,16 @@ class Courier(NamedTuple):
         return blocks
 
     def all_gather_joined(self, team: Team, block: SparseVector, slots: Sequence[Slot]) -> Program[SparseVector]:
-        """The same; gives the blocks end to end, by position in the team."""
+        """Gives every member the sparse blocks of all members, as one vector.
+
+        Args:
+            team: who takes part.
+            block: this member's; fits ``slots[team.position]``.
+            slots: the room of each member's block, by position.
+
+        Returns:
+            The blocks end to end, by position in the team.
+        """
         yield Phase.PACK
         message, sizes, words = self._packed(block, slots, team.position)
         around = yield from all_gather_around(team, message, sizes, words)
@@ -110,6 +133,9 @@ class Courier(NamedTuple):
             team: who takes part.
             block: this member's.
             lengths: length of each member's block, by position.
+
+        Returns:
+            The room of each member's block, by position.
         """
         counts = yield from all_gather_counts(team, [len(block)], block.indices.device)
         return [Slot(count, length) for (count,), length in zip(counts, lengths, strict=True)]

@@ -58,15 +58,18 @@ class Compressor(ABC):
     sparsifies: ClassVar[bool] = False
 
     def init_state(self, layout: Layout, dtype: torch.dtype, device: torch.device | str) -> State:
-        """A fresh state for one worker, for gradients of a layout, type and place."""
+        """A fresh state for one worker, for gradients of this ``layout``, ``dtype`` and ``device``."""
         return State()
 
     def parts(self, context: Context) -> list[Part]:
-        """How many entries of which ranges are meant to be sent at their own value; all, unless it sparsifies."""
+        """How many entries of which ranges are meant to be sent in ``context`` at their own value.
+
+        All, unless it sparsifies.
+        """
         return [Part(0, context.layout.length, context.layout.length)]
 
     def count(self, context: Context) -> int:
-        """How many that are in all."""
+        """How many entries that are in all in ``context``."""
         return sum(part.k for part in self.parts(context))
 
 
@@ -77,16 +80,20 @@ class SparseCompressor(Compressor):
     sparsifies = True
 
     def capacity(self, context: Context) -> int | None:
-        """The most entries that a selection of the whole vector can have; ``None``: only the selection tells."""
+        """The most entries that a selection can have in ``context``; ``None``: only the selection tells."""
         return self.count(context) if self.output is Output.AT_MOST_K else None
 
     def whole(self, context: Context) -> Part:
-        """The whole vector as one range, with all entries that are meant to be sent."""
+        """The whole vector as one range, with all entries that are meant to be sent in ``context``."""
         return Part(0, context.layout.length, self.count(context))
 
     @abstractmethod
     def selector(self, context: Context, state: State) -> Select:
         """The selection, bound to one worker's state.
+
+        Args:
+            context: of this synchronization.
+            state: this worker's.
 
         Returns:
             ``select(accumulated, parts)``: what to keep of some ranges of the vector: at most, or about, their k
@@ -107,7 +114,7 @@ class DenseCompressor(Compressor):
 
     @abstractmethod
     def sizes(self, context: Context) -> list[int]:
-        """Entries of each tensor that ``rounds`` sums, in order."""
+        """Entries of each tensor that ``rounds`` sums in ``context``, in order."""
 
     @abstractmethod
     def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
@@ -124,8 +131,21 @@ class DenseCompressor(Compressor):
             The (approximate) sum, bit-identical on all workers; a dense one has shape (n,).
         """
 
+    def summed_as(self, dtype: torch.dtype) -> torch.dtype:
+        """The type in which vectors of type ``dtype`` are summed, and sent."""
+        return dtype
+
     def entries(self, part: Tensor, context: Context, dtype: torch.dtype) -> Tensor:
-        """Entries of the result, of a type, from the same part of its one sum; called if ``one_sum``."""
+        """Entries of the result from the same part of its one sum; called if ``one_sum``.
+
+        Args:
+            part: of the sum, shape (m,).
+            context: of this synchronization.
+            dtype: type of the result.
+
+        Returns:
+            Shape (m,).
+        """
         return part
 
 
@@ -136,12 +156,30 @@ class CodeCompressor(Compressor):
 
     @abstractmethod
     def size(self, context: Context, dtype: torch.dtype = torch.float32) -> int:
-        """Bytes of a message, for vectors of a type: scales among the codes have it, too."""
+        """Bytes of a message in ``context``, for vectors of type ``dtype``: scales among the codes have it, too."""
 
     @abstractmethod
     def encode(self, vector: Tensor, context: Context, state: State) -> Tensor:
-        """The message: uint8, shape (size(context, vector.dtype),); the vector, shape (n,), is not changed."""
+        """Writes a worker's message.
+
+        Args:
+            vector: shape (n,), not changed.
+            context: of this synchronization.
+            state: this worker's.
+
+        Returns:
+            uint8, shape (size(context, vector.dtype),).
+        """
 
     @abstractmethod
     def decode(self, message: Tensor, context: Context, dtype: torch.dtype) -> Tensor:
-        """What a message stands for: shape (n,), the same on every worker that decodes it."""
+        """What a message stands for, the same on every worker that decodes it.
+
+        Args:
+            message: uint8, shape (size(context, dtype),).
+            context: of this synchronization.
+            dtype: type of the result.
+
+        Returns:
+            Shape (n,).
+        """

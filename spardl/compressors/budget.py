@@ -39,15 +39,20 @@ class Budget:
     """How many entries of which parts.
 
     Args:
-        density: k / n, in (0, 1]; lower is more aggressive.
-        scope: what is compared with what: the whole ``model``, or each ``layer`` (tensor) or ``bucket`` of
-            neighbouring tensors alone. Each part gets at least one entry.
+        density: k / n, the share of entries that is sent, in (0, 1]; lower is more aggressive.
+        scope: what is compared with what: the whole ``model``, or each ``layer`` (tensor) or ``bucket`` of neighbouring
+            tensors alone. Each part gets at least one entry.
         bucket_entries: size of a bucket, in entries; used by ``scope=bucket`` only.
         warmup_steps: synchronizations in which the density falls exponentially to its final value.
-        warmup_density: where it starts.
+        warmup_density: k / n at the first of them.
 
     Raises:
         ConfigError: if a value is out of range.
+
+    Example:
+        >>> budget = spardl.TopK(density=0.01, warmup_steps=4)
+        >>> [round(budget.density_at(step), 3) for step in range(6)]
+        [0.25, 0.112, 0.05, 0.022, 0.01, 0.01]
     """
 
     density: float = 0.01
@@ -71,13 +76,13 @@ class Budget:
                 raise ConfigError(f"compressor.{name} must be a whole number, at least {least}, got {value!r}")
 
     def density_at(self, step: int) -> float:
-        """The density of a step: a geometric sequence from ``warmup_density`` to ``density``."""
+        """The density, k / n, at ``step``: a geometric sequence from ``warmup_density`` to ``density``."""
         if step >= self.warmup_steps:
             return self.density
         return float(self.warmup_density * (self.density / self.warmup_density) ** (step / self.warmup_steps))
 
     def parts(self, context: Context) -> list[Part]:
-        """The parts of the vector and their budgets, in order; parts without entries are left out."""
+        """The parts of the vector in ``context`` and their budgets, in order; parts without entries are left out."""
         density = self.density_at(context.step)
         ranges = SCOPES[self.scope](context.layout, self.bucket_entries)
         return [Part(start, stop, _share(density, stop - start)) for start, stop in ranges if stop > start]
@@ -96,8 +101,15 @@ class BudgetedCompressor(Budget, SparseCompressor):
     ) -> list[Tensor]:
         """Picks the entries to keep of some pieces.
 
+        Args:
+            accumulated: gradient plus residual.
+            pieces: where, and how many.
+            context: of this synchronization.
+            state: this worker's.
+
         Returns:
-            int64 positions in the whole vector, piece by piece, increasing in each.
+            For each piece int64 positions in the whole vector, shape (m,) with m <= k or about k as ``output`` says,
+            increasing.
         """
 
     def selector(self, context: Context, state: State) -> Select:
@@ -128,7 +140,7 @@ class PiecewiseCompressor(BudgetedCompressor):
             state: this worker's.
 
         Returns:
-            int64, strictly increasing positions in ``values``.
+            int64, shape (count,): strictly increasing positions in ``values``.
         """
 
     def choose_all(

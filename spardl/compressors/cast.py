@@ -61,6 +61,10 @@ class Cast(DenseCompressor):
         average = yield from total(values.div_(workers).to(FORMATS[self.format]))
         return self.entries(average, context, values.dtype)
 
+    def summed_as(self, dtype: torch.dtype) -> torch.dtype:
+        """The format."""
+        return FORMATS[self.format]
+
     def entries(self, part: Tensor, context: Context, dtype: torch.dtype) -> Tensor:
         """Sums of averages, as sums."""
         return part.to(dtype).mul_(context.worker.size)

@@ -62,7 +62,7 @@ class CountSketch(Budget, DenseCompressor):
 
     Args:
         rows: r, an odd number.
-        columns_per_entry: c / k: buckets in a row for each entry of the budget.
+        columns_per_entry: c / k: columns of the table for each entry of the budget.
         candidates: how many entries' exact sums are asked for, for each entry of the budget; at least 1.
         fresh_hashes: whether each step draws new hashes. With the published fixed ones, entries whose buckets keep
             cancelling may never be found, however large they grow.
@@ -96,7 +96,7 @@ class CountSketch(Budget, DenseCompressor):
             raise ConfigError(f"compressor.seed must be a whole number, at least 0, got {self.seed!r}")
 
     def plan(self, context: Context) -> list[SketchedPart]:
-        """How each part is sent: by way of a table only where that means fewer words than the whole part."""
+        """How each part is sent in ``context``: by way of a table only where that means fewer words than without."""
         return [self._plan(part) for part in self.parts(context)]
 
     def _plan(self, part: Part) -> SketchedPart:

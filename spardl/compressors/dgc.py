@@ -36,7 +36,7 @@ class SampledTopK(PiecewiseCompressor):
         sample_ratio: entries in the sample / entries; lower is faster and less exact.
         least_sample: entries in the sample at least; where there are no more than that, top-k is exact.
         low: share of k below which the threshold is lowered.
-        factor: what the threshold is multiplied by to lower it.
+        factor: factor that the threshold is multiplied by to lower it.
         lowerings: how often at most.
 
     Raises:

@@ -1,4 +1,8 @@
-"""No compression: the dense gradient, the baseline of every comparison."""
+"""No compression: the dense gradient, the baseline of every comparison.
+
+Source: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training, VLDB 2020: what
+DistributedDataParallel sends without a hook.
+"""
 
 from __future__ import annotations
 

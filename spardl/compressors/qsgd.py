@@ -45,7 +45,7 @@ class QSGD(CodeCompressor):
     are as coarse as the type makes them.
 
     Args:
-        bits: of a code, 2, 4 or 8; lower is more aggressive.
+        bits: bits of a code: 2, 4 or 8; lower is more aggressive.
         bucket_entries: entries with a norm of their own; higher is more aggressive.
         norm: ``l2`` or ``max``, the largest magnitude: less noise, fewer zeros.
         seed: of the random numbers.

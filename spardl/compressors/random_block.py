@@ -38,7 +38,7 @@ class RandomBlock(SharedChoice):
         return torch.cat(pieces)
 
     def starts(self, context: Context) -> list[int]:
-        """Where the block of each part begins, counted from the part's first entry.
+        """Where the block of each part begins in ``context``, counted from the part's first entry.
 
         Drawn from the seed and the step, uniformly over all entries of the part.
         """

@@ -49,7 +49,7 @@ class ReusedThreshold(Reuse, PiecewiseCompressor):
         period: tau', steps from one exact evaluation to the next, in which exactly k entries are kept.
         pre_corrections: how often at most a threshold that selects too many is raised before it is used.
         pre_limit: multiple of k that is too many.
-        pre_factor: what it is multiplied by.
+        pre_factor: factor that raises it.
 
     Raises:
         ConfigError: if a value is out of range.

@@ -45,7 +45,15 @@ class SharedChoice(Budget, DenseCompressor):
 
     @abstractmethod
     def positions(self, context: Context, device: torch.device) -> Tensor:
-        """What is sent in a step: int64, shape (count(context),), strictly increasing, the same on all workers."""
+        """What is sent in a step.
+
+        Args:
+            context: of this synchronization.
+            device: where the result is wanted.
+
+        Returns:
+            int64, shape (count(context),), strictly increasing, the same on all workers.
+        """
 
     def sizes(self, context: Context) -> list[int]:
         """All values of all parts at once."""

@@ -25,10 +25,10 @@ def _wanted() -> bool:
 
 
 def compiled(tensor: Tensor) -> bool:
-    """Whether compiled kernels work on a tensor."""
+    """Whether compiled kernels work on a ``tensor``, of any shape."""
     return tensor.device.type == "cpu" and _wanted() and _is_there("numba")
 
 
 def runs_triton(tensor: Tensor) -> bool:
-    """Whether Triton's kernels work on a tensor."""
+    """Whether Triton's kernels work on a ``tensor``, of any shape."""
     return tensor.device.type == "cuda" and _wanted() and _is_there("triton")

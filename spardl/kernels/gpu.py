@@ -43,15 +43,15 @@ def add_and_list(
 
     Args:
         memory: float32, bfloat16 or float64, shape (n,), contiguous, on a GPU; changed.
-        gradient: like ``memory``, or ``None`` to add nothing.
+        gradient: shape (n,), like ``memory``; ``None`` to add nothing.
         starts: where each range begins; ranges are in order and do not overlap.
         stops: where each range ends, itself not in it.
         bounds: the least magnitude to list, of each range, exactly representable in the type of ``memory``.
         room: how many positions there may be in all ranges together.
 
     Returns:
-        The positions, int64, strictly increasing, and how many of them are in each range. A range that has more than
-        the ranges before it have left room for has -1, and no positions.
+        The positions, int64, shape (found,), strictly increasing, and how many of them are in each range. A range that
+        has more than the ranges before it have left room for has -1, and no positions.
     """
     with torch.cuda.device_of(memory):
         tiles = triton.cdiv(memory.numel(), _TILE)
@@ -198,7 +198,8 @@ def _add_tile(
     while edge < stop:  # a tile across edges: each further segment has its say about what is behind its edge
         segment += 1
         settled = _below(edge - first)
-        bits = (bits & settled) | (_packed(magnitude, tl.load(bounds + segment), tile) & ~settled)
+        behind = _packed(magnitude, tl.load(bounds + segment), tile)
+        bits = behind ^ ((bits ^ behind) & settled)  # ~ of unsigned numbers fails in the interpreter
         edge = tl.load(edges + segment + 1)
     tl.store(words + first // 32, bits.to(tl.int32, bitcast=True))
     tl.store(counts + number, tl.sum(_ones(bits)))
@@ -311,11 +312,11 @@ def _list_group(
     rank = tl.load(before + first)
     if tl.load(before + tl.minimum(first + group, tiles)) > rank:  # where little is listed, most groups end here
         word, start = _bits(words, first * (tile // 32), tiles, group * (tile // 32), tile)
-        word = word & _below(upper - start) & ~_below(lower - start)
+        word = word & (_below(upper - start) ^ _below(lower - start))
         count = _ones(word)
         place = tl.maximum(rank - earlier, 0) + tl.cumsum(count) - count
         for _ in range(tl.max(count)):  # each turn takes the lowest bit of every word
-            lowest = _ones(~word & (word - 1))
+            lowest = _ones((word - 1) ^ (word & (word - 1)))
             tl.store(positions + place, start + lowest, mask=word != 0)
             word = word & (word - 1)
             place += 1

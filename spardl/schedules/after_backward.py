@@ -1,4 +1,8 @@
-"""One synchronization of the whole gradient after the backward pass."""
+"""One synchronization of the whole gradient after the backward pass.
+
+Source: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training, VLDB 2020, section 3.2 (the
+naive solution).
+"""
 
 from __future__ import annotations
 

@@ -34,4 +34,13 @@ class Schedule(ABC):
 
     @abstractmethod
     def start(self, method: Method, cluster: Cluster, training: Training) -> Synchronizer:
-        """Makes the object that goes through the steps of one training; all workers must call this at once."""
+        """Makes what goes through the steps of one training; all workers must call this at once.
+
+        Args:
+            method: how gradients are averaged.
+            cluster: the workers.
+            training: what is trained.
+
+        Returns:
+            The object whose methods the training loop calls.
+        """

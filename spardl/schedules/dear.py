@@ -46,8 +46,8 @@ class Dear(Schedule):
         layers: so many neighbouring layers in a group instead; ``None`` for groups by size.
         trials: sizes to try in the first steps of training, the first being ``threshold_mb``, of which the fastest is
             kept (Bayesian optimization, section 4 of the paper); 0 for none.
-        low_mb: least size to try.
-        high_mb: greatest size to try.
+        low_mb: least size to try, in megabytes.
+        high_mb: greatest size to try, in megabytes.
         seed: of the choice of sizes.
 
     Raises:
@@ -237,9 +237,8 @@ class _InHalves(InBackward):
         """That of every schedule, and the trials."""
         return {**super().state_dict(local), "trials": self._trials.state_dict() if self._trials else None}
 
-    def load_state_dict(self, local: int, values: Mapping[str, Any]) -> None:
-        """Continues from what ``state_dict`` gave."""
-        super().load_state_dict(local, values)
+    def _follow(self, values: Mapping[str, Any]) -> None:
+        super()._follow(values)
         if self._trials and values["trials"] is not None:
             self._trials.load_state_dict(values["trials"])
 

@@ -1,4 +1,8 @@
-"""LayerFusion: the groups of layers with which the last synchronization ends first."""
+"""LayerFusion: the groups of layers with which the last synchronization ends first.
+
+Source: Dai et al., Sketch-Fusion SGD, JPDC 185, 2024, by what its abstract states; the formulation is ours, see
+``optimal``.
+"""
 
 from __future__ import annotations
 

@@ -80,9 +80,9 @@ class Measured(InBackward):
         """That of every schedule, and whether it is decided."""
         return {**super().state_dict(local), "decided": self._rows is None}
 
-    def load_state_dict(self, local: int, values: Mapping[str, Any]) -> None:
-        """Continues from what ``state_dict`` gave; measurements that were not complete begin anew."""
-        super().load_state_dict(local, values)
+    def _follow(self, values: Mapping[str, Any]) -> None:
+        # Measurements that were not complete begin anew.
+        super()._follow(values)
         self._rows = None if values["decided"] else []
 
 

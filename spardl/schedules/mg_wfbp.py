@@ -1,4 +1,7 @@
-"""Merged-gradient wait-free backpropagation: neighbouring layers share a start-up time where that pays."""
+"""Merged-gradient wait-free backpropagation: neighbouring layers share a start-up time where that pays.
+
+Source: Shi, Chu and Li, MG-WFBP, INFOCOM 2019 and TPDS 2021, Algorithm 1.
+"""
 
 from __future__ import annotations
 

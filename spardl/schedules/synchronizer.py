@@ -37,7 +37,23 @@ class Training(NamedTuple):
         model: whose passes are to be overlapped with communication.
         gradient: all its gradients.
         optimizer: of its parameters.
-        clip_norm: largest norm of the averaged gradient; ``None`` for any.
+        clip_norm: largest 2-norm of the averaged gradient; ``None`` for any.
+
+    Example:
+        >>> model = nn.Linear(100, 10)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> training = spardl.Training(model, spardl.FlatGradient(model.named_parameters()), optimizer)
+        >>> cluster = spardl.SimulatedCluster(2, spardl.Network(alpha=50e-6, gbit=1))
+        >>> synchronizer = spardl.Wfbp(bucket_mb=1).start(spardl.make_method("spardl"), cluster, training)
+        >>> for local in range(2):  # the workers that this process plays
+        ...     synchronizer.begin(local)
+        ...     loss = model(torch.randn(5, 100)).square().mean()
+        ...     synchronizer.before_backward(last=True)
+        ...     loss.backward()
+        ...     synchronizer.collect()
+        >>> synchronizer.finish()
+        >>> print(f"{synchronizer.kept} entries averaged, {cluster.ledgers[0].bytes_sent} bytes sent by each worker")
+        10 entries averaged, 56 bytes sent by each worker
     """
 
     model: nn.Module
@@ -63,7 +79,7 @@ class Group:
     states: list[MethodState]
 
     def of(self, vector: Tensor) -> Tensor:
-        """This group's part of a vector of the whole model."""
+        """This group's part, shape (m,), of a vector of the whole model, shape (n,): ``vector``."""
         return vector[slice(*self.entries)]
 
 
@@ -103,12 +119,12 @@ class Synchronizer(ABC):
     # --- the steps of training
 
     def begin(self, local: int = 0) -> None:
-        """From here on passes are those of a local rank."""
+        """From here on passes are those of the local rank ``local``."""
         self._local = local
         self._usage.begin(local)
 
     def before_backward(self, *, last: bool) -> None:
-        """Is called before each backward pass; ``last``: of this rank in this step."""
+        """Is called before each backward pass; ``last``: whether it is this rank's last one in this step."""
         self._cluster.reach(self._local, (), backward=True)
 
     def collect(self) -> None:
@@ -129,12 +145,20 @@ class Synchronizer(ABC):
     # --- what others may know
 
     @property
+    def remembers(self) -> bool:
+        """Whether the method carries anything over from step to step."""
+        return self._method.residual.remembers
+
+    @property
     def partition(self) -> list[Range]:
         """Layers that are synchronized together."""
         return [group.layers for group in self._groups]
 
     def averages(self, local: int = 0) -> list[Sum]:
-        """What a local rank computed as the averages of the last step, after ``flush`` and until the next gradient."""
+        """What the local rank ``local`` computed as the averages of the last step, group by group.
+
+        To be asked for after ``flush``, and before the next gradient.
+        """
         return [average for _, average in sorted(self._averages[local].items())]
 
     def refused(self) -> int:
@@ -142,7 +166,7 @@ class Synchronizer(ABC):
         return sum(state.refused for group in self._groups for state in group.states)
 
     def state_dict(self, local: int = 0) -> dict[str, Any]:
-        """What a local rank carries from step to step, as plain data."""
+        """What the local rank ``local`` carries from step to step, as plain data."""
         self.flush()
         return {
             "partition": [list(layers) for layers in self.partition],
@@ -152,12 +176,33 @@ class Synchronizer(ABC):
         }
 
     def load_state_dict(self, local: int, values: Mapping[str, Any]) -> None:
-        """Continues from what ``state_dict`` gave."""
+        """Continues from ``values``, which ``state_dict`` gave for the same rank, ``local``."""
+        self._follow(values)
+        for group, saved in zip(self._groups, values["groups"], strict=True):
+            group.states[local].load_state_dict(saved)
+
+    def adopt(self, local: int, parts: Sequence[Mapping[str, Any]], before: int) -> None:
+        """Continues from what ``state_dict`` gave another number of workers.
+
+        Args:
+            local: which rank.
+            parts: of the ranks in ``spardl.dealing.sources``, in that order.
+            before: how many workers there were.
+        """
+        self._follow(parts[0])
+        worker = self._cluster.local_workers[local]
+        for group, *saved in zip(self._groups, *(part["groups"] for part in parts), strict=True):
+            group.states[local].adopt(saved, worker, before)
+
+    def residual_sum(self, local: int = 0) -> float:
+        """The sum of all entries of the residual of the local rank ``local``."""
+        return float(self._memories[local].sum(dtype=torch.float64))
+
+    def _follow(self, values: Mapping[str, Any]) -> None:
+        """Continues with what is equal on all workers."""
         partition = [(start, stop) for start, stop in values["partition"]]
         if partition != self.partition:
             self._regroup(partition)
-        for group, saved in zip(self._groups, values["groups"], strict=True):
-            group.states[local].load_state_dict(saved)
         self._usage.load_state_dict(values["usage"])
         self.kept = values["kept"]
 

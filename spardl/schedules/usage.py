@@ -21,11 +21,12 @@ class Usage:
     Args:
         local: how many they are.
         parameters: of the model.
+        always: whether it is asked in every step.
     """
 
-    def __init__(self, local: int, parameters: int) -> None:
+    def __init__(self, local: int, parameters: int, *, always: bool = False) -> None:
         self._used = [bytearray(parameters) for _ in range(local)]
-        self._watching = True
+        self._watching, self._always = True, always
 
     def begin(self, local: int) -> None:
         """A step of a local rank begins."""
@@ -36,19 +37,22 @@ class Usage:
         self._used[local][number] = 1
 
     def rows(self) -> list[Tensor]:
-        """What all workers must exchange now, one row per local rank; nothing if all parameters are always used."""
+        """What all workers must exchange now: a row of shape (parameters,) per local rank; or nothing."""
         return [torch.tensor(used, dtype=torch.uint8) for used in self._used] if self._watching else []
 
     def unused(self, gathered: Sequence[Tensor]) -> list[int]:
         """The parameters that no worker used.
 
         Args:
-            gathered: the rows of all ranks, if ``rows`` gave any.
+            gathered: the rows of all ranks, shape (parameters,) each, if ``rows`` gave any.
+
+        Returns:
+            Their numbers.
         """
         if not gathered:
             return []
         table = torch.stack(list(gathered)).cpu()
-        self._watching = not bool(table.all())
+        self._watching = self._always or not bool(table.all())
         return (table.amax(0) == 0).nonzero().squeeze(1).tolist()
 
     def state_dict(self) -> bool:
@@ -56,5 +60,5 @@ class Usage:
         return self._watching
 
     def load_state_dict(self, value: bool) -> None:
-        """Continues from what ``state_dict`` gave."""
-        self._watching = value
+        """Continues from what ``state_dict`` gave, of one that asks in every step or not."""
+        self._watching = self._always or value

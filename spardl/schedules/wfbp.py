@@ -1,4 +1,8 @@
-"""Wait-free backpropagation with buckets of a fixed size."""
+"""Wait-free backpropagation with buckets of a fixed size.
+
+Source: Zhang et al., Poseidon: An Efficient Communication Architecture for Distributed Deep Learning on GPU Clusters,
+USENIX ATC 2017; with buckets: Li et al., PyTorch Distributed, VLDB 2020.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class LayerTimes:
 
     Attributes:
         name: path of the module.
-        entries: of all its tensors.
+        entries: entries of all its tensors.
         needed: seconds from the start of the forward pass to the first use of its parameters.
         ready: seconds from the start of the backward pass until all its gradients are there.
     """
@@ -102,6 +102,9 @@ class Profile:
         Args:
             seconds: of forward and backward pass together. The update is stretched by the same factor.
 
+        Returns:
+            Another profile.
+
         Raises:
             ConfigError: if that is negative, or this profile has no seconds to stretch.
         """
@@ -111,7 +114,7 @@ class Profile:
         return self.stretched(seconds / self.compute)
 
     def stretched(self, factor: float) -> Profile:
-        """Every time multiplied by a factor."""
+        """Every time multiplied by ``factor``."""
         layers = tuple(
             LayerTimes(layer.name, layer.entries, layer.needed * factor, layer.ready * factor) for layer in self.layers
         )
@@ -119,7 +122,7 @@ class Profile:
         return Profile(self.model, self.device, self.batch, layers, *times)
 
     def write(self, path: Path) -> None:
-        """Writes JSON, one line for each layer, times with 6 significant digits.
+        """Writes JSON to ``path``, one line for each layer, times with 6 significant digits.
 
         Raises:
             OSError: if the file cannot be written.
@@ -131,7 +134,7 @@ class Profile:
 
     @classmethod
     def read(cls, path: Path) -> Profile:
-        """Reads what ``write`` wrote.
+        """Reads what ``write`` wrote to ``path``.
 
         Raises:
             ConfigError: if the file is not there or not a profile; the message names the field.

@@ -7,6 +7,7 @@ under another name and renamed when all workers are done, so a crash at any mome
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import shutil
@@ -21,9 +22,10 @@ from spardl.errors import CheckpointError
 from spardl.files import checksum, write_atomically
 from spardl.training.messages import first_line
 
-__all__ = ["find_checkpoint", "list_checkpoints", "load_part", "save_checkpoint", "verify_checkpoint"]
+__all__ = ["find_checkpoint", "list_checkpoints", "load_part", "save_checkpoint", "saved_workers", "verify_checkpoint"]
 
 _MANIFEST = "manifest.json"
+_AWAY = ".removed"
 
 
 def save_checkpoint(
@@ -50,35 +52,52 @@ def save_checkpoint(
     final = folder / f"step-{step:08d}"
     growing = folder / f".{final.name}"
     growing.mkdir(parents=True, exist_ok=True)
-    for rank, part in zip(cluster.local_ranks, parts, strict=True):
-        _save(growing / _rank_file(rank), part())
+    pairs = zip(cluster.local_ranks, parts, strict=True)
+    own = [_save(growing / _rank_file(rank), part()) for rank, part in pairs]
+    common = _save(growing / "shared.pt", shared()) if cluster.leads else b""
+    # Everybody knows the checksum of what it wrote; rank 0 need not read it all while the others wait.
+    rows = gather_rows(cluster, [torch.frombuffer(bytearray(digest), dtype=torch.uint8) for digest in own])
     if cluster.leads:
-        _save(growing / "shared.pt", shared())
-    _wait_for_all(cluster)
-    if cluster.leads:
-        _seal(growing, final)
-        for old in list_checkpoints(folder)[:-keep]:
-            shutil.rmtree(old)
-    _wait_for_all(cluster)
+        sums = {_rank_file(rank): bytes(row.tolist()).hex() for rank, row in enumerate(rows)}
+        _seal(growing, final, {**sums, "shared.pt": common.hex()})
+        _retire(folder, final, keep)
+    gather_rows(cluster, [torch.zeros(1) for _ in cluster.local_ranks])
     return final
 
 
-def _save(path: Path, content: Mapping[str, Any]) -> None:
+def _save(path: Path, content: Mapping[str, Any]) -> bytes:
     buffer = io.BytesIO()
     torch.save(dict(content), buffer)
     write_atomically(path, buffer.getbuffer())
+    return hashlib.sha256(buffer.getbuffer()).digest()
 
 
-def _wait_for_all(cluster: Cluster) -> None:
-    gather_rows(cluster, [torch.zeros(1) for _ in cluster.local_ranks])
+def _retire(folder: Path, newest: Path, keep: int) -> None:
+    """Removes old checkpoints, and those of steps that were done before the run was continued from an earlier one."""
+    found = list_checkpoints(folder)
+    place = found.index(newest)
+    for path in [*found[: max(0, place + 1 - keep)], *found[place + 1 :]]:
+        _discard(path)
 
 
-def _seal(growing: Path, final: Path) -> None:
-    for rest in growing.glob(".*.tmp"):  # of a writer that was killed
-        rest.unlink()
-    sums = {path.name: checksum(path) for path in sorted(growing.glob("*.pt"))}
+def _discard(checkpoint: Path) -> None:
+    """Removes a checkpoint: under another name, since one of which half is left would look like a broken one."""
+    away = checkpoint.with_name(f".{checkpoint.name}{_AWAY}")
+    shutil.rmtree(away, ignore_errors=True)
+    checkpoint.rename(away)
+    shutil.rmtree(away)
+
+
+def _seal(growing: Path, final: Path, sums: Mapping[str, str]) -> None:
+    # What writers that were killed have left; they may have been more.
+    for rest in growing.iterdir():
+        if rest.name not in sums:
+            rest.unlink()
+    for away in final.parent.glob(f".*{_AWAY}"):
+        shutil.rmtree(away, ignore_errors=True)
     write_atomically(growing / _MANIFEST, json.dumps(sums, indent=1).encode())
-    shutil.rmtree(final, ignore_errors=True)
+    if final.exists():
+        _discard(final)
     growing.rename(final)
 
 
@@ -91,8 +110,12 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
 
 
-def find_checkpoint(folder: Path, workers: int) -> tuple[Path | None, list[CheckpointError]]:
+def find_checkpoint(folder: Path, workers: int | None) -> tuple[Path | None, list[CheckpointError]]:
     """The newest checkpoint that is whole, and what is wrong with those that are newer.
+
+    Args:
+        folder: where the run's checkpoints are.
+        workers: how many must have saved it; ``None`` for any number.
 
     Raises:
         CheckpointError: if there are checkpoints, but none is whole.
@@ -110,21 +133,46 @@ def find_checkpoint(folder: Path, workers: int) -> tuple[Path | None, list[Check
     return None, []
 
 
-def verify_checkpoint(checkpoint: Path, workers: int) -> None:
+def verify_checkpoint(checkpoint: Path, workers: int | None) -> None:
     """Checks that every file is there and unharmed.
+
+    Args:
+        checkpoint: its folder.
+        workers: how many must have saved it; ``None`` for any number.
 
     Raises:
         CheckpointError: if not.
     """
-    try:
-        sums: dict[str, str] = json.loads((checkpoint / _MANIFEST).read_bytes())
-    except (OSError, ValueError) as error:
-        raise _corrupt(checkpoint, f"{_MANIFEST} cannot be read ({error})") from error
+    sums = _read_sums(checkpoint)
+    workers = workers or _count_workers(sums)
     for name in ("shared.pt", *map(_rank_file, range(workers))):
         if name not in sums:
             raise _corrupt(checkpoint, f"it has no {name}, which a run of {workers} workers needs")
         if not (checkpoint / name).is_file() or checksum(checkpoint / name) != sums[name]:
             raise _corrupt(checkpoint, f"{name} is missing or does not match its checksum")
+
+
+def saved_workers(checkpoint: Path) -> int:
+    """How many workers saved a checkpoint.
+
+    Raises:
+        CheckpointError: if its manifest cannot be read.
+    """
+    return _count_workers(_read_sums(checkpoint))
+
+
+def _read_sums(checkpoint: Path) -> dict[str, str]:
+    try:
+        sums: Any = json.loads((checkpoint / _MANIFEST).read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise _corrupt(checkpoint, f"{_MANIFEST} cannot be read ({error})") from error
+    if not isinstance(sums, dict):
+        raise _corrupt(checkpoint, f"{_MANIFEST} holds no checksums")
+    return sums
+
+
+def _count_workers(sums: Mapping[str, str]) -> int:
+    return max(1, sum(name.startswith("rank-") for name in sums))
 
 
 def _corrupt(checkpoint: Path, reason: str) -> CheckpointError:

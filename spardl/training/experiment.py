@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 
 from spardl.clusters import Cluster
 from spardl.compressors.base import SparseCompressor
-from spardl.errors import ConfigError, SpardlError
+from spardl.errors import ConfigError, SpardlError, StoppedError
 from spardl.rehearsal import rehearse
 from spardl.training.display import make_display
 from spardl.training.launch import Heartbeat, Launcher
@@ -23,6 +23,7 @@ from spardl.training.loggers import Logger
 from spardl.training.observers import Guarded, MetricsFile, Observer, attempt
 from spardl.training.report import print_report
 from spardl.training.runs import Run, continue_from, new_run, run_id
+from spardl.training.stopping import AskedToStopError
 from spardl.training.trainer import Trainer
 
 __all__ = ["Experiment", "decisive", "experiment_id"]
@@ -31,7 +32,7 @@ __all__ = ["Experiment", "decisive", "experiment_id"]
 _INCIDENTAL = {
     "": ("data_dir", "cache_dir", "output_dir", "resume", "force", "logger"),
     "dataset": ("root", "download", "cache"),
-    "cluster": ("port", "timeout"),
+    "cluster": ("port", "timeout", "interface"),
     "training": ("log_every", "checkpoint_every", "keep_checkpoints", "check_every"),
 }
 
@@ -41,9 +42,10 @@ def experiment_id(config: Mapping[str, Any], workers: int) -> str:
 
     Args:
         config: plain data.
-        workers: how many there will be, which the configuration may leave open.
+        workers: how many there will be, which the configuration may leave open. Of no influence on a run that is
+            elastic.
     """
-    return run_id({**decisive(config), "workers": workers})
+    return run_id({**decisive(config), "workers": None if _elastic(config) else workers})
 
 
 def decisive(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,7 +53,13 @@ def decisive(config: Mapping[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in config.items() if key not in _INCIDENTAL[""]}
     for node in set(_INCIDENTAL) & set(kept):
         kept[node] = {key: value for key, value in kept[node].items() if key not in _INCIDENTAL[node]}
+    if _elastic(config):
+        kept["cluster"] = {key: value for key, value in kept["cluster"].items() if key != "workers"}
     return kept
+
+
+def _elastic(config: Mapping[str, Any]) -> bool:
+    return config.get("training", {}).get("elastic") is True
 
 
 @dataclass(frozen=True)
@@ -95,7 +103,8 @@ class Experiment:
             ConfigError: if the folder cannot be made, or nothing can be continued as asked.
         """
         root, resume = Path(str(self.config["output_dir"])), self.config["resume"]
-        found = continue_from(root, self.id, str(resume), self.launcher.workers) if resume else None
+        workers = None if self.plan.settings.elastic else self.launcher.workers
+        found = continue_from(root, self.id, str(resume), workers) if resume else None
         run, lock = found or new_run(root, self.label, self.id)
         try:
             yield run
@@ -106,23 +115,36 @@ class Experiment:
         """Trains, and leaves the outcome in the run's summary.
 
         Raises:
-            SpardlError: if training failed; the summary says so, too.
+            StoppedError: if it was asked to stop; the summary says so.
+            SpardlError: if it failed; likewise.
         """
         self._write(run, "running")
-        if isinstance(self.plan.method.compressor, SparseCompressor):
-            rehearse(self.plan.settings.formats.weights)
         try:
+            if isinstance(self.plan.method.compressor, SparseCompressor):
+                rehearse(self.plan.settings.formats.weights)
             self.launcher.launch(lambda *worker: self._work(run, *worker), run.folder)
+        except StoppedError as error:
+            self._write_outcome(run, "stopped", reason=str(error))
+            raise
         except SpardlError as error:
-            self._write(run, "failed", reason=str(error))
+            self._write_outcome(run, "failed", reason=str(error))
+            raise
+        except AskedToStopError:
+            self._write_outcome(run, "stopped", reason="stopped, as asked, before training began")
             raise
         except KeyboardInterrupt:
-            self._write(run, "interrupted")
+            self._write_outcome(run, "interrupted")
             raise
 
     def _write(self, run: Run, status: str, **content: Any) -> None:
         if self.launcher.leads:
             run.write_summary({"id": run.id, "status": status, "caveats": self.caveats, **content})
+
+    def _write_outcome(self, run: Run, status: str, **content: Any) -> None:
+        if run.read_summary().get("status") == "finished":
+            return  # what went wrong, went wrong after that
+        with suppress(OSError):  # a full disk may be what went wrong, and must not hide it
+            self._write(run, status, **content)
 
     def _work(self, run: Run, cluster: Cluster, device: torch.device, heartbeat: Heartbeat) -> None:
         observers = self._observers(run) if cluster.leads else []

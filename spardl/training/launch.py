@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -13,7 +12,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -21,72 +20,23 @@ import torch.distributed as dist
 from spardl.checks import is_a
 from spardl.clusters import Cluster, ProcessGroupCluster, SimulatedCluster, parse_network
 from spardl.clusters.process_group import check_streams
-from spardl.errors import ConfigError, PeerError
+from spardl.errors import ConfigError, PeerError, StoppedError
 from spardl.timeline.profile import Profile
+from spardl.training.meeting import Meeting
+from spardl.training.membership import Membership, find_membership
 from spardl.training.messages import first_line
 from spardl.training.processes import fault_of, run_processes
 from spardl.training.runs import Run
+from spardl.training.stopping import Stopping, end_at_once, listening
 
-__all__ = ["Heartbeat", "Job", "Launcher", "Membership", "ProcessGroup", "Simulated", "find_membership"]
+__all__ = ["Heartbeat", "Job", "Launcher", "ProcessGroup", "Simulated", "pick_device"]
 
-# Seconds that rank 0 waits for the others to hear of its error.
-_HEARING = 10.0
+# Seconds that rank 0 waits for the others to hear of its error, and that the others wait for its decision.
+_HEARING, _DECIDING = 10.0, 3600.0
 
-Heartbeat: TypeAlias = Callable[[int], None]
+# Told the steps that are done; answers whether all workers leave now.
+Heartbeat: TypeAlias = Callable[[int], bool]
 Job: TypeAlias = Callable[[Cluster, torch.device, Heartbeat], None]
-
-
-class Membership(NamedTuple):
-    """This process as one of several that torchrun or srun started.
-
-    Attributes:
-        rank: which one.
-        size: of how many.
-        local_rank: which one on this machine.
-        local_size: of how many that share its GPUs.
-        host: where rank 0 is.
-        port: on which it listens.
-    """
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    host: str
-    port: int
-
-
-def find_membership(environment: Mapping[str, str]) -> Membership | None:
-    """Reads what torchrun or srun left in the environment; ``None`` if neither started this process."""
-    if "TORCHELASTIC_RUN_ID" in environment or {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(environment):
-        return Membership(
-            int(environment["RANK"]),
-            int(environment["WORLD_SIZE"]),
-            int(environment.get("LOCAL_RANK", "0")),
-            int(environment.get("LOCAL_WORLD_SIZE", "1")),
-            environment["MASTER_ADDR"],
-            int(environment["MASTER_PORT"]),
-        )
-    # A batch script also has SLURM_PROCID, but only srun starts all the tasks, each in a step.
-    if "SLURM_STEP_NODELIST" in environment and int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-        return Membership(
-            int(environment["SLURM_PROCID"]),
-            int(environment["SLURM_STEP_NUM_TASKS"]),
-            int(environment["SLURM_LOCALID"]),
-            1,  # srun hands out the GPUs as it was asked to
-            environment.get("MASTER_ADDR") or _first_host(environment["SLURM_STEP_NODELIST"]),
-            int(environment.get("MASTER_PORT") or 15000 + int(environment["SLURM_JOB_ID"]) % 20000),
-        )
-    return None
-
-
-def _first_host(nodes: str) -> str:
-    answer = subprocess.run(
-        ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=60, check=False
-    )
-    if answer.returncode or not answer.stdout.split():
-        raise ConfigError("scontrol cannot name this job's hosts; set MASTER_ADDR to the host of rank 0")
-    return answer.stdout.split()[0]
 
 
 class Launcher(ABC):
@@ -128,8 +78,11 @@ class ProcessGroup(Launcher):
         port: where workers started here meet; ``None`` for any free one.
         timeout: seconds after which a silent peer counts as lost.
         threads: of each worker on its CPU. The simulated cluster must have as many to get the same bits.
-        throttle: a network that the real one is slowed down to: a preset's name, or ``{alpha: seconds, gbit: Gbit/s}``.
+        throttle: a network that the real one is slowed down to: a preset's name, a file by ``scripts/doctor.py``, or
+            ``{alpha: seconds, gbit: Gbit/s}``.
         streams: synchronizations that are under way at once, where a schedule has several; on CPUs only.
+        interface: network interface for gloo and NCCL; ``None``: the loopback for workers started here, else what
+            ``GLOO_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME`` say, else the libraries' choice.
 
     Raises:
         ConfigError: if a value is out of range, or torchrun or srun started another number of workers.
@@ -145,9 +98,10 @@ class ProcessGroup(Launcher):
         threads: int = 1,
         throttle: str | Mapping[str, Any] | None = None,
         streams: int = 1,
+        interface: str | None = None,
     ) -> None:
         self._member = find_membership(os.environ)
-        self._meeting: Any = None
+        self._meeting = Meeting(self._member, timeout) if self._member else None
         self.leads = self._member is None or self._member.rank == 0
         started = self._member.size if self._member else None
         if workers is not None and started is not None and workers != started:
@@ -156,7 +110,7 @@ class ProcessGroup(Launcher):
             )
         self.workers = workers if workers is not None else started or 4
         self._backend, self._device, self._port = backend, device, port
-        self._timeout, self._threads, self._streams = timeout, threads, streams
+        self._timeout, self._threads, self._streams, self._interface = timeout, threads, streams, interface
         self._throttle = None if throttle is None else parse_network(throttle, "cluster.throttle")
         self._check()
 
@@ -171,6 +125,11 @@ class ProcessGroup(Launcher):
             raise ConfigError(f"cluster.backend must be auto, gloo or nccl, got {self._backend!r}")
         _check_device(self._device)
         check_streams(self._streams, torch.device("cpu"), self._throttle)
+        here = [name for _, name in socket.if_nameindex()]
+        if self._interface is not None and self._interface not in here:
+            raise ConfigError(
+                f"cluster.interface={self._interface} is not on {socket.gethostname()}; it has {', '.join(here)}"
+            )
 
     def launch(self, job: Job, folder: Path) -> None:
         """Joins the workers that were started, or starts them by forking this process."""
@@ -180,19 +139,23 @@ class ProcessGroup(Launcher):
         with closing(_listen(self._port)) as listener:
             port = listener.getsockname()[1]
 
-            def target(rank: int, heartbeat: Heartbeat) -> None:
+            def target(rank: int, heartbeat: Callable[[int], None]) -> None:
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
                 member = Membership(rank, self.workers, rank, self.workers, "127.0.0.1", port)
                 if rank:
                     listener.close()
-                store = self._store(member.host, member.port, rank, None if rank else listener.detach())
-                self._work(job, member, store, heartbeat)
+                meeting = Meeting(member, self._timeout, None if rank else listener.detach())
+                # A second signal changes nothing here: who is in a hurry ends the launcher.
+                self._work(job, member, meeting, heartbeat, lambda: None)
 
-            run_processes(self.workers, target, folder)
+            run_processes(self.workers, target, folder, stops=True)
 
     def _join(self, job: Job, member: Membership, folder: Path) -> None:
         try:
-            self._work(job, member, self._meet(member), lambda step: None)
+            assert self._meeting
+            self._work(job, member, self._meeting, lambda step: None, end_at_once)
+        except StoppedError:
+            raise
         except Exception as error:
             raise fault_of(error, member.rank, folder) from error
 
@@ -202,9 +165,9 @@ class ProcessGroup(Launcher):
         Raises:
             ConfigError: on every rank, if rank 0 finds something wrong.
         """
-        if self._member is None:
+        if self._member is None or self._meeting is None:
             return decide()
-        store = self._meet(self._member)
+        store = self._meeting.store
         if self._member.rank:
             text = _read(store, "run")
             store.set(f"heard/{self._member.rank}", "")
@@ -223,30 +186,22 @@ class ProcessGroup(Launcher):
         with suppress(RuntimeError):
             store.wait([f"heard/{rank}" for rank in range(1, self.workers)], timedelta(seconds=_HEARING))
 
-    def _meet(self, member: Membership) -> Any:
-        self._meeting = self._meeting or self._store(member.host, member.port, member.rank, None)
-        return self._meeting
-
-    def _store(self, host: str, port: int, rank: int, listener: int | None) -> Any:
-        try:
-            return dist.TCPStore(  # type: ignore[attr-defined]
-                host,
-                port,
-                self.workers,
-                rank == 0,
-                timeout=timedelta(seconds=self._timeout),
-                master_listen_fd=listener,
-            )
-        except RuntimeError as error:
-            raise ConfigError(f"rank {rank} cannot meet the others at {host}:{port}: {first_line(error)}") from error
-
-    def _work(self, job: Job, member: Membership, store: Any, heartbeat: Heartbeat) -> None:
+    def _work(
+        self,
+        job: Job,
+        member: Membership,
+        meeting: Meeting,
+        heartbeat: Callable[[int], None],
+        hurry: Callable[[], None],
+    ) -> None:
         torch.set_num_threads(self._threads)
-        device = _pick_device(self._device, member.local_rank, member.local_size)
+        device = pick_device(self._device, member.local_rank, member.local_size)
         backend = {"cuda": "nccl", "cpu": "gloo"}[device.type] if self._backend == "auto" else self._backend
         if backend == "nccl" and device.type != "cuda":
             raise ConfigError("cluster.backend=nccl needs a GPU for each worker; use cluster.backend=gloo")
-        patience = timedelta(seconds=self._timeout)
+        if self._interface:
+            os.environ.update(GLOO_SOCKET_IFNAME=self._interface, NCCL_SOCKET_IFNAME=self._interface)
+        patience, store = timedelta(seconds=self._timeout), meeting.store
         try:
             dist.init_process_group(backend, store=store, rank=member.rank, world_size=member.size, timeout=patience)
         except RuntimeError as error:
@@ -254,7 +209,9 @@ class ProcessGroup(Launcher):
         cluster = ProcessGroupCluster(
             device=device, timeout=self._timeout, throttle=self._throttle, streams=self._streams
         )
-        job(cluster, device, heartbeat)
+        stopping = Stopping(meeting.connect, member.rank, member.size, self._timeout)
+        with listening(stopping.ask, hurry), stopping.watching():
+            job(cluster, device, _beat(heartbeat, stopping))
         cluster.close()
 
 
@@ -264,7 +221,7 @@ class Simulated(Launcher):
 
     Args:
         workers: how many.
-        network: a preset's name, or ``{alpha: seconds, gbit: Gbit/s}``.
+        network: a preset's name, a file by ``scripts/doctor.py``, or ``{alpha: seconds, gbit: Gbit/s}``.
         count_local: whether measured seconds of local work pass on the virtual clock. With one thread on a CPU
             they are that thread's, so other programs on the machine do not lengthen them.
         profile: file by ``scripts/profile_model.py`` whose seconds of forward and backward pass are used instead of
@@ -273,6 +230,7 @@ class Simulated(Launcher):
         threads: of the process on its CPU. A real cluster must have as many to get the same bits.
         throttle: refused: real networks are slowed down, this one is as slow as ``network`` says.
         streams: refused if not 1: simulated workers have one.
+        interface: refused: there is no network.
 
     Raises:
         ConfigError: if a value is out of range or refused, or torchrun or srun started several processes.
@@ -286,6 +244,7 @@ class Simulated(Launcher):
     threads: int = 1
     throttle: Any = None
     streams: int = 1
+    interface: str | None = None
 
     def __post_init__(self) -> None:
         _at_least_one("cluster.workers", self.workers)
@@ -297,6 +256,8 @@ class Simulated(Launcher):
             )
         if self.streams != 1:
             raise ConfigError("cluster.streams is for cluster=process_group; simulated workers have one: use 1")
+        if self.interface is not None:
+            raise ConfigError("cluster.interface is for cluster=process_group; simulated workers have no network")
         self._network = parse_network(self.network)
         self._profile = None if self.profile is None else Profile.read(Path(self.profile))
         if find_membership(os.environ):
@@ -305,9 +266,9 @@ class Simulated(Launcher):
     def launch(self, job: Job, folder: Path) -> None:
         """Runs the simulation in a process of its own, as real workers are."""
 
-        def target(rank: int, heartbeat: Heartbeat) -> None:
+        def target(rank: int, heartbeat: Callable[[int], None]) -> None:
             torch.set_num_threads(self.threads)
-            device = _pick_device(self.device, 0, 1)
+            device = pick_device(self.device, 0, 1)
             cluster = SimulatedCluster(
                 self.workers,
                 self._network,
@@ -316,13 +277,25 @@ class Simulated(Launcher):
                 profile=self._profile,
                 timer=time.thread_time if device.type == "cpu" and self.threads == 1 else time.perf_counter,
             )
-            job(cluster, device, heartbeat)
+            stopping = Stopping(lambda: None, rank, 1, 0)
+            with listening(stopping.ask, lambda: None):
+                job(cluster, device, _beat(heartbeat, stopping))
 
-        run_processes(1, target, folder)
+        run_processes(1, target, folder, stops=True)
+
+
+def _beat(heartbeat: Callable[[int], None], stopping: Stopping) -> Heartbeat:
+    def beat(step: int) -> bool:
+        heartbeat(step)
+        return stopping.after(step)
+
+    return beat
 
 
 def _read(store: Any, key: str) -> bytes:
     try:
+        # Rank 0 may have large checkpoints to verify. If it is gone, so is the store, and this ends at once.
+        store.wait([key], timedelta(seconds=_DECIDING))
         value: bytes = store.get(key)
     except RuntimeError as error:
         raise ConfigError(f"rank 0 ended before it named the run's folder: {first_line(error)}") from error
@@ -352,8 +325,17 @@ def _check_device(device: str) -> None:
         raise ConfigError(f"cluster.device must be auto, cpu or cuda, got {device!r}")
 
 
-def _pick_device(wanted: str, local_rank: int, local_size: int) -> torch.device:
-    # Asked only in the worker: CUDA does not survive a fork.
+def pick_device(wanted: str, local_rank: int, local_size: int) -> torch.device:
+    """The device of a worker; to be asked only in its own process, since CUDA does not survive a fork.
+
+    Args:
+        wanted: cpu, cuda, or auto.
+        local_rank: which worker of this machine.
+        local_size: of how many that share its GPUs.
+
+    Raises:
+        ConfigError: if there are not as many GPUs as wanted.
+    """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     enough = count >= local_size
     if wanted == "cuda" and not enough:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from spardl.clusters.base import Cluster
+from spardl.dealing import sources
 from spardl.errors import ConfigError, SpardlError
 from spardl.flat import FlatGradient
 from spardl.method import Method
@@ -110,6 +111,8 @@ class Learner:
         plan: what to train and how.
         cluster: who trains.
         device: where the model lives.
+        shift: steps that were done with other numbers of workers, beyond those that as many examples take now.
+        planned: passes over the data that learning rates are made for; ``None``: those of the whole run.
 
     Attributes:
         model: its weights are equal on all workers.
@@ -118,9 +121,18 @@ class Learner:
         workers: the local ones.
         steps_per_epoch: steps in which every worker passes over its share of the data.
         total_steps: steps of the whole run.
+        planned: passes over the data that learning rates are made for.
     """
 
-    def __init__(self, plan: Plan, cluster: Cluster, device: torch.device) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        cluster: Cluster,
+        device: torch.device,
+        shift: int = 0,
+        planned: float | None = None,
+    ) -> None:
+        self._shift = shift
         self._plan, self._cluster, self._device = plan, cluster, device
         self._settings = plan.settings
         torch.manual_seed(plan.settings.seed)
@@ -135,9 +147,10 @@ class Learner:
             for worker in cluster.local_workers
         ]
         self.steps_per_epoch = self.workers[0].sampler.steps_per_epoch
-        self.total_steps = plan.settings.total_steps(self.steps_per_epoch)
+        self.total_steps = plan.settings.total_steps(self.steps_per_epoch, shift)
+        self.planned = self.epochs(self.total_steps) if planned is None else planned
         self._batches = [
-            Batches(plan.task.train, worker.sampler, plan.settings.batch_size, self.total_steps)
+            Batches(plan.task.train, worker.sampler, plan.settings.batch_size, self.total_steps - shift)
             for worker in self.workers
         ]
 
@@ -156,7 +169,7 @@ class Learner:
     def _backward(self, local: int, step: int) -> float:
         worker = self.workers[local]
         with worker.active():
-            batches, passes = self._batches[local].of(step), self._settings.accumulation
+            batches, passes = self._batches[local].of(step - self._shift), self._settings.accumulation
             self.synchronizer.begin(local)
             losses = []
             for number in range(1, passes + 1):
@@ -173,8 +186,15 @@ class Learner:
         return loss.item()
 
     def _factor(self, step: int) -> float:
-        per_epoch = self.steps_per_epoch
-        return self._plan.lr_schedule.factor(step / per_epoch, self.total_steps / per_epoch)
+        return self._plan.lr_schedule.factor(min(self.epochs(step), self.planned), self.planned)
+
+    def epochs(self, step: int) -> float:
+        """Passes over the data after so many steps."""
+        return (step - self._shift) / self.steps_per_epoch
+
+    def ends_part(self, step: int, epochs: float) -> bool:
+        """Whether so many epochs, rounded to whole steps and at least one, have just passed, for the n-th time."""
+        return (step - self._shift) % max(1, round(epochs * self.steps_per_epoch)) == 0
 
     @property
     def rate(self) -> float:
@@ -202,6 +222,24 @@ class Learner:
         """Continues from ``shared_state``."""
         self.model.load_state_dict(values["model"])
         self._optimizer.load_state_dict(values["optimizer"])
+
+    def adopt_worker_state(self, local: int, load: Callable[[int], Mapping[str, Any]], before: int) -> None:
+        """Continues from what another number of workers saved.
+
+        Args:
+            local: which rank.
+            load: ``worker_state`` of an old rank.
+            before: how many workers there were.
+        """
+        worker = self._cluster.local_workers[local]
+        parts = {rank: load(rank) for rank in sources(worker, before)}
+        self.synchronizer.adopt(local, [part["synchronizer"] for part in parts.values()], before)
+        own = parts[worker.rank % before]["worker"]
+        if worker.rank < before:
+            self.workers[local].load_state_dict(own)
+        else:
+            # Two workers with the same random numbers would drop the same entries out.
+            self.workers[local].load_buffers(own)
 
     def load_worker_state(self, local: int, values: Mapping[str, Any]) -> None:
         """Continues from ``worker_state``."""

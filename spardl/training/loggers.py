@@ -111,8 +111,13 @@ def _init(logger: Wandb, run: Run, config: Mapping[str, Any], mode: str) -> Any:
         config=dict(config),
         dir=str(run.folder),
         mode=cast("Literal['online', 'offline', 'disabled', 'shared']", mode),
-        # Wrapped output would go through W&B's service, and hang with it.
-        settings=wandb.Settings(silent=True, console="off", init_timeout=logger.timeout, login_timeout=logger.timeout),
+        settings=wandb.Settings(
+            silent=True,
+            console="off",  # wrapped output would go through W&B's service, and hang with it
+            disable_git=True,  # the remote's address may hold a token; the commit is in the summary
+            init_timeout=logger.timeout,
+            login_timeout=logger.timeout,
+        ),
     )
 
 

@@ -14,7 +14,8 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -23,9 +24,10 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TypeAlias
 
-from spardl.errors import ConfigError, PeerError, SpardlError, TrainingError, WorkerError
+from spardl.errors import ConfigError, PeerError, SpardlError, StoppedError, TrainingError, WorkerError
 from spardl.files import write_atomically
 from spardl.training.messages import first_line
+from spardl.training.stopping import deferred, end_at_once, listening
 
 __all__ = ["fault_of", "leave", "run_each", "run_processes"]
 
@@ -34,6 +36,8 @@ Target: TypeAlias = Callable[[int, Callable[[int], None]], None]
 
 # Seconds that workers get to notice that one is lost, and then to obey a request to end.
 _NOTICE, _OBEY = 5.0, 2.0
+# The parent's request to end at once; the scheduler's may reach workers, too, and mean something else.
+_END = signal.SIGUSR2
 # A report must fit into a pipe that is read only when its writer has ended.
 _LONGEST = 4000
 
@@ -63,7 +67,7 @@ class _Child:
             self.fault = kind(message)
 
 
-def run_processes(count: int, target: Target, folder: Path) -> None:
+def run_processes(count: int, target: Target, folder: Path, *, stops: bool = False) -> None:
     """Runs ``target(rank, heartbeat)`` in ``count`` processes until all have returned.
 
     If one fails, the others are ended: they get a few seconds to notice by themselves, then they are killed.
@@ -72,9 +76,12 @@ def run_processes(count: int, target: Target, folder: Path) -> None:
         count: how many.
         target: the work; it reports the steps it has done to ``heartbeat``.
         folder: where tracebacks of failed workers are written.
+        stops: whether the target listens to the signals that ask to stop; those that this process gets are passed on.
+            From the second one on they end it at once.
 
     Raises:
         ConfigError: what a worker found wrong with the configuration.
+        StoppedError: if the workers stopped as they were asked to.
         WorkerError: if a worker ended early; names its rank, its step and the reason.
     """
     steps = RawArray("q", count)
@@ -83,13 +90,39 @@ def run_processes(count: int, target: Target, folder: Path) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        # One by one, so that an interruption finds all that were started.
-        children.extend(_start(rank, target, folder, steps, lifeline, held) for rank in range(count))
-        _watch(children, steps)
+        with _passing_on(children) if stops else nullcontext():
+            with deferred() if stops else nullcontext():
+                # One by one, so that an interruption finds all that were started.
+                children.extend(_start(rank, target, folder, steps, lifeline, held) for rank in range(count))
+            _watch(children, steps)
+        _check_stopped(children)
     finally:
         _end(children)
         os.close(lifeline)
         os.close(held)
+
+
+@contextmanager
+def _passing_on(children: Sequence[_Child]) -> Iterator[None]:
+    asked: list[bool] = []
+
+    def ask() -> bool:
+        for child in children:
+            if not child.ended and child.process.pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child.process.pid, signal.SIGUSR1)
+        asked.append(True)
+        return len(asked) > 1
+
+    with listening(ask, end_at_once):
+        yield
+
+
+def _check_stopped(children: Sequence[_Child]) -> None:
+    for child in children:
+        child.read_fault()
+        if isinstance(child.fault, StoppedError):
+            raise child.fault
 
 
 def run_each(
@@ -148,6 +181,7 @@ def _work(
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends its workers
     signal.signal(signal.SIGTERM, _stop)
+    signal.signal(_END, _stop)
     os.close(held)
     threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
 
@@ -158,6 +192,9 @@ def _work(
         target(rank, heartbeat)
     except _Stopped:
         leave(1)
+    except StoppedError as stopped:
+        report.send((type(stopped), str(stopped)[:_LONGEST]))
+        leave(0)
     except Exception as error:
         fault = fault_of(error, rank, folder)
         report.send((type(fault), str(fault)[:_LONGEST]))
@@ -189,7 +226,7 @@ def fault_of(error: Exception, rank: int, folder: Path) -> SpardlError:
     see = f" (see {path})"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, traceback.format_exc().encode())
+        write_atomically(path, f"{first_line(error)}\n\n{traceback.format_exc()}".encode())
     except OSError:
         see = ""  # a full disk may be what went wrong
     if isinstance(error, SpardlError):
@@ -261,8 +298,8 @@ def _failed(child: _Child, steps: Sequence[int]) -> SpardlError:
 def _end(children: Sequence[_Child]) -> None:
     """Ends those that are left: by a request, so that displays and loggers are closed, then by force."""
     for child in children:
-        if not child.ended:
-            child.process.terminate()
+        if not child.ended and child.process.pid:
+            os.kill(child.process.pid, _END)
     _await_end(children, _OBEY)
     for child in children:
         if not child.ended:

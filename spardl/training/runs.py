@@ -16,7 +16,7 @@ from spardl.errors import CheckpointError, ConfigError
 from spardl.files import write_atomically
 from spardl.training.checkpoint import find_checkpoint
 
-__all__ = ["Claimed", "Run", "continue_from", "finished_run", "new_run", "run_id"]
+__all__ = ["Claimed", "Run", "continue_from", "finished_run", "new_run", "run_id", "runs_of"]
 
 
 def run_id(config: Mapping[str, Any]) -> str:
@@ -63,10 +63,10 @@ class Run:
     def read_summary(self) -> dict[str, Any]:
         """What was written last, or an empty mapping."""
         try:
-            content: dict[str, Any] = json.loads(self.summary_file.read_bytes())
-        except (OSError, ValueError):
+            content: Any = json.loads(self.summary_file.read_bytes())
+        except (OSError, ValueError, RecursionError):
             return {}
-        return content
+        return content if isinstance(content, dict) else {}
 
     def claim(self) -> int | None:
         """Marks the folder as in use.
@@ -91,7 +91,7 @@ class Claimed(NamedTuple):
     lock: int
 
 
-def _runs_of(root: Path, identity: str) -> list[Run]:
+def runs_of(root: Path, identity: str) -> list[Run]:
     """The runs of one configuration, newest first."""
     folders = [path for path in root.glob(f"*-{identity}*") if path.is_dir()]
     return [Run(identity, path) for path in sorted(folders, key=lambda path: path.stat().st_mtime_ns, reverse=True)]
@@ -99,7 +99,7 @@ def _runs_of(root: Path, identity: str) -> list[Run]:
 
 def finished_run(root: Path, identity: str) -> Run | None:
     """A run of this configuration that came to its end, if there is one."""
-    return next((run for run in _runs_of(root, identity) if run.read_summary().get("status") == "finished"), None)
+    return next((run for run in runs_of(root, identity) if run.read_summary().get("status") == "finished"), None)
 
 
 def new_run(root: Path, label: str, identity: str) -> Claimed:
@@ -134,7 +134,7 @@ def new_run(root: Path, label: str, identity: str) -> Claimed:
         number += 1
 
 
-def continue_from(root: Path, identity: str, where: str, workers: int) -> Claimed | None:
+def continue_from(root: Path, identity: str, where: str, workers: int | None) -> Claimed | None:
     """Finds the run that ``resume=WHERE`` means.
 
     Args:
@@ -142,7 +142,7 @@ def continue_from(root: Path, identity: str, where: str, workers: int) -> Claime
         identity: id of the configuration at hand; a run of another one is refused.
         where: ``auto`` for the newest run of this configuration that is neither finished nor going on, or the
             folder of a run.
-        workers: number of workers.
+        workers: how many must have saved the checkpoint; ``None`` for any number.
 
     Returns:
         The run with its newest whole checkpoint, or ``None`` if ``auto`` finds nothing to continue.
@@ -157,7 +157,7 @@ def continue_from(root: Path, identity: str, where: str, workers: int) -> Claime
         if lock is None:
             raise ConfigError(f"{run.folder} is in use by another process; wait for it, or start without resume")
         return _at_checkpoint(Claimed(run, lock), workers, demanded=True)
-    for run in _runs_of(root, identity):
+    for run in runs_of(root, identity):
         lock = run.claim()
         if lock is None:
             continue
@@ -180,7 +180,7 @@ def _named_run(folder: Path, identity: str) -> Run:
     return run
 
 
-def _at_checkpoint(claimed: Claimed, workers: int, demanded: bool) -> Claimed:
+def _at_checkpoint(claimed: Claimed, workers: int | None, demanded: bool) -> Claimed:
     run, lock = claimed
     with ExitStack() as stack:
         stack.callback(os.close, lock)

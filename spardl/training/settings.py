@@ -57,6 +57,7 @@ class Settings:
         checkpoint_every: steps between two checkpoints; ``None`` for one per epoch.
         keep_checkpoints: how many are kept.
         check_every: steps between two checks that all workers computed the same average.
+        elastic: whether the number of workers may change when a run is continued.
 
     Raises:
         ConfigError: if a value is out of range.
@@ -77,6 +78,7 @@ class Settings:
     checkpoint_every: int | None
     keep_checkpoints: int
     check_every: int
+    elastic: bool
 
     def __post_init__(self) -> None:
         self._demand("seed", is_a(int, self.seed), "a whole number")
@@ -89,6 +91,7 @@ class Settings:
         for name in ("epochs", "eval_every"):
             self._demand(name, self._positive(name), "a number above 0")
         self._demand("clip_norm", self.clip_norm is None or self._positive("clip_norm"), "a number above 0, or null")
+        self._demand("elastic", isinstance(self.elastic, bool), "true or false")
         self._demand("precision", self.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}")
 
     def _counts(self, name: str) -> bool:
@@ -106,7 +109,12 @@ class Settings:
         """The number formats that ``precision`` names."""
         return PRECISIONS[self.precision]
 
-    def total_steps(self, steps_per_epoch: int) -> int:
-        """Steps of the whole run."""
-        steps = max(1, round(self.epochs * steps_per_epoch))
+    def total_steps(self, steps_per_epoch: int, shift: int = 0) -> int:
+        """Steps of the whole run.
+
+        Args:
+            steps_per_epoch: with the present number of workers.
+            shift: steps that were done with other numbers of workers, beyond those that as many examples take now.
+        """
+        steps = max(1, round(self.epochs * steps_per_epoch) + shift)
         return steps if self.max_steps is None else min(steps, self.max_steps)

@@ -50,7 +50,8 @@ class Costs:
 
 
 def gather_costs(cluster: Cluster, steps: int, gradient: Tensor) -> Costs:
-    """Averages all workers' ledgers."""
+    """Averages all workers' ledgers; of no step at all, they are 0."""
+    steps = max(1, steps)
     rows = gather_rows(cluster, [_row(ledger, gradient.device) for ledger in cluster.ledgers])
     table = torch.stack(rows).cpu()
     _, words, sent, *seconds = (table[:, :-1].mean(0) / steps).tolist()

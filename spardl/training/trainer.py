@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from spardl.clusters.base import Cluster, gather_rows
-from spardl.errors import TrainingError
+from spardl.errors import PeerError, StoppedError, TrainingError
 from spardl.programs import Phase
 from spardl.sparse import SparseVector, Sum
-from spardl.training.checkpoint import load_part, save_checkpoint
+from spardl.training.checkpoint import load_part, save_checkpoint, saved_workers
 from spardl.training.evaluation import evaluate
 from spardl.training.learner import Learner, Plan, digest
 from spardl.training.observers import Observer
+from spardl.training.restart import Restart
 from spardl.training.runs import Run
 from spardl.training.summary import break_even_gbit, environment, gather_costs
 
@@ -41,6 +42,9 @@ class Progress:
         timed_seconds: what they took, on the cluster's clock.
         metrics: of the last evaluation.
         best: the best value of the task's metric.
+        shift: steps that were done with other numbers of workers, beyond those that as many examples take now.
+        counted_from: steps that were done when the ledgers began, with the present number of workers.
+        planned: passes over the data of the whole run, as it began; learning rates follow them.
     """
 
     step: int = 0
@@ -52,6 +56,14 @@ class Progress:
     timed_seconds: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     best: float | None = None
+    shift: int = 0
+    counted_from: int = 0
+    planned: float | None = None
+
+    def count_anew(self, shift: int) -> None:
+        """Goes on with another number of workers, whose costs and pace are others."""
+        self.shift, self.counted_from = shift, self.step
+        self.timed_steps, self.timed_seconds = 0, 0.0
 
 
 class Trainer:
@@ -63,7 +75,7 @@ class Trainer:
         run: where checkpoints go, and which one to continue from.
         observers: who is told; on other ranks than 0 nobody.
         device: where the model lives.
-        heartbeat: told the number of steps done, in every process.
+        heartbeat: told the number of steps done, in every process; answers whether all processes leave now.
     """
 
     def __init__(
@@ -73,15 +85,17 @@ class Trainer:
         run: Run,
         observers: Sequence[Observer] = (),
         device: torch.device | str = "cpu",
-        heartbeat: Callable[[int], None] = lambda step: None,
+        heartbeat: Callable[[int], bool] = lambda step: False,
     ) -> None:
         self._plan, self._settings, self._cluster, self._run = plan, plan.settings, cluster, run
         self._observers, self._heartbeat = observers, heartbeat
-        self._learner = Learner(plan, cluster, torch.device(device))
         self._progress = Progress()
-        self._window = _Window(cluster)
+        self._restart: Restart | None = None
+        self._doing = "starting"
         if run.checkpoint:
-            self._resume(run.checkpoint)
+            self._resume(plan, run.checkpoint, torch.device(device))
+        else:
+            self._begin(plan, torch.device(device))
         self._clock_offset = self._progress.virtual - cluster.seconds()
         self._started = time.perf_counter() - self._progress.wall
         self._timed_from = self._progress.step + self._settings.untimed_steps
@@ -95,9 +109,21 @@ class Trainer:
         Raises:
             TrainingError: if the loss is no longer finite, or the workers' replicas differ.
             PeerError: if another worker is lost.
+            StoppedError: if the heartbeat asked for it; everything is saved then.
         """
+        try:
+            return self._fit()
+        except PeerError as error:
+            raise PeerError(f"{error}; in step {self._progress.step + 1}, while {self._doing}") from error
+
+    def _fit(self) -> dict[str, Any]:
         total = self._learner.total_steps
         self._tell("begin", self._progress.step, total)
+        if self._restart:
+            figures = self._restart.figures(self._cluster, self._learner.synchronizer)
+            self._tell("metrics", "restart", self._progress.step, figures)
+            if self._evaluates_after(self._progress.step):  # the data may go on at the very end of a part
+                self._evaluate()
         self._heartbeat(self._progress.step)
         while self._progress.step < total:
             losses = self._timed_step()
@@ -107,6 +133,7 @@ class Trainer:
         return self._finish()
 
     def _timed_step(self) -> list[float]:
+        self._doing = "training"
         began = self._cluster.seconds()
         losses = self._learner.step(self._progress.step)
         if self._progress.step >= self._timed_from:
@@ -116,7 +143,7 @@ class Trainer:
 
     def _after_step(self) -> None:
         step, total, settings = self._progress.step, self._learner.total_steps, self._settings
-        self._heartbeat(step)
+        leaves = self._heartbeat(step) and step < total
         self._tell("step", step)
         if step % settings.check_every == 0 or step == total:
             self._compare(self._digests(), "averaged gradients")
@@ -124,12 +151,14 @@ class Trainer:
             self._log()
         if self._evaluates_after(step):
             self._evaluate()
-        if step % (settings.checkpoint_every or self._learner.steps_per_epoch) == 0 or step == total:
+        saves = step % settings.checkpoint_every == 0 if settings.checkpoint_every else self._learner.ends_part(step, 1)
+        if saves or step == total or leaves:
             self._save()
+        if leaves:
+            raise StoppedError(f"stopped at step {step} of {total}, as asked; everything is saved")
 
     def _evaluates_after(self, step: int) -> bool:
-        every = max(1, round(self._settings.eval_every * self._learner.steps_per_epoch))
-        return step % every == 0 or step == self._learner.total_steps
+        return self._learner.ends_part(step, self._settings.eval_every) or step >= self._learner.total_steps
 
     def _digests(self) -> list[Tensor]:
         """Of the last averages, as each local rank computed them."""
@@ -149,7 +178,7 @@ class Trainer:
                 f"the loss is {values['loss']} at step {self._progress.step}; lower optimizer.lr or set "
                 "training.clip_norm"
             )
-        epoch = self._progress.step / self._learner.steps_per_epoch
+        epoch = self._learner.epochs(self._progress.step)
         refused = self._refused()
         figures = {"epoch": epoch, **values, "lr": self._learner.rate, **({"refused": refused} if refused else {})}
         self._tell("metrics", "train", self._progress.step, figures)
@@ -163,6 +192,7 @@ class Trainer:
     def _evaluate(self) -> None:
         self._learner.synchronizer.flush()
         began = time.perf_counter()
+        self._doing = "evaluating"
         settings, task = self._settings, self._plan.task
         self._progress.metrics = evaluate(
             task,
@@ -178,6 +208,7 @@ class Trainer:
         self._progress.evaluating += time.perf_counter() - began
 
     def _compare(self, rows: Sequence[Tensor], what: str) -> None:
+        self._doing = "comparing replicas"
         gathered = gather_rows(self._cluster, rows)
         odd = [rank for rank, row in enumerate(gathered) if not torch.equal(row, gathered[0])]
         if odd:
@@ -188,6 +219,7 @@ class Trainer:
         self._progress.checks += 1
 
     def _save(self) -> None:
+        self._doing = "saving a checkpoint"
         learner = self._learner
         learner.synchronizer.flush()
         self._read_clocks()
@@ -207,15 +239,27 @@ class Trainer:
         self._progress.wall = time.perf_counter() - self._started
         self._progress.virtual = self._clock_offset + self._cluster.seconds()
 
-    def _resume(self, checkpoint: Path) -> None:
-        device = self._learner.gradient.vector.device
-        shared = load_part(checkpoint, None, device)
+    def _begin(self, plan: Plan, device: torch.device) -> None:
+        self._learner = Learner(plan, self._cluster, device, self._progress.shift, self._progress.planned)
+        self._progress.planned = self._learner.planned
+        self._window = _Window(self._cluster)
+
+    def _resume(self, plan: Plan, checkpoint: Path, device: torch.device) -> None:
+        shared, before = load_part(checkpoint, None, device), saved_workers(checkpoint)
         self._progress = Progress(**shared["progress"])
+        if before != self._cluster.size:
+            self._restart = Restart(before, checkpoint, device)
+            progress, size = self._progress, self._cluster.size
+            progress.count_anew(self._restart.shift(plan, progress.step, progress.shift, size))
+        self._begin(plan, device)
         self._learner.load_shared_state(shared)
         for local, rank in enumerate(self._cluster.local_ranks):
-            own = load_part(checkpoint, rank, device)
-            self._learner.load_worker_state(local, own)
-            self._window.load_state_dict(local, own["window"])
+            if self._restart:
+                self._learner.adopt_worker_state(local, self._restart.load, before)
+            else:
+                own = load_part(checkpoint, rank, device)
+                self._learner.load_worker_state(local, own)
+                self._window.load_state_dict(local, own["window"])
 
     def _finish(self) -> dict[str, Any]:
         self._learner.synchronizer.flush()
@@ -228,14 +272,14 @@ class Trainer:
 
     def _summary(self, refused: int, weights: Tensor) -> dict[str, Any]:
         progress, task = self._progress, self._plan.task
-        costs = gather_costs(self._cluster, progress.step, self._learner.gradient.vector)
+        costs = gather_costs(self._cluster, progress.step - progress.counted_from, self._learner.gradient.vector)
         length = self._learner.gradient.vector.numel()
         return {
             "metric": task.metric,
             "final": progress.metrics,
             "best": progress.best,
             "steps": progress.step,
-            "epochs": progress.step / self._learner.steps_per_epoch,
+            "epochs": self._learner.epochs(progress.step),
             "workers": self._cluster.size,
             "parameters": length,
             "wall_seconds": progress.wall,

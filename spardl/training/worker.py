@@ -81,10 +81,14 @@ class TrainingWorker:
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Continues from saved data."""
-        for name, buffer in self._buffers.items():
-            buffer.copy_(values["buffers"][name])
+        self.load_buffers(values)
         # Random states live on the CPU, whatever device the rest was loaded to.
         self._random = [state.cpu() for state in values["random"]]
+
+    def load_buffers(self, values: Mapping[str, Any]) -> None:
+        """Continues with the buffers of saved data, and random numbers of its own."""
+        for name, buffer in self._buffers.items():
+            buffer.copy_(values["buffers"][name])
 
 
 def load_buffers(model: nn.Module, buffers: Mapping[str, Tensor]) -> None:

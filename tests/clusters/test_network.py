@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
+import yaml
 
 from spardl.clusters import PRESETS, Network, parse_network
+from spardl.clusters.network import network_text
 from spardl.errors import ConfigError
 
 
@@ -48,3 +53,63 @@ def test_bad_values(value: object, message: str) -> None:
 def test_messages_name_the_key(value: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_network(value, "cluster.throttle")  # type: ignore[arg-type]
+
+
+def test_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "network.yaml"
+    file.write_text(network_text(Network(alpha=5e-5, gbit=0.9375), {"when": "today: #1", "workers": 4}))
+    assert parse_network(str(file)) == Network(alpha=5e-5, gbit=0.9375)
+    assert yaml.safe_load(file.read_text())["measured"] == {"when": "today: #1", "workers": 4}
+    file.write_text(network_text(Network(alpha=0, gbit=123456.7), {}))
+    assert parse_network(str(file)) == Network(alpha=0, gbit=123460)
+
+
+def test_a_file_by_hand(tmp_path: Path) -> None:
+    """5e-5 is a text to YAML, and 10 a whole number."""
+    file = tmp_path / "mine"
+    file.write_text("# ours\ngbit: 10\nalpha: 5e-5\n")
+    assert parse_network(str(file), "cluster.throttle") == Network(alpha=5e-5, gbit=10)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "must have the keys alpha and gbit, and may have measured; it has a NoneType"),
+        ("[1, 2]", "it has a list"),
+        ("alpha: 1", "it has alpha"),
+        ("{alpha: 1, gbit: 1, beta: 2}", "it has alpha, gbit, beta"),
+        ("{alpha: fast, gbit: 1}", "f: a network needs alpha >= 0 .*alpha=fast"),
+        ("{alpha: 1, gbit: 0}", "gbit > 0"),
+        ("{alpha: .nan, gbit: 1}", "alpha=nan"),
+        ("{alpha: true, gbit: 1}", "alpha=True"),
+        ("alpha: [", "f is not YAML: while parsing"),
+        ("!!python/object/apply:os.getcwd []", "is not YAML: could not determine a constructor"),
+        (b"\xff\xfe\x00\x81", "f cannot be read .*'utf-8' codec"),
+    ],
+)
+def test_bad_files(text: str | bytes, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "f"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigError, match=message) as caught:
+        parse_network(str(file), "--throttle")
+    assert str(caught.value).startswith(f"--throttle={file}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["nowhere/network.yaml", ".", "", "a\0b", "n" * 5000])
+def test_files_that_are_none(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"scripts/doctor\.py --out writes"):
+        parse_network(name)
+
+
+def test_a_preset_goes_before_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ethernet_1g").write_text("{alpha: 1, gbit: 1}")
+    assert parse_network("ethernet_1g") == PRESETS["ethernet_1g"]
+
+
+def test_without_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "f").write_text("{alpha: 1, gbit: 1}")
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(ConfigError, match=r"pip install 'spardl\[train\]'"):
+        parse_network(str(tmp_path / "f"))

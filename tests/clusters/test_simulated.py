@@ -80,6 +80,7 @@ def test_rounds_follow_one_another() -> None:
     assert eight.cluster.seconds() == pytest.approx(14 * (1e-4 + 8e-9 * 400))
 
 
+@pytest.mark.slow
 def test_sparse_beats_dense_on_the_virtual_clock() -> None:
     gradients = [torch.randn(50_000) for _ in range(14)]
     seconds = []

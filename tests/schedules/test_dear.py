@@ -126,7 +126,7 @@ def test_a_rate_that_changes_between_step_and_update() -> None:
 
 
 @pytest.mark.parametrize("schedule", [Dear(threshold_mb=0.002), Dear(threshold_mb=0.002, trials=3, low_mb=0.0005)])
-@pytest.mark.parametrize("stop", [1, 7, 12])
+@pytest.mark.parametrize("stop", [7, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (1, 12))])
 def test_to_save_and_continue_is_never_to_have_stopped(schedule: Dear, stop: int) -> None:
     expected = Loop(schedule, simulated(), SETTINGS["everything"], spardl(0.2) if not schedule.trials else None)
     first = Loop(schedule, simulated(), SETTINGS["everything"], spardl(0.2) if not schedule.trials else None)

@@ -64,7 +64,10 @@ def train_all(setting: Setting, cluster: Cluster) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("setting", "workers"), [("momentum", 3), ("adamw", 2), ("everything", 2)])
+@pytest.mark.parametrize(
+    ("setting", "workers"),
+    [("adamw", 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("momentum", 3), ("everything", 2)))],
+)
 def test_same_weights_as_ddp(setting: str, workers: int) -> None:
     by_rank = run_workers(workers, partial(train_all, SETTINGS[setting]))
     expected = by_rank[0]["after_backward"]

@@ -79,6 +79,7 @@ def seconds_with(threshold: float) -> float:
     return cluster.seconds() - before
 
 
+@pytest.mark.slow
 def test_the_tuned_size_is_as_good_as_the_best() -> None:
     loop = Loop(Dear(threshold_mb=0.004, low_mb=0.0002, high_mb=0.02, trials=8), simulated(), Setting(momentum))
     loop.run(range(50))

@@ -87,3 +87,11 @@ def test_usage() -> None:
     other = Usage(2, 3)
     other.load_state_dict(usage.state_dict())
     assert other.rows() == []
+
+
+def test_usage_that_is_asked_in_every_step_is_so_after_a_state_of_one_that_is_not() -> None:
+    always = Usage(1, 2, always=True)
+    always.load_state_dict(False)
+    assert len(always.rows()) == 1
+    assert always.unused([torch.tensor([1, 1], dtype=torch.uint8)]) == []
+    assert always.state_dict() is True

@@ -41,7 +41,7 @@ def test_a_bucket_has_its_own_budget_and_residual() -> None:
     assert flat.any()
 
 
-@pytest.mark.parametrize("stop", [1, 9])
+@pytest.mark.parametrize("stop", [pytest.param(1, marks=pytest.mark.slow), 9])
 def test_to_save_and_continue_is_never_to_have_stopped(stop: int) -> None:
     def loop() -> Loop:
         return Loop(Wfbp(0.0005), SimulatedCluster(3, NETWORK), SETTINGS["everything"], spardl(0.2))

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import contextlib
+import json
 import pickle
+from collections.abc import Callable
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
@@ -9,13 +13,16 @@ import torch
 
 from spardl.clusters import Cluster
 from spardl.errors import CheckpointError
+from spardl.files import checksum
 from spardl.training.checkpoint import (
     find_checkpoint,
     list_checkpoints,
     load_part,
     save_checkpoint,
+    saved_workers,
     verify_checkpoint,
 )
+from tests.driver import here, only_run
 from tests.harness import run_workers
 from tests.training.toy import simulated
 
@@ -79,6 +86,48 @@ def test_a_crash_while_saving_leaves_the_one_before(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_a_crash_while_an_old_one_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of it is no checkpoint, and goes with the next one."""
+
+    def crash(path: Path, **options: object) -> None:
+        if path.exists():
+            (path / "manifest.json").unlink()
+            raise MemoryError
+
+    first, second = save(tmp_path, 5, keep=2), save(tmp_path, 10, keep=2)
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr("spardl.training.checkpoint.shutil.rmtree", crash)
+        save(tmp_path, 15, keep=2)
+    third = tmp_path / "step-00000015"
+    assert list_checkpoints(tmp_path) == [second, third]
+    for whole in (second, third):
+        verify_checkpoint(whole, 3)
+    fourth = save(tmp_path, 20, keep=2)
+    assert list_checkpoints(tmp_path) == [third, fourth]
+    assert len(list(tmp_path.iterdir())) == 2
+    assert not first.exists()
+
+
+def test_what_more_workers_left_of_the_same_step_is_no_part_of_it(tmp_path: Path) -> None:
+    whole = save(tmp_path, 5)
+    (tmp_path / ".step-00000010").mkdir()
+    for name in ("rank-3.pt", "rank-4.pt"):
+        (tmp_path / ".step-00000010" / name).write_bytes((whole / "rank-0.pt").read_bytes())
+    found = save(tmp_path, 10)
+    assert saved_workers(found) == 3
+    assert not (found / "rank-3.pt").exists()
+
+
+def test_those_of_an_abandoned_future_go(tmp_path: Path) -> None:
+    """The newest was broken, and the run went on from an older one."""
+    for step in (5, 10):
+        save(tmp_path, step, keep=2)
+    (tmp_path / "step-00000010" / "shared.pt").unlink()
+    for step, left in ((7, ["step-00000005", "step-00000007"]), (9, ["step-00000007", "step-00000009"])):
+        save(tmp_path, step, keep=2)
+        assert [path.name for path in list_checkpoints(tmp_path)] == left
+
+
 def test_a_bad_one_is_replaced_when_its_step_is_reached_again(tmp_path: Path) -> None:
     (save(tmp_path, 5) / "shared.pt").unlink()
     assert find_checkpoint(tmp_path.parent / "other", 3) == (None, [])
@@ -118,17 +167,96 @@ def test_too_few_parts(tmp_path: Path) -> None:
         verify_checkpoint(save(tmp_path, 1), 4)
 
 
+@pytest.mark.parametrize("content", [b"", b"[]", b"null", b"7", b"[" * 10**5, b"{", b"\xff\xfe", b'{"shared.pt": 1}'])
+def test_a_manifest_of_nonsense(content: bytes, tmp_path: Path) -> None:
+    old, new = save(tmp_path, 5), save(tmp_path, 10)
+    (new / "manifest.json").write_bytes(content)
+    found, (fault,) = find_checkpoint(tmp_path, 3)
+    assert found == old
+    assert str(fault).startswith(f"checkpoint {new} cannot be used: ")
+
+
 class Evil:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
     def __reduce__(self) -> tuple[object, ...]:
-        return (Path.touch, (Path("evil"),))
+        return (Path.touch, (self._mark,))
 
 
-def test_loading_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    checkpoint = save(tmp_path, 1)
-    torch.save({"x": Evil()}, checkpoint / "rank-0.pt")
-    (checkpoint / "rank-1.pt").write_bytes(pickle.dumps(Evil()))
-    for rank in (0, 1):
-        with pytest.raises(CheckpointError, match=f"rank-{rank}.pt cannot be read"):
-            load_part(checkpoint, rank, CPU)
-    assert not Path("evil").exists()
+def evil_archive(path: Path, mark: Path) -> None:
+    torch.save({"x": Evil(mark)}, path)
+
+
+def evil_old_archive(path: Path, mark: Path) -> None:
+    torch.save({"x": Evil(mark)}, path, _use_new_zipfile_serialization=False)
+
+
+def evil_pickle(path: Path, mark: Path) -> None:
+    path.write_bytes(pickle.dumps(Evil(mark)))
+
+
+def evil_script(path: Path, mark: Path) -> None:
+    path.write_bytes(pickle.dumps(_Evaluated(f"__import__('pathlib').Path({str(mark)!r}).touch()")))
+
+
+class _Evaluated:
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (eval, (self._source,))
+
+
+def harmless_but_foreign(path: Path, mark: Path) -> None:
+    """A class that no checkpoint needs; its constructor is code, too."""
+    torch.save({"x": Fraction(1, 2)}, path)
+
+
+EVILS = [evil_archive, evil_old_archive, evil_pickle, evil_script, harmless_but_foreign]
+
+
+def plant(evil: Callable[[Path, Path], None], checkpoint: Path, name: str, mark: Path) -> None:
+    """Puts a file in the place of another, with its checksum in the manifest."""
+    evil(checkpoint / name, mark)
+    manifest = checkpoint / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), name: checksum(checkpoint / name)}))
+
+
+@pytest.mark.parametrize("evil", EVILS)
+def test_the_evil_files_are_evil(evil: Callable[[Path, Path], None], tmp_path: Path) -> None:
+    evil(tmp_path / "file", tmp_path / "mark")
+    with contextlib.suppress(Exception):
+        torch.load(tmp_path / "file", weights_only=False)
+    with contextlib.suppress(Exception):
+        pickle.loads((tmp_path / "file").read_bytes())
+    assert (tmp_path / "mark").exists() == (evil is not harmless_but_foreign)
+
+
+@pytest.mark.parametrize("name", ["shared.pt", "rank-0.pt"])
+@pytest.mark.parametrize("evil", EVILS)
+def test_loading_runs_no_code(evil: Callable[[Path, Path], None], name: str, tmp_path: Path) -> None:
+    checkpoint = save(tmp_path / "run", 1)
+    plant(evil, checkpoint, name, tmp_path / "mark")
+    verify_checkpoint(checkpoint, 3)
+    with pytest.raises(CheckpointError, match=f"{name} cannot be read"):
+        load_part(checkpoint, None if name == "shared.pt" else 0, CPU)
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize("name", ["rank-0.pt", pytest.param("shared.pt", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("evil", [evil_archive, *(pytest.param(evil, marks=pytest.mark.slow) for evil in EVILS[1:])])
+def test_a_run_that_goes_on_from_an_evil_checkpoint(
+    evil: Callable[[Path, Path], None], name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ("cluster=simulated", "cluster.workers=2", "training.max_steps=1", "training.eval_examples=8")
+    assert here(*words, f"output_dir={tmp_path / 'out'}") == 0
+    folder = only_run(tmp_path / "out")
+    plant(evil, folder / "checkpoints" / "step-00000001", name, tmp_path / "mark")
+    capfd.readouterr()
+    assert here(*words, f"output_dir={tmp_path / 'out'}", f"resume={folder}") == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"error: checkpoint {folder / 'checkpoints' / 'step-00000001'} cannot be used: {name}")
+    assert not (tmp_path / "mark").exists()

@@ -1,18 +1,23 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from spardl.clusters import Cluster, SimulatedCluster, gather_rows
 from spardl.errors import ConfigError, PeerError, WorkerError
 from spardl.training import launch
-from spardl.training.launch import Heartbeat, Membership, ProcessGroup, Simulated, find_membership
+from spardl.training.launch import Heartbeat, ProcessGroup, Simulated
+from spardl.training.meeting import Meeting
+from spardl.training.membership import Membership, find_membership, what_a_restart_needs
 from spardl.training.runs import Run
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "h"}
@@ -34,17 +39,58 @@ def test_torchrun_and_srun() -> None:
     assert find_membership({**SRUN, "MASTER_ADDR": "m", "MASTER_PORT": "9"}) == Membership(2, 4, 0, 1, "m", 9)
 
 
-@pytest.mark.parametrize("answer", ["n1\nn2\n", ""])
-def test_the_first_host_of_a_job(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_restart_needs() -> None:
+    assert what_a_restart_needs({}, resumes=False) is None
+    assert what_a_restart_needs({"TORCHELASTIC_MAX_RESTARTS": "0"}, resumes=False) is None
+    assert what_a_restart_needs({"TORCHELASTIC_MAX_RESTARTS": "3"}, resumes=True) is None
+    assert "resume=auto lets them go on" in str(what_a_restart_needs({"TORCHELASTIC_MAX_RESTARTS": "3"}, resumes=False))
+
+
+def test_torchrun_s_own_store() -> None:
+    found = find_membership({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"})
+    assert found is not None
+    assert found.served
+
+
+@pytest.mark.timeout(30)
+def test_what_former_workers_left_with_the_agent_misleads_nobody() -> None:
+    """Its store outlives them: here, it has the port of one who is gone, and an old run."""
+    agent = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    agent.set("spardl/port", "1")
+    agent.set("run", "old")
+    members = [Membership(rank, 3, rank, 3, "127.0.0.1", agent.port, served=True) for rank in range(3)]
+    meetings = [Meeting(member, 10) for member in members]
+    with ThreadPoolExecutor() as pool:
+        stores = list(pool.map(lambda meeting: meeting.store, meetings))
+    stores[1].set("mark", "of 1")
+    assert not stores[0].check(["run"])
+    assert all(meeting.connect().get("mark") == b"of 1" for meeting in meetings)
+
+
+@pytest.mark.parametrize(
+    ("names", "resolves", "host"),
+    [("n1\nn2\n", True, "n1"), ("n1\nn2\n", False, "10.0.0.1"), ("", True, None)],
+)
+def test_the_first_host_of_a_job(names: str, resolves: bool, host: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {
+        ("scontrol", "show", "hostnames", "n[1-2]"): names,
+        ("scontrol", "--oneliner", "show", "node", "n1"): "NodeName=n1 NodeAddr=10.0.0.1 NodeHostName=vm\n",
+    }
+
     def run(words: list[str], **options: Any) -> Any:
-        assert words == ["scontrol", "show", "hostnames", "n[1-2]"]
-        return subprocess.CompletedProcess(words, 0, answer)
+        return subprocess.CompletedProcess(words, 0, answers[tuple(words)])
+
+    def resolve(name: str, port: None) -> list[object]:
+        if not resolves:
+            raise socket.gaierror("Name or service not known")
+        return []
 
     monkeypatch.setattr(subprocess, "run", run)
-    if answer:
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    if host:
         found = find_membership(SRUN)
         assert found is not None
-        assert found.host == "n1"
+        assert found.host == host
     else:
         with pytest.raises(ConfigError, match="set MASTER_ADDR to the host of rank 0"):
             find_membership(SRUN)
@@ -116,26 +162,28 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    assert launch._pick_device("auto", 1, 2) == torch.device("cuda", 1)
-    assert launch._pick_device("cpu", 1, 2) == torch.device("cpu")
-    assert launch._pick_device("auto", 3, 4) == torch.device("cpu")
-    assert launch._pick_device("auto", 3, 1) == torch.device("cuda", 1)  # srun hands out GPUs by itself
+    assert launch.pick_device("auto", 1, 2) == torch.device("cuda", 1)
+    assert launch.pick_device("cpu", 1, 2) == torch.device("cpu")
+    assert launch.pick_device("auto", 3, 4) == torch.device("cpu")
+    assert launch.pick_device("auto", 3, 1) == torch.device("cuda", 1)  # srun hands out GPUs by itself
     with pytest.raises(ConfigError, match=r"needs 4 GPU\(s\) on this machine, .* torch finds 2"):
-        launch._pick_device("cuda", 3, 4)
+        launch.pick_device("cuda", 3, 4)
 
 
 @pytest.mark.timeout(60)
 def test_a_worker_that_never_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spardl.training.processes._NOTICE", 1.0)
-    store = ProcessGroup._store
+    opens = Meeting._open
 
-    def late(self: ProcessGroup, host: str, port: int, rank: int, listener: int | None) -> Any:
-        if rank == 1:
+    def late(self: Meeting) -> Any:
+        if self._member.rank == 1:
             time.sleep(60)
-        return store(self, host, port, rank, listener)
+        return opens(self)
 
-    monkeypatch.setattr(ProcessGroup, "_store", late)
-    with pytest.raises(ConfigError, match=r"rank 0 cannot meet the others at 127\.0\.0\.1:"):
+    monkeypatch.setattr(Meeting, "_open", late)
+    with pytest.raises(
+        ConfigError, match=r"rank 0 cannot meet the others at 127\.0\.0\.1:\d+: no sign of rank 1 within"
+    ):
         ProcessGroup(workers=2, timeout=1).launch(lambda *worker: None, tmp_path)
 
 
@@ -162,7 +210,8 @@ def member(rank: int, content: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
     for name, value in {**TORCHRUN, "RANK": str(rank), "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     found = ProcessGroup()
-    monkeypatch.setattr(found, "_store", lambda *arguments: MemoryStore(content))
+    monkeypatch.setattr(Meeting, "_open", lambda meeting: MemoryStore(content))
+    monkeypatch.setattr(Meeting, "_greet", lambda meeting, store: None)
     return found
 
 

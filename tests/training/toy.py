@@ -98,6 +98,7 @@ def settings(**changes: Any) -> Settings:
         "checkpoint_every": None,
         "keep_checkpoints": 2,
         "check_every": 1,
+        "elastic": False,
     }
     return Settings(**{**values, **changes})
 

@@ -22,6 +22,7 @@ print(hashlib.sha256(data).hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_every_process_gets_the_same_ids(pydocs):
     runs = [
         subprocess.run(

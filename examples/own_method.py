@@ -1,0 +1,52 @@
+"""A method of one's own, without touching spardl: entries take turns, and wait in the residual until it is theirs.
+
+torchrun --standalone --nproc-per-node 2 examples/own_method.py
+
+To give it a name for everybody (``spardl.attach(ddp_model, "round_robin")``), a package's pyproject.toml has:
+[project.entry-points."spardl.methods"]
+round_robin = "own_method:make"
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import spardl
+from spardl.compressors import SharedChoice
+
+
+@dataclass(frozen=True)
+class RoundRobin(SharedChoice):
+    """Sends the next k entries in each step, from the first to the last and again; no position travels."""
+
+    name = "round_robin"
+
+    def positions(self, context, device):
+        """Where they are; strictly increasing, the same on all workers."""
+        n, k = context.layout.length, self.count(context)
+        return ((context.step * k + torch.arange(k, device=device)) % n).sort().values
+
+
+def make(density=0.01):
+    """The whole method: what is sent, how it is added up, and where the rest goes."""
+    return spardl.Method(RoundRobin(density), spardl.Dense(), spardl.LocalResidual())
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    ddp_model = nn.parallel.DistributedDataParallel(nn.Linear(64, 10))
+    handle = spardl.attach(ddp_model, make(density=0.1))
+    optimizer = torch.optim.SGD(ddp_model.parameters(), lr=0.05)
+    draws = torch.Generator().manual_seed(dist.get_rank())
+    for step in range(1, 101):
+        inputs = torch.randn(32, 64, generator=draws)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(ddp_model(inputs), inputs[:, :10].argmax(1))
+        loss.backward()
+        optimizer.step()
+        if dist.get_rank() == 0 and step % 25 == 0:
+            print(f"step {step}: loss {loss.item():.3f}, {handle.stats().bytes_sent:.0f} bytes per step")
+    dist.destroy_process_group()

@@ -1,0 +1,366 @@
+"""Trains one model under torch's own DDP hooks and under ours, in turns: step times, bytes, and what was learned.
+
+python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench_hooks.py --json hooks.json
+python scripts/bench_hooks.py --read docs/results/torch-hooks.json --write docs/torch-hooks.md
+
+Runs as one of several workers (RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which), or shows what --read has.
+
+Each case has its own copy of the model in its own DistributedDataParallel, and the same loop around it: zero_grad,
+forward, backward, step, at a constant learning rate. Only the communication hook differs. All cases begin with the same
+weights, see the same batches with the same dropout, and take turns, round after round, so that they suffer alike from
+what else the machine does. Every step trains; all but the first --settle of each case are timed, and a turn takes as
+long as its slowest worker.
+
+A case is WAY or WAY,option=value: ddp (no hook), torch.fp16, torch.bf16, torch.powersgd (options rank, start: the first
+steps, which are dense), spardl.METHOD with its options, and alone, which sends nothing: what the others could reach at
+best. Bytes are those that the interface which GLOO_SOCKET_IFNAME names has sent, on average over the workers: counted
+by the kernel, with headers, for every case in the same way. In the network lab each worker has its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+import choices
+import torch
+import torch.distributed as dist
+from hooking import ALONE, DENSE, TIMEOUT, attached, parsed
+from hydra.errors import HydraException
+from methods import replace
+from timing import Row, complain, positive, table
+from torch import Tensor, nn
+
+from spardl.errors import ConfigError, SpardlError
+from spardl.files import write_atomically
+from spardl.programs import Worker
+from spardl.randomness import seeded_generator
+from spardl.training.learner import Plan
+from spardl.training.processes import leave
+from spardl.training.sampler import ShuffledSampler
+from train import build_dataset, build_plan
+
+CASES = (
+    ALONE,
+    DENSE,
+    "torch.fp16",
+    "torch.bf16",
+    "torch.powersgd,rank=1",
+    "torch.powersgd,rank=2",
+    "torch.powersgd,rank=4",
+    "spardl.none",
+    "spardl.fp16",
+    "spardl.powersgd,rank=4",
+    "spardl.topka,density=0.01",
+    "spardl.oktopk,density=0.01",
+    "spardl.spardl,density=0.01",
+    "spardl.spardl,density=0.001",
+)
+JOB = "model=resnet18,dataset=digits,optimizer.lr=0.02"
+LOSS = "training loss"
+LAST = 10  # steps at the end whose mean is the final training loss
+
+
+class Turn(NamedTuple):
+    """Some steps in a row of one worker.
+
+    Attributes:
+        seconds: of a step.
+        sent: bytes in a step, as the interface counts them.
+    """
+
+    seconds: float
+    sent: float
+
+
+@dataclass
+class Case:
+    """One way to average, with a model of its own, on one worker.
+
+    Attributes:
+        name: of the case.
+        plan: model, data, optimizer.
+        seed: of weights, order and dropout.
+        worker: who this is.
+        losses: of this worker's batches, one for each step so far.
+        turns: those that count.
+    """
+
+    name: str
+    plan: Plan
+    seed: int
+    worker: Worker
+    losses: list[Tensor] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(self.seed)
+        self.ddp, self.handle = attached(self.name, self.plan.task.build_model())
+        self.optimizer = self.plan.optimizer(self.ddp.parameters())
+        batch = self.plan.settings.batch_size
+        self.sampler = ShuffledSampler(len(self.plan.task.train), self.worker, batch, self.seed)
+
+    def step(self) -> None:
+        """One step of training."""
+        number, task, clip = len(self.losses), self.plan.task, self.plan.settings.clip_norm
+        batch = task.train.batch(self.sampler.indices(number), self.sampler.generator(number))
+        torch.set_rng_state(seeded_generator(self.seed, "step", number, self.worker.rank).get_state())
+        self.optimizer.zero_grad()
+        with self.ddp.no_sync() if self.name == ALONE else nullcontext():
+            loss = task.loss(self.ddp, batch)
+            loss.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(self.ddp.parameters(), clip)
+        self.optimizer.step()
+        self.losses.append(loss.detach())
+
+    def take_turn(self, steps: int) -> None:
+        """Some steps, which count; all workers begin at once."""
+        dist.barrier()
+        sent, began = bytes_sent(), time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        seconds = time.perf_counter() - began
+        self.turns.append(Turn(seconds / steps, (bytes_sent() - sent) / steps))
+        self.optimizer.zero_grad()  # room for the other cases' gradients
+
+    def tested(self) -> dict[str, float]:
+        """What the task says of the test split, a share of which is looked at by each worker."""
+        task, model = self.plan.task, self.ddp.module.eval()
+        for buffer in model.buffers():
+            dist.broadcast(buffer, 0)
+        mine = torch.arange(self.worker.rank, len(task.test), self.worker.size)
+        sums = torch.zeros(len(task.sums), dtype=torch.float64)
+        with torch.no_grad():
+            for part in mine.split(self.plan.settings.eval_batch_size) if len(mine) else ():
+                sums += task.measure(model, task.test.batch(part, None))
+        dist.all_reduce(sums)
+        return task.summarize(dict(zip(task.sums, sums.tolist(), strict=True)))
+
+    def last_loss(self) -> float:
+        """Mean training loss of all workers at the end."""
+        last = torch.stack(self.losses[-LAST:]).double().mean()
+        dist.all_reduce(last)
+        return last.item() / self.worker.size
+
+    def close(self) -> None:
+        """Gives back what this took of the process group."""
+        if self.handle is not None:
+            self.handle.detach()
+
+
+def bytes_sent() -> int:
+    """What gloo's interface has sent so far, by the kernel's count; 0 if none is named, or the machine's inner one."""
+    name = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+    lines = Path("/proc/net/dev").read_text().splitlines()
+    counters = dict(line.strip().split(":", 1) for line in lines if ":" in line)
+    return int(counters[name].split()[8]) if name in counters and name != "lo" else 0
+
+
+def of_all(turns: Sequence[Turn]) -> list[Turn]:
+    """The slowest worker's seconds and the workers' mean of bytes, of each turn."""
+    mine = torch.tensor(turns, dtype=torch.float64)
+    parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, mine)
+    every = torch.stack(parts)
+    return [Turn(*pair) for pair in zip(every[..., 0].amax(0).tolist(), every[..., 1].mean(0).tolist(), strict=True)]
+
+
+@dataclass
+class Found:
+    """What was found of one case, in all its trainings.
+
+    Attributes:
+        case: its name.
+        seconds: of a step, of the slowest worker; one figure for each turn.
+        sent: bytes that a worker sent in a step, as its interface counts them; one figure for each turn.
+        counted: bytes that a worker sent in a step by our own count, without headers; ``None`` for what is not ours.
+        learned: by name, one figure for each seed; nothing where nothing was averaged.
+    """
+
+    case: str
+    seconds: list[float] = field(default_factory=list)
+    sent: list[float] = field(default_factory=list)
+    counted: float | None = None
+    learned: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, case: Case) -> None:
+        """Enters a training that has ended."""
+        turns = of_all(case.turns)
+        self.seconds += [turn.seconds for turn in turns]
+        self.sent += [turn.sent for turn in turns]
+        self.counted = case.handle.stats().bytes_sent if case.handle else None
+        learned = {} if case.name == ALONE else {LOSS: case.last_loss(), **case.tested()}
+        for name, value in learned.items():
+            self.learned.setdefault(name, []).append(value)
+
+    def row(self, metric: str) -> Row:
+        """For the table."""
+        sent = f"{mean(self.sent) / 1e6:.3f}" if any(self.sent) else ""
+        headers = {LOSS: LOSS, metric: f"test {metric}"}
+        spreads = {header: _spread(self.learned.get(name, [])) for name, header in headers.items()}
+        return Row(f"`{self.case}`", self.seconds, {"MB sent": sent, **spreads})
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{mean(values):.4f} ({min(values):.4f}..{max(values):.4f})" if values else ""
+
+
+def train(plan: Plan, arguments: argparse.Namespace) -> list[Found]:
+    """Trains all cases in turns, with one seed after the other."""
+    worker = Worker(dist.get_rank(), dist.get_world_size())
+    found = [Found(name) for name in dict.fromkeys(arguments.cases)]
+    for seed in range(1, arguments.seeds + 1):
+        cases = [Case(each.case, plan, seed, worker) for each in found]
+        for case in cases:
+            for _ in range(arguments.settle):
+                case.step()
+        for _ in range(arguments.rounds):
+            for case in cases:
+                case.take_turn(arguments.steps)
+        for each, case in zip(found, cases, strict=True):
+            each.add(case)
+            case.close()
+        del case, cases
+        gc.collect()  # models, hooks and what DDP keeps refer to each other
+        if worker.rank == 0:
+            print(f"seed {seed} of {arguments.seeds} is done", file=sys.stderr, flush=True)
+    return found
+
+
+def shown(content: Mapping[str, Any]) -> str:
+    """What was measured, as Markdown."""
+    rows = [Found(**row).row(content["metric"]) for row in content["rows"]]
+    names = [row.name for row in rows]
+    reference = f"`{DENSE}`" if f"`{DENSE}`" in names else names[0]
+    return f"{content['title']}\n\n{table(rows, reference)}"
+
+
+def planned(words: str) -> Plan:
+    """What train.py would train with these choices.
+
+    Raises:
+        ConfigError: if it cannot, or if its examples have an order.
+    """
+    with choices.composing():
+        try:
+            plain = choices.composed(*words.split(","))
+        except HydraException as error:
+            raise ConfigError(f"--train {words}: {str(error).splitlines()[0]}") from error
+    plan = build_plan(plain, build_dataset(plain))
+    if plan.task.consecutive:
+        raise ConfigError(f"--train {words}: its batches follow a text, and here they are drawn; choose another task")
+    return plan
+
+
+def measured(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Runs as one worker.
+
+    Raises:
+        ConfigError: if a case or a choice of train.py is not there.
+    """
+    for case in arguments.cases:
+        parsed(case)
+    plan = planned(arguments.train)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT))
+    entries = sum(parameter.numel() for parameter in plan.task.build_model().parameters())
+    rows = [asdict(each) for each in train(plan, arguments)]
+    steps = arguments.settle + arguments.rounds * arguments.steps
+    title = (
+        f"`{arguments.train}`: {entries:,} parameters, {dist.get_world_size()} workers, batches of "
+        f"{plan.settings.batch_size}, {steps} steps, {arguments.seeds} seeds, torch {torch.__version__}:"
+    )
+    setting = {name: value for name, value in vars(arguments).items() if not isinstance(value, Path | None)}
+    return {"title": title, "metric": plan.task.metric, "setting": setting, "rows": rows}
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What an earlier run has written.
+
+    Raises:
+        ConfigError: if it did not write this.
+        OSError: if there is no such file.
+    """
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+        shown(content)
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise ConfigError(f"--read {path}: this is no file that --json has written") from error
+    return content
+
+
+def put(page: Path, content: str) -> str:
+    """A page with something else between its marks.
+
+    Raises:
+        ConfigError: if it has no marks.
+        OSError: if there is no such page.
+    """
+    try:
+        return replace(page.read_text(), "hooks", content)
+    except ValueError as error:
+        raise ConfigError(
+            f"--write {page}: it needs the lines <!-- hooks: REMARK --> and <!-- end of hooks -->"
+        ) from error
+
+
+def act(arguments: argparse.Namespace) -> None:
+    """Measures or reads, and shows and writes what there is.
+
+    Raises:
+        ConfigError: if a case or a choice of train.py is not there, or this is no worker.
+        OSError: if a file cannot be read or written.
+    """
+    if arguments.read is None and "RANK" not in os.environ:
+        raise ConfigError("no RANK in the environment; start this with scripts/netlab.py run or torchrun")
+    if arguments.json and not arguments.json.parent.is_dir():
+        raise ConfigError(f"--json {arguments.json}: make the folder {arguments.json.parent} first")
+    if arguments.write:
+        put(arguments.write, "")  # before minutes of work
+    content = read(arguments.read) if arguments.read else measured(arguments)
+    if os.environ.get("RANK", "0") != "0":
+        return
+    print(shown(content))
+    if arguments.json:
+        write_atomically(arguments.json, f"{json.dumps(content, indent=1)}\n".encode())
+    if arguments.write:
+        write_atomically(arguments.write, put(arguments.write, f"\n{shown(content)}\n").encode())
+
+
+def main() -> int:
+    """Does what the command line asks for.
+
+    Returns:
+        The exit code.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--train", default=JOB, help="choices of train.py, with commas")
+    parser.add_argument("--cases", nargs="+", default=list(CASES), metavar="CASE", help="what takes turns")
+    parser.add_argument("--seeds", type=positive, default=3, help="trainings of each case")
+    parser.add_argument("--settle", type=positive, default=5, help="steps of each training before the first turn")
+    parser.add_argument("--rounds", type=positive, default=12, help="turns of each training")
+    parser.add_argument("--steps", type=positive, default=5, help="steps in a turn")
+    parser.add_argument("--read", type=Path, help="file of an earlier run to show, instead of measuring")
+    parser.add_argument("--json", type=Path, help="file for all figures")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table between the marks of a page")
+    torch.set_num_threads(1)
+    try:
+        act(parser.parse_args())
+    except (SpardlError, OSError) as error:
+        return complain(error)
+    return 0
+
+
+if __name__ == "__main__":
+    leave(main())  # torch may abort in the shutdown of the interpreter, when a thread of its own is left

@@ -1,0 +1,177 @@
+"""What single links carry, from every worker to every other one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from bench_link import SHORT, ring, round_trip, seconds
+
+from doctoring.findings import Findings
+from spardl.clusters import ProcessGroupCluster, gather_rows
+
+__all__ = ["Links", "batches", "check_links", "measure", "probe"]
+
+# Seconds for all pairs together, as far as longer messages can be chosen shorter; bytes of the messages.
+_BUDGET, _LEAST, _MOST, _PROBE = 12.0, 1 << 16, 1 << 22, 1 << 20
+_SHORT_TURNS, _LONG_TURNS = 20, 4
+# What is pointed out: so many times off, and so many seconds, as busy cores answer late.
+_OFF, _LATE = 2.0, 0.5e-3
+_MOST_LINES = 8
+
+
+@dataclass(frozen=True)
+class Links:
+    """All links: of worker i to worker j at [i][j], and 0 at [i][i].
+
+    Attributes:
+        seconds: that a short message takes one way, as half of its way there and back.
+        gbit: bandwidth in Gbit/s.
+    """
+
+    seconds: list[list[float]]
+    gbit: list[list[float]]
+
+
+def batches(hosts: Sequence[str]) -> list[list[tuple[int, int]]]:
+    """All pairs of workers, in groups that are measured at the same time.
+
+    Within a group no two pairs share a host: they would share its link, or its cores.
+
+    Args:
+        hosts: of each worker.
+    """
+    groups: list[list[tuple[int, int]]] = []
+    busy: list[set[str]] = []
+    for pair in itertools.combinations(range(len(hosts)), 2):
+        taken = {hosts[rank] for rank in pair}
+        place = next((place for place, used in enumerate(busy) if not used & taken), len(groups))
+        if place == len(groups):
+            groups.append([])
+            busy.append(set())
+        groups[place].append(pair)
+        busy[place] |= taken
+    return groups
+
+
+def probe(cluster: ProcessGroupCluster) -> float:
+    """Bytes per second, roughly, of the slowest worker's link: what the size of further messages follows from."""
+    (rank,) = cluster.local_ranks
+    found = median(seconds(cluster, lambda: ring(rank, cluster.size, _PROBE, cluster.device), 2))
+    return _PROBE / max(float(row) for row in gather_rows(cluster, [torch.tensor([found])]))
+
+
+def measure(cluster: ProcessGroupCluster, hosts: Sequence[str], speed: float) -> Links:
+    """Measures all links; every worker calls this, and gets the same.
+
+    Args:
+        cluster: the workers.
+        hosts: of each.
+        speed: bytes per second that a link has, roughly.
+    """
+    groups, size = batches(hosts), cluster.size
+    turns = 2 * (_LONG_TURNS + 1) * len(groups)
+    length = int(min(_MOST, max(_LEAST, speed * _BUDGET / turns)))
+    links = Links(*([[0.0] * size for _ in range(size)] for _ in range(2)))
+    for group, swap in itertools.product(groups, (False, True)):
+        pairs = [pair[::-1] if swap else pair for pair in group]
+        mine = next((pair for pair in pairs if cluster.local_ranks[0] in pair), None)
+        row = torch.tensor(_there_and_back(cluster, mine, length) if mine else [0.0, 0.0], dtype=torch.float64)
+        # Also keeps those who have nothing to do from going ahead.
+        rows = gather_rows(cluster, [row])
+        for first, second in pairs:
+            short, long = rows[first].tolist()
+            links.seconds[first][second] = short / 2
+            # A short message may be held up longer than a long one, where others use the cores.
+            links.gbit[first][second] = 8e-9 * (length - SHORT) / max(long - short, long / 2)
+    return links
+
+
+def _there_and_back(cluster: ProcessGroupCluster, pair: tuple[int, int], length: int) -> list[float]:
+    """Seconds of a short message there and back, and of a long one there with a short answer.
+
+    The least of several: what else the cores do comes on top, and looks like a slow link in a median of a few.
+    """
+    (rank,) = cluster.local_ranks
+
+    def least(size: int, turns: int) -> float:
+        return min(seconds(cluster, lambda: round_trip(rank, *pair, size, cluster.device), turns))
+
+    return [least(SHORT, _SHORT_TURNS), least(length, _LONG_TURNS)]
+
+
+def check_links(links: Links, findings: Findings) -> None:
+    """Shows all links, and points out those that are slow, or slow in one direction."""
+    usual, delay = _usual(links.gbit, max), _usual(links.seconds, min)
+    findings.ok(
+        f"links: {usual:.3g} Gbit/s and {1e6 * delay:.0f} us one way are usual; from the worker of the row to that of "
+        "the column:"
+    )
+    findings.show(_matrix("Gbit/s", [[f"{value:.3g}" for value in row] for row in links.gbit]))
+    findings.show(_matrix("us", [[f"{1e6 * value:.0f}" for value in row] for row in links.seconds]))
+    lines = [*_slow(links, usual), *_uneven(links, usual), *_late(links, delay)]
+    for line in lines[:_MOST_LINES]:
+        findings.warn(f"links: {line}; see the cables, ports and drivers there, and what else uses them")
+    if len(lines) > _MOST_LINES:
+        findings.warn(f"links: {len(lines) - _MOST_LINES} more lines like these; see the tables")
+
+
+def _usual(values: list[list[float]], best: Callable[[Iterable[float]], float]) -> float:
+    """The median of the workers' best links: one slow worker among three has a part in most links."""
+    return median(best(_without_own(rank, row)) for rank, row in enumerate(values))
+
+
+def _without_own(rank: int, row: Sequence[float]) -> list[float]:
+    return [value for other, value in enumerate(row) if other != rank]
+
+
+def _slow(links: Links, usual: float) -> list[str]:
+    slow = {(a, b) for a, b in _pairs(links) if links.gbit[a][b] * _OFF < usual}
+    return [
+        f"{name} {min(links.gbit[a][b] for a, b in pairs):.3g} Gbit/s, {_OFF:g} times less than usual or worse"
+        for name, pairs in _joined(slow, len(links.gbit))
+    ]
+
+
+def _late(links: Links, delay: float) -> list[str]:
+    late = {(a, b) for a, b in _pairs(links) if links.seconds[a][b] > max(_OFF * delay, delay + _LATE)}
+    return [
+        f"{name} {1e6 * max(links.seconds[a][b] for a, b in pairs):.0f} us, {_OFF:g} times more than usual or worse"
+        for name, pairs in _joined(late, len(links.gbit))
+    ]
+
+
+def _uneven(links: Links, usual: float) -> list[str]:
+    """Links that are not slow themselves, but where the other direction is much faster."""
+    return [
+        f"from {a} to {b} {links.gbit[a][b]:.3g} Gbit/s, the other way {links.gbit[b][a]:.3g}"
+        for a, b in _pairs(links)
+        if links.gbit[a][b] * _OFF < links.gbit[b][a] and links.gbit[a][b] * _OFF >= usual
+    ]
+
+
+def _pairs(links: Links) -> Iterator[tuple[int, int]]:
+    return itertools.permutations(range(len(links.gbit)), 2)
+
+
+def _joined(pairs: set[tuple[int, int]], size: int) -> Iterator[tuple[str, set[tuple[int, int]]]]:
+    """Links by what they have in common: all that leave a worker, all that reach it, or single ones."""
+    left = set(pairs)
+    for place, way in enumerate(("from", "to")):
+        for rank in range(size):
+            whole = {pair for pair in itertools.permutations(range(size), 2) if pair[place] == rank}
+            if size > 2 and whole <= pairs:
+                left -= whole
+                yield f"all {way} worker {rank}", whole
+    for a, b in sorted(left):
+        yield f"from {a} to {b}", {(a, b)}
+
+
+def _matrix(corner: str, cells: list[list[str]]) -> list[str]:
+    rows = [[corner, *map(str, range(len(cells)))]]
+    rows += [[str(a), *("-" if a == b else cell for b, cell in enumerate(row))] for a, row in enumerate(cells)]
+    width = max(6, *(len(cell) for row in rows for cell in row)) + 1
+    return ["".join(f"{cell:>{width}}" for cell in row) for row in rows]

@@ -1,0 +1,102 @@
+"""Ways to average the gradients of a DDP, by name: its own, torch's hooks, and every method of this library."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import spardl
+from spardl.errors import ConfigError
+
+__all__ = ["ALONE", "DENSE", "TIMEOUT", "WAYS", "Way", "attached", "parsed"]
+
+DENSE, ALONE = "ddp", "alone"
+TIMEOUT = 300.0  # seconds after which a silent worker counts as lost
+
+
+class Way(NamedTuple):
+    """How the gradients of a model are averaged.
+
+    Attributes:
+        register: registers a hook with a DDP, given the case's options; ours returns its handle.
+        one_bucket: whether DDP must keep all gradients in one bucket.
+    """
+
+    register: Callable[..., spardl.Hook | None]
+    one_bucket: bool = False
+
+
+def _no_hook(ddp: DistributedDataParallel) -> None:
+    """DDP's own all-reduce of each bucket."""
+
+
+def _torch_hook(hook: Callable[..., Any], ddp: DistributedDataParallel) -> None:
+    ddp.register_comm_hook(None, hook)
+
+
+def _torch_powersgd(ddp: DistributedDataParallel, rank: int = 1, start: int = 2) -> None:
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=start)
+    ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+
+def _ours(method: str, ddp: DistributedDataParallel, **options: Any) -> spardl.Hook:
+    return spardl.attach(ddp, method, timeout=TIMEOUT, **options)
+
+
+WAYS: Mapping[str, Way] = MappingProxyType(
+    {
+        ALONE: Way(_no_hook),
+        DENSE: Way(_no_hook),
+        "torch.fp16": Way(partial(_torch_hook, default_hooks.fp16_compress_hook)),
+        "torch.bf16": Way(partial(_torch_hook, default_hooks.bf16_compress_hook)),
+        "torch.powersgd": Way(_torch_powersgd, one_bucket=True),  # of two, its messages get mixed up on gloo
+        **{f"spardl.{method}": Way(partial(_ours, method)) for method in spardl.method_names()},
+    }
+)
+
+
+def parsed(case: str) -> tuple[Way, dict[str, Any]]:
+    """The way of a case, and its options.
+
+    Raises:
+        ConfigError: if there is no such way, or an option has no value.
+    """
+    name, *words = case.split(",")
+    if name not in WAYS:
+        raise ConfigError(f"--cases {case}: there is no {name}; use one of {', '.join(WAYS)}")
+    options: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not (key and equals and value):
+            raise ConfigError(f"--cases {case}: write an option as name=value, not {word!r}")
+        options[key] = _literal(value)
+    return WAYS[name], options
+
+
+def _literal(word: str) -> object:
+    try:
+        return ast.literal_eval(word)
+    except (SyntaxError, ValueError):
+        return word
+
+
+def attached(case: str, model: nn.Module) -> tuple[DistributedDataParallel, spardl.Hook | None]:
+    """A model in a DDP with the hook of a case, and our handle if it is ours.
+
+    Raises:
+        ConfigError: if the case cannot be made.
+    """
+    way, options = parsed(case)
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    ddp = DistributedDataParallel(model, bucket_cap_mb=1 + size // 2**20 if way.one_bucket else None)
+    try:
+        return ddp, way.register(ddp, **options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"--cases {case}: {error}") from error

@@ -1,0 +1,1 @@
+"""What ``scripts/api_reference.py`` reads and writes."""

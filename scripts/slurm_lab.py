@@ -1,0 +1,387 @@
+"""Sets up a real Slurm on this one machine, with several virtual nodes, and takes it down again.
+
+python scripts/slurm_lab.py up --nodes 4
+eval "$(python scripts/slurm_lab.py env)"
+sinfo; srun --ntasks=4 hostname
+python scripts/slurm_lab.py down
+
+It needs root, and Debian's packages of Slurm and MUNGE, which it installs if apt-get is there. All that it writes is
+in one private folder (--folder): configuration, key, sockets, state and logs; ports are free ones. Neither /etc/slurm
+nor a Slurm that runs already is touched. Every virtual node is a slurmd of its own; its processors are promised, not
+real.
+
+There is no accounting: sacct fails, as on many a small cluster. KillWait is short, and a requeued job starts again
+within seconds (cred_expire).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGES = ("slurm-wlm", "slurmd", "slurmctld", "slurm-client", "munge")
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sinfo", "squeue", "scancel", "sbatch", "srun", "scontrol")
+MARK = "SPARDL_SLURM_LAB"  # in the environment of daemons, and so of what they start; not in that of users
+BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
+# Seconds for a daemon to answer, for jobs to end, and for an installation.
+ANSWER, END, INSTALL = 30.0, 10.0, 600.0
+MOST_NODES, LONGEST = 64, 107  # characters of a socket's path
+
+CONFIGURATION = """\
+# Written by scripts/slurm_lab.py
+ClusterName=lab
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller_port}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={munge},cred_expire=5
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool/%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/log/slurmctld.txt
+SlurmdLogFile={folder}/log/slurmd-%n.txt
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+MpiDefault=none
+JobRequeue=1
+KillWait=3
+ReturnToService=2
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerParameters=sched_interval=2,bf_interval=2
+SlurmdParameters=config_overrides
+{nodes}
+PartitionName=lab Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+class LabError(Exception):
+    """What keeps a lab from being set up or taken down, and what to do about it."""
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A Slurm in a folder.
+
+    Attributes:
+        folder: all that it writes is there; absolute.
+    """
+
+    folder: Path
+
+    @property
+    def configuration(self) -> Path:
+        """What SLURM_CONF is to name."""
+        return self.folder / "slurm.conf"
+
+    @property
+    def socket(self) -> Path:
+        """Where MUNGE listens."""
+        return self.folder / "munge.socket"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment in which Slurm's commands, and jobs, find it."""
+        return {"SLURM_CONF": str(self.configuration)}
+
+    def ask(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Runs one of Slurm's commands.
+
+        Raises:
+            LabError: if it does not answer.
+        """
+        try:
+            return subprocess.run(
+                command,
+                env={**os.environ, **self.variables},
+                capture_output=True,
+                text=True,
+                timeout=ANSWER,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise LabError(f"{command[0]} does not answer within {ANSWER:g} s; see {self.folder}/log") from None
+
+    def start(self, *command: str) -> subprocess.Popen[bytes]:
+        """Starts a daemon that stays when this process has ended."""
+        with (self.folder / "log" / f"{Path(command[0]).name}-start.txt").open("ab") as log:
+            return subprocess.Popen(
+                command,
+                env={**os.environ, **self.variables, MARK: str(self.folder)},
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def processes(self) -> list[int]:
+        """Daemons, and what they have started and not given another environment."""
+        return [pid for pid, marked in _marks() if marked == str(self.folder)]
+
+
+def _marks() -> Iterator[tuple[int, str]]:
+    wanted = f"{MARK}=".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is another user's
+            for item in (folder / "environ").read_bytes().split(b"\0"):
+                if item.startswith(wanted):
+                    yield int(folder.name), item[len(wanted) :].decode(errors="replace")
+
+
+def up(lab: Lab, nodes: int) -> None:
+    """Installs what is missing and starts all daemons.
+
+    Args:
+        lab: where.
+        nodes: how many virtual ones.
+
+    Raises:
+        LabError: if that cannot be; nothing is left behind then.
+    """
+    if not 1 <= nodes <= MOST_NODES:
+        raise LabError(f"--nodes must be from 1 to {MOST_NODES}, got {nodes}")
+    if len(str(lab.socket)) > LONGEST:
+        raise LabError(f"--folder {lab.folder} is too long a name for a socket in it; choose a shorter one")
+    if os.geteuid():
+        raise LabError("Slurm's daemons need root here; run this as root, in a container or a virtual machine")
+    _install()
+    try:
+        lab.folder.mkdir()
+        lab.folder.chmod(0o755)  # MUNGE's socket must be within everybody's reach
+    except FileExistsError:
+        raise LabError(f"{lab.folder} exists; take that lab down first (down), or name another --folder") from None
+    except OSError as error:
+        raise LabError(f"cannot make --folder {lab.folder}: {error.strerror}") from error
+    with ExitStack() as stack:
+        stack.callback(_remove, lab)
+        _set_up(lab, nodes)
+        stack.pop_all()
+
+
+def _install() -> None:
+    missing = [name for name in PROGRAMS if not shutil.which(name)]
+    if not missing:
+        return
+    if not shutil.which("apt-get"):
+        raise LabError(f"missing programs: {', '.join(missing)}; install Slurm and MUNGE")
+    print(f"installing {' '.join(PACKAGES)}", file=sys.stderr, flush=True)
+    command = ["apt-get", "install", "--yes", "--no-install-recommends", *PACKAGES]
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for attempt in (command, ["apt-get", "update"], command):
+        done = subprocess.run(attempt, env=environment, capture_output=True, text=True, timeout=INSTALL, check=False)
+        if attempt is command and done.returncode == 0:
+            return
+    reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+    raise LabError(f"apt-get cannot install {' '.join(PACKAGES)}: {reason}")
+
+
+def _set_up(lab: Lab, nodes: int) -> None:
+    for name in ("state", "spool", "log"):
+        (lab.folder / name).mkdir()
+    host = socket.gethostname().partition(".")[0]
+    controller_port, *ports = _free_ports(1 + nodes)
+    lines = "\n".join(
+        f"NodeName=n{number} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4 RealMemory=8000 State=UNKNOWN"
+        for number, port in enumerate(ports)
+    )
+    text = CONFIGURATION.format(
+        munge=lab.socket, host=host, controller_port=controller_port, folder=lab.folder, nodes=lines
+    )
+    lab.configuration.write_text(text)
+    _start_munge(lab)
+    daemons = [lab.start("slurmctld", "-D", "-i")]
+    daemons += [lab.start("slurmd", "-D", "-N", f"n{number}") for number in range(nodes)]
+
+    def ready() -> bool:
+        if any(daemon.poll() is not None for daemon in daemons):
+            raise LabError(f"a daemon of Slurm has ended; see {lab.folder}/log; {_last_words(lab.folder / 'log')}")
+        idle = lab.ask("sinfo", "--noheader", "--Node", "--format=%N %t").stdout.split("\n")
+        return sum(line.endswith(" idle") for line in idle) == nodes
+
+    _await(ready, f"{nodes} idle nodes; {lab.folder}/log tells more")
+
+
+def _start_munge(lab: Lab) -> None:
+    key = lab.folder / "munge.key"
+    key.touch(mode=0o600)
+    key.write_bytes(os.urandom(128))
+    daemon = lab.start(
+        "munged",
+        "--foreground",
+        "--force",  # it wants folders that all may enter; the lab's are private, and under a private $TMPDIR at times
+        f"--key-file={key}",
+        f"--socket={lab.socket}",
+        f"--pid-file={lab.folder}/munged.pid",
+        f"--log-file={lab.folder}/log/munged.txt",
+        f"--seed-file={lab.folder}/munge.seed",
+    )
+
+    def ready() -> bool:
+        if daemon.poll() is not None:
+            raise LabError(f"munged has ended; {_last_words(lab.folder / 'log')}")
+        return lab.socket.exists()
+
+    _await(ready, "munged")
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(closing(socket.socket())) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
+def _last_words(logs: Path) -> str:
+    """The last error in a folder of logs."""
+    lines = [line for path in sorted(logs.iterdir()) for line in path.read_text(errors="replace").splitlines()]
+    errors = [line for line in lines if "error" in line.lower()]
+    return (errors or lines or ["its log is empty"])[-1].strip()
+
+
+def _await(holds: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + ANSWER
+    while not holds():
+        if time.monotonic() > until:
+            raise LabError(f"waited {ANSWER:g} s for {what}")
+        time.sleep(0.1)
+
+
+def down(lab: Lab) -> None:
+    """Cancels all jobs, ends all daemons and removes the folder, also of a lab that was never up.
+
+    Raises:
+        LabError: if the folder is not that of a lab.
+    """
+    if lab.folder.exists() and not _is_ours(lab):
+        raise LabError(f"{lab.folder} is not a folder of this script, and stays; name the lab's with --folder")
+    if not lab.folder.exists() and not lab.processes():
+        raise LabError(f"there is no lab in {lab.folder}; name its folder with --folder")
+    _remove(lab)
+
+
+def _is_ours(lab: Lab) -> bool:
+    with suppress(OSError):
+        return lab.configuration.read_text().startswith(CONFIGURATION.splitlines()[0])
+    return not any(lab.folder.iterdir())
+
+
+def _remove(lab: Lab) -> None:
+    with suppress(LabError, OSError):
+        _end_jobs(lab)
+    # What a step runs has the user's environment, without the mark, but is a child of a marked process.
+    for sent in (signal.SIGTERM, signal.SIGKILL):
+        doomed = _with_descendants(lab.processes())
+        for pid in doomed:
+            with suppress(ProcessLookupError):
+                os.kill(pid, sent)
+        until = time.monotonic() + (2.0 if sent == signal.SIGTERM else ANSWER)
+        while any(map(_lives, doomed)) and time.monotonic() < until:
+            time.sleep(0.05)
+    shutil.rmtree(lab.folder, ignore_errors=True)
+
+
+def _end_jobs(lab: Lab) -> None:
+    if not lab.processes():
+        return
+    if lab.ask("scancel", "--full", "--user=root").returncode:
+        return
+    until = time.monotonic() + END
+    while lab.ask("squeue", "--noheader").stdout.strip() and time.monotonic() < until:
+        time.sleep(0.2)
+
+
+def _with_descendants(roots: list[int]) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(path.parent.name))
+    found, waiting = list[int](), list(roots)
+    while waiting:
+        pid = waiting.pop()
+        if pid not in found:
+            found.append(pid)
+            waiting.extend(children.get(pid, []))
+    return found
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def env(lab: Lab) -> None:
+    """Prints what a shell is to evaluate so that Slurm's commands find the lab.
+
+    Raises:
+        LabError: if there is none.
+    """
+    if not lab.configuration.exists():
+        raise LabError(f"there is no lab in {lab.folder}; set one up with: python scripts/slurm_lab.py up")
+    for name, value in lab.variables.items():
+        print(f"export {name}={shlex.quote(value)}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    starting = commands.add_parser("up", help="install what is missing and start")
+    starting.add_argument("--nodes", type=int, default=4, help="virtual nodes (default: 4)")
+    starting.set_defaults(act=lambda lab, arguments: up(lab, arguments.nodes))
+    commands.add_parser("down", help="end all and remove the folder").set_defaults(act=lambda lab, _: down(lab))
+    commands.add_parser("env", help="print what to export").set_defaults(act=lambda lab, _: env(lab))
+    default = Path(tempfile.gettempdir()) / "spardl-slurm"
+    for command in commands.choices.values():
+        command.add_argument("--folder", type=Path, default=default, help=f"default: {default}")
+    return parser
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    """Reads the command line and does what it asks.
+
+    Returns:
+        The exit code.
+    """
+    arguments = _parser().parse_args()
+    lab = Lab(arguments.folder.resolve())
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        arguments.act(lab, arguments)
+    except LabError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        return BAD_INPUT
+    except (OSError, subprocess.TimeoutExpired) as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return FAILED
+    except KeyboardInterrupt:
+        print("error: interrupted; what was set up is gone", file=sys.stderr, flush=True)
+        return INTERRUPTED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

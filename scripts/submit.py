@@ -1,0 +1,232 @@
+"""Sends runs of train.py to Slurm, or runs them here a few at a time, and looks after them.
+
+python scripts/submit.py -m compressor=spardl,oktopk seed=1,2,3 cluster=slurm
+python scripts/submit.py -m compressor=spardl,oktopk seed=1,2,3 cluster=slurm site.time=60 site.at_once=2
+python scripts/submit.py compressor=spardl cluster=slurm cluster.workers=8
+python scripts/submit.py -m compressor=spardl,oktopk seed=1,2,3 cluster=local site.at_once=2
+python scripts/submit.py --file FILE cluster=slurm
+python scripts/submit.py status|logs|cancel|resubmit [SUBMISSION] [--outputs FOLDER]
+
+Words are those of train.py; with -m they are a sweep, as in train.py -m. All runs are composed and checked before one
+is submitted. A run that is finished is skipped (force=true runs it again), and one that was stopped goes on. A sweep is
+one array of jobs, or one for each number of workers. A submission is a folder of output_dir/.submissions with logs.
+
+cluster=slurm, process_group and simulated go to Slurm, and this returns at once; cluster=local stays in the foreground,
+and so does any with --here. --file has a line 'python train.py ...' for every run; words beside it are added to each.
+
+Settings of the site are in slurm/site.yaml (--site FILE names another), and site.KEY=VALUE overrides one.
+
+  status     how each run stands: what the run folders say, then the queue
+  logs N     prints the log of run N of the table that status shows; without N, of all that did not end well
+  cancel     ends what waits or runs; what runs saves a checkpoint if there is time
+  resubmit   submits what is neither finished nor in the queue, with the settings of then, and site.KEY=VALUE
+
+The newest submission is meant unless one is named. Exit codes: 0; 1 if a run here failed; 2: bad input; 130: Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+# A script's own folder is on the path, the repository's is not.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+from submitting.cluster import Slurm
+from submitting.here import Here
+from submitting.places import Place
+from submitting.site import DEFAULT, SITE, Site, changed, read_site
+from submitting.standing import FINISHED, GOOD, Standing, standing
+from submitting.submissions import Entry, Submission, find_submission, near, new_submission
+from submitting.table import print_table
+
+from spardl.errors import ConfigError
+from spardl.training.runs import finished_run
+
+PLACES: dict[str, Callable[[], Place]] = {Here.name: Here, Slurm.name: Slurm}
+LOCAL, OUTPUTS = "local", Path("outputs")
+BAD_INPUT, INTERRUPTED = 2, 130
+
+
+def submit(arguments: argparse.Namespace) -> int:
+    """Composes, checks and submits all runs that are not finished.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ConfigError: if something is wrong; nothing is submitted then.
+    """
+    import choices  # noqa: PLC0415 - imports all that training needs
+    from submitting.sweeps import Planned, expand, plan, read_commands  # noqa: PLC0415
+
+    site, words = _split(arguments.words, arguments.site)
+    with choices.composing():
+        found = [line for file in arguments.file or () for line in read_commands(file)]
+        runs = [(*line, *words) for line in found] if arguments.file else expand(words, arguments.multirun)
+        planned = [plan(run) for run in runs]
+    first: Planned = planned[0]
+    place = _place(arguments.here, {run.cluster for run in planned})
+    if len({(run.outputs, run.force) for run in planned}) > 1:
+        raise ConfigError("all runs of a submission need the same output_dir and the same force")
+    kept = {run.id: run for run in planned if not _is_done(run.outputs, run.id, run.force)}
+    if len(planned) > len({run.id for run in planned}):
+        print("some runs differ in nothing that can change a result; each is submitted once", file=sys.stderr)
+    if not kept:
+        print("nothing to submit")
+        return 0
+    entries = [Entry(run.words, run.id, run.tasks) for run in kept.values()]
+    return _hand_over(place, first.outputs, first.force, site, entries)
+
+
+def _split(words: Sequence[str], file: Path) -> tuple[Site, list[str]]:
+    site = [word for word in words if word.startswith(SITE)]
+    return read_site(file, site), [word for word in words if word not in site]
+
+
+def _place(here: bool, clusters: set[str]) -> Place:
+    if LOCAL in clusters and len(clusters) > 1:
+        raise ConfigError(f"cluster={','.join(sorted(clusters))}: runs here and runs elsewhere are two submissions")
+    place = PLACES[Here.name if here or LOCAL in clusters else Slurm.name]()
+    place.check()
+    return place
+
+
+def _is_done(outputs: Path, identity: str, force: bool) -> bool:
+    done = None if force else finished_run(outputs, identity)
+    if done:
+        print(f"skipped: {done.folder} is finished (force=true runs it again)", flush=True)
+    return done is not None
+
+
+def _hand_over(place: Place, outputs: Path, force: bool, site: Site, entries: Sequence[Entry]) -> int:
+    submission = new_submission(outputs, place.name, force, asdict(site), entries)
+    try:
+        code = place.submit(submission)
+    except ConfigError:
+        if not any(entry.job for entry in find_submission(outputs, submission.name).entries):
+            submission.discard()
+        raise
+    elsewhere = f" --outputs {near(outputs)}" if near(outputs) != OUTPUTS else ""
+    print(f"how they stand: python scripts/submit.py status{elsewhere}", flush=True)
+    return code
+
+
+def _stand(submission: Submission, place: Place) -> list[Standing]:
+    queue = place.queue(submission)
+    return [standing(submission, entry, queue) for entry in submission.entries]
+
+
+def status(submission: Submission, place: Place, arguments: argparse.Namespace) -> int:
+    """Prints how each run stands."""
+    print_table(submission, _stand(submission, place))
+    return 0
+
+
+def logs(submission: Submission, place: Place, arguments: argparse.Namespace) -> int:
+    """Prints the log of one run, or of all that did not end well.
+
+    Raises:
+        ConfigError: if there is no such run.
+    """
+    numbers = range(1, len(submission.entries) + 1)
+    if arguments.run is not None and arguments.run not in numbers:
+        raise ConfigError(f"submission {submission.name} has runs 1 to {numbers[-1]}, and no {arguments.run}")
+    found = _stand(submission, place)
+    wanted = [arguments.run] if arguments.run else [n for n in numbers if found[n - 1].state not in GOOD]
+    for number in wanted:
+        path = submission.log(submission.entries[number - 1])
+        print(f"==> {number}: {submission.label(submission.entries[number - 1])}: {path and near(path)} <==")
+        if path and path.exists():
+            print(path.read_text(errors="replace"), end="")
+    return 0
+
+
+def cancel(submission: Submission, place: Place, arguments: argparse.Namespace) -> int:
+    """Ends what waits or runs."""
+    found = _stand(submission, place)
+    jobs = [str(entry.job) for entry, one in zip(submission.entries, found, strict=True) if one.live]
+    if jobs:
+        place.cancel(submission, jobs)
+    print(f"cancelled: {len(jobs)} of {len(found)} runs")
+    return 0
+
+
+def resubmit(submission: Submission, place: Place, arguments: argparse.Namespace) -> int:
+    """Submits what is neither finished nor in the queue."""
+    found = _stand(submission, place)
+    pairs = list(zip(submission.entries, found, strict=True))
+    entries = [Entry(entry.words, entry.id, entry.tasks) for entry, one in pairs if _is_left(one)]
+    print(f"left as they are: {len(pairs) - len(entries)} of {len(pairs)} runs, finished or in the queue")
+    if not entries:
+        return 0
+    place.check()
+    site = changed(submission.site, arguments.settings)
+    return _hand_over(place, submission.outputs, submission.force, site, entries)
+
+
+def _is_left(one: Standing) -> bool:
+    return not one.live and one.state != FINISHED
+
+
+COMMANDS = {"status": status, "logs": logs, "cancel": cancel, "resubmit": resubmit}
+
+
+def _attend(name: str, words: Sequence[str]) -> int:
+    settings = [word for word in words if word.startswith(SITE)] if name == "resubmit" else []
+    arguments = _later_parser(name).parse_args([word for word in words if word not in settings])
+    arguments.settings = settings
+    submission = find_submission(arguments.outputs.absolute(), arguments.submission)
+    return COMMANDS[name](submission, PLACES[submission.place](), arguments)
+
+
+def _later_parser(name: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"submit.py {name}", description=COMMANDS[name].__doc__)
+    if name == "logs":
+        parser.add_argument("run", nargs="?", type=int, metavar="N", help="number of a run in the table")
+        parser.add_argument("--submission", help="its name (default: the newest)")
+    else:
+        parser.add_argument("submission", nargs="?", help="its name (default: the newest)")
+    parser.add_argument("--outputs", type=Path, default=OUTPUTS, help="output_dir of the runs")
+    return parser
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="submit.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-m", "--multirun", action="store_true", help="the words are a sweep")
+    parser.add_argument("--here", action="store_true", help="run here, whatever cluster= says")
+    parser.add_argument("--file", type=Path, action="append", help="commands, one a line")
+    parser.add_argument("--site", type=Path, default=DEFAULT, help=f"default: {DEFAULT}")
+    parser.add_argument("words", nargs="*", metavar="GROUP=CHOICE|KEY=VALUE|site.KEY=VALUE")
+    return parser
+
+
+def main() -> int:
+    """Reads the command line and does what it asks.
+
+    Returns:
+        The exit code.
+    """
+    words = sys.argv[1:]
+    try:
+        if words and words[0] in COMMANDS:
+            return _attend(words[0], words[1:])
+        return submit(_parser().parse_intermixed_args(words))
+    except (ConfigError, HydraException, OmegaConfBaseException, OSError) as error:
+        text = " ".join(str(error).split("Config search path")[0].split())
+        print(f"error: {text}", file=sys.stderr, flush=True)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr, flush=True)
+        return INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""Slurm as the place of runs: arrays by submitit; what waits and runs, by squeue."""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+import shutil
+import subprocess
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import Any, ClassVar
+
+import cloudpickle  # type: ignore[import-untyped]
+import submitit
+from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+from spardl.errors import ConfigError
+from submitting import task
+from submitting.places import Place, Queued
+from submitting.site import Site
+from submitting.submissions import Entry, Submission
+
+__all__ = ["Slurm", "sbatch_parameters"]
+
+ROOT = Path(__file__).resolve().parents[2]
+# Seconds for Slurm's commands, and for ranks that are left when the first has ended.
+_ANSWER, _LEAVE = 60, 60
+_WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "REQUEUE_FED"})
+
+
+class Slurm(Place):
+    """A cluster that sbatch reaches from here."""
+
+    name: ClassVar[str] = "slurm"
+
+    def check(self) -> None:
+        """See :meth:`Place.check`."""
+        missing = [name for name in ("sbatch", "srun", "squeue", "scancel") if not shutil.which(name)]
+        if missing:
+            raise ConfigError(f"there is no Slurm here (no {', '.join(missing)}); use cluster=local, or a login node")
+
+    def submit(self, submission: Submission) -> int:
+        """One array for each number of tasks; see :meth:`Place.submit`."""
+        site = Site(**submission.site)
+        sizes: defaultdict[int, list[int]] = defaultdict(list)
+        for number, entry in enumerate(submission.entries):
+            sizes[entry.tasks].append(number)
+        entries = list(submission.entries)
+        for tasks, numbers in sorted(sizes.items()):
+            jobs = _array(submission.folder, site, tasks, [entries[number] for number in numbers])
+            for number, job in zip(numbers, jobs, strict=True):
+                log = os.path.relpath(job.paths.stdout, submission.folder)
+                entries[number] = Entry(entries[number].words, entries[number].id, tasks, job.job_id, log)
+            submission = submission.with_entries(entries)  # what is in the queue is written down before more is
+            print(_told(site, tasks, jobs[0].job_id, len(jobs)), flush=True)
+        for entry in submission.entries:
+            print(f"  {entry.job}  {entry.id}  {submission.label(entry)}")
+        print(submission.headline, flush=True)
+        return 0
+
+    def queue(self, submission: Submission) -> Mapping[str, Queued]:
+        """See :meth:`Place.queue`."""
+        found: dict[str, Queued] = {}
+        jobs = [entry.job for entry in submission.entries if entry.job]
+        for whole in dict.fromkeys(job.partition("_")[0] for job in jobs):
+            states = _states(whole)
+            if states is None:
+                found |= {job: Queued.UNKNOWN for job in jobs if job.partition("_")[0] == whole}
+            else:
+                found |= states
+        return found
+
+    def cancel(self, submission: Submission, jobs: Sequence[str]) -> None:
+        """See :meth:`Place.cancel`."""
+        done = _ask("scancel", *jobs)
+        if done is None or done.returncode:
+            raise ConfigError(f"scancel failed: {_reason(done)}")
+
+
+def _array(folder: Path, site: Site, tasks: int, entries: Sequence[Entry]) -> list[submitit.Job[None]]:
+    cloudpickle.register_pickle_by_value(task)
+    try:
+        executor = submitit.SlurmExecutor(folder)
+        executor.update_parameters(**sbatch_parameters(site, tasks))
+        with redirect_stderr(io.StringIO()):  # submitit repeats there what its error says
+            jobs: list[submitit.Job[None]] = executor.map_array(
+                task.run, [str(ROOT)] * len(entries), [entry.words for entry in entries]
+            )
+    except (FailedJobError, FailedSubmissionError, subprocess.SubprocessError, ValueError) as error:
+        raise ConfigError(f"sbatch refused the jobs: {_sbatch_said(error)}; see slurm/site.yaml") from error
+    finally:
+        cloudpickle.unregister_pickle_by_value(task)
+    return jobs
+
+
+def _sbatch_said(error: Exception) -> str:
+    lines = [line.partition("sbatch: error: ")[2] for line in str(error).splitlines()]
+    return "; ".join(filter(None, lines)) or str(error)
+
+
+def sbatch_parameters(site: Site, tasks: int) -> dict[str, Any]:
+    """What submitit is to write into the batch file.
+
+    Args:
+        site: the settings.
+        tasks: processes of each job.
+    """
+    nodes = site.nodes(tasks)
+    optional = {"partition": site.partition, "account": site.account, "qos": site.qos, "mem": site.memory}
+    gpus = {"gpus_per_task": site.gpus_per_worker} if site.gpus_per_worker else {}
+    return {
+        "job_name": "spardl",
+        "time": site.time,
+        "nodes": nodes,
+        "ntasks_per_node": min(tasks, site.workers_per_node),
+        "cpus_per_task": site.cpus_per_worker,
+        "array_parallelism": site.at_once,
+        "wckey": None,
+        "stderr_to_stdout": True,
+        "setup": _setup(site),
+        "teardown": [shlex.join(["exec", "bash", str(ROOT / "slurm" / "after.sh")]) + f' "$?" {site.requeues}'],
+        # When one rank has failed, the others end by themselves, with a reason; so do those that were asked to stop.
+        "srun_args": ["--kill-on-bad-exit=0", f"--wait={_LEAVE}", "--open-mode=append"],
+        "additional_parameters": {
+            "ntasks": tasks,
+            "signal": f"USR1@{site.signal_seconds}",
+            "requeue": True,
+            **site.options,
+        },
+        **{name: value for name, value in optional.items() if value is not None},
+        **gpus,
+    }
+
+
+def _setup(site: Site) -> list[str]:
+    if site.stage_from is None:
+        return site.setup
+    stage = shlex.quote(str(ROOT / "slurm" / "stage.sh"))
+    return [*site.setup, f'. {stage} "{site.stage_from}" "{site.stage_to}"']
+
+
+def _told(site: Site, tasks: int, job: str, runs: int) -> str:
+    whole, nodes = job.partition("_")[0], site.nodes(tasks)
+    shape = f"{tasks} task{'s' * (tasks > 1)} on {nodes} node{'s' * (nodes > 1)}"
+    if runs == 1:
+        return f"submitted job {whole}: one run, {shape}"
+    return f"submitted array {whole}: {runs} runs, {min(runs, site.at_once)} at once, {shape} each"
+
+
+def _states(job: str) -> dict[str, Queued] | None:
+    """The states of a job, or of all in an array; ``None`` if the queue cannot be asked."""
+    done = _ask("squeue", "--noheader", "--array", "--format=%i|%T", f"--jobs={job}")
+    if done is None:
+        return None
+    if done.returncode:
+        return {} if "Invalid job id" in done.stderr else None
+    lines = [line.strip().partition("|") for line in done.stdout.splitlines()]
+    return {name: Queued.WAITING if state in _WAITING else Queued.RUNNING for name, _, state in lines if name}
+
+
+def _ask(*command: str) -> subprocess.CompletedProcess[str] | None:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def _reason(done: subprocess.CompletedProcess[str] | None) -> str:
+    return "it does not answer" if done is None else " ".join(done.stderr.split())

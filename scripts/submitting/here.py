@@ -1,0 +1,195 @@
+"""This machine as the place of runs: a few at a time, watched from the foreground."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar, NamedTuple, TextIO
+
+from spardl.errors import ConfigError
+from submitting.places import Place, Queued
+from submitting.site import Site
+from submitting.standing import GOOD, standing
+from submitting.submissions import Submission
+
+__all__ = ["Here"]
+
+TRAIN = Path(__file__).resolve().parents[2] / "train.py"
+FAILED, INTERRUPTED = 1, 130
+# Seconds between two looks, for a run to save a checkpoint and leave, and for one that is told to end at once.
+_EVERY, _LEAVE, _END = 0.1, 120.0, 10.0
+
+
+class _Going(NamedTuple):
+    number: int
+    process: subprocess.Popen[bytes]
+
+
+class Here(Place):
+    """Child processes of this one, each with its log. Each locks a file for as long as any process of it lives."""
+
+    name: ClassVar[str] = "here"
+
+    def check(self) -> None:
+        """There is nothing that could be missing."""
+
+    def submit(self, submission: Submission) -> int:
+        """Stays until all runs have ended; one that fails is nothing to the others; see :meth:`Place.submit`."""
+        entries = [replace(entry, job=str(n), log=f"{n}.txt") for n, entry in enumerate(submission.entries, 1)]
+        submission = submission.with_entries(entries)
+        with ExitStack() as stack:
+            lock = _hold(_lock_file(submission))
+            stack.callback(os.close, lock)
+            os.pwrite(lock, str(os.getpid()).encode(), 0)
+            stack.enter_context(_terminable())
+            _tell(submission.headline, sys.stdout)
+            return _run_all(submission, Site(**submission.site).at_once)
+
+    def queue(self, submission: Submission) -> Mapping[str, Queued]:
+        """See :meth:`Place.queue`."""
+        begun = [job for job in _jobs(submission) if (submission.folder / f"{job}.txt").exists()]
+        found = {job: Queued.RUNNING for job in begun if _holder(_lock_file(submission, job))}
+        if _holder(_lock_file(submission)):
+            found |= {job: Queued.WAITING for job in _jobs(submission) if job not in begun}
+        return found
+
+    def cancel(self, submission: Submission, jobs: Sequence[str]) -> None:
+        """Asks the process in the foreground to end, or if that is gone, its children; see :meth:`Place.cancel`."""
+        first = _holder(_lock_file(submission))
+        holders = [first] if first else [_holder(_lock_file(submission, job)) for job in jobs]
+        for pid in filter(None, holders):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+
+
+def _jobs(submission: Submission) -> list[str]:
+    return [entry.job for entry in submission.entries if entry.job]
+
+
+def _lock_file(submission: Submission, job: str | None = None) -> Path:
+    return submission.folder / f".lock{'' if job is None else f'-{job}'}"
+
+
+def _hold(path: Path) -> int:
+    """Locks a file until the descriptor that is returned is closed by all who have it."""
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+def _holder(path: Path) -> int | None:
+    """Who wrote his number into a file that is locked."""
+    with suppress(OSError, ValueError), path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return int(file.read())
+    return None
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Lets SIGTERM do what Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _run_all(submission: Submission, at_once: int) -> int:
+    waiting, going, bad = list(range(len(submission.entries))), list[_Going](), 0
+    try:
+        while waiting or going:
+            while waiting and len(going) < at_once:
+                _start(submission, waiting.pop(0), going)
+            time.sleep(_EVERY)
+            for one in [one for one in going if one.process.poll() is not None]:
+                going.remove(one)
+                bad += not _ended(submission, one)
+    except KeyboardInterrupt:
+        _stop(submission, going)
+        return INTERRUPTED
+    finally:
+        _kill(going)
+    return FAILED if bad else 0
+
+
+def _start(submission: Submission, number: int, going: list[_Going]) -> None:
+    entry = submission.entries[number]
+    path = _lock_file(submission, entry.job)
+    lock = _hold(path)
+    try:
+        with (submission.folder / str(entry.log)).open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-u", str(TRAIN), *entry.words],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[lock],
+                start_new_session=True,  # Ctrl-C comes here first, and is passed on in order
+            )
+        going.append(_Going(number, process))
+        os.pwrite(lock, str(process.pid).encode(), 0)
+    except OSError as error:
+        raise ConfigError(f"cannot start a run: {error}") from error
+    finally:
+        os.close(lock)
+    _say(submission, number, "started")
+
+
+def _ended(submission: Submission, one: _Going) -> bool:
+    found = standing(submission, submission.entries[one.number], {})
+    _say(submission, one.number, f"{found.state}: {found.note}")
+    return found.state in GOOD and one.process.returncode == 0
+
+
+def _stop(submission: Submission, going: Sequence[_Going]) -> None:
+    _tell("stopping: runs save a checkpoint and leave; Ctrl-C again ends them at once", sys.stderr)
+    try:
+        _signal(going, signal.SIGTERM)
+        _await_end(going, _LEAVE)
+    except KeyboardInterrupt:
+        _signal(going, signal.SIGINT)
+        _await_end(going, _END)
+    for one in going:
+        if one.process.poll() is not None:
+            _ended(submission, one)
+
+
+def _signal(going: Sequence[_Going], what: signal.Signals) -> None:
+    for one in going:
+        one.process.send_signal(what)
+
+
+def _await_end(going: Sequence[_Going], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while any(one.process.poll() is None for one in going) and time.monotonic() < until:
+        time.sleep(_EVERY)
+
+
+def _kill(going: Sequence[_Going]) -> None:
+    """Ends what is left, with all that it started."""
+    for one in going:
+        if one.process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(one.process.pid, signal.SIGKILL)
+            one.process.wait(_END)
+
+
+def _say(submission: Submission, number: int, what: str) -> None:
+    entry = submission.entries[number]
+    _tell(f"[{entry.job}/{len(submission.entries)}] {entry.id}  {submission.label(entry)}: {what}", sys.stdout)
+
+
+def _tell(text: str, stream: TextIO) -> None:
+    with suppress(OSError):  # a reader that has left is no reason to end runs
+        print(text, file=stream, flush=True)

@@ -1,0 +1,135 @@
+"""How runs stand: folders tell the truth, the queue what still waits, logs what went wrong where there is no folder."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from spardl.training.runs import Run, finished_run, runs_of
+from submitting.places import Queued
+from submitting.submissions import Entry, Submission
+
+__all__ = ["GOOD", "Standing", "standing"]
+
+FINISHED, RUNNING, QUEUED = "finished", "running", "queued"
+GOOD = frozenset({FINISHED, RUNNING, QUEUED})
+# What train.py says comes first: Slurm only adds that a task has ended.
+_STOPPED = re.compile(r"^stopped, as asked, (.*)", re.MULTILINE)
+_ERRORS = (re.compile(r"^error: (.*)", re.MULTILINE), re.compile(r"\berror: (.*)"))
+
+
+class Standing(NamedTuple):
+    """How one run stands.
+
+    Attributes:
+        state: finished, running, queued, failed, stopped, interrupted, died, not begun, or unknown.
+        note: a result, a step, or a reason.
+        live: whether its job waits or runs.
+        folder: the run's, if there is one.
+    """
+
+    state: str
+    note: str
+    live: bool
+    folder: Path | None
+
+
+def standing(submission: Submission, entry: Entry, queue: Mapping[str, Queued]) -> Standing:
+    """Finds out how a run stands.
+
+    Args:
+        submission: whose run it is.
+        entry: the run.
+        queue: what the place knows of its jobs.
+    """
+    queued = queue.get(entry.job or "")
+    run = _run(submission, entry)
+    summary = run.read_summary() if run else {}
+    if summary.get("status") == FINISHED and run:
+        return Standing(FINISHED, _result(summary), False, run.folder)
+    folder = run.folder if run else None
+    if queued is None:
+        state, note = _GONE.get(summary.get("status", ""), _never_began)(run, summary, submission.log(entry))
+        return Standing(state, note, False, folder)
+    if queued is Queued.UNKNOWN:
+        return Standing(str(summary.get("status", "unknown")), "the queue cannot be asked", True, folder)
+    if queued is Queued.WAITING:
+        return Standing(QUEUED, str(summary.get("reason") or _progress(run)), True, folder)
+    going = summary.get("status") == RUNNING
+    return Standing(RUNNING, _progress(run) if going else "starting", True, folder)
+
+
+def _run(submission: Submission, entry: Entry) -> Run | None:
+    """The folder to look at: a finished one, unless that was to be done again, else the newest."""
+    runs = runs_of(submission.outputs, entry.id)
+    if submission.force:
+        runs = [run for run in runs if _touched(run) >= submission.since]
+        return runs[0] if runs else None
+    return finished_run(submission.outputs, entry.id) or (runs[0] if runs else None)
+
+
+def _touched(run: Run) -> float:
+    with suppress(OSError):
+        return run.summary_file.stat().st_mtime
+    return run.folder.stat().st_mtime
+
+
+def _result(summary: Mapping[str, Any]) -> str:
+    name = summary["metric"]
+    value = (summary.get("final") or {}).get(name)
+    return f"{name} {value:.4g}" if isinstance(value, float) else f"{summary.get('steps')} steps"
+
+
+def _progress(run: Run | None) -> str:
+    step = _last_step(run) if run else None
+    return "" if step is None else f"step {step}"
+
+
+def _last_step(run: Run) -> int | None:
+    with suppress(OSError, ValueError, IndexError, KeyError):
+        last = run.metrics_file.read_bytes().rpartition(b"}")[0].splitlines()[-1] + b"}"
+        return int(json.loads(last)["step"])
+    return None
+
+
+def _told(state: str) -> Callable[[Run | None, Mapping[str, Any], Path | None], tuple[str, str]]:
+    def tell(run: Run | None, summary: Mapping[str, Any], log: Path | None) -> tuple[str, str]:
+        return state, str(summary.get("reason") or _last_error(log) or _progress(run))
+
+    return tell
+
+
+def _died(run: Run | None, summary: Mapping[str, Any], log: Path | None) -> tuple[str, str]:
+    known = [_progress(run), _last_error(log)]
+    return "died", "; ".join(filter(None, known)) or "its log has no error"
+
+
+def _never_began(run: Run | None, summary: Mapping[str, Any], log: Path | None) -> tuple[str, str]:
+    if log is None or not log.exists():
+        return "not begun", "its job has left the queue"
+    stops = _STOPPED.findall(_read(log))
+    return ("stopped", stops[-1]) if stops else ("failed", _last_error(log) or "it ended before it began")
+
+
+# What the summary says, when nobody works on the run any more.
+_GONE = {
+    "failed": _told("failed"),
+    "stopped": _told("stopped"),
+    "interrupted": _told("interrupted"),
+    RUNNING: _died,
+}
+
+
+def _last_error(log: Path | None) -> str | None:
+    found = next(filter(None, (pattern.findall(_read(log)) for pattern in _ERRORS)), [""])
+    return str(found[-1]).strip(" *") or None
+
+
+def _read(log: Path | None) -> str:
+    with suppress(OSError):
+        return log.read_text(errors="replace") if log else ""
+    return ""

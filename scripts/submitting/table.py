@@ -1,0 +1,34 @@
+"""How runs stand, as a table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from submitting.standing import Standing
+from submitting.submissions import Submission
+
+__all__ = ["print_table"]
+
+_COLOURS = {"finished": "green", "running": "cyan", "queued": "blue"}
+_OTHERWISE = "red"
+# A file or a pipe gets lines that are not broken.
+_WIDE = 10_000
+
+
+def print_table(submission: Submission, found: Sequence[Standing]) -> None:
+    """Prints one line a run, and how many there are of each kind."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_WIDE)
+    table = Table("", "id", "state", "", "job", "run", box=None, pad_edge=False)
+    for number, (entry, one) in enumerate(zip(submission.entries, found, strict=True), 1):
+        state = Text(one.state, style=_COLOURS.get(one.state, _OTHERWISE))
+        table.add_row(str(number), entry.id, state, Text(one.note), entry.job or "", Text(submission.label(entry)))
+    console.print(table)
+    counts = Counter(one.state for one in found)
+    console.print(f"{submission.name}: " + ", ".join(f"{count} {state}" for state, count in counts.items()))

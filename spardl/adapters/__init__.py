@@ -1,0 +1,1 @@
+"""Methods in other people's trainers; each module needs the library that it is named after."""

@@ -1,0 +1,331 @@
+"""Averages gradients in the background, in groups of parameters that never change: what the hooks have in common.
+
+The groups are the library's own: neighbouring parameters, from the last to the first, as the backward pass completes
+them. They do not follow the buckets of DDP, which change after the first step and with each new process; so a residual
+belongs to its parameters, and a continued training is bit for bit the same.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from spardl.checks import is_a
+from spardl.clusters.process_group import ProcessFlight, ProcessGroupCluster
+from spardl.communicators.bruck import all_gather
+from spardl.errors import ConfigError, SpardlError
+from spardl.flat import write
+from spardl.layout import Layout
+from spardl.method import Method, MethodState
+from spardl.owners import check_owner, owner_of
+from spardl.programs import Program, whole_team
+from spardl.shortlist import Shortlist
+from spardl.state import copied
+
+__all__ = ["Averager", "Named", "Scale", "check_settings"]
+
+_MEGABYTE = 1024 * 1024
+
+# The factor by which losses, and so gradients, are multiplied now.
+Scale = Callable[[], float]
+
+
+class Named(NamedTuple):
+    """A parameter and its name."""
+
+    name: str
+    parameter: nn.Parameter
+
+
+class Group:
+    """Parameters that are averaged together.
+
+    Attributes:
+        members: numbers of the parameters, in the order of the vector.
+        layout: their sizes.
+        vector: shape (n,): their gradients, then their averages.
+        state: of the method.
+        awaited: members whose gradient is not there yet.
+        flight: what is under way.
+        refused: whether some worker's gradient overflowed, so that the vector is no average.
+    """
+
+    def __init__(self, members: Sequence[int], parameters: Sequence[nn.Parameter], method: Method) -> None:
+        first = parameters[members[0]]
+        self.members = list(members)
+        self.layout = Layout.of(parameters[number].shape for number in members)
+        self.ranges = dict(zip(members, self.layout.tensors, strict=True))
+        self.vector: Tensor = torch.zeros(self.layout.length, dtype=first.dtype, device=first.device)
+        self.awaited = set(members)
+        self.flight: ProcessFlight[None] | None = None
+        self.state: MethodState
+        self.refused: bool
+        self.forget(method)
+
+    def forget(self, method: Method) -> None:
+        """Begins as in the first step."""
+        self.state = method.init_state(self.layout, self.vector.dtype, self.vector.device)
+        self.refused = False
+
+    def part(self, number: int) -> Tensor:
+        """A member's part of the vector, shape (entries,)."""
+        return self.vector[slice(*self.ranges[number])]
+
+
+class Averager:
+    """The gradients of some parameters and their averages over all workers.
+
+    In each step, ``put`` every gradient once, in any order; ``wait``, or be told by ``done``; ``take`` the averages.
+
+    Args:
+        method: how to average.
+        named: the parameters, those of the last layer last.
+        cluster: the workers.
+        bucket_mb: most megabytes (2^20 bytes) of gradients that are averaged together; a parameter is never cut.
+        scale: of the gradients, where a GradScaler changes it. All workers then agree in each step whether somebody's
+            gradient overflowed, at the price of one byte from each to each.
+        done: told a group's number once it is averaged, in another thread.
+        failed: told what went wrong, in any thread.
+
+    Raises:
+        ConfigError: if there are no parameters, or the method does not run on so many workers.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        named: Sequence[Named],
+        cluster: ProcessGroupCluster,
+        bucket_mb: float = 25.0,
+        scale: Scale | None = None,
+        done: Callable[[int], None] | None = None,
+        failed: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        if not named:
+            raise ConfigError("there are no parameters to average the gradients of")
+        method.communicator.check_workers(cluster.size)
+        self.method, self.names = method, [name for name, _ in named]
+        self.parameters = [parameter for _, parameter in named]
+        self._cluster, self._scale, self._done, self._failed = cluster, scale, done, failed
+        self._worker = cluster.local_workers[0]
+        self._owner = owner_of(method, self._worker.rank, self._worker.size)
+        self._warned = False
+        self._groups = [Group(members, self.parameters, method) for members in _cut(self.parameters, bucket_mb)]
+        self._group_of = {number: place for place, group in enumerate(self._groups) for number in group.members}
+        self._next = 0
+        self._factor = scale() if scale else 1.0
+        self._arrived = 0
+        self.steps = 0
+
+    def group_of(self, number: int) -> int:
+        """The number of the group that a parameter is in."""
+        return self._group_of[number]
+
+    def members(self, place: int) -> Sequence[int]:
+        """The parameters in a group."""
+        return self._groups[place].members
+
+    # --- a step
+
+    def put(self, number: int, gradient: Tensor | None) -> None:
+        """Takes over a parameter's gradient.
+
+        Args:
+            number: of the parameter.
+            gradient: of its shape; ``None`` is one of zeros.
+
+        Raises:
+            SpardlError: if it was there already in this step.
+            ConfigError: if it is a sparse tensor.
+        """
+        group = self._groups[self._group_of[number]]
+        if gradient is not None and gradient.layout is not torch.strided:
+            raise ConfigError(f"the gradient of {self.names[number]} is sparse; use sparse=False where it is made")
+        if number not in group.awaited:
+            raise SpardlError(
+                f"a second gradient of {self.names[number]} came before the first was averaged; leave all backward "
+                "passes of a step but the last to no_sync(), or, after one that failed, let all workers call wait()"
+            )
+        if self._arrived == 0:
+            self._begin()
+        self._arrived += 1
+        part = group.part(number)
+        if gradient is None:
+            part.zero_()
+        else:
+            part.view(gradient.shape).copy_(gradient)
+        group.awaited.discard(number)
+        self._release()
+
+    def missing(self) -> list[int]:
+        """The parameters whose gradients are not there yet."""
+        return [number for group in self._groups for number in group.members if number in group.awaited]
+
+    def wait(self) -> None:
+        """Waits until all groups are averaged; then the next step may begin.
+
+        Raises:
+            PeerError: if another worker is lost, or does not answer in time.
+        """
+        for group in self._groups:
+            if group.flight is not None:
+                group.flight.wait(0)
+                group.flight = None
+            group.awaited = set(group.members)
+        self._next = self._arrived = 0
+        self.steps += 1
+        if self.refused and self._scale is None and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "spardl: a gradient with a NaN or an infinity was left out, and others may follow (stats().refused). A "
+                "GradScaler learns of overflows only if it is given (scaler=scaler).",
+                stacklevel=2,
+            )
+
+    @property
+    def begun(self) -> bool:
+        """Whether gradients of a step have come that was not waited for."""
+        return self._arrived > 0
+
+    def take(self, number: int, into: Tensor) -> None:
+        """Copies a parameter's average.
+
+        Args:
+            number: of the parameter.
+            into: where to, a tensor of its shape.
+        """
+        into.copy_(self._groups[self._group_of[number]].part(number).view(into.shape))
+
+    def _begin(self) -> None:
+        """What must be done between steps, when nothing is under way."""
+        factor = self._scale() if self._scale else 1.0
+        skipped = any(group.refused for group in self._groups)
+        for group in self._groups:
+            if skipped and not group.refused and self.method.residual.remembers:
+                # Nobody used what was averaged. Each worker takes one share back, so all together everything.
+                group.state.memory.add_(group.vector)
+                group.state.shortlist = Shortlist()
+            if factor != self._factor:
+                group.state.memory.mul_(factor / self._factor)
+                group.state.velocity.mul_(factor / self._factor)
+                group.state.shortlist = Shortlist()
+            group.refused = False
+        self._factor = factor
+
+    def _release(self) -> None:
+        """Lets groups go in one order, which all workers share."""
+        while self._next < len(self._groups) and not self._groups[self._next].awaited:
+            place = self._next
+            self._next += 1
+            flight = self._cluster.flight([self._program(place)])
+            self._groups[place].flight = flight
+            flight.release(0)
+            if self._failed:
+                flight.failing(self._failed)
+
+    def _program(self, place: int) -> Program[None]:
+        group = self._groups[place]
+        if self._scale and (yield from self._somebody_overflowed(group.vector)):
+            group.refused = True
+            group.vector.fill_(torch.inf)
+        else:
+            self.method.accumulate(group.vector, group.state)
+            average = yield from self.method.average(self._worker, group.state)
+            write(average, group.vector)
+        if self._done:
+            self._done(place)
+
+    def _somebody_overflowed(self, vector: Tensor) -> Program[bool]:
+        fine = bool(vector.sum().isfinite()) or bool(vector.isfinite().all())
+        flag = torch.tensor([not fine], dtype=torch.uint8, device=vector.device)
+        ones = [1] * self._cluster.size
+        flags = yield from all_gather(whole_team(self._worker), flag, ones, ones)
+        return any(bool(each) for each in flags)
+
+    # --- what lasts
+
+    @property
+    def refused(self) -> int:
+        """Gradients (of a group, by this worker) that were left out because they were not finite."""
+        return sum(group.state.refused for group in self._groups)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this worker carries from step to step, as plain data that shares no memory with it."""
+        return {
+            "owner": dict(self._owner),
+            "names": list(self.names),
+            "groups": [copied(group.state.state_dict()) for group in self._groups],
+            "skipped": self._skipped(),
+            "factor": self._factor,
+        }
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Continues from what ``state_dict`` gave on the same rank.
+
+        Raises:
+            ConfigError: if it is of another rank, another number of workers, another method, other parameters, or of
+                other groups; nothing is changed then.
+        """
+        check_owner(values, self._owner, "groups")
+        sizes = [len(group["memory"]) for group in values["groups"]]
+        if values["names"] != self.names or sizes != [len(group.vector) for group in self._groups]:
+            raise ConfigError("this state is of other parameters, or of another bucket_mb; load it where it was saved")
+        for place, (group, saved) in enumerate(zip(self._groups, values["groups"], strict=True)):
+            group.state.load_state_dict(copied(saved))
+            group.state.shortlist = Shortlist()
+            group.refused = False
+            if values["skipped"]:
+                vector = values["skipped"][place]
+                group.refused = vector is None
+                if vector is not None:
+                    group.vector.copy_(vector)
+        self._factor = values["factor"]
+
+    def forget(self) -> None:
+        """Begins as in the first step."""
+        for group in self._groups:
+            group.forget(self.method)
+        self._factor = self._scale() if self._scale else 1.0
+
+    def _skipped(self) -> list[Tensor | None]:
+        """After a step in which somebody's gradient overflowed: what was averaged nevertheless."""
+        if not any(group.refused for group in self._groups):
+            return []
+        return [None if group.refused else group.vector.clone() for group in self._groups]
+
+
+def check_settings(bucket_mb: float, timeout: float) -> None:
+    """Accepts a size of groups and a time to wait.
+
+    Args:
+        bucket_mb: most MB in a group.
+        timeout: seconds.
+
+    Raises:
+        ConfigError: if one of them is not above 0.
+    """
+    for name, value in (("bucket_mb", bucket_mb), ("timeout", timeout)):
+        if not is_a(float, value) or not value > 0:
+            raise ConfigError(f"{name} must be above 0, got {value!r}")
+
+
+def _cut(parameters: Sequence[nn.Parameter], bucket_mb: float) -> Iterator[list[int]]:
+    """Groups of neighbours of one type and place, from the last parameter to the first."""
+    found: list[int] = []
+    size = 0
+    for number in reversed(range(len(parameters))):
+        parameter = parameters[number]
+        alike = not found or (parameter.dtype, parameter.device) == (
+            parameters[found[0]].dtype,
+            parameters[found[0]].device,
+        )
+        if found and (not alike or size + parameter.nbytes > bucket_mb * _MEGABYTE):
+            yield found
+            found, size = [], 0
+        found.append(number)
+        size += parameter.nbytes
+    yield found

@@ -1,0 +1,282 @@
+"""A method as the communication hook of torch's DistributedDataParallel."""
+
+# torch looks at the annotations of a hook, and they must not be strings.
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.nn.parallel import DistributedDataParallel
+
+from spardl.averager import Averager, Named, check_settings
+from spardl.clusters import ProcessGroupCluster
+from spardl.errors import ConfigError
+from spardl.method import Method
+from spardl.owners import check_owner, owner_of
+from spardl.recipes import make_method
+from spardl.stats import Stats
+
+__all__ = ["Hook", "attach", "hook"]
+
+
+@dataclass
+class _Bucket:
+    """A bucket of DDP whose gradients are being averaged.
+
+    Attributes:
+        views: of the gradients in its buffer, by number of the parameter.
+        buffer: what DDP takes the averages from.
+        ready: what DDP waits for.
+        groups: those that its parameters are in and that are not averaged yet.
+    """
+
+    views: Mapping[int, Tensor]
+    buffer: Tensor
+    ready: torch.futures.Future[Tensor]
+    groups: set[int]
+
+
+class Hook:
+    """What a communication hook carries from step to step: ``ddp.register_comm_hook(state, spardl.hook)``.
+
+    DDP forms buckets anew after the first step and in each new process. The groups in which gradients are averaged are
+    others, which never change: so training does not depend on the buckets, and continues bit for bit.
+
+    Args:
+        ddp: the model.
+        method: how to average.
+        bucket_mb: most megabytes (2^20 bytes) of gradients that are averaged together; a parameter is never cut.
+        timeout: seconds after which a silent worker counts as lost.
+        scaler: the GradScaler that scales the loss, if there is one.
+
+    Raises:
+        ConfigError: if the method does not run on so many workers, a number is not above 0, or the model has sparse
+            gradients.
+    """
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        method: Method,
+        bucket_mb: float = 25.0,
+        timeout: float = 1800.0,
+        scaler: GradScaler | None = None,
+    ) -> None:
+        check_settings(bucket_mb, timeout)
+        for name, module in ddp.module.named_modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+                raise ConfigError(f"{name or 'the model'} has sparse gradients; make it with sparse=False")
+        self.method = method
+        self._named = [Named(*pair) for pair in ddp.module.named_parameters()]
+        self._device = self._named[0].parameter.device
+        self._cluster = ProcessGroupCluster(ddp.process_group, self._device, timeout)
+        method.communicator.check_workers(self._cluster.size)
+        self._cluster.open()
+        self._bucket_mb = bucket_mb
+        self._scaler = scaler if scaler and scaler.is_enabled() else None
+        self._averager: Averager | None = None
+        self._saved: Mapping[str, Any] | None = None
+        self._seen: list[tuple[GradBucket, torch.futures.Future[Tensor]]] = []
+        self._numbers: dict[Tensor, int] = {}
+        self._buckets: list[_Bucket] = []
+        self._lock = threading.Lock()
+        self._attached = True
+
+    def average(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        """Averages a bucket's gradients over all workers, beside the backward pass.
+
+        Args:
+            bucket: of DDP.
+
+        Returns:
+            The bucket's buffer, shape (n,), once it holds the averages. If a worker is lost, the backward pass raises
+            an error that says which.
+        """
+        if not self._attached:
+            return _dense(bucket, self._cluster.group)
+        ready: torch.futures.Future[Tensor] = torch.futures.Future(
+            devices=[self._device] if self._device.type == "cuda" else []
+        )
+        if self._averager is None:
+            self._learn(bucket, ready)
+        else:
+            self._enter(self._averager, bucket, ready)
+        # An error is passed on by a callback only; as a value, DDP takes it for a tensor.
+        return ready.then(lambda done: done.wait())
+
+    def _learn(self, bucket: GradBucket, ready: torch.futures.Future[Tensor]) -> None:
+        """In the first step: which parameters DDP synchronizes is known when it has shown all its buckets."""
+        self._seen.append((bucket, ready))
+        if not bucket.is_last():
+            return
+        shown = {parameter for each, _ in self._seen for parameter in each.parameters()}
+        named = [pair for pair in self._named if pair.parameter in shown]
+        self._numbers = {parameter: number for number, (_, parameter) in enumerate(named)}
+        scale = self._scaler.get_scale if self._scaler else None
+        self._averager = Averager(
+            self.method, named, self._cluster, self._bucket_mb, scale, self._arrive, self._give_up
+        )
+        if self._saved is not None:
+            self._averager.load_state_dict(self._saved)
+            self._saved = None
+        for each, future in self._seen:
+            self._enter(self._averager, each, future)
+        self._seen = []
+
+    def _enter(self, averager: Averager, bucket: GradBucket, ready: torch.futures.Future[Tensor]) -> None:
+        if bucket.index() == 0 and averager.begun:
+            averager.wait()  # for nothing: DDP did, at the end of the last backward pass
+            self._buckets = []
+        views = {self._numbers[p]: view for p, view in zip(bucket.parameters(), bucket.gradients(), strict=True)}
+        groups = {averager.group_of(number) for number in views}
+        with self._lock:
+            self._buckets.append(_Bucket(views, bucket.buffer(), ready, groups))
+        for number, view in views.items():
+            averager.put(number, view)
+
+    def _arrive(self, group: int) -> None:
+        """A group is averaged: buckets that waited for nothing else are ready."""
+        assert self._averager is not None
+        with self._lock:
+            touched = [bucket for bucket in self._buckets if group in bucket.groups]
+        for bucket in touched:
+            for number in bucket.views.keys() & set(self._averager.members(group)):
+                self._averager.take(number, bucket.views[number])
+            bucket.groups.discard(group)
+            if not bucket.groups:
+                bucket.ready.set_result(bucket.buffer)
+
+    def _give_up(self, error: BaseException) -> None:
+        with self._lock:
+            waiting = [bucket for bucket in self._buckets if not bucket.ready.done()]
+        for bucket in waiting:
+            bucket.ready.set_exception(error)  # type: ignore[arg-type]
+
+    # --- what others may ask for
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this worker carries from step to step; plain data, to be saved by each rank.
+
+        Empty before the first step.
+        """
+        if self._averager is None:
+            return dict(self._saved or {})
+        return self._averager.state_dict()
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Continues from what ``state_dict`` gave on the same rank, of as many.
+
+        Args:
+            values: as saved, on any device.
+
+        Raises:
+            ConfigError: if it is of another rank, another number of workers, another method, other parameters, or of
+                another ``bucket_mb``; of the last two in a fresh process, in the first step.
+        """
+        if self._averager is None:
+            if values:
+                mine = owner_of(self.method, self._cluster.local_ranks[0], self._cluster.size)
+                check_owner(values, mine, "groups")
+            self._saved = dict(values) or None
+        elif values:
+            self._averager.load_state_dict(values)
+        else:
+            self._averager.forget()
+
+    def stats(self) -> Stats:
+        """What this worker sent and spent so far; see :class:`Stats`."""
+        averager, ledger = self._averager, self._cluster.ledgers[0]
+        steps = averager.steps + averager.begun if averager else 0
+        nbytes = sum(parameter.nbytes for _, parameter in self._named if parameter.requires_grad)
+        return Stats.of(ledger, steps, nbytes, self._cluster.size, averager.refused if averager else 0)
+
+    def detach(self) -> None:
+        """Averages densely from now on, as DDP without a hook; torch takes no hook off. What was carried is dropped."""
+        self._attached, self._averager, self._buckets = False, None, []
+        self._cluster.release()
+
+    def __deepcopy__(self, memo: object) -> None:
+        """Copies of a model have no hook: torch registers none for them."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Nor have models that were saved as a whole."""
+        return type(None), ()
+
+
+def hook(state: Hook, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """The hook itself, for ``DistributedDataParallel.register_comm_hook(state, hook)``.
+
+    Args:
+        state: a :class:`Hook`.
+        bucket: of DDP.
+
+    Returns:
+        The bucket's buffer, shape (n,), once it holds the averages.
+    """
+    return state.average(bucket)
+
+
+def attach(
+    ddp: DistributedDataParallel,
+    method: str | Method = "spardl",
+    *,
+    bucket_mb: float = 25.0,
+    timeout: float = 1800.0,
+    scaler: GradScaler | None = None,
+    **options: Any,
+) -> Hook:
+    """Lets DDP average its gradients with a method of this library, from the next backward pass on.
+
+    All workers must call it, with the same arguments.
+
+    Args:
+        ddp: the model; nothing else in the training loop changes.
+        method: a name (``spardl.method_names()``), or a :class:`Method`.
+        bucket_mb: most megabytes (2^20 bytes) of gradients that are averaged together. Larger groups have less
+            overhead, smaller ones start earlier.
+        timeout: seconds after which a silent worker counts as lost.
+        scaler: the ``GradScaler`` that scales the loss, if there is one: residuals then follow its scale, and a step
+            in which some worker's gradient overflowed is skipped by all, without loss.
+        **options: of the method, for instance ``density=0.01``, ``teams=2``; see :class:`Recipe`.
+
+    Returns:
+        The hook's state: ``state_dict``, ``load_state_dict``, ``stats``, ``detach``.
+
+    Raises:
+        ConfigError: if the method or an option is unknown, or does not fit so many workers, or ``ddp`` is no DDP, has
+            a hook already, or sparse gradients.
+
+    Example:
+        >>> ddp_model = nn.parallel.DistributedDataParallel(nn.Linear(100, 10))
+        >>> handle = spardl.attach(ddp_model, "spardl", density=0.01)
+        >>> ddp_model(torch.randn(5, 100)).sum().backward()
+        >>> gradient = torch.cat([parameter.grad.flatten() for parameter in ddp_model.parameters()])
+        >>> print(f"{gradient.count_nonzero()} of {len(gradient)} entries are averages; the rest is in the residual")
+        10 of 1010 entries are averages; the rest is in the residual
+        >>> state = handle.state_dict()
+        >>> print(f"step {handle.stats().steps}; to be saved: {', '.join(state)}")
+        step 1; to be saved: owner, names, groups, skipped, factor
+    """
+    if not isinstance(ddp, DistributedDataParallel):
+        raise ConfigError(
+            f"attach() needs a DistributedDataParallel, got a {type(ddp).__name__}; without DDP use spardl.Synchronizer"
+        )
+    made = Hook(ddp, make_method(method, **options), bucket_mb, timeout, scaler)
+    try:
+        ddp.register_comm_hook(made, hook)
+    except RuntimeError as error:
+        made.detach()
+        raise ConfigError("this model has a communication hook, which torch never takes off; wrap it anew") from error
+    return made
+
+
+def _dense(bucket: GradBucket, group: Any) -> torch.futures.Future[Tensor]:
+    buffer = bucket.buffer().div_(dist.get_world_size(group))
+    reduced = dist.all_reduce(buffer, group=group, async_op=True).get_future()
+    return reduced.then(lambda done: done.value()[0])

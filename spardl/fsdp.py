@@ -1,0 +1,144 @@
+"""Hybrid sharding: dense inside a node, by FSDP2, and a method of this library between nodes.
+
+Every FSDP unit ends its backward pass with a reduce-scatter inside the node. torch calls a hook with what that leaves
+to each worker, its shard of the node's gradient; here the hook averages it with the same shard of the other nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from spardl.clusters import ProcessGroupCluster
+from spardl.errors import ConfigError
+from spardl.flat import write
+from spardl.layout import Layout
+from spardl.method import Method, MethodState
+from spardl.owners import check_owner, owner_of
+from spardl.recipes import make_method
+from spardl.state import copied
+from spardl.stats import Stats
+
+__all__ = ["Sharded", "attach_fsdp"]
+
+
+class Sharded:
+    """The hooks of a model's FSDP units, and what they carry from step to step; made by :func:`attach_fsdp`.
+
+    Args:
+        units: the model's, by name.
+        method: how to average.
+        cluster: the workers that have the same shards.
+    """
+
+    def __init__(self, units: Mapping[str, FSDPModule], method: Method, cluster: ProcessGroupCluster) -> None:
+        self.method, self._cluster = method, cluster
+        self._states: dict[str, MethodState] = {}
+        self._saved: dict[str, Any] = {}
+        self._worker = cluster.local_workers[0]
+        self._owner = owner_of(method, self._worker.rank, self._worker.size)
+        self._units = dict(units)
+        for name, unit in units.items():
+            unit.set_all_reduce_hook(partial(self._average, name))
+
+    @torch.no_grad()
+    def _average(self, name: str, shard: Tensor) -> None:
+        flat = shard.view(-1)
+        if name not in self._states:
+            self._begin(name, flat)
+        state = self._states[name]
+        if len(flat) != len(state.memory):
+            raise ConfigError(
+                f"the shard of {name or 'the model'} had {len(state.memory)} entries, and now {len(flat)}: FSDP leaves "
+                "out parameters that a step does not use; freeze none later, and let each step use all"
+            )
+        self.method.accumulate(flat, state)
+        (average,) = self._cluster.run([self.method.average(self._worker, state)])
+        write(average, flat)
+
+    def _begin(self, name: str, flat: Tensor) -> None:
+        state = self.method.init_state(Layout.flat(flat.numel()), flat.dtype, flat.device)
+        if name in self._saved:
+            state.load_state_dict(self._saved.pop(name))
+        self._states[name] = state
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this worker carries from step to step, by unit; plain data, to be saved by each rank."""
+        begun = {name: copied(state.state_dict()) for name, state in self._states.items()}
+        return {"owner": dict(self._owner), "units": {**self._saved, **begun}}
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Continues from what ``state_dict`` gave on the same rank, of as many.
+
+        Args:
+            values: as saved.
+
+        Raises:
+            ConfigError: if it is of another rank, another number of nodes, another method, or other units.
+            ValueError: if a shard has another length; for units that had no backward pass yet, in the first one.
+        """
+        check_owner(values, self._owner, "units")
+        unknown = sorted(values["units"].keys() - self._units.keys())
+        if unknown:
+            raise ConfigError(f"this state has FSDP units that the model has not: {', '.join(unknown)}")
+        for name, saved in values["units"].items():
+            if name in self._states:
+                self._states[name].load_state_dict(copied(saved))
+            else:
+                self._saved[name] = copied(saved)
+
+    def stats(self) -> Stats:
+        """What this worker sent between nodes and spent on it so far; see :class:`Stats`."""
+        states = self._states.values()
+        steps = max((state.step for state in states), default=0)
+        nbytes = sum(state.memory.nbytes for state in states)
+        refused = sum(state.refused for state in states)
+        return Stats.of(self._cluster.ledgers[0], steps, nbytes, self._cluster.size, refused)
+
+
+def attach_fsdp(model: nn.Module, method: str | Method = "spardl", *, group: Any, **options: Any) -> Sharded:
+    """Averages the shards of a model between nodes, after each reduce-scatter inside them.
+
+    The model is sharded inside a node only: ``fully_shard(model, mesh=mesh["inside"])`` with a mesh of nodes and of
+    workers inside them; ``group=mesh["nodes"].get_group()`` holds the workers that have the same shard. Weights must be
+    equal on all nodes at first. All workers must call this, after ``fully_shard``.
+
+    Args:
+        model: with one FSDP unit or several.
+        method: a name (``spardl.method_names()``), or a :class:`Method`.
+        group: the process group of the workers with the same shard; its timeout bounds every wait.
+        **options: of the method, for instance ``density=0.01``.
+
+    Returns:
+        The hooks' state: ``state_dict``, ``load_state_dict``, ``stats``.
+
+    Raises:
+        ConfigError: if the model has no FSDP unit, or is sharded among workers of the group, the method or an option
+            is unknown, or does not fit so many nodes; in a step, if FSDP leaves out other parameters than in the first.
+    """
+    units = {name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)}
+    if not units:
+        raise ConfigError("attach_fsdp() needs a model that fully_shard() has been applied to; with DDP use attach()")
+    made = make_method(method, **options)
+    cluster = ProcessGroupCluster(group, next(model.parameters()).device)
+    _check_shards(model, cluster.group)
+    made.communicator.check_workers(cluster.size)
+    return Sharded(units, made, cluster)
+
+
+def _check_shards(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Sees to it that a group and the model's meshes have this worker in common, and nobody else."""
+    among = set(dist.get_process_group_ranks(group)) - {dist.get_rank()}
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, DTensor) and among & set(parameter.device_mesh.mesh.flatten().tolist()):
+            raise ConfigError(
+                f"{name} is sharded or copied among workers of the group; shard inside a node only, "
+                'fully_shard(model, mesh=mesh["inside"]), and give group=mesh["nodes"].get_group()'
+            )

@@ -1,0 +1,95 @@
+"""This process as one of several that torchrun or srun started."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from spardl.errors import ConfigError
+
+__all__ = ["Membership", "find_membership", "what_a_restart_needs"]
+
+
+class Membership(NamedTuple):
+    """Which of how many this process is, and where they meet.
+
+    Attributes:
+        rank: which one.
+        size: of how many.
+        local_rank: which one on this machine.
+        local_size: of how many that share its GPUs.
+        host: where rank 0 is.
+        port: on which it listens.
+        served: whether torchrun's agent, and not rank 0, holds the store there.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    host: str
+    port: int
+    served: bool = False
+
+
+def find_membership(environment: Mapping[str, str]) -> Membership | None:
+    """Reads what torchrun or srun left in the environment; ``None`` if neither started this process."""
+    if "TORCHELASTIC_RUN_ID" in environment or {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(environment):
+        return Membership(
+            int(environment["RANK"]),
+            int(environment["WORLD_SIZE"]),
+            int(environment.get("LOCAL_RANK", "0")),
+            int(environment.get("LOCAL_WORLD_SIZE", "1")),
+            environment["MASTER_ADDR"],
+            int(environment["MASTER_PORT"]),
+            environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        )
+    # A batch script also has SLURM_PROCID, but only srun starts all the tasks, each in a step.
+    if "SLURM_STEP_NODELIST" in environment and int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        return Membership(
+            int(environment["SLURM_PROCID"]),
+            int(environment["SLURM_STEP_NUM_TASKS"]),
+            int(environment["SLURM_LOCALID"]),
+            1,  # srun hands out the GPUs as it was asked to
+            environment.get("MASTER_ADDR") or _first_host(environment["SLURM_STEP_NODELIST"]),
+            int(environment.get("MASTER_PORT") or 15000 + int(environment["SLURM_JOB_ID"]) % 20000),
+        )
+    return None
+
+
+def what_a_restart_needs(environment: Mapping[str, str], *, resumes: bool) -> str | None:
+    """A warning, if torchrun may restart the workers and they would begin anew then."""
+    if int(environment.get("TORCHELASTIC_MAX_RESTARTS", "0")) == 0 or resumes:
+        return None
+    return (
+        "torchrun may restart the workers, and they will begin anew then; resume=auto lets them go on, and "
+        "training.elastic=true another number of them"
+    )
+
+
+def _first_host(nodes: str) -> str:
+    """The first node of a job, under a name or an address that this machine can use."""
+    names = _scontrol("show", "hostnames", nodes).split()
+    if not names:
+        raise ConfigError("scontrol cannot name this job's hosts; set MASTER_ADDR to the host of rank 0")
+    if _resolves(names[0]):
+        return names[0]
+    # Slurm's names of nodes need not be those of machines.
+    address = re.search(r"\bNodeAddr=(\S+)", _scontrol("--oneliner", "show", "node", names[0]))
+    return address[1] if address else names[0]
+
+
+def _scontrol(*words: str) -> str:
+    answer = subprocess.run(["scontrol", *words], capture_output=True, text=True, timeout=60, check=False)
+    return "" if answer.returncode else answer.stdout
+
+
+def _resolves(host: str) -> bool:
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,149 @@
+"""Leaving in good order: when one worker is asked to stop, all leave after the same step.
+
+Schedulers announce the end of a job, or its pre-emption, with a signal some time before they kill it. Not all workers
+need get it, nor get it in the same step. So they agree on a step that none of them has passed, without a message in the
+steps before.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, NoReturn
+
+from spardl.errors import PeerError
+
+__all__ = ["ASKING", "AskedToStopError", "Stopping", "deferred", "end_at_once", "listening"]
+
+# What asks a process to stop.
+ASKING = frozenset({signal.SIGTERM, signal.SIGUSR1})
+
+# Seconds between two looks at the store; and in which further signals are echoes of the first, since those who stop
+# all processes of a job often tell some of them twice.
+_EVERY, _ECHO = 0.2, 1.0
+
+
+class AskedToStopError(KeyboardInterrupt):
+    """A signal asked to stop before there were workers."""
+
+
+class Stopping:
+    """One worker's part of the agreement.
+
+    A thread of its own looks whether some worker was asked. If so, it promises a bound: its worker will not pass the
+    end of the step that it is in. When all have promised, they leave at the highest bound; who comes to its own before
+    that waits there.
+
+    Args:
+        connect: makes a connection to the workers' store, for this alone.
+        rank: of this worker.
+        size: how many workers there are.
+        patience: seconds that a worker waits for the promises of the others.
+    """
+
+    def __init__(self, connect: Callable[[], Any], rank: int, size: int, patience: float) -> None:
+        self._connect, self._rank, self._size, self._patience = connect, rank, size, patience
+        self._asked = False
+        self._lock = threading.Lock()
+        self._step = 0
+        self._bound: int | None = None
+        self._last: int | None = None
+        self._decided, self._over = threading.Event(), threading.Event()
+
+    def ask(self) -> bool:
+        """Asks this worker to stop; called from a signal's handler.
+
+        Returns:
+            Whether it had been asked before.
+        """
+        before, self._asked = self._asked, True
+        return before
+
+    def after(self, step: int) -> bool:
+        """Whether all workers leave now, with ``step`` steps done.
+
+        Raises:
+            PeerError: if not all workers answer in time.
+        """
+        if self._size == 1:
+            return self._asked
+        with self._lock:
+            self._step, bound = step, self._bound
+        if bound is None or step < bound:
+            return False
+        if not self._decided.wait(self._patience):
+            raise PeerError(f"rank {self._rank} was asked to stop, and not all workers answered")
+        return self._last is not None and step >= self._last
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Takes part in the agreement while inside."""
+        thread = threading.Thread(target=self._watch, name="spardl-stopping", daemon=True)
+        if self._size > 1:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+
+    def _watch(self) -> None:
+        try:
+            store = self._connect()
+            while not (self._asked or store.check(["stop"])):
+                if self._over.wait(_EVERY):
+                    return
+            self._agree(store)
+        except RuntimeError:
+            return  # rank 0, which has the store, is gone: the others notice by themselves
+
+    def _agree(self, store: Any) -> None:
+        store.set("stop", "")
+        with self._lock:
+            self._bound = self._step + 1
+        store.set(f"stop/{self._rank}", str(self._bound))
+        self._last = max(int(store.get(f"stop/{rank}")) for rank in range(self._size))
+        self._decided.set()
+
+
+def end_at_once() -> NoReturn:
+    """Does what Ctrl-C does: for those who were asked twice."""
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def listening(ask: Callable[[], bool], again: Callable[[], None]) -> Iterator[None]:
+    """Lets the signals that ask to stop ask; for the main thread.
+
+    Args:
+        ask: asks, and answers whether that had been done before.
+        again: called if it had, unless that was a moment ago.
+    """
+    times: list[float] = []
+
+    def heard(signum: int, frame: FrameType | None) -> None:
+        times.append(time.monotonic())
+        if ask() and (len(times) == 1 or times[-1] - times[0] > _ECHO):
+            again()
+
+    before = {signum: signal.signal(signum, heard) for signum in ASKING}
+    unblocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Lets these signals wait, in this process and in those that it forks, until they are listened to."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,47 @@
+"""Workers that another library recognizes as started by a launcher."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from spardl.clusters import ProcessGroupCluster
+from tests.harness import run_workers
+from tests.test_train_cli import free_port
+
+
+def imported(module: str, extra: str) -> None:
+    """Imports an adapter once, for all workers, and not where tests are only collected: it takes seconds."""
+    pytest.importorskip(extra, reason=f"needs the extra '{extra}'")
+    importlib.import_module(module)
+
+
+def launched(work: Callable[[], Any], workers: int = 2) -> list[Any]:
+    """Calls ``work()`` in so many processes, with a process group and torchrun's variables, and returns the results."""
+    port = free_port()
+
+    def target(cluster: ProcessGroupCluster) -> Any:
+        rank = str(dist.get_rank())
+        os.environ.update(
+            RANK=rank,
+            LOCAL_RANK=rank,
+            WORLD_SIZE=str(workers),
+            LOCAL_WORLD_SIZE=str(workers),
+            GROUP_RANK="0",
+            NODE_RANK="0",
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+            ACCELERATE_USE_CPU="true",
+            HF_HUB_OFFLINE="1",
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # those of the other library are its own affair
+            return work()
+
+    return run_workers(workers, target)

@@ -1,0 +1,65 @@
+"""What tests of the doctor share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+from spardl.training.membership import Membership
+from tests.driver import STARTED_BY
+from tests.labs import ROOT
+
+LATER = ("laws.check_spardl", "laws.check_methods", "laws.check_pace", "fit.check_all_reduce")
+
+
+def lines(text: str, verdict: str) -> list[str]:
+    """What a verdict was said of."""
+    return [line.removeprefix(verdict).strip() for line in text.splitlines() if line.startswith(f"{verdict} ")]
+
+
+def local(doctor: ModuleType, capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """Two workers of this machine: the exit code, and what was printed."""
+    code = doctor.main(["--workers", "2", "--device", "cpu", *words])
+    return code, capfd.readouterr().out
+
+
+def member(rank: int, size: int = 2) -> Membership:
+    return Membership(rank, size, rank, size, "127.0.0.1", 1)
+
+
+def script(*words: str, seconds: float = 100) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in STARTED_BY}
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+
+
+class Collected:
+    """Findings that keep their lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.failures = 0
+
+    def ok(self, text: str) -> None:
+        self.lines.append(f"ok {text}")
+
+    def warn(self, text: str) -> None:
+        self.lines.append(f"warning {text}")
+
+    def fail(self, text: str) -> None:
+        self.failures += 1
+        self.lines.append(f"FAILED {text}")
+
+    def judge(self, good: bool, text: str, fix: str) -> None:
+        (self.ok if good else self.fail)(text if good else f"{text}; {fix}")

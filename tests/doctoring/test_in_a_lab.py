@@ -1,0 +1,68 @@
+"""The doctor in networks that are known, or broken."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.netlab_inside import tool
+from spardl.clusters import parse_network
+from tests.doctoring.common import lines
+from tests.labs import in_a_lab, lab
+
+
+def in_lab(script: str, *options: str, workers: int = 4) -> subprocess.CompletedProcess[str]:
+    """The doctor as every worker of a lab at 1 Gbit/s, with something done before."""
+    words = ["run", "--workers", str(workers), "--gbit", "1", *options, "--timeout", "90", "--", "sh", "-c", script]
+    return lab(*words, timeout=120)
+
+
+@in_a_lab
+@pytest.mark.skipif(not tool("iptables"), reason="needs the program iptables")
+def test_the_network_of_a_lab(tmp_path: Path) -> None:
+    """A round of gloo takes the delay twice, see docs/networks.md."""
+    done = in_lab(f"exec {sys.executable} scripts/doctor.py --out {tmp_path / 'lab.yaml'}", "--delay-ms", "4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    network = parse_network(str(tmp_path / "lab.yaml"))
+    assert network.gbit == pytest.approx(1.0, rel=0.1)
+    assert 8e-3 <= network.alpha <= 16e-3
+
+
+@in_a_lab
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (
+            "ip link set eth0 down",
+            r"workers: worker 2 did not come to 10\.77\.0\.1:29500 within 5 s \(3 of 4 did\); see",
+        ),
+        ("(sleep 12; ip link set eth0 down) &", r"[\w -]+: worker 2 on \S+ did not answer any more; see what"),
+    ],
+    ids=["from the start", "in the middle"],
+)
+def test_a_link_that_is_down(broken: str, said: str) -> None:
+    """Where it breaks in the middle, that is somewhere in a long row of examinations."""
+    again = f"while {sys.executable} scripts/doctor.py --timeout 5; do :; done"
+    # The first worker must not be ended before it has spoken.
+    done = in_lab(f"if [ $RANK = 2 ]; then {broken}\n {again}; sleep 80; fi; {again}; exit 1")
+    assert done.returncode == 1
+    (line,) = lines(done.stdout, "FAILED")
+    assert re.match(said, line), line
+
+
+@in_a_lab
+@pytest.mark.skipif(not tool("iptables"), reason="needs the program iptables")
+def test_a_firewall_between_two(tmp_path: Path) -> None:
+    wall = "if [ $RANK = 2 ]; then iptables -A INPUT -s 10.77.0.2 -j DROP; fi"
+    done = in_lab(f"{wall}; exec {sys.executable} scripts/doctor.py --timeout 5", workers=3)
+    assert done.returncode == 1
+    found = lines(done.stdout, "FAILED")
+    assert [re.sub(r"10\.77.*?\)", "..)", line).split(":")[1] for line in found] == [
+        f" worker 1 ({socket.gethostname()}, ..) cannot be reached by worker 2",
+        f" worker 2 ({socket.gethostname()}, ..) cannot be reached by worker 1",
+    ]

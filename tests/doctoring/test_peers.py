@@ -1,0 +1,98 @@
+"""The doctor names who is missing, and who cannot be reached."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import socket
+from collections.abc import Callable
+from contextlib import closing
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from spardl.errors import PeerError
+from tests.doctoring.common import Collected, member
+
+
+def test_who_does_not_come_is_named(places: Callable[[int], Any], findings: Collected) -> None:
+    meeting = importlib.import_module("doctoring.meeting")
+    with closing(meeting.listen("gloo")) as listener:
+        assert meeting.roll_call(places(0), "gloo", listener, findings) == []
+    (line,) = findings.lines
+    assert line.startswith("FAILED workers: worker 1 did not come to 127.0.0.1:1 within 0.2 s (1 of 2 did); see what")
+
+
+def test_who_cannot_be_reached_is_named(places: Callable[[int], Any], findings: Collected) -> None:
+    meeting = importlib.import_module("doctoring.meeting")
+    with closing(meeting.listen("gloo")) as open_one, closing(socket.socket()) as closed_one:
+        closed_one.bind(("127.0.0.1", 0))
+        present = [
+            meeting.Present("one", "127.0.0.1", listener.getsockname()[1], {}) for listener in (open_one, closed_one)
+        ]
+        places(1).tell("reached", {})
+        assert not meeting.reach_all(places(0), present, findings)
+    (line,) = findings.lines
+    assert line.startswith(f"FAILED peers: worker 1 (one, 127.0.0.1:{closed_one_port(present)}) cannot be reached by")
+    assert "worker 0: Connection refused; see the links and firewalls" in line
+
+
+def closed_one_port(present: list[Any]) -> int:
+    port: int = present[1].port
+    return port
+
+
+def test_other_versions_elsewhere(doctor: ModuleType, findings: Collected) -> None:
+    meeting = importlib.import_module("doctoring.meeting")
+    present = [meeting.Present(f"h{rank}", "10.0.0.1", 1, {"torch": version}) for rank, version in enumerate("223")]
+    meeting.check_present(present, findings)
+    assert findings.lines[0] == "ok worker 0 on h0 (10.0.0.1); worker 1 on h1 (10.0.0.1); worker 2 on h2 (10.0.0.1)"
+    assert findings.lines[1] == (
+        "FAILED versions: torch 2 with worker 0 and 3 with worker 2 on h2; install the same on all hosts"
+    )
+
+
+def test_a_store_that_cannot_be_found(doctor: ModuleType) -> None:
+    meeting = importlib.import_module("doctoring.meeting")
+    nowhere = member(1)._replace(host="nowhere.invalid")
+    with pytest.raises(PeerError, match=r"worker 1 on .*: nowhere\.invalid does not resolve .*set MASTER_ADDR"):
+        meeting.join_store(nowhere, 1.0)
+
+
+def test_a_first_worker_that_says_nothing(places: Callable[[int], Any]) -> None:
+    with pytest.raises(PeerError, match=r"worker 0 at 127\.0\.0\.1 says nothing any more"):
+        places(1).hear_leader("called", 0.1)
+
+
+@pytest.mark.parametrize(
+    ("interface", "address", "hosts", "said"),
+    [
+        ("lo", "127.0.0.1", 1, None),
+        ("lo", "127.0.0.1", 2, "GLOO_SOCKET_IFNAME=lo is 127.0.0.1 on "),
+        ("none9", "127.0.0.1", 1, "GLOO_SOCKET_IFNAME=none9 has no address on "),
+        ("", "127.0.1.1", 1, None),
+        ("", "127.0.1.1", 2, "is 127.0.1.1 on .*, which other hosts cannot reach; set GLOO_SOCKET_IFNAME to one of "),
+        ("", "10.0.0.7", 2, None),
+        ("", None, 1, "host name .* has no address on .*; set GLOO_SOCKET_IFNAME to one of .*, or pass --interface"),
+    ],
+)
+def test_addresses(
+    interface: str,
+    address: str | None,
+    hosts: int,
+    said: str | None,
+    doctor: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def resolve(name: str) -> str:
+        if address is None:
+            raise socket.gaierror(-2, "Name or service not known")
+        return address
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
+    monkeypatch.setattr(socket, "gethostbyname", resolve)
+    found = importlib.import_module("doctoring.installation").why_unreachable("gloo", hosts)
+    assert (found is None) == (said is None)
+    if said:
+        assert re.search(said, found), found

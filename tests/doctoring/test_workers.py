@@ -1,0 +1,169 @@
+"""The doctor and its workers: each check is one line, and none waits for ever."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import yaml
+
+from spardl.clusters import ProcessGroupCluster, parse_network
+from spardl.errors import PeerError
+from tests.doctoring.common import Collected, lines, local
+from tests.driver import command
+
+
+@pytest.mark.timeout(60)
+def test_workers_of_this_machine(doctor: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "network.yaml"
+    code = doctor.main(["--workers", "2", "--device", "cpu", "--out", str(file)])
+    said = capfd.readouterr().out
+    assert code == 0, said
+    assert not lines(said, "FAILED")
+    topics = [line.split(":")[0] for line in lines(said, "ok")]
+    assert topics[:2] == ["installation", "extras"]
+    for topic in ("peers", "backend", "links", "network", "SparDL at density 1", "SparDL at density 0.01", "methods"):
+        assert topic in topics, said
+    assert f"torch {torch.__version__}" in said
+    assert "workers 0, 1 on " in said
+    network = parse_network(str(file))
+    assert network.alpha > 0
+    measured = yaml.safe_load(file.read_text())["measured"]
+    assert (measured["workers"], measured["backend"]) == (2, "gloo")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("signum", "said"),
+    [
+        (signal.SIGKILL, "workers: worker 1 was killed by SIGKILL; the other workers were stopped"),
+        (signal.SIGSTOP, "synchronizations: worker 1 on "),
+    ],
+)
+def test_a_lost_worker_is_named(
+    signum: int, said: str, brief: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def lose(cluster: ProcessGroupCluster, findings: Any) -> None:
+        if cluster.local_ranks[0] == 1:
+            os.kill(os.getpid(), signum)
+        dist.barrier()
+
+    monkeypatch.setattr("doctoring.laws.check_spardl", _within_the_library(lose))
+    monkeypatch.setattr("doctoring.meeting._TELLING", 1.0)
+    code, output = local(brief, capfd, "--timeout", "2")
+    (line,) = lines(output, "FAILED")
+    assert (code, line[: len(said)]) == (1, said)
+
+
+def _within_the_library(check: Callable[..., None]) -> Callable[..., None]:
+    """Contact is lost as the library tells it."""
+
+    def checked(*arguments: Any) -> None:
+        try:
+            check(*arguments)
+        except RuntimeError as error:
+            raise PeerError("lost contact") from error
+
+    return checked
+
+
+@pytest.mark.timeout(60)
+def test_a_check_that_breaks_on_one_worker(
+    brief: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def stumble(cluster: ProcessGroupCluster, findings: Any) -> None:
+        if cluster.local_ranks[0] == 1:
+            raise ValueError("two\nlines")
+        raise PeerError("nothing came")
+
+    monkeypatch.setattr("doctoring.laws.check_spardl", stumble)
+    code, output = local(brief, capfd)
+    assert code == 1
+    (line,) = lines(output, "FAILED")
+    assert line.startswith("synchronizations: worker 1: ValueError: two; ")
+
+
+@pytest.mark.timeout(60)
+def test_a_network_that_cannot_be_written(
+    brief: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("doctoring.fit.write_atomically", full)
+    code, output = local(brief, capfd, "--out", str(tmp_path / "x"))
+    assert code == 1
+    (line,) = lines(output, "FAILED")
+    assert f"cannot be written to {tmp_path / 'x'}: No space left on device; use another --out" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "said"),
+    [
+        ("--workers 1", {}, "--workers must be at least 2, got 1"),
+        ("--workers x", {}, "argument --workers: invalid int value: 'x'"),
+        ("--timeout 0", {}, "--timeout must be from 1 to 3600 seconds, got 0"),
+        ("--timeout nan", {}, "--timeout must be from 1 to 3600 seconds, got nan"),
+        ("--out /nowhere/x", {}, "--out /nowhere/x must be a file in a folder that exists"),
+        ("--out .", {}, "--out . must be a file in a folder that exists"),
+        ("--interface none9", {}, "--interface none9 is not on "),
+        ("--device tpu", {}, "argument --device: invalid choice: 'tpu'"),
+        ("--workers 3", {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}, "but 2 workers were"),
+        ("", {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"}, "at least 2, got 1"),
+    ],
+)
+def test_bad_input_is_one_line(
+    words: str,
+    environment: dict[str, str],
+    said: str,
+    doctor: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert doctor.main(words.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert said in line
+
+
+@pytest.mark.slow
+def test_workers_of_torchrun(tmp_path: Path) -> None:
+    start = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
+    words = ["scripts/doctor.py", "--device", "cpu", "--out", str(tmp_path / "network.yaml")]
+    done = command(*words, program=(sys.executable, *start))
+    assert done.returncode == 0, done.stdout + done.stderr
+    topics = [line.split(":")[0] for line in lines(done.stdout, "ok")]
+    assert {"peers", "backend", "network", "SparDL at density 0.01", "methods"} <= set(topics)
+    assert parse_network(str(tmp_path / "network.yaml")).alpha > 0
+
+
+@pytest.mark.slow
+def test_a_worker_whose_first_worker_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCH_CPP_LOG_LEVEL", raising=False)  # the doctor itself keeps torch quiet
+    environment = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
+    done = command("--timeout", "2", program=(sys.executable, "scripts/doctor.py"), env=environment)
+    assert done.returncode == 1
+    (line,) = lines(done.stdout, "FAILED")
+    assert "cannot reach worker 0 at 127.0.0.1:9: " in line
+    assert not done.stderr
+
+
+def test_missing_libraries_are_named(doctor: ModuleType, findings: Collected, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = ["torch>=2.7", 'none-9>=1; extra == "fast"', "pytest>=8; extra == 'dev'", 'spardl[fast]; extra == "dev"']
+    monkeypatch.setattr("doctoring.installation.metadata.requires", lambda name: wanted)
+    importlib.import_module("doctoring.installation").check_extras(findings)
+    assert findings.lines == [
+        "warning extras: fast lacks none-9: selection takes six times as long; pip install 'spardl[fast]'",
+        "ok extras: dev",
+    ]

@@ -1,0 +1,71 @@
+"""Models that torch compiles, and losses under autocast: every path trains as DDP does with the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+
+from spardl.clusters import ProcessGroupCluster
+from tests.harness import run_workers
+from tests.hooks.loops import Ddp, Hooks, Path, loss_of, made, train, weights
+from tests.hooks.test_transparency import ALL, close
+
+pytestmark = pytest.mark.slow
+
+STEPS = range(6)
+OPTIONS = {**ALL, "bucket_mb": 0.001}
+
+
+def outside(kind: type[Path], model: nn.Module, options: dict[str, Any] | None) -> Path:
+    """The wrapped model is compiled: with DDP, torch cuts the graph where buckets end."""
+    path = kind(model, options)
+    path.called = torch.compile(path.called, backend="aot_eager")  # type: ignore[assignment]
+    return path
+
+
+def inside(kind: type[Path], model: nn.Module, options: dict[str, Any] | None) -> Path:
+    """The model is compiled, then wrapped."""
+    return kind(torch.compile(model, backend="aot_eager"), options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["cnn", "transformer"])
+@pytest.mark.parametrize("way", [outside, inside])
+def test_compiled_models(kind: str, way: Callable[..., Path]) -> None:
+    def work(cluster: ProcessGroupCluster) -> list[bool]:
+        plain = made(kind)
+        expected = train(Ddp(plain, None), plain, STEPS)
+        found = []
+        for path in (Ddp, Hooks):
+            torch._dynamo.reset()
+            model = made(kind)
+            found.append(close(train(way(path, model, OPTIONS), model, STEPS, passes=2), expected))
+            found.append(bool(counters["frames"]["ok"]))  # something was compiled
+        return found
+
+    assert run_workers(2, work, 120) == [[True] * 4] * 2
+
+
+def autocast(model: nn.Module, batch: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return loss_of(model, batch if batch.dtype == torch.int64 else batch.float())
+
+
+@pytest.mark.parametrize("kind", ["cnn", "transformer"])
+def test_autocast(kind: str) -> None:
+    """Gradients are float32, of passes in bfloat16; in one group they are summed as DDP sums its bucket."""
+
+    def work(cluster: ProcessGroupCluster) -> tuple[bool, float]:
+        models = [made(kind, torch.float32) for _ in range(3)]
+        paths = [Ddp(models[0], None), Ddp(models[1], ALL), Hooks(models[2], ALL)]
+        expected, *found = [train(path, model, STEPS, loss=autocast) for path, model in zip(paths, models, strict=True)]
+        moved = (weights(made(kind, torch.float32)) - expected).norm()
+        return all(torch.allclose(each, expected, rtol=1e-4, atol=1e-5) for each in found), float(moved)
+
+    for same, moved in run_workers(2, work):
+        assert same
+        assert moved > 0.01

@@ -1,0 +1,121 @@
+"""Sharded inside a node, sparse between nodes: two nodes of two workers each."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from spardl.clusters import ProcessGroupCluster
+from spardl.errors import ConfigError
+from spardl.fsdp import attach_fsdp
+from tests.harness import run_workers
+from tests.hooks.loops import Ddp, Loss, Path, batches, loss_of, made, train
+
+SPARSE = {"method": "spardl", "density": 0.1}
+
+
+class Nodes(Path):
+    """FSDP inside a node, the method between nodes."""
+
+    def __init__(self, model: nn.Module, options: dict[str, Any] | None) -> None:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("nodes", "inside"))
+        fully_shard(model.head if hasattr(model, "head") else model.layer, mesh=mesh["inside"])
+        fully_shard(model, mesh=mesh["inside"])
+        self.called = model
+        self.handle = attach_fsdp(model, group=mesh["nodes"].get_group(), **(options or {}))
+
+    def backward(self, parts: list[torch.Tensor], loss: Loss = loss_of) -> None:
+        for number, part in enumerate(parts):
+            self.called.set_requires_gradient_sync(number == len(parts) - 1)  # type: ignore[operator]
+            (loss(self.called, part) / len(parts)).backward()
+
+
+def whole(model: nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().full_tensor().flatten() for parameter in model.parameters()])  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["cnn", "transformer"])
+def test_density_1_is_plain_ddp(kind: str) -> None:
+    """In four micro-batches, too, of which the last one is synchronized."""
+
+    def work(cluster: ProcessGroupCluster) -> list[bool]:
+        plain = made(kind)
+        expected = train(Ddp(plain, None), plain)
+        same = []
+        for passes in (1, 4):
+            sharded = made(kind)
+            path = Nodes(sharded, {"method": "spardl", "density": 1.0})
+            train_only(path, sharded, range(20), momentum=0.9, passes=passes)
+            same.append(bool(torch.allclose(whole(sharded), expected, rtol=1e-10, atol=1e-12)))
+        return same
+
+    assert run_workers(4, work) == [[True, True]] * 4
+
+
+def train_only(path: Path, model: Any, steps: range, momentum: float = 0.0, passes: int = 1) -> None:
+    rule = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+    for batch in batches(model, steps):
+        rule.zero_grad()
+        path.backward(list(batch.split(len(batch) // passes)))
+        rule.step()
+
+
+@pytest.mark.slow
+def test_the_state_round_trip() -> None:
+    def first(cluster: ProcessGroupCluster) -> Any:
+        model = made("cnn")
+        path = Nodes(model, SPARSE)
+        train_only(path, model, range(5))
+        buffer = io.BytesIO()
+        torch.save((path.handle.state_dict(), whole(model)), buffer)
+        train_only(path, model, range(5, 9))
+        return buffer.getvalue(), whole(model), path.handle.stats()
+
+    halfway = run_workers(4, first)
+    assert all(torch.equal(weights, halfway[0][1]) for _, weights, _ in halfway)
+    assert all(stats.steps == 9 and 0 < stats.bytes_sent < stats.dense_bytes for _, _, stats in halfway)
+
+    def second(cluster: ProcessGroupCluster) -> bool:
+        saved, expected, _ = halfway[cluster.local_ranks[0]]
+        state, weights = torch.load(io.BytesIO(saved), weights_only=True)
+        model = made("cnn")
+        nn.utils.vector_to_parameters(weights, model.parameters())
+        path = Nodes(model, SPARSE)
+        with pytest.raises(ConfigError, match="no state of such a handle"):
+            path.handle.load_state_dict({"owner": state["owner"], "groups": []})
+        path.handle.load_state_dict(state)
+        train_only(path, model, range(5, 9))
+        return torch.equal(whole(model), expected)
+
+    assert all(run_workers(4, second))
+
+
+@pytest.mark.slow
+def test_groups_that_cut_across_shards_are_refused() -> None:
+    """Shards of different parameters must never be averaged, nor what native HSDP has averaged already."""
+
+    def work(cluster: ProcessGroupCluster) -> list[str]:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("nodes", "inside"))
+        said = []
+        for inside, group in ((mesh["inside"], None), (mesh, mesh["nodes"].get_group())):
+            model = made("cnn")
+            fully_shard(model, mesh=inside)
+            with pytest.raises(ConfigError) as error:
+                attach_fsdp(model, group=group)
+            said.append(str(error.value))
+        return said
+
+    for said in run_workers(4, work):
+        assert all("is sharded or copied among workers of the group; shard inside a node only" in each for each in said)
+
+
+def test_a_model_that_is_not_sharded() -> None:
+    with pytest.raises(ConfigError, match=r"needs a model that fully_shard\(\) has been applied to"):
+        attach_fsdp(nn.Linear(2, 2), group=None)

@@ -1,0 +1,169 @@
+"""A training that is saved in the middle and continued in fresh processes is one that was never disturbed."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+
+import spardl
+from spardl.clusters import ProcessGroupCluster
+from spardl.errors import ConfigError
+from tests.harness import run_workers
+from tests.hooks.loops import Ddp, Hooks, Path, batches, made, weights
+
+PATHS: dict[str, type[Path]] = {"ddp": Ddp, "hooks": Hooks}
+METHODS: dict[str, dict[str, Any]] = {
+    "spardl": {"method": "spardl", "density": 0.1, "teams": 2},
+    "oktopk": {"method": "oktopk", "density": 0.1, "period": 3},
+    "powersgd": {"method": "powersgd", "rank": 1},
+    "dgc": {"method": "dgc", "density": 0.1},
+}
+
+
+def run(path: Path, rule: torch.optim.Optimizer, model: Any, steps: range) -> None:
+    for batch in batches(model, steps):
+        rule.zero_grad()
+        path.backward([batch])
+        rule.step()
+
+
+def begun(kind: type[Path], options: dict[str, Any]) -> tuple[Path, torch.optim.Optimizer, Any]:
+    model = made("cnn")
+    return kind(model, {**options, "bucket_mb": 0.001}), torch.optim.SGD(model.parameters(), lr=0.1), model
+
+
+def saved(*states: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(states, buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        ("ddp", "spardl"),
+        *(
+            pytest.param(kind, method, marks=pytest.mark.slow)
+            for kind in PATHS
+            for method in METHODS
+            if (kind, method) != ("ddp", "spardl")
+        ),
+    ],
+)
+def test_the_state_round_trip(kind: str, method: str) -> None:
+    """Through torch.save, per rank, into processes whose DDP begins with other buckets."""
+
+    def first(cluster: ProcessGroupCluster) -> tuple[bytes, torch.Tensor]:
+        path, rule, model = begun(PATHS[kind], METHODS[method])
+        run(path, rule, model, range(7))
+        kept = saved(model.state_dict(), rule.state_dict(), path.handle.state_dict())
+        run(path, rule, model, range(7, 14))
+        return kept, weights(model)
+
+    halfway = run_workers(2, first)
+
+    def second(cluster: ProcessGroupCluster) -> bool:
+        kept, expected = halfway[cluster.local_ranks[0]]
+        path, rule, model = begun(PATHS[kind], METHODS[method])
+        parts = torch.load(io.BytesIO(kept), weights_only=True)
+        for part, whose in zip(parts, (model, rule, path.handle), strict=True):
+            whose.load_state_dict(part)
+        run(path, rule, model, range(7, 14))
+        return torch.equal(weights(model), expected)
+
+    assert all(run_workers(2, second))
+
+
+@pytest.mark.slow
+def test_a_saved_state_does_not_change_any_more() -> None:
+    def work(cluster: ProcessGroupCluster) -> bool:
+        path, rule, model = begun(Hooks, METHODS["spardl"])
+        run(path, rule, model, range(3))
+        state = path.handle.state_dict()
+        before = [group["memory"].clone() for group in state["groups"]]
+        run(path, rule, model, range(3, 6))
+        path.handle.load_state_dict(state)
+        run(path, rule, model, range(6, 8))
+        return all(torch.equal(group["memory"], old) for group, old in zip(state["groups"], before, strict=True))
+
+    assert all(run_workers(2, work))
+
+
+def test_states_of_others_are_refused() -> None:
+    def work(cluster: ProcessGroupCluster) -> list[str]:
+        one = spardl.Synchronizer(made("cnn").named_parameters(), "spardl")
+        other = spardl.Synchronizer(made("transformer").named_parameters(), "spardl")
+        cut = spardl.Synchronizer(made("cnn").named_parameters(), "spardl", bucket_mb=0.001)
+        said = []
+        for each in (other, cut):
+            with pytest.raises(ConfigError) as error:
+                each.load_state_dict(one.state_dict())
+            said.append(str(error.value))
+        return said
+
+    (said,) = run_workers(1, work)
+    assert said == ["this state is of other parameters, or of another bucket_mb; load it where it was saved"] * 2
+
+
+def test_states_of_other_workers_and_methods_are_refused() -> None:
+    """As when rank 0 saves alone and all load; nothing is changed then."""
+
+    def work(cluster: ProcessGroupCluster) -> list[str]:
+        paths = [begun(Ddp, METHODS["spardl"])[0], begun(Hooks, METHODS["spardl"])[0]]
+        (batch,) = batches(made("cnn"), [0])
+        for path in paths:
+            path.backward([batch])
+        states = [path.handle.state_dict() for path in paths]
+        said = []
+        wrong = {
+            "rank": {**states[0], "owner": {**states[0]["owner"], "rank": 1 - cluster.local_ranks[0]}},
+            "workers": {**states[0], "owner": {**states[0]["owner"], "workers": 4}},
+            "method": {**states[0], "owner": {**states[0]["owner"], "parts": ["A", "B", "C", "D"]}},
+            "none": {"names": states[0]["names"]},
+            "fsdp": {"owner": states[0]["owner"], "units": {}},
+        }
+        fresh = begun(Ddp, METHODS["spardl"])[0]
+        for handle in (fresh.handle, paths[0].handle):
+            for state in wrong.values():
+                with pytest.raises(ConfigError) as error:
+                    handle.load_state_dict(state)
+                said.append(str(error.value))
+        with pytest.raises(ConfigError, match="no state of a Synchronizer"):
+            paths[1].handle.load_state_dict(states[0])
+        assert fresh.handle.state_dict() == {}
+        assert all(
+            torch.equal(group["memory"], before["memory"])
+            for path, state in zip(paths, states, strict=True)
+            for group, before in zip(path.handle.state_dict()["groups"], state["groups"], strict=True)
+        )
+        return said
+
+    for rank, said in enumerate(run_workers(2, work)):
+        assert said[:5] == said[5:]
+        assert said[0].startswith(f"this state is of rank {1 - rank} of 2, and this is rank {rank} of 2: a residual is")
+        assert said[1].startswith(f"this state is of rank {rank} of 4")
+        assert said[2].startswith(
+            "this state is of A + B + C + D, and this method is TopK + SparDL + GlobalResidual + "
+        )
+        assert said[3:5] == ["this is no state of such a handle; load what its state_dict() gave"] * 2
+
+
+def test_before_the_first_step_there_is_nothing_to_save() -> None:
+    def work(cluster: ProcessGroupCluster) -> bool:
+        path, rule, model = begun(Ddp, METHODS["dgc"])
+        fresh = path.handle.state_dict()
+        assert fresh == {}
+        path.handle.load_state_dict(fresh)
+        run(path, rule, model, range(2))
+        state = path.handle.state_dict()
+        again, _, _ = begun(Ddp, METHODS["dgc"])
+        again.handle.load_state_dict(state)
+        assert again.handle.state_dict()["names"] == state["names"]
+        # Going back to before the first step leaves nothing behind.
+        path.handle.load_state_dict(fresh)
+        return all(not group["memory"].any() and group["step"] == 0 for group in path.handle.state_dict()["groups"])
+
+    assert all(run_workers(1, work))

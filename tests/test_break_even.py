@@ -1,0 +1,149 @@
+"""The tables of what wins where: from advice to cells, and what makes them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import spardl
+from spardl.clusters import Network
+from spardl.fusion import Linear
+from spardl.timeline.profile import Profile
+from tests.labs import ROOT
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    before = set(sys.modules)
+    yield importlib.import_module("break_even")
+    own = {path.stem for path in (ROOT / "scripts").glob("*.py")}
+    for name in (own & set(sys.modules)) - before:
+        del sys.modules[name]
+
+
+def advice(**seconds: float) -> spardl.Advice:
+    """Methods that take so many seconds."""
+    choices = [spardl.Choice(name, {}, "wfbp", taken, 0.0, 0.0) for name, taken in seconds.items()]
+    ordered = tuple(sorted(choices, key=lambda choice: choice.seconds))
+    return spardl.Advice(ordered, Network(0, 1), 4, 1000, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        ({"none": 4.0, "bf16": 3.0, "topka": 2.0, "spardl": 1.0}, "4x spardl"),
+        ({"none": 4.0, "bf16": 2.0, "spardl": 1.95}, "2x bf16"),
+        ({"none": 4.0, "bf16": 5.0, "spardl": 3.9}, "dense"),
+        ({"none": 4.0, "bf16": 5.0, "spardl": 3.8}, "1.05x spardl"),
+        ({"none": 4.0, "bf16": 3.9, "spardl": 9.0}, "dense"),
+    ],
+)
+def test_the_least_that_is_lost_for_a_clear_gain(tables: ModuleType, seconds: dict[str, float], said: str) -> None:
+    assert tables.winner(advice(**seconds)) == said
+
+
+def profile() -> Profile:
+    return Profile.read(ROOT / "scripts" / "profiles" / "resnet50.json").scaled(0.2)
+
+
+def line(fixed: float, per_entry: float) -> Callable[[str, Mapping[str, Any]], Linear]:
+    """Of sparse methods; a cast takes nothing."""
+    return lambda name, options: Linear(0.0, 0.0) if name == "bf16" else Linear(fixed, per_entry)
+
+
+def test_below_the_break_even_bandwidth_a_sparse_method_wins(tables: ModuleType) -> None:
+    found = float(tables.break_even(profile(), 8, line(1e-3, 2e-9)))
+    below, above = (
+        tables.winner(spardl.advise(profile(), Network(tables.ALPHA, gbit), 8, compressing=line(1e-3, 2e-9)))
+        for gbit in (0.9 * found, 1.1 * found)
+    )
+    assert below.endswith(("spardl", "teams", "oktopk", "topka"))
+    assert above.endswith(("dense", "bf16"))
+    assert float(tables.break_even(profile(), 8, line(1e-3, 4e-9))) < found
+
+
+def test_what_always_pays_and_what_never_does(tables: ModuleType) -> None:
+    assert tables.break_even(profile(), 8, line(1e9, 0.0)) == "never"
+    assert tables.break_even(profile().scaled(1e-9), 8, line(0.0, 0.0)) == "400 and more"
+
+
+def test_measured_times_are_used(tables: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "times.json"
+    path.write_text(json.dumps({"workers": {"4": {"spardl, 2 teams": {"fixed": 1.0, "per_entry": 2.0}}}}))
+    compressing = tables.measured(path)(4)
+    assert compressing("spardl", {"density": 0.1, "teams": 2})(3) == 7.0
+    with pytest.raises(spardl.SpardlError, match=r"times.json has no \(4, 'spardl'\); make it anew"):
+        compressing("spardl", {"teams": 1})
+    path.write_text("[]")
+    with pytest.raises(spardl.SpardlError, match=r"times.json has no times .*--measure"):
+        tables.measured(path)
+
+
+def test_the_file_of_times_has_all_that_the_tables_ask_for(tables: ModuleType) -> None:
+    for workers in tables.WORKERS:
+        found = spardl.advise(profile(), 1, workers, compressing=tables.measured(tables.MEASURED)(workers))
+        assert all(math.isfinite(choice.seconds) for choice in found.choices)
+
+
+def test_what_a_gpu_is_assumed_to_take(tables: ModuleType) -> None:
+    line = tables.COMPRESSING["spardl"]
+    for workers in (4, 64):
+        seconds = tables.assumed(workers)("spardl", {"density": 0.01})
+        assert seconds(1) == pytest.approx(line.start + workers * line.worker, rel=1e-3)
+        assert seconds(10**6) - seconds(1) == pytest.approx(1e6 * line.entry, rel=0.05)
+    assert tables.assumed(4)("bf16", {}) == tables.ASSUMED_CAST
+
+
+def test_measuring_gives_what_is_read(
+    tables: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = iter([[3.0, 9.0, 9.0], [9.0, 4.0, 9.0], [9.0, 9.0, 6.0]] * 4)
+    monkeypatch.setattr(tables, "WORKERS", (2,))
+    monkeypatch.setattr(tables, "SIZES", (200, 400, 800))
+    monkeypatch.setattr(tables, "measure_compression", lambda *arguments: (None, next(turns)))
+    path = tmp_path / "times.json"
+    monkeypatch.setattr(sys, "argv", ["break_even.py", "--measure", str(path)])
+    assert tables.main() == 0
+    assert "2 workers, spardl: Linear(" in capsys.readouterr().out
+    compressing = tables.measured(path)(2)
+    for name in ("bf16", "topka", "oktopk", "spardl"):
+        # The least of three turns: 3, 4 and 6 s at 100, 200 and 400 entries.
+        assert compressing(name, {})(1000) == pytest.approx(12.0)
+
+
+@pytest.mark.parametrize(("name", "said"), [("page.md", "a page needs one section"), ("none.md", "No such file")])
+def test_what_is_no_page(
+    name: str,
+    said: str,
+    tables: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "page.md").write_text("nothing")
+    monkeypatch.setattr(tables, "devices", lambda: [])
+    monkeypatch.setattr(sys, "argv", ["break_even.py", "--write", str(tmp_path / name)])
+    assert tables.main() == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert said in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_the_page_has_the_tables(
+    tables: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["break_even.py"])
+    assert tables.main() == 0
+    page = (ROOT / "docs" / "when-not-to-compress.md").read_text()
+    assert capsys.readouterr().out.strip() in page

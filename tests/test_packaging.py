@@ -1,0 +1,121 @@
+"""What is built, and that it works where nothing else is."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import spardl
+from tests.driver import STARTED_BY
+from tests.labs import ROOT
+from tests.test_train_cli import free_port
+
+pytestmark = pytest.mark.slow
+
+LOOP = """
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+ddp_model = nn.parallel.DistributedDataParallel(nn.Linear(100, 50))
+{lines}
+optimizer = torch.optim.SGD(ddp_model.parameters(), lr=0.1)
+draws = torch.Generator().manual_seed(dist.get_rank())
+for _ in range(5):
+    optimizer.zero_grad()
+    ddp_model(torch.randn(4, 100, generator=draws)).square().mean().backward()
+    optimizer.step()
+total = ddp_model.module.weight.detach().sum()
+least, most = total.clone(), total.clone()
+dist.all_reduce(least, dist.ReduceOp.MIN)
+dist.all_reduce(most, dist.ReduceOp.MAX)
+stats = handle.stats()
+print(spardl.__version__, stats.steps, stats.bytes_sent < stats.dense_bytes / 10, bool(least == most))
+dist.destroy_process_group()
+"""
+
+
+def run(*words: str | Path, cwd: Path, timeout: float = 300) -> str:
+    environment = {name: value for name, value in os.environ.items() if name not in {*STARTED_BY, "PYTHONPATH"}}
+    done = subprocess.run(
+        [str(word) for word in words],
+        cwd=cwd,
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist of what git has, and the wheel made from that sdist."""
+    folder = tmp_path_factory.mktemp("built")
+    source = folder / "source"
+    source.mkdir()
+    listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=ROOT).splitlines()
+    for name in filter(lambda name: (ROOT / name).is_file(), listed):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, source / name)
+    run(sys.executable, "-m", "build", "--outdir", folder, source, cwd=folder)
+    return folder
+
+
+def test_both_archives_have_the_library_and_nothing_else(built: Path) -> None:
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "spardl").rglob("*.py")} | {"spardl/py.typed"}
+    version = spardl.__version__
+    (wheel,) = built.glob("*.whl")
+    assert wheel.name == f"spardl-{version}-py3-none-any.whl"
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {name for name in names if ".dist-info/" not in name} == modules
+    with tarfile.open(built / f"spardl-{version}.tar.gz") as sdist:
+        packed = {name.partition("/")[2] for name in sdist.getnames()}
+    assert modules <= packed
+    assert {"README.md", "LICENSE", "pyproject.toml"} <= packed
+
+
+def test_only_torch_and_numpy_are_needed(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = archive.read(f"spardl-{spardl.__version__}.dist-info/METADATA").decode()
+    needed = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, re.MULTILINE)
+    assert sorted(needed) == ["numpy", "torch"]
+    extras = set(re.findall(r"^Provides-Extra: (.*)$", metadata, re.MULTILINE))
+    assert {"train", "wandb", "slurm", "accelerate", "lightning", "dev"} <= extras
+
+
+@pytest.mark.timeout(900)
+def test_two_lines_work_with_the_wheel_alone(built: Path, tmp_path: Path) -> None:
+    """In a fresh environment, with what the wheel asks for: the README's two lines, on two workers over gloo."""
+    (wheel,) = built.glob("*.whl")
+    environment = tmp_path / "venv"
+    venv.create(environment, with_pip=True)
+    programs = environment / "bin"
+    run(programs / "pip", "install", "-q", wheel, cwd=tmp_path, timeout=800)
+    installed = run(programs / "pip", "list", "--format=freeze", cwd=tmp_path).lower()
+    assert not re.search(
+        r"^(hydra-core|wandb|transformers|numba|submitit|lightning|accelerate)==", installed, re.MULTILINE
+    )
+    readme = (ROOT / "README.md").read_text()
+    (lines,) = re.findall(r"^```python\n(import spardl\n\nhandle = spardl\.attach\(.*\)\n)```", readme, re.MULTILINE)
+    assert len(lines.split("\n\n")) == 2
+    (tmp_path / "loop.py").write_text(LOOP.format(lines=lines))
+    workers = (programs / "torchrun", "--master-port", str(free_port()), "--nproc-per-node", "2")
+    assert run(*workers, "loop.py", cwd=tmp_path).splitlines() == [f"{spardl.__version__} 5 True True"] * 2
+    shutil.copyfile(ROOT / "examples" / "ddp.py", tmp_path / "ddp.py")
+    assert "2 workers sent" in run(*workers, "ddp.py", cwd=tmp_path)
+    shutil.rmtree(environment)  # some gigabytes

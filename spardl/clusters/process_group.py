@@ -63,8 +63,11 @@ class ProcessGroupCluster(Cluster):
         self._started = time.perf_counter()
         self.size = dist.get_world_size(self._group)
         self.local_ranks = (dist.get_rank(self._group),)
-        self.ledgers = (Ledger(),)
-        self._stack = PhaseStack(lambda phase, local, seconds: self.ledgers[0].spend(phase, seconds))
+        ledger = Ledger()
+        self.ledgers = (ledger,)
+        # Nothing here may refer to this object, or the group would outlive it, and destroy_process_group(), until the
+        # next garbage collection: its threads then abort a process that ends meanwhile.
+        self._stack = PhaseStack(lambda phase, local, seconds: ledger.spend(phase, seconds))
 
     @property
     def group(self) -> Any:

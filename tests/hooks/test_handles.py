@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import spardl
@@ -73,6 +76,40 @@ def test_what_it_cost() -> None:
         assert 0 < stats.bytes_sent < 0.3 * stats.dense_bytes
         assert 0.3 * entries > stats.words > 0.1 * entries
         assert set(stats.seconds) == {"select", "pack", "communicate", "merge"}
+
+
+def _averages(path: str, group: Any) -> None:
+    parameter = nn.Parameter(torch.ones(50))
+    if path == "all_reduce":
+        spardl.all_reduce(torch.ones(50), "spardl", density=0.1, group=group)
+    else:
+        synchronizer = spardl.Synchronizer([parameter], "spardl", density=0.1, group=group)
+        with synchronizer:
+            parameter.sum().backward()
+        synchronizer.detach()
+
+
+def _threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+@pytest.mark.parametrize("path", ["all_reduce", "Synchronizer"])
+def test_a_destroyed_group_is_gone_at_once(path: str) -> None:
+    """Or its threads, of which one may be letting go of a tensor, abort a process that ends."""
+
+    def work(cluster: ProcessGroupCluster) -> list[int]:
+        _averages(path, None)  # so that libraries have started their own threads
+        gc.disable()
+        found = [_threads()]
+        group = dist.new_group()
+        _averages(path, group)
+        found.append(_threads())
+        dist.destroy_process_group(group)
+        del group
+        return [*found, _threads()]
+
+    for before, meanwhile, after in run_workers(2, work):
+        assert before == after < meanwhile
 
 
 def test_all_reduce() -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 
 from spardl.checks import is_a
 from spardl.clusters.process_group import ProcessFlight, ProcessGroupCluster
@@ -26,7 +27,7 @@ from spardl.programs import Program, whole_team
 from spardl.shortlist import Shortlist
 from spardl.state import copied
 
-__all__ = ["Averager", "Named", "Scale", "check_settings"]
+__all__ = ["Averager", "Named", "Scale", "check_settings", "scale_of"]
 
 _MEGABYTE = 1024 * 1024
 
@@ -311,6 +312,18 @@ def check_settings(bucket_mb: float, timeout: float) -> None:
     for name, value in (("bucket_mb", bucket_mb), ("timeout", timeout)):
         if not is_a(float, value) or not value > 0:
             raise ConfigError(f"{name} must be above 0, got {value!r}")
+
+
+def scale_of(scaler: GradScaler | None) -> Scale | None:
+    """What tells the scale of gradients.
+
+    Args:
+        scaler: that scales the loss, if there is one.
+
+    Returns:
+        Its scale at the time of the call; ``None`` if there is none, or it does nothing.
+    """
+    return scaler.get_scale if scaler and scaler.is_enabled() else None
 
 
 def _cut(parameters: Sequence[nn.Parameter], bucket_mb: float) -> Iterator[list[int]]:

@@ -14,7 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from spardl.averager import Averager, Named, check_settings
+from spardl.averager import Averager, Named, check_settings, scale_of
 from spardl.clusters import ProcessGroupCluster
 from spardl.errors import ConfigError
 from spardl.method import Method
@@ -79,7 +79,7 @@ class Hook:
         method.communicator.check_workers(self._cluster.size)
         self._cluster.open()
         self._bucket_mb = bucket_mb
-        self._scaler = scaler if scaler and scaler.is_enabled() else None
+        self._scale = scale_of(scaler)
         self._averager: Averager | None = None
         self._saved: Mapping[str, Any] | None = None
         self._seen: list[tuple[GradBucket, torch.futures.Future[Tensor]]] = []
@@ -118,9 +118,8 @@ class Hook:
         shown = {parameter for each, _ in self._seen for parameter in each.parameters()}
         named = [pair for pair in self._named if pair.parameter in shown]
         self._numbers = {parameter: number for number, (_, parameter) in enumerate(named)}
-        scale = self._scaler.get_scale if self._scaler else None
         self._averager = Averager(
-            self.method, named, self._cluster, self._bucket_mb, scale, self._arrive, self._give_up
+            self.method, named, self._cluster, self._bucket_mb, self._scale, self._arrive, self._give_up
         )
         if self._saved is not None:
             self._averager.load_state_dict(self._saved)

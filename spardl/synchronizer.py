@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from spardl.averager import Averager, Named, check_settings
+from spardl.averager import Averager, Named, check_settings, scale_of
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.base import gather_rows
 from spardl.errors import ConfigError
@@ -85,8 +85,7 @@ class Synchronizer:
         self._parameters = [parameter for _, parameter in named]
         self._cluster = ProcessGroupCluster(group, self._parameters[0].device, timeout)
         self._cluster.open()
-        scale = scaler.get_scale if scaler and scaler.is_enabled() else None
-        self._averager = Averager(self.method, named, self._cluster, bucket_mb, scale)
+        self._averager = Averager(self.method, named, self._cluster, bucket_mb, scale_of(scaler))
         self._usage = Usage(1, len(named), always=find_unused)
         self._watches, self._detached = True, False
         self._hooks = [

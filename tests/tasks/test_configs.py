@@ -20,6 +20,7 @@ from train import CONFIGURATIONS, build_dataset, build_plan
 
 MODELS = sorted(path.stem for path in (CONFIGURATIONS / "model").glob("*.yaml"))
 DATASETS = sorted(path.stem for path in (CONFIGURATIONS / "dataset").glob("*.yaml"))
+OPTIMIZERS = sorted(path.stem for path in (CONFIGURATIONS / "optimizer").glob("*.yaml"))
 REAL = [name for name in DATASETS if f"synthetic_{name}" in DATASETS]
 SMALL = ["bert_tiny", "lstm", "lstm_an4_small", "lstm_imdb", "resnet18", "resnet20", "vgg11_house"]
 
@@ -68,11 +69,26 @@ def test_the_model_takes_the_data(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_file_sets_only_what_it_may(name: str) -> None:
     config = OmegaConf.load(CONFIGURATIONS / "model" / f"{name}.yaml")
-    assert set(config) <= {"defaults", "task", "model", "optimizer", "training"}
+    assert set(config) <= {"defaults", "task", "model", "presets", "training"}
     assert set(config.training) <= {"batch_size", "eval_batch_size", "epochs", "clip_norm"}
-    assert set(config.get("optimizer", {})) <= {"lr", "weight_decay"}
     assert (CONFIGURATIONS / "model" / f"{name}.yaml").read_text().startswith("# @package _global_\n")
     assert config.model._partial_ is True
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_model_has_values_for_each_optimizer(model: str, optimizer: str) -> None:
+    presets = OmegaConf.load(CONFIGURATIONS / "model" / f"{model}.yaml").presets
+    assert set(presets) == set(OPTIMIZERS)
+    assert set(presets[optimizer]) == {"lr", "weight_decay"}
+    used = composed(f"model={model}", f"optimizer={optimizer}")["optimizer"]
+    assert {name: used[name] for name in ("lr", "weight_decay")} == presets[optimizer]
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGURATIONS / "experiment").rglob("*.yaml")), ids=lambda path: path.stem)
+def test_an_experiment_says_for_which_optimizer_its_values_are(path: Any) -> None:
+    config = OmegaConf.load(path)
+    assert not {"lr", "weight_decay"} & set(config.get("optimizer", {}))
 
 
 @pytest.mark.parametrize("path", sorted((CONFIGURATIONS / "scaled").glob("*/*.yaml")), ids=lambda path: path.stem)

@@ -44,6 +44,7 @@ from spardl.training.processes import leave
 from spardl.training.runs import finished_run
 from spardl.training.settings import Settings
 from spardl.training.stopping import AskedToStopError, listening
+from spardl.training.targets import public
 
 CONFIGURATIONS = Path(__file__).resolve().parent / "conf"
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
@@ -57,7 +58,7 @@ def build(config: DictConfig) -> Experiment:
     Raises:
         ConfigError: if they do not, or a value is out of range.
     """
-    plain: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
+    plain: dict[str, Any] = public(OmegaConf.to_container(config, resolve=True))
     dataset = build_dataset(plain)
     caveat = getattr(dataset, "caveat", None)
     plan = build_plan(plain, dataset)

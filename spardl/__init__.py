@@ -42,6 +42,7 @@ from spardl.stats import Stats
 from spardl.synchronizer import Synchronizer
 from spardl.version import __version__
 from spardl.warmup import Warmup
+from spardl.wire import Wire
 
 __all__ = [
     "QSGD",
@@ -95,6 +96,7 @@ __all__ = [
     "Training",
     "Warmup",
     "Wfbp",
+    "Wire",
     "__version__",
     "advise",
     "all_reduce",

@@ -24,6 +24,7 @@ from spardl.training.observers import Guarded, MetricsFile, Observer, attempt
 from spardl.training.report import print_report
 from spardl.training.runs import Run, continue_from, new_run, run_id
 from spardl.training.stopping import AskedToStopError
+from spardl.training.targets import first_edition
 from spardl.training.trainer import Trainer
 
 __all__ = ["Experiment", "decisive", "experiment_id"]
@@ -55,7 +56,7 @@ def decisive(config: Mapping[str, Any]) -> dict[str, Any]:
         kept[node] = {key: value for key, value in kept[node].items() if key not in _INCIDENTAL[node]}
     if _elastic(config):
         kept["cluster"] = {key: value for key, value in kept["cluster"].items() if key != "workers"}
-    return kept
+    return first_edition(kept)  # type: ignore[no-any-return]
 
 
 def _elastic(config: Mapping[str, Any]) -> bool:

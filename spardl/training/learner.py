@@ -249,7 +249,7 @@ class Learner:
 
 
 def digest(tensors: Sequence[Tensor]) -> Tensor:
-    """A hash of tensors, bit by bit: int64, shape (4,), on the device of the first one."""
+    """A hash of ``tensors`` of any shape, bit by bit: int64, shape (4,), on the device of the first one."""
     algorithm = hashlib.sha256()
     for tensor in tensors:
         algorithm.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)

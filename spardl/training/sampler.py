@@ -63,7 +63,7 @@ class ShuffledSampler(Sampler):
         self._shard = torch.empty(0, dtype=torch.int64)
 
     def indices(self, step: int) -> Tensor:
-        """See :meth:`Sampler.indices`."""
+        """See :meth:`Sampler.indices`; shape (batch_size,)."""
         epoch, within = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             order = torch.randperm(self._examples, generator=seeded_generator(self._seed, "order", epoch))
@@ -92,6 +92,6 @@ class LaneSampler(Sampler):
         self._starts = (worker.rank * lanes + torch.arange(lanes)) * length
 
     def indices(self, step: int) -> Tensor:
-        """See :meth:`Sampler.indices`; the first ``lanes`` are the first batch's."""
+        """See :meth:`Sampler.indices`; shape (batch_size,), of which the first ``lanes`` are the first batch's."""
         first = step % self.steps_per_epoch * self._passes
         return (torch.arange(first, first + self._passes).unsqueeze(1) + self._starts).flatten()

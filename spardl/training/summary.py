@@ -50,7 +50,13 @@ class Costs:
 
 
 def gather_costs(cluster: Cluster, steps: int, gradient: Tensor) -> Costs:
-    """Averages all workers' ledgers; of no step at all, they are 0."""
+    """Averages all workers' ledgers; of no step at all, they are 0.
+
+    Args:
+        cluster: the workers.
+        steps: that the ledgers count.
+        gradient: of the whole model, shape (n,).
+    """
     steps = max(1, steps)
     rows = gather_rows(cluster, [_row(ledger, gradient.device) for ledger in cluster.ledgers])
     table = torch.stack(rows).cpu()

@@ -71,7 +71,7 @@ class TrainingWorker:
             self._set_random(outside)
 
     def floating_buffers(self) -> Tensor:
-        """All running statistics in one vector."""
+        """All running statistics in one vector, shape (m,)."""
         parts = [buffer.flatten() for buffer in self._buffers.values() if buffer.is_floating_point()]
         return torch.cat(parts) if parts else torch.empty(0, device=self._device)
 
@@ -92,7 +92,7 @@ class TrainingWorker:
 
 
 def load_buffers(model: nn.Module, buffers: Mapping[str, Tensor]) -> None:
-    """Copies values into a model's buffers."""
+    """Copies ``buffers``, by name and of the same shapes, into those of a model."""
     for name, buffer in model.named_buffers():
         buffer.copy_(buffers[name])
 

@@ -40,7 +40,8 @@ def _deviation(values: Sequence[float]) -> float:
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
     """The bootstrap interval of the mean, percentiles, 95%; ``None`` for fewer than three values.
 
-    It is NaN if a value is not finite. Of three seeds it is narrow: resamples of three values can be no farther apart than these are.
+    It is NaN if a value is not finite. Of three seeds it is narrow: resamples of three values can be no farther apart
+    than these are.
     """
     if len(values) < 3:
         return None

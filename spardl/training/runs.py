@@ -176,7 +176,7 @@ def _named_run(folder: Path, identity: str) -> Run:
     if found != identity:
         raise CheckpointError(
             f"resume={folder} is a run of another configuration ({found}, this one is {identity}); "
-            "give the same command as then"
+            f"give the same command as then, or begin a new run with start_from={folder}/checkpoints/step-NUMBER"
         )
     return run
 

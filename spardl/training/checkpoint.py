@@ -11,9 +11,11 @@ import hashlib
 import io
 import json
 import shutil
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -212,7 +214,13 @@ def load_part(checkpoint: Path, rank: int | None, device: torch.device) -> dict[
     """
     name = "shared.pt" if rank is None else _rank_file(rank)
     try:
-        content: dict[str, Any] = torch.load(checkpoint / name, map_location=device, weights_only=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected pickle protocol")  # of a file that is refused anyway
+            content: dict[str, Any] = torch.load(checkpoint / name, map_location=device, weights_only=True)
+    except UnpicklingError as error:
+        # torch's own words say how to run the code in it.
+        reason = "it is no file of tensors and plain data, as a run saves it; nothing in it was run"
+        raise _corrupt(checkpoint, f"{name} cannot be read ({reason})") from error
     except Exception as error:
         raise _corrupt(checkpoint, f"{name} cannot be read ({first_line(error)})") from error
     return content

@@ -33,6 +33,7 @@ from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from spardl.errors import ConfigError, DataError, SpardlError, StoppedError
 from spardl.files import write_atomically
@@ -62,9 +63,22 @@ def build(config: DictConfig) -> Experiment:
     dataset = build_dataset(plain)
     caveat = getattr(dataset, "caveat", None)
     plan = build_plan(plain, dataset)
-    return Experiment(
-        plain, _label(), plan, _make(plain, "cluster"), _make(plain, "logger"), (caveat,) if caveat else ()
-    )
+    caveats = (caveat,) if caveat else ()
+    return Experiment(plain, _label(), plan, _make(plain, "cluster"), _make(plain, "logger"), caveats, _recall)
+
+
+def _recall(folder: Path) -> dict[str, Any]:
+    """The configuration of the run in a folder, resolved, as plain data.
+
+    Raises:
+        ConfigError: if it cannot be read.
+    """
+    file = folder / "config.yaml"
+    try:
+        plain = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"start_from: {file}, the configuration of its run, cannot be read ({error})") from error
+    return plain if isinstance(plain, dict) else {}
 
 
 def build_plan(plain: Mapping[str, Any], dataset: Any) -> Plan:

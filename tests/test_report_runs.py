@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -233,3 +234,24 @@ def test_a_file_that_cannot_be_written(
     told = capsys.readouterr().err
     assert told.startswith("error: the report cannot be written (")
     assert told.count("\n") == 1
+
+
+def test_a_figure_that_was_not_finite(
+    runs: ModuleType,
+    report: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It is ``null`` in the files; the run is shown all the same, beside others of its kind."""
+    broken = write_run(tmp_path / "a")
+    for seed in (2, 3):
+        write_run(tmp_path / f"{seed}", seed)
+    for name in ("summary.json", "metrics.jsonl"):
+        (broken / name).write_text((broken / name).read_text().replace("0.5", "null"))
+    run = runs.read(broken)
+    assert math.isnan(run.metric)
+    assert run.curve.values[0] == 0.25
+    assert math.isnan(run.curve.values[1])
+    assert called(report, monkeypatch, tmp_path, "--plot", tmp_path / "curves.png") == 0
+    assert "| nan ± nan | nan to nan | nan, 0.5, 0.5 |" in capsys.readouterr().out

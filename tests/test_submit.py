@@ -95,6 +95,9 @@ def test_a_file_of_commands(sweeps: Any, tmp_path: Path) -> None:
     file.write_text("python train.py\nrm -r x\n")
     with pytest.raises(ConfigError, match=r"line 2 of .* does not begin with: python train.py"):
         sweeps.read_commands(file)
+    file.write_bytes(bytes(range(256)))
+    with pytest.raises(ConfigError, match="cannot read --file .*: "):
+        sweeps.read_commands(file)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +128,9 @@ def test_the_sites_file_and_the_words_that_override_it(tmp_path: Path) -> None:
     assert [found.nodes(tasks) for tasks in (1, 8, 9, 16, 17)] == [1, 1, 2, 2, 3]
     with pytest.raises(ConfigError, match="cannot read --site"):
         site.read_site(tmp_path / "none.yaml", [])
+    (tmp_path / "binary.yaml").write_bytes(bytes(range(256)))
+    with pytest.raises(ConfigError, match="cannot read --site .*binary.yaml: "):
+        site.read_site(tmp_path / "binary.yaml", [])
 
 
 def stand_in(folder: Path, name: str, script: str) -> None:

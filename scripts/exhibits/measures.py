@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
 from typing import Any, NamedTuple
 
-__all__ = ["Curve", "draw_curves", "final_metric", "metric_curve", "share_of_bytes"]
+__all__ = ["Curve", "draw_curves", "figure_of", "final_metric", "metric_curve", "share_of_bytes"]
 
 DASHES = ("-", "--", "-.", ":")
 # More names, or longer ones, than a legend beside the lines has room for.
@@ -27,10 +28,15 @@ class Curve(NamedTuple):
     values: Sequence[float]
 
 
+def figure_of(values: Mapping[str, Any], name: str) -> float:
+    """A figure of a run's files; NaN where they say ``null``, which stands for all that is not finite."""
+    value: float | None = values[name]
+    return math.nan if value is None else value
+
+
 def final_metric(summary: Mapping[str, Any]) -> float:
-    """The last value of the task's metric."""
-    value: float = summary["final"][summary["metric"]]
-    return value
+    """The last value of the task's metric; NaN if it was not finite."""
+    return figure_of(summary["final"], summary["metric"])
 
 
 def share_of_bytes(summaries: Iterable[Mapping[str, Any]]) -> float:
@@ -47,7 +53,7 @@ def metric_curve(summary: Mapping[str, Any], evaluations: Iterable[Mapping[str, 
         evaluations: its events of the kind ``eval``.
     """
     pace = summary["cluster_seconds"] / summary["steps"]
-    points = [(event["step"], event["step"] * pace, event[summary["metric"]]) for event in evaluations]
+    points = [(event["step"], event["step"] * pace, figure_of(event, summary["metric"])) for event in evaluations]
     steps, seconds, values = zip(*points, strict=True) if points else ((), (), ())
     return Curve(steps, seconds, values)
 

@@ -29,16 +29,24 @@ class Range(NamedTuple):
 
 def spread(values: Sequence[float]) -> str:
     """Mean and standard deviation, to four and two digits."""
-    return f"{mean(values):.4g}" + (f" ± {stdev(values):.2g}" if len(values) > 1 else "")
+    return f"{mean(values):.4g}" + (f" ± {_deviation(values):.2g}" if len(values) > 1 else "")
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """The standard deviation; NaN if a value is not finite, where :func:`statistics.stdev` may end in an error."""
+    return stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
     """The bootstrap interval of the mean, percentiles, 95%; ``None`` for fewer than three values.
 
-    Of three seeds it is narrow: resamples of three values can be no farther apart than these are.
+    It is NaN if a value is not finite. Of three seeds it is narrow: resamples of three values can be no farther apart
+    than these are.
     """
     if len(values) < 3:
         return None
+    if not all(map(math.isfinite, values)):
+        return math.nan, math.nan
     # Only who asks for an interval needs these.
     import numpy as np  # noqa: PLC0415
     from scipy.stats import bootstrap  # noqa: PLC0415
@@ -65,7 +73,7 @@ def range_of_mean(values: Sequence[float]) -> Range:
         return Range(-math.inf, middle, math.inf)
     from scipy.stats import t  # noqa: PLC0415
 
-    half = float(t.ppf((1 + LEVEL) / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    half = float(t.ppf((1 + LEVEL) / 2, len(values) - 1)) * _deviation(values) / math.sqrt(len(values))
     return Range(middle - half, middle, middle + half)
 
 

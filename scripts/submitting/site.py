@@ -99,7 +99,7 @@ def read_site(file: Path, words: Sequence[str]) -> Site:
     """
     try:
         content = OmegaConf.load(file)
-    except (OSError, YAMLError) as error:
+    except (OSError, UnicodeError, YAMLError) as error:
         raise ConfigError(f"cannot read --site {file}: {error}") from error
     return changed(content, words)
 

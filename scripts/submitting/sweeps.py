@@ -130,6 +130,8 @@ def read_commands(file: Path) -> list[tuple[str, ...]]:
         lines = file.read_text().splitlines()
     except OSError as error:
         raise ConfigError(f"cannot read --file {file}: {error.strerror}") from error
+    except UnicodeError as error:
+        raise ConfigError(f"cannot read --file {file}: {error}") from error
     found = [_words(line, f"line {number} of {file}") for number, line in enumerate(lines, 1) if line.strip()]
     if not found:
         raise ConfigError(f"--file {file} names no run")

@@ -194,6 +194,10 @@ class Synchronizer(ABC):
         for group, *saved in zip(self._groups, *(part["groups"] for part in parts), strict=True):
             group.states[local].adopt(saved, worker, before)
 
+    def carried(self, local: int = 0) -> list[Tensor]:
+        """The residual and the velocity of the local rank ``local``, as far as the method has them: shapes (n,)."""
+        return [*([self._memories[local]] if self.remembers else []), self._velocities[local]]
+
     def residual_sum(self, local: int = 0) -> float:
         """The sum of all entries of the residual of the local rank ``local``."""
         return float(self._memories[local].sum(dtype=torch.float64))

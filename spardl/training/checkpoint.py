@@ -11,8 +11,11 @@ import hashlib
 import io
 import json
 import shutil
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -22,7 +25,16 @@ from spardl.errors import CheckpointError
 from spardl.files import checksum, write_atomically
 from spardl.training.messages import first_line
 
-__all__ = ["find_checkpoint", "list_checkpoints", "load_part", "save_checkpoint", "saved_workers", "verify_checkpoint"]
+__all__ = [
+    "at_step",
+    "find_checkpoint",
+    "list_checkpoints",
+    "load_part",
+    "newest_whole",
+    "save_checkpoint",
+    "saved_workers",
+    "verify_checkpoint",
+]
 
 _MANIFEST = "manifest.json"
 _AWAY = ".removed"
@@ -49,7 +61,7 @@ def save_checkpoint(
     Returns:
         The new checkpoint.
     """
-    final = folder / f"step-{step:08d}"
+    final = at_step(folder, step)
     growing = folder / f".{final.name}"
     growing.mkdir(parents=True, exist_ok=True)
     pairs = zip(cluster.local_ranks, parts, strict=True)
@@ -105,6 +117,11 @@ def _rank_file(rank: int) -> str:
     return f"rank-{rank}.pt"
 
 
+def at_step(folder: Path, step: int) -> Path:
+    """The place of the checkpoint after so many steps."""
+    return folder / f"step-{step:08d}"
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, oldest first."""
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
@@ -131,6 +148,16 @@ def find_checkpoint(folder: Path, workers: int | None) -> tuple[Path | None, lis
     if faults:
         raise CheckpointError(f"{faults[0]}; no older one can be used either: start again without resume")
     return None, []
+
+
+def newest_whole(folder: Path, last: int) -> int | None:
+    """The step of the newest checkpoint, of any number of workers, that is whole and not after step ``last``."""
+    numbers = [path.name.removeprefix("step-") for path in list_checkpoints(folder)]
+    for step in sorted((int(number) for number in numbers if number.isdecimal() and int(number) <= last), reverse=True):
+        with suppress(CheckpointError):
+            verify_checkpoint(at_step(folder, step), None)
+            return step
+    return None
 
 
 def verify_checkpoint(checkpoint: Path, workers: int | None) -> None:
@@ -187,7 +214,13 @@ def load_part(checkpoint: Path, rank: int | None, device: torch.device) -> dict[
     """
     name = "shared.pt" if rank is None else _rank_file(rank)
     try:
-        content: dict[str, Any] = torch.load(checkpoint / name, map_location=device, weights_only=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected pickle protocol")  # of a file that is refused anyway
+            content: dict[str, Any] = torch.load(checkpoint / name, map_location=device, weights_only=True)
+    except UnpicklingError as error:
+        # torch's own words say how to run the code in it.
+        reason = "it is no file of tensors and plain data, as a run saves it; nothing in it was run"
+        raise _corrupt(checkpoint, f"{name} cannot be read ({reason})") from error
     except Exception as error:
         raise _corrupt(checkpoint, f"{name} cannot be read ({first_line(error)})") from error
     return content

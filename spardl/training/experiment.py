@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ import torch
 
 from spardl.clusters import Cluster
 from spardl.compressors.base import SparseCompressor
-from spardl.errors import ConfigError, SpardlError, StoppedError
+from spardl.errors import CheckpointError, ConfigError, SpardlError, StoppedError
 from spardl.rehearsal import rehearse
+from spardl.training.branch import check_branch
 from spardl.training.display import make_display
 from spardl.training.launch import Heartbeat, Launcher
 from spardl.training.learner import Plan
@@ -36,6 +37,8 @@ _INCIDENTAL = {
     "cluster": ("port", "timeout", "interface"),
     "training": ("log_every", "checkpoint_every", "keep_checkpoints", "check_every"),
 }
+# What counts only if it is set: without it, a run is the one that it was before there was such a setting.
+_OPTIONAL = {"": ("start_from",), "schedule": ("groups",)}
 
 
 def experiment_id(config: Mapping[str, Any], workers: int) -> str:
@@ -51,12 +54,17 @@ def experiment_id(config: Mapping[str, Any], workers: int) -> str:
 
 def decisive(config: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a resolved configuration, plain data, that can change a run's result."""
-    kept = {key: value for key, value in config.items() if key not in _INCIDENTAL[""]}
-    for node in set(_INCIDENTAL) & set(kept):
-        kept[node] = {key: value for key, value in kept[node].items() if key not in _INCIDENTAL[node]}
+    kept = _deciding("", config)
+    for node in ({*_INCIDENTAL, *_OPTIONAL}) & set(kept):
+        kept[node] = _deciding(node, kept[node])
     if _elastic(config):
         kept["cluster"] = {key: value for key, value in kept["cluster"].items() if key != "workers"}
     return first_edition(kept)  # type: ignore[no-any-return]
+
+
+def _deciding(node: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    left_out = {*_INCIDENTAL.get(node, ()), *(key for key in _OPTIONAL.get(node, ()) if settings.get(key) is None)}
+    return {key: value for key, value in settings.items() if key not in left_out}
 
 
 def _elastic(config: Mapping[str, Any]) -> bool:
@@ -74,6 +82,7 @@ class Experiment:
         launcher: who starts the workers.
         logger: where figures go besides the run folder.
         caveats: what a reader of the results must know; kept in the summary.
+        recall: reads the resolved configuration of another run from its folder.
 
     Raises:
         ConfigError: if the parts do not fit together.
@@ -85,6 +94,7 @@ class Experiment:
     launcher: Launcher
     logger: Logger
     caveats: tuple[str, ...] = ()
+    recall: Callable[[Path], Mapping[str, Any]] | None = None
 
     def __post_init__(self) -> None:
         if not self.config["output_dir"]:
@@ -102,15 +112,30 @@ class Experiment:
 
         Raises:
             ConfigError: if the folder cannot be made, or nothing can be continued as asked.
+            CheckpointError: likewise, or if the run cannot begin with the checkpoint that ``start_from`` names.
         """
         root, resume = Path(str(self.config["output_dir"])), self.config["resume"]
         workers = None if self.plan.settings.elastic else self.launcher.workers
-        found = continue_from(root, self.id, str(resume), workers) if resume else None
-        run, lock = found or new_run(root, self.label, self.id)
-        try:
-            yield run
-        finally:
-            os.close(lock)
+        with ExitStack() as stack:
+            found = continue_from(root, self.id, str(resume), workers) if resume else None
+            if found:
+                stack.callback(os.close, found.lock)
+            start = None if found and found.run.checkpoint else self._branch(workers)
+            if not found:
+                found = new_run(root, self.label, self.id)
+                stack.callback(os.close, found.lock)
+            yield replace(found.run, checkpoint=start) if start else found.run
+
+    def _branch(self, workers: int | None) -> Path | None:
+        """The checkpoint of another run that this one begins with, if it does."""
+        if not (given := self.config.get("start_from")) or not self.recall:
+            return None
+        checkpoint = Path(str(given))
+        if not (checkpoint / "manifest.json").is_file():
+            raise CheckpointError(f"start_from={given} is not a checkpoint; name one: RUN/checkpoints/step-NUMBER")
+        before = self.recall(checkpoint.absolute().parents[1])
+        check_branch(checkpoint, decisive(before), decisive(self.config), workers)
+        return checkpoint
 
     def perform(self, run: Run) -> None:
         """Trains, and leaves the outcome in the run's summary.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +63,7 @@ class Plan:
         self.sampler(Worker(0, workers))
         self._try_model()
         self._check_momentum()
+        self._check_numbers()
         try:
             # Has a second use: torch's optimizers import a second's worth of modules, here once for all workers.
             self.optimizer([nn.Parameter(torch.zeros(1))])
@@ -85,6 +87,11 @@ class Plan:
                     f"momentum={rule.name} applies {key} before compression, and optimizer.{key}={given[key]} would "
                     f"apply it again; use optimizer.{key}=0, or momentum=optimizer"
                 )
+
+    def _check_numbers(self) -> None:
+        for key, value in getattr(self.optimizer, "keywords", {}).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"optimizer.{key} must be a finite number, got {value}")
 
     def _try_model(self) -> None:
         # Without memory for the weights. Has a second use, too: imports that all workers will find done.
@@ -175,6 +182,8 @@ class Learner:
             for number in range(1, passes + 1):
                 with self._cluster.computing(local):
                     losses.append(self._backward_part(next(batches), last=number == passes))
+            if not math.isfinite(sum(losses)):
+                worker.undo_spoiled_buffers()
         self.synchronizer.collect()
         return sum(losses)
 
@@ -205,6 +214,16 @@ class Learner:
     def digest(self) -> Tensor:
         """A hash of all weights: int64, shape (4,)."""
         return digest([parameter.detach() for parameter in self.model.parameters()])
+
+    def lasting(self, local: int) -> dict[str, Sequence[Tensor]]:
+        """What lasts from step to step, by name; a number in it that is not finite would stay, or spread."""
+        moments = [value for state in self._optimizer.state.values() for value in state.values()]
+        return {
+            "weights are": list(self.model.parameters()),
+            "optimizer's state is": [value for value in moments if isinstance(value, Tensor)],
+            "running statistics are": [self.workers[local].floating_buffers()],
+            "residuals are": self.synchronizer.carried(local),
+        }
 
     def shared_state(self) -> dict[str, Any]:
         """What is equal on all workers: weights and optimizer."""

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spardl.checks import is_a
+from spardl.checks import is_a, is_finite
 from spardl.errors import ConfigError
 
 __all__ = ["Constant", "Cosine", "Exponential", "LinearDecay", "LrSchedule", "MultiStep"]
@@ -31,7 +31,7 @@ class LrSchedule(ABC):
     warmup_fraction: float = 0.0
 
     def __post_init__(self) -> None:
-        numbers = is_a(float, self.warmup_epochs) and is_a(float, self.warmup_factor)
+        numbers = is_finite(self.warmup_epochs) and is_finite(self.warmup_factor)
         if not numbers or self.warmup_epochs < 0 or not 0 <= self.warmup_factor <= 1:
             raise ConfigError(
                 "lr_schedule needs warmup_epochs >= 0 and warmup_factor in [0, 1], got "
@@ -121,7 +121,7 @@ class MultiStep(LrSchedule):
         gamma: what it is multiplied by each time.
 
     Raises:
-        ConfigError: if a value is not a number.
+        ConfigError: if a value is not a finite number.
     """
 
     milestones: Sequence[float] = (81, 122, 155)
@@ -129,10 +129,10 @@ class MultiStep(LrSchedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        listed = isinstance(self.milestones, Sequence) and all(is_a(float, epoch) for epoch in self.milestones)
-        if not listed or not is_a(float, self.gamma):
+        listed = isinstance(self.milestones, Sequence) and all(is_finite(epoch) for epoch in self.milestones)
+        if not listed or not is_finite(self.gamma):
             raise ConfigError(
-                "lr_schedule needs a list of epochs as milestones and a number as gamma, got "
+                "lr_schedule needs a list of epochs as milestones and a finite number as gamma, got "
                 f"{self.milestones} and {self.gamma}"
             )
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from spardl.files import write_atomically
 from spardl.training.messages import first_line
+from spardl.training.strict import to_json
 
 __all__ = ["Bounded", "Guarded", "MetricsFile", "Observer", "attempt"]
 
@@ -39,7 +40,7 @@ class Observer:
 
 
 class MetricsFile(Observer):
-    """Appends one JSON object per event to ``metrics.jsonl``.
+    """Appends one JSON object per event to ``metrics.jsonl``; a figure that is not finite is ``null``.
 
     Args:
         path: the file.
@@ -57,7 +58,7 @@ class MetricsFile(Observer):
     def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Adds a line, in one write."""
         with self._path.open("a") as file:
-            file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+            file.write(to_json({"kind": kind, "step": step, **values}) + "\n")
 
 
 def _step_of(line: bytes) -> float:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from spardl.errors import CheckpointError, ConfigError
 from spardl.files import write_atomically
 from spardl.training.checkpoint import find_checkpoint
+from spardl.training.strict import to_json
 
 __all__ = ["Claimed", "Run", "continue_from", "finished_run", "new_run", "run_id", "runs_of"]
 
@@ -57,8 +58,8 @@ class Run:
         return self.folder / "checkpoints"
 
     def write_summary(self, content: Mapping[str, Any]) -> None:
-        """Writes status and figures."""
-        write_atomically(self.summary_file, (json.dumps(content, indent=2) + "\n").encode())
+        """Writes status and figures; one that is not finite is ``null``."""
+        write_atomically(self.summary_file, (to_json(content, indent=2) + "\n").encode())
 
     def read_summary(self) -> dict[str, Any]:
         """What was written last, or an empty mapping."""
@@ -175,7 +176,7 @@ def _named_run(folder: Path, identity: str) -> Run:
     if found != identity:
         raise CheckpointError(
             f"resume={folder} is a run of another configuration ({found}, this one is {identity}); "
-            "give the same command as then"
+            f"give the same command as then, or begin a new run with start_from={folder}/checkpoints/step-NUMBER"
         )
     return run
 

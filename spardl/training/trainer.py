@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from spardl.clusters.base import Cluster, gather_rows
 from spardl.errors import PeerError, StoppedError, TrainingError
-from spardl.programs import Phase
 from spardl.sparse import SparseVector, Sum
 from spardl.training.checkpoint import load_part, save_checkpoint, saved_workers
 from spardl.training.evaluation import evaluate
@@ -24,6 +23,8 @@ from spardl.training.observers import Observer
 from spardl.training.restart import Restart
 from spardl.training.runs import Run
 from spardl.training.summary import break_even_gbit, environment, gather_costs
+from spardl.training.watch import Watch
+from spardl.training.window import Window
 
 __all__ = ["Trainer"]
 
@@ -96,6 +97,7 @@ class Trainer:
             self._resume(plan, run.checkpoint, torch.device(device))
         else:
             self._begin(plan, torch.device(device))
+        self._watch = Watch(cluster, run, self._progress.step)
         self._clock_offset = self._progress.virtual - cluster.seconds()
         self._started = time.perf_counter() - self._progress.wall
         self._timed_from = self._progress.step + self._settings.untimed_steps
@@ -107,7 +109,8 @@ class Trainer:
             The summary: final and best metric, seconds, bytes, checks.
 
         Raises:
-            TrainingError: if the loss is no longer finite, or the workers' replicas differ.
+            TrainingError: if the loss, the weights or what else is saved are no longer finite, or the workers' replicas
+                differ.
             PeerError: if another worker is lost.
             StoppedError: if the heartbeat asked for it; everything is saved then.
         """
@@ -129,6 +132,7 @@ class Trainer:
             losses = self._timed_step()
             self._progress.step += 1
             self._window.add(losses)
+            self._watch.add(self._progress.step, losses)
             self._after_step()
         return self._finish()
 
@@ -149,10 +153,14 @@ class Trainer:
             self._compare(self._digests(), "averaged gradients")
         if step % settings.log_every == 0 or step == total:
             self._log()
-        if self._evaluates_after(step):
-            self._evaluate()
+        evaluates = self._evaluates_after(step)
         saves = step % settings.checkpoint_every == 0 if settings.checkpoint_every else self._learner.ends_part(step, 1)
-        if saves or step == total or leaves:
+        saves = saves or step == total or leaves
+        if evaluates or saves:
+            self._look(step, evaluates=evaluates)
+        if evaluates:
+            self._evaluate()
+        if saves:
             self._save()
         if leaves:
             raise StoppedError(f"stopped at step {step} of {total}, as asked; everything is saved")
@@ -174,10 +182,7 @@ class Trainer:
     def _log(self) -> None:
         values = self._window.close()
         if not math.isfinite(values["loss"]):
-            raise TrainingError(
-                f"the loss is {values['loss']} at step {self._progress.step}; lower optimizer.lr or set "
-                "training.clip_norm"
-            )
+            raise self._watch.diverged(f"the loss is {values['loss']}", self._progress.step)
         epoch = self._learner.epochs(self._progress.step)
         refused = self._refused()
         figures = {"epoch": epoch, **values, "lr": self._learner.rate, **({"refused": refused} if refused else {})}
@@ -188,6 +193,17 @@ class Trainer:
         here = self._learner.synchronizer.refused()
         rows = [torch.tensor([here if local == 0 else 0]) for local in range(len(self._learner.workers))]
         return int(torch.stack(gather_rows(self._cluster, rows)).sum())
+
+    def _look(self, step: int, *, evaluates: bool) -> None:
+        """Ends a run that has diverged, before anything of it is saved."""
+        self._doing = "looking at the weights"
+        learner = self._learner
+        learner.synchronizer.flush()
+        doubtful = self._watch.look(step, [learner.lasting(local) for local in range(len(learner.workers))])
+        if doubtful and not evaluates:
+            few = replace(self._settings, eval_examples=self._settings.eval_batch_size)
+            found = evaluate(self._plan.task, learner.model, self._cluster, learner.workers, few)
+            self._watch.evaluated(step, found["loss"])
 
     def _evaluate(self) -> None:
         self._learner.synchronizer.flush()
@@ -201,6 +217,7 @@ class Trainer:
             self._learner.workers,
             settings,
         )
+        self._watch.evaluated(self._progress.step, self._progress.metrics["loss"])
         found, best = self._progress.metrics[task.metric], self._progress.best
         if best is None or (found > best if task.higher_is_better else found < best):
             self._progress.best = found
@@ -242,7 +259,7 @@ class Trainer:
     def _begin(self, plan: Plan, device: torch.device) -> None:
         self._learner = Learner(plan, self._cluster, device, self._progress.shift, self._progress.planned)
         self._progress.planned = self._learner.planned
-        self._window = _Window(self._cluster)
+        self._window = Window(self._cluster)
 
     def _resume(self, plan: Plan, checkpoint: Path, device: torch.device) -> None:
         shared, before = load_part(checkpoint, None, device), saved_workers(checkpoint)
@@ -306,57 +323,6 @@ class Trainer:
         progress, settings = self._progress, self._settings
         examples = settings.batch_size * settings.accumulation * self._cluster.size
         return progress.timed_steps * examples / progress.timed_seconds if progress.timed_seconds > 0 else None
-
-
-class _Window:
-    """Figures between two log lines; part of a checkpoint, so that a continued run logs the same ones."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._open()
-
-    def _open(self) -> None:
-        ledger = self._cluster.ledgers[0]
-        self._steps = 0
-        self._losses = [[0.0, 0.0] for _ in self._cluster.local_ranks]
-        self._seconds = {phase.value: ledger.seconds[phase] for phase in Phase}
-        self._bytes = ledger.bytes_sent
-
-    def add(self, losses: Sequence[float]) -> None:
-        """Enters a step. A loss that is not finite counts only if there is no other: see ``refused``."""
-        self._steps += 1
-        for sums, loss in zip(self._losses, losses, strict=True):
-            if math.isfinite(loss):
-                sums[0] += loss
-                sums[1] += 1
-
-    def close(self) -> dict[str, float]:
-        """The mean loss over workers and steps; seconds and bytes of the first local rank, per step."""
-        rows = [torch.tensor(sums, dtype=torch.float64) for sums in self._losses]
-        loss, count = torch.stack(gather_rows(self._cluster, rows)).sum(0).tolist()
-        ledger, steps = self._cluster.ledgers[0], max(1, self._steps)
-        values = {
-            "loss": loss / count if count else math.nan,
-            **{f"seconds/{p.value}": (ledger.seconds[p] - self._seconds[p.value]) / steps for p in Phase},
-            "bytes/sent": (ledger.bytes_sent - self._bytes) / steps,
-        }
-        self._open()
-        return values
-
-    def state_dict(self, local: int) -> dict[str, Any]:
-        """What is known so far, as plain data."""
-        return {
-            "steps": self._steps,
-            "losses": self._losses[local],
-            "seconds": self._seconds,
-            "bytes": self._bytes,
-        }
-
-    def load_state_dict(self, local: int, values: Mapping[str, Any]) -> None:
-        """Continues from saved data."""
-        self._losses[local] = values["losses"]
-        if local == 0:
-            self._steps, self._seconds, self._bytes = values["steps"], values["seconds"], values["bytes"]
 
 
 def _tensors(average: Sum) -> list[Tensor]:

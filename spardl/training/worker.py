@@ -70,6 +70,12 @@ class TrainingWorker:
             self._random = self._get_random()
             self._set_random(outside)
 
+    def undo_spoiled_buffers(self) -> None:
+        """While active: takes back what passes did to the buffers, if that left a NaN or an infinity: it would stay."""
+        floating = [buffer for buffer in self._model.buffers() if buffer.is_floating_point()]
+        if not all(bool(buffer.isfinite().all()) for buffer in floating):
+            load_buffers(self._model, self._buffers)
+
     def floating_buffers(self) -> Tensor:
         """All running statistics in one vector, shape (m,)."""
         parts = [buffer.flatten() for buffer in self._buffers.values() if buffer.is_floating_point()]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import json
 import pickle
+import warnings
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
@@ -244,6 +245,21 @@ def test_loading_runs_no_code(evil: Callable[[Path, Path], None], name: str, tmp
     with pytest.raises(CheckpointError, match=f"{name} cannot be read"):
         load_part(checkpoint, None if name == "shared.pt" else 0, CPU)
     assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_raw_pickle_is_one_line_that_recommends_nothing(protocol: int, tmp_path: Path) -> None:
+    """torch would warn of the protocol, in two lines a file, and say how to run what is in it."""
+    checkpoint = save(tmp_path / "run", 1)
+    (checkpoint / "rank-0.pt").write_bytes(pickle.dumps({"x": Path("y")}, protocol=protocol))
+    with warnings.catch_warnings(record=True) as caught, pytest.raises(CheckpointError) as error:
+        warnings.simplefilter("always")
+        load_part(checkpoint, 0, CPU)
+    assert caught == []
+    assert str(error.value) == (
+        f"checkpoint {checkpoint} cannot be used: rank-0.pt cannot be read (it is no file of tensors and plain data, "
+        "as a run saves it; nothing in it was run)"
+    )
 
 
 @pytest.mark.parametrize("name", ["rank-0.pt", pytest.param("shared.pt", marks=pytest.mark.slow)])

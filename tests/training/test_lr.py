@@ -55,6 +55,11 @@ def test_a_warm_up_longer_than_the_run() -> None:
         lambda: MultiStep(milestones=5),
         lambda: MultiStep(milestones=["a"]),
         lambda: MultiStep(gamma=None),
+        lambda: MultiStep(gamma=math.nan),
+        lambda: MultiStep(gamma=math.inf),
+        lambda: MultiStep(milestones=[1, math.nan]),
+        lambda: Constant(warmup_epochs=math.nan),
+        lambda: LinearDecay(warmup_epochs=math.inf),
     ],
 )
 def test_values_out_of_range(make) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from spardl.training.observers import Bounded, Guarded, MetricsFile, Observer, attempt
+from spardl.training.runs import Run
 from tests.training.toy import Notebook
 
 
@@ -136,3 +138,16 @@ def test_the_metrics_file_forgets_what_will_be_done_again(tmp_path: Path) -> Non
     MetricsFile(path).begin(4, 8)
     file.metrics("train", 6, {"loss": 7})
     assert [json.loads(line)["loss"] for line in path.read_text().splitlines()] == [2, 4, 7]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_figure_that_is_not_finite_is_null(bad: float, tmp_path: Path) -> None:
+    """JSON has no NaN: other readers than Python's would refuse the whole line."""
+    path = tmp_path / "metrics.jsonl"
+    MetricsFile(path).metrics("eval", 2, {"loss": 0.25, "perplexity": bad})
+    assert path.read_text() == '{"kind": "eval", "step": 2, "loss": 0.25, "perplexity": null}\n'
+    run = Run("abc", tmp_path)
+    run.write_summary({"final": {"loss": bad}, "caveats": ("text", bad), "best": None, "steps": 3})
+    assert "NaN" not in run.summary_file.read_text()
+    assert "Infinity" not in run.summary_file.read_text()
+    assert run.read_summary() == {"final": {"loss": None}, "caveats": ["text", None], "best": None, "steps": 3}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from exhibits.measures import Curve, final_metric, metric_curve, share_of_bytes
+from exhibits.measures import Curve, figure_of, final_metric, metric_curve, share_of_bytes
 from spardl.training.experiment import decisive
 
 __all__ = ["Comparison", "Finished", "Method", "Unfinished", "caveats", "collect", "compare", "differences", "read"]
@@ -54,7 +54,7 @@ class Finished(NamedTuple):
     def train_loss(self) -> float | None:
         """The mean training loss of the last epoch, if it was logged."""
         training = [event for event in self.events if event["kind"] == "train"]
-        last = [event["loss"] for event in training if event["epoch"] > training[-1]["epoch"] - 1]
+        last = [figure_of(event, "loss") for event in training if event["epoch"] > training[-1]["epoch"] - 1]
         return mean(last) if last else None
 
     @property

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
+from spardl.agreement import compare, facts_of, kind_of
 from spardl.checks import is_a
 from spardl.clusters.process_group import ProcessFlight, ProcessGroupCluster
 from spardl.communicators.bruck import all_gather
@@ -80,7 +82,8 @@ class Group:
 class Averager:
     """The gradients of some parameters and their averages over all workers.
 
-    In each step, ``put`` every gradient once, in any order; ``wait``, or be told by ``done``; ``take`` the averages.
+    In each step, ``put`` every gradient once, in any order; ``wait``, or be told by ``done``; ``take`` the averages. In
+    the first one, workers compare what they were given.
 
     Args:
         method: how to average.
@@ -91,6 +94,7 @@ class Averager:
             gradient overflowed, at the price of one byte from each to each.
         done: told a group's number once it is averaged, in another thread.
         failed: told what went wrong, in any thread.
+        given: what else all workers must be given the same, by name.
 
     Raises:
         ConfigError: if there are no parameters, or the method does not run on so many workers.
@@ -105,6 +109,7 @@ class Averager:
         scale: Scale | None = None,
         done: Callable[[int], None] | None = None,
         failed: Callable[[BaseException], None] | None = None,
+        given: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         if not named:
             raise ConfigError("there are no parameters to average the gradients of")
@@ -114,7 +119,8 @@ class Averager:
         self._cluster, self._scale, self._done, self._failed = cluster, scale, done, failed
         self._worker = cluster.local_workers[0]
         self._owner = owner_of(method, self._worker.rank, self._worker.size)
-        self._warned = False
+        self._given = {**given, "bucket_mb": bucket_mb, "scaler": scale is not None}
+        self._warned, self._agreed = False, False
         self._groups = [Group(members, self.parameters, method) for members in _cut(self.parameters, bucket_mb)]
         self._group_of = {number: place for place, group in enumerate(self._groups) for number in group.members}
         self._next = 0
@@ -141,7 +147,8 @@ class Averager:
 
         Raises:
             SpardlError: if it was there already in this step.
-            ConfigError: if it is a sparse tensor.
+            ConfigError: if it is a sparse tensor; on all workers, if they were not given the same.
+            PeerError: if another worker is lost in the first step, or does not come to it in time.
         """
         group = self._groups[self._group_of[number]]
         if gradient is not None and gradient.layout is not torch.strided:
@@ -203,6 +210,11 @@ class Averager:
 
     def _begin(self) -> None:
         """What must be done between steps, when nothing is under way."""
+        if not self._agreed:
+            flight = self._cluster.flight([compare(self._worker, self._facts(), self._cluster.device)], counted=False)
+            flight.release(0)
+            flight.wait(0)
+            self._agreed = True
         factor = self._scale() if self._scale else 1.0
         skipped = any(group.refused for group in self._groups)
         for group in self._groups:
@@ -216,6 +228,15 @@ class Averager:
                 group.state.shortlist = Shortlist()
             group.refused = False
         self._factor = factor
+
+    def _facts(self) -> dict[str, str]:
+        """What decides on the number and the sizes of messages."""
+        steps = dict.fromkeys(str(group.state.step) for group in self._groups)
+        facts = {**facts_of(self.method), **{name: str(value) for name, value in self._given.items()}}
+        facts["step"] = ", ".join(steps)
+        for number, (name, parameter) in enumerate(zip(self.names, self.parameters, strict=True)):
+            facts[f"parameter {number} ({name})"] = kind_of(parameter)
+        return facts
 
     def _release(self) -> None:
         """Lets groups go in one order, which all workers share."""

@@ -119,7 +119,14 @@ class Hook:
         named = [pair for pair in self._named if pair.parameter in shown]
         self._numbers = {parameter: number for number, (_, parameter) in enumerate(named)}
         self._averager = Averager(
-            self.method, named, self._cluster, self._bucket_mb, self._scale, self._arrive, self._give_up
+            self.method,
+            named,
+            self._cluster,
+            self._bucket_mb,
+            self._scale,
+            self._arrive,
+            self._give_up,
+            given={"handle": "attach"},
         )
         if self._saved is not None:
             self._averager.load_state_dict(self._saved)

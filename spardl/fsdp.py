@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from spardl.agreement import compare, facts_of, kind_of
 from spardl.clusters import ProcessGroupCluster
 from spardl.errors import ConfigError
 from spardl.flat import write
@@ -67,6 +68,9 @@ class Sharded:
         state = self.method.init_state(Layout.flat(flat.numel()), flat.dtype, flat.device)
         if name in self._saved:
             state.load_state_dict(self._saved.pop(name))
+        facts = {**facts_of(self.method), "handle": "attach_fsdp", "unit": name, "step": str(state.step)}
+        facts["shard"] = kind_of(flat)
+        self._cluster.run_aside([compare(self._worker, facts, self._cluster.device)])
         self._states[name] = state
 
     def state_dict(self) -> dict[str, Any]:

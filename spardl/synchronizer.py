@@ -85,7 +85,8 @@ class Synchronizer:
         self._parameters = [parameter for _, parameter in named]
         self._cluster = ProcessGroupCluster(group, self._parameters[0].device, timeout)
         self._cluster.open()
-        self._averager = Averager(self.method, named, self._cluster, bucket_mb, scale_of(scaler))
+        given = {"handle": "Synchronizer", "find_unused": find_unused}
+        self._averager = Averager(self.method, named, self._cluster, bucket_mb, scale_of(scaler), given=given)
         self._usage = Usage(1, len(named), always=find_unused)
         self._watches, self._detached = True, False
         self._hooks = [

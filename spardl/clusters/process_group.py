@@ -88,14 +88,23 @@ class ProcessGroupCluster(Cluster):
         self.run_aside(programs)
         return [self.now(0) - began]
 
-    def flight(self, programs: Sequence[Program[T]], *, pauses: bool = False) -> ProcessFlight[T]:
-        """Prepares this worker's program for another thread; the first times, all workers must call this at once."""
+    def flight(
+        self, programs: Sequence[Program[T]], *, pauses: bool = False, counted: bool = True
+    ) -> ProcessFlight[T]:
+        """Prepares this worker's program for another thread; the first times, all workers must call this at once.
+
+        Args:
+            programs: this worker's.
+            pauses: whether it rests at its first ``Boundary`` until it is resumed.
+            counted: whether it is part of training, and entered in the ledger, or housekeeping.
+        """
         if len(self._beside) < self._streams:
             self._beside.append(self._open())
         # All workers prepare the same flights in the same order, so each flight has the same stream everywhere.
         self._turn = (self._turn + 1) % self._streams
         beside = self._beside[self._turn]
-        journey = Journey(programs[0], beside.channel, self.ledgers[0], beside=True)
+        ledger = self.ledgers[0] if counted else Ledger()
+        journey = Journey(programs[0], beside.channel, ledger, beside=True)
         return ProcessFlight(journey, beside.thread, self._stack, pauses)
 
     def open(self) -> None:

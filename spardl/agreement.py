@@ -23,7 +23,7 @@ from spardl.method import Method
 from spardl.programs import Program, Worker, whole_team
 from spardl.version import __version__
 
-__all__ = ["compare", "facts_of", "first_difference", "kind_of"]
+__all__ = ["compare", "facts_of", "first_difference", "kind_of", "shapes_of"]
 
 
 def compare(worker: Worker, facts: Mapping[str, str], device: torch.device) -> Program[None]:
@@ -83,6 +83,12 @@ def facts_of(method: Method) -> dict[str, str]:
         for name, value in _options(part):
             facts[f"{type(part).__name__}.{name}" if name in facts else name] = _plain(value)
     return facts
+
+
+def shapes_of(names: Sequence[str], parameters: Sequence[Tensor]) -> dict[str, str]:
+    """Type and shape of each of some ``parameters``, by its place and its name, of ``names``."""
+    pairs = enumerate(zip(names, parameters, strict=True))
+    return {f"parameter {number} ({name})": kind_of(parameter) for number, (name, parameter) in pairs}
 
 
 def kind_of(tensor: Tensor) -> str:

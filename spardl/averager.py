@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from spardl.agreement import compare, facts_of, kind_of
+from spardl.agreement import compare, facts_of, shapes_of
 from spardl.checks import is_a
 from spardl.clusters.process_group import ProcessFlight, ProcessGroupCluster
 from spardl.communicators.bruck import all_gather
@@ -234,9 +234,7 @@ class Averager:
         steps = dict.fromkeys(str(group.state.step) for group in self._groups)
         facts = {**facts_of(self.method), **{name: str(value) for name, value in self._given.items()}}
         facts["step"] = ", ".join(steps)
-        for number, (name, parameter) in enumerate(zip(self.names, self.parameters, strict=True)):
-            facts[f"parameter {number} ({name})"] = kind_of(parameter)
-        return facts
+        return {**facts, **shapes_of(self.names, self.parameters)}
 
     def _release(self) -> None:
         """Lets groups go in one order, which all workers share."""

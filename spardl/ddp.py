@@ -95,8 +95,11 @@ class Hook:
             bucket: of DDP.
 
         Returns:
-            The bucket's buffer, shape (n,), once it holds the averages. If a worker is lost, the backward pass raises
-            an error that says which.
+            The bucket's buffer, shape (n,), once it holds the averages: with the last bucket, that of all is there.
+
+        Raises:
+            ConfigError: in the first step, on all workers, if they were not given the same.
+            PeerError: if another worker is lost, or does not answer in time.
         """
         if not self._attached:
             return _dense(bucket, self._cluster.group)
@@ -107,6 +110,10 @@ class Hook:
             self._learn(bucket, ready)
         else:
             self._enter(self._averager, bucket, ready)
+        if bucket.is_last() and self._averager is not None:
+            # DDP would wait, too, but raise another error than what it waits for: one of many lines.
+            self._averager.wait()
+            self._buckets = []
         # An error is passed on by a callback only; as a value, DDP takes it for a tensor.
         return ready.then(lambda done: done.wait())
 
@@ -137,7 +144,7 @@ class Hook:
 
     def _enter(self, averager: Averager, bucket: GradBucket, ready: torch.futures.Future[Tensor]) -> None:
         if bucket.index() == 0 and averager.begun:
-            averager.wait()  # for nothing: DDP did, at the end of the last backward pass
+            averager.wait()  # the last backward pass ended early
             self._buckets = []
         views = {self._numbers[p]: view for p, view in zip(bucket.parameters(), bucket.gradients(), strict=True)}
         groups = {averager.group_of(number) for number in views}
@@ -198,7 +205,7 @@ class Hook:
     def stats(self) -> Stats:
         """What this worker sent and spent so far; see :class:`Stats`."""
         averager, ledger = self._averager, self._cluster.ledgers[0]
-        steps = averager.steps + averager.begun if averager else 0
+        steps = averager.steps if averager else 0
         nbytes = sum(parameter.nbytes for _, parameter in self._named if parameter.requires_grad)
         return Stats.of(ledger, steps, nbytes, self._cluster.size, averager.refused if averager else 0)
 

@@ -88,9 +88,7 @@ class ProcessGroupCluster(Cluster):
         self.run_aside(programs)
         return [self.now(0) - began]
 
-    def flight(
-        self, programs: Sequence[Program[T]], *, pauses: bool = False, counted: bool = True
-    ) -> ProcessFlight[T]:
+    def flight(self, programs: Sequence[Program[T]], *, pauses: bool = False, counted: bool = True) -> ProcessFlight[T]:
         """Prepares this worker's program for another thread; the first times, all workers must call this at once.
 
         Args:

@@ -53,6 +53,13 @@ def sharded(method: str, **options: Any) -> None:
     model(torch.ones(2, 20)).sum().backward()
 
 
+def scheduled(schedule: Any) -> None:
+    model = nn.Sequential(nn.Linear(20, 5), nn.Linear(5, 5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    training = spardl.Training(model, spardl.FlatGradient(model.named_parameters()), optimizer)
+    schedule.start(spardl.make_method("spardl"), ProcessGroupCluster(), training)
+
+
 def complaint(call: Callable[[], Any]) -> str:
     try:
         call()
@@ -103,6 +110,14 @@ HANDLES: list[tuple[Callable[[int], Any], str]] = [
     (
         lambda rank: sharded("spardl", density=[0.01, 0.02][rank]),
         "rank 1 has density=0.02, rank 0 has density=0.01",
+    ),
+    (
+        lambda rank: scheduled([spardl.AfterBackward(), spardl.Wfbp(bucket_mb=0.0001)][rank]),
+        "rank 1 has handle=InBackward, rank 0 has handle=AtTheEnd",
+    ),
+    (
+        lambda rank: scheduled(spardl.Wfbp(bucket_mb=[25, 0.0001][rank])),
+        "rank 1 has groups=[(0, 1), (1, 2)], rank 0 has groups=[(0, 2)]",
     ),
     (
         lambda rank: spardl.all_reduce(torch.ones(10 + 5 * rank), "spardl", density=0.5),

@@ -1,8 +1,8 @@
 """Whether all workers were given the same, asked before the first gradient is sent.
 
 The size of a message follows from what both sides know, so workers that know different things break one another's
-connections, or wait for what never comes. What they compare here is of one size whatever they were given: a digest. Only
-where digests differ do they exchange what differs, and each of them can say what it is.
+connections, or wait for what never comes. What they compare here is of one size whatever they were given: a digest.
+Only where digests differ do they exchange the rest, and each of them can say what differs.
 """
 
 from __future__ import annotations

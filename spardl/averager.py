@@ -8,7 +8,7 @@ belongs to its parameters, and a continued training is bit for bit the same.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -24,14 +24,16 @@ from spardl.errors import ConfigError, SpardlError
 from spardl.flat import write
 from spardl.layout import Layout
 from spardl.method import Method, MethodState
-from spardl.owners import check_owner, owner_of
+from spardl.owners import check_owner, check_whole, owner_of
 from spardl.programs import Program, whole_team
 from spardl.shortlist import Shortlist
 from spardl.state import copied
 
-__all__ = ["Averager", "Named", "Scale", "check_settings", "scale_of"]
+__all__ = ["SAVED", "Averager", "Named", "Scale", "check_real", "check_settings", "scale_of"]
 
 _MEGABYTE = 1024 * 1024
+# What every saved state has, besides its owner.
+SAVED: Mapping[str, Any] = MappingProxyType({"names": [], "groups": [], "skipped": [], "factor": 1.0})
 
 # The factor by which losses, and so gradients, are multiplied now.
 Scale = Callable[[], float]
@@ -288,11 +290,13 @@ class Averager:
 
         Raises:
             ConfigError: if it is of another rank, another number of workers, another method, other parameters, or of
-                other groups; nothing is changed then.
+                other groups, or lacks something; nothing is changed then.
         """
         check_owner(values, self._owner, "groups")
-        sizes = [len(group["memory"]) for group in values["groups"]]
-        if values["names"] != self.names or sizes != [len(group.vector) for group in self._groups]:
+        check_whole(values, SAVED)
+        mine = [group.state.state_dict() for group in self._groups]
+        check_whole(values["groups"], mine, "groups")
+        if values["names"] != self.names or _sizes(values["groups"]) != _sizes(mine):
             raise ConfigError("this state is of other parameters, or of another bucket_mb; load it where it was saved")
         for place, (group, saved) in enumerate(zip(self._groups, values["groups"], strict=True)):
             group.state.load_state_dict(copied(saved))
@@ -333,6 +337,23 @@ def check_settings(bucket_mb: float, timeout: float) -> None:
             raise ConfigError(f"{name} must be above 0, got {value!r}")
 
 
+def check_real(named: Iterable[tuple[str, Tensor]]) -> None:
+    """Accepts parameters whose gradients can be averaged.
+
+    Args:
+        named: the parameters, with their names; those that are not trained do not matter.
+
+    Raises:
+        ConfigError: if one of them is not a floating-point tensor.
+    """
+    for name, parameter in named:
+        if parameter.requires_grad and not parameter.is_floating_point():
+            raise ConfigError(
+                f"{name} is {str(parameter.dtype).removeprefix('torch.')}, and only floating-point gradients are "
+                "averaged; keep a complex parameter as torch.view_as_real(...) of it"
+            )
+
+
 def scale_of(scaler: GradScaler | None) -> Scale | None:
     """What tells the scale of gradients.
 
@@ -343,6 +364,10 @@ def scale_of(scaler: GradScaler | None) -> Scale | None:
         Its scale at the time of the call; ``None`` if there is none, or it does nothing.
     """
     return scaler.get_scale if scaler and scaler.is_enabled() else None
+
+
+def _sizes(groups: Sequence[Mapping[str, Any]]) -> list[Any]:
+    return [getattr(group[name], "shape", None) for group in groups for name in ("memory", "velocity")]
 
 
 def _cut(parameters: Sequence[nn.Parameter], bucket_mb: float) -> Iterator[list[int]]:

@@ -70,8 +70,7 @@ def all_reduce(
         >>> reduced.residual
         tensor([ 0.0000, -1.0000,  0.5000,  0.0000])
     """
-    if not tensor.is_floating_point():
-        raise ConfigError(f"all_reduce() averages floating-point tensors, got {tensor.dtype}")
+    _check(tensor)
     made = make_method(method, **options)
     cluster = ProcessGroupCluster(group, tensor.device)
     made.communicator.check_workers(cluster.size)
@@ -89,3 +88,13 @@ def all_reduce(
         residual = state.memory.clone() if made.residual.remembers else torch.zeros_like(average)
     cost = Stats.of(cluster.ledgers[0], 1, average.nbytes, cluster.size, state.refused)
     return Reduced(average.view(tensor.shape), residual.view(tensor.shape), cost)
+
+
+def _check(tensor: Tensor) -> None:
+    if not isinstance(tensor, Tensor):
+        raise ConfigError(
+            f"all_reduce() averages a tensor, got a {type(tensor).__name__}; torch.tensor(...) makes one of it"
+        )
+    if not tensor.is_floating_point():
+        way = "; give torch.view_as_real(tensor)" if tensor.is_complex() else ""
+        raise ConfigError(f"all_reduce() averages floating-point tensors, got {tensor.dtype}{way}")

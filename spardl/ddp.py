@@ -14,11 +14,11 @@ from torch.amp.grad_scaler import GradScaler
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from spardl.averager import Averager, Named, check_settings, scale_of
+from spardl.averager import SAVED, Averager, Named, check_real, check_settings, scale_of
 from spardl.clusters import ProcessGroupCluster
 from spardl.errors import ConfigError
 from spardl.method import Method
-from spardl.owners import check_owner, owner_of
+from spardl.owners import check_owner, check_whole, owner_of
 from spardl.recipes import make_method
 from spardl.stats import Stats
 
@@ -74,6 +74,7 @@ class Hook:
                 raise ConfigError(f"{name or 'the model'} has sparse gradients; make it with sparse=False")
         self.method = method
         self._named = [Named(*pair) for pair in ddp.module.named_parameters()]
+        check_real(self._named)
         self._device = self._named[0].parameter.device
         self._cluster = ProcessGroupCluster(ddp.process_group, self._device, timeout)
         method.communicator.check_workers(self._cluster.size)
@@ -190,17 +191,18 @@ class Hook:
 
         Raises:
             ConfigError: if it is of another rank, another number of workers, another method, other parameters, or of
-                another ``bucket_mb``; of the last two in a fresh process, in the first step.
+                another ``bucket_mb``, or lacks something; of the last three in a fresh process, in the first step.
         """
+        fresh = isinstance(values, Mapping) and not values
         if self._averager is None:
-            if values:
-                mine = owner_of(self.method, self._cluster.local_ranks[0], self._cluster.size)
-                check_owner(values, mine, "groups")
+            if not fresh:
+                check_owner(values, owner_of(self.method, self._cluster.local_ranks[0], self._cluster.size), "groups")
+                check_whole(values, SAVED)
             self._saved = dict(values) or None
-        elif values:
-            self._averager.load_state_dict(values)
-        else:
+        elif fresh:
             self._averager.forget()
+        else:
+            self._averager.load_state_dict(values)
 
     def stats(self) -> Stats:
         """What this worker sent and spent so far; see :class:`Stats`."""
@@ -276,6 +278,11 @@ def attach(
         >>> print(f"step {handle.stats().steps}; to be saved: {', '.join(state)}")
         step 1; to be saved: owner, names, groups, skipped, factor
     """
+    if isinstance(getattr(ddp, "_orig_mod", None), DistributedDataParallel):
+        raise ConfigError(
+            "attach() needs the DistributedDataParallel itself, and torch.compile() has wrapped it; call "
+            "spardl.attach(ddp_model, ...) first, then torch.compile(ddp_model)"
+        )
     if not isinstance(ddp, DistributedDataParallel):
         raise ConfigError(
             f"attach() needs a DistributedDataParallel, got a {type(ddp).__name__}; without DDP use spardl.Synchronizer"

@@ -17,12 +17,13 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from spardl.agreement import compare, facts_of, kind_of
+from spardl.averager import check_real
 from spardl.clusters import ProcessGroupCluster
 from spardl.errors import ConfigError
 from spardl.flat import write
 from spardl.layout import Layout
 from spardl.method import Method, MethodState
-from spardl.owners import check_owner, owner_of
+from spardl.owners import check_owner, check_whole, owner_of
 from spardl.recipes import make_method
 from spardl.state import copied
 from spardl.stats import Stats
@@ -67,7 +68,9 @@ class Sharded:
     def _begin(self, name: str, flat: Tensor) -> None:
         state = self.method.init_state(Layout.flat(flat.numel()), flat.dtype, flat.device)
         if name in self._saved:
-            state.load_state_dict(self._saved.pop(name))
+            saved = self._saved.pop(name)
+            check_whole(saved, state.state_dict(), f"units.{name}")
+            state.load_state_dict(saved)
         facts = {**facts_of(self.method), "handle": "attach_fsdp", "unit": name, "step": str(state.step)}
         facts["shard"] = kind_of(flat)
         self._cluster.run_aside([compare(self._worker, facts, self._cluster.device)])
@@ -85,10 +88,12 @@ class Sharded:
             values: as saved.
 
         Raises:
-            ConfigError: if it is of another rank, another number of nodes, another method, or other units.
+            ConfigError: if it is of another rank, another number of nodes, another method, or other units, or lacks
+                something; for units that had no backward pass yet, in the first one.
             ValueError: if a shard has another length; for units that had no backward pass yet, in the first one.
         """
         check_owner(values, self._owner, "units")
+        check_whole(values, {"units": {name: state.state_dict() for name, state in self._states.items()}})
         unknown = sorted(values["units"].keys() - self._units.keys())
         if unknown:
             raise ConfigError(f"this state has FSDP units that the model has not: {', '.join(unknown)}")
@@ -130,6 +135,7 @@ def attach_fsdp(model: nn.Module, method: str | Method = "spardl", *, group: Any
     units = {name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)}
     if not units:
         raise ConfigError("attach_fsdp() needs a model that fully_shard() has been applied to; with DDP use attach()")
+    check_real(model.named_parameters())
     made = make_method(method, **options)
     cluster = ProcessGroupCluster(group, next(model.parameters()).device)
     _check_shards(model, cluster.group)

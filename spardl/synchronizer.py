@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from spardl.averager import Averager, Named, check_settings, scale_of
+from spardl.averager import Averager, Named, check_real, check_settings, scale_of
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.base import gather_rows
 from spardl.errors import ConfigError
@@ -52,7 +52,8 @@ class Synchronizer:
         **options: of the method, for instance ``density=0.01``, ``teams=2``; see :class:`Recipe`.
 
     Raises:
-        ConfigError: if there are no parameters, the method or an option is unknown, or does not fit so many workers.
+        ConfigError: if there are no parameters, or complex ones, or no process group, the method or an option is
+            unknown, or does not fit so many workers.
 
     Example:
         >>> model = nn.Linear(100, 10)
@@ -82,6 +83,7 @@ class Synchronizer:
         named = [pair for pair in _named(parameters) if pair.parameter.requires_grad]
         if not named:
             raise ConfigError("there are no parameters to average the gradients of")
+        check_real(named)
         self._parameters = [parameter for _, parameter in named]
         self._cluster = ProcessGroupCluster(group, self._parameters[0].device, timeout)
         self._cluster.open()
@@ -149,9 +151,9 @@ class Synchronizer:
 
         Raises:
             ConfigError: if it is of another rank, another number of workers, another method, other parameters, or of
-                another ``bucket_mb``; nothing is changed then.
+                another ``bucket_mb``, or lacks something; nothing is changed then.
         """
-        if "usage" not in values:
+        if isinstance(values, Mapping) and "usage" not in values:
             raise ConfigError("this is no state of a Synchronizer; load what its state_dict() gave")
         self._averager.load_state_dict(values)
         self._usage.load_state_dict(values["usage"])

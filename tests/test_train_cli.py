@@ -202,9 +202,8 @@ def test_srun_with_another_command_on_another_node(tmp_path: Path) -> None:
     words = ("logger=none", "training.log_every=2", f"output_dir={tmp_path / 'out'}")
     for done in srun(words, "training.log_every=3"):
         assert done.returncode == 2
-        assert done.stderr == (
-            "error: rank 1 has training.log_every=3, rank 0 has training.log_every=2: all workers must be given the same\n"
-        )
+        said = "rank 1 has training.log_every=3, rank 0 has training.log_every=2: all workers must be given the same"
+        assert done.stderr == f"error: {said}\n"
     assert not (tmp_path / "out").exists()
 
 

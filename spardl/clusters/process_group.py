@@ -41,7 +41,8 @@ class ProcessGroupCluster(Cluster):
             one can select or merge while another's messages are under way.
 
     Raises:
-        ConfigError: if there is not at least one stream, or there are several where that cannot work.
+        ConfigError: if there is not at least one stream, or there are several where that cannot work; if there is no
+            process group yet, or this process is not in it.
     """
 
     def __init__(
@@ -53,6 +54,13 @@ class ProcessGroupCluster(Cluster):
         streams: int = 1,
     ) -> None:
         check_streams(streams, torch.device(device), throttle)
+        if not dist.is_initialized():
+            raise ConfigError("there is no process group yet; call torch.distributed.init_process_group() first")
+        if group == dist.GroupMember.NON_GROUP_MEMBER:
+            raise ConfigError(
+                "this process is no member of the process group; give a group that it is in, or None for the default "
+                "one"
+            )
         self._group = dist.group.WORLD if group is None else group
         self._timeout = timedelta(seconds=timeout)
         self._throttle = throttle

@@ -246,10 +246,7 @@ def test_ranks_hear_that_they_were_given_different_things(monkeypatch: pytest.Mo
 
 
 def test_a_rank_that_does_not_say_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(
-        ConfigError,
-        match="rank 0 cannot meet the others at .*: some rank does not tell its configuration: wait timeout",
-    ):
+    with pytest.raises(ConfigError, match="some rank does not tell its configuration: wait timeout"):
         member(0, {}, monkeypatch).share(lambda: pytest.fail("there is no run"), {"seed": "1"})
 
 

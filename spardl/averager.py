@@ -7,8 +7,9 @@ belongs to its parameters, and a continued training is bit for bit the same.
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -17,7 +18,6 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from spardl.agreement import compare, facts_of, shapes_of
-from spardl.checks import is_a
 from spardl.clusters.process_group import ProcessFlight, ProcessGroupCluster
 from spardl.communicators.bruck import all_gather
 from spardl.errors import ConfigError, SpardlError
@@ -29,9 +29,11 @@ from spardl.programs import Program, whole_team
 from spardl.shortlist import Shortlist
 from spardl.state import copied
 
-__all__ = ["SAVED", "Averager", "Named", "Scale", "check_real", "check_settings", "scale_of"]
+__all__ = ["SAVED", "Averager", "Named", "Scale", "scale_of"]
 
 _MEGABYTE = 1024 * 1024
+# How many steps there are to one in which gradients are measured: so rarely that it costs nothing.
+_MEASURED = 16
 # What every saved state has, besides its owner.
 SAVED: Mapping[str, Any] = MappingProxyType({"names": [], "groups": [], "skipped": [], "factor": 1.0})
 
@@ -57,6 +59,7 @@ class Group:
         awaited: members whose gradient is not there yet.
         flight: what is under way.
         refused: whether some worker's gradient overflowed, so that the vector is no average.
+        norm: of the last gradient that was measured, without its scale.
     """
 
     def __init__(self, members: Sequence[int], parameters: Sequence[nn.Parameter], method: Method) -> None:
@@ -67,6 +70,7 @@ class Group:
         self.vector: Tensor = torch.zeros(self.layout.length, dtype=first.dtype, device=first.device)
         self.awaited = set(members)
         self.flight: ProcessFlight[None] | None = None
+        self.norm = 0.0
         self.state: MethodState
         self.refused: bool
         self.forget(method)
@@ -217,7 +221,10 @@ class Averager:
             flight.release(0)
             flight.wait(0)
             self._agreed = True
-        factor = self._scale() if self._scale else 1.0
+        self._settle(self._scale() if self._scale else 1.0)
+
+    def _settle(self, factor: float) -> None:
+        """Gives back what a skipped step averaged, and lets residuals follow the scale, now ``factor``."""
         skipped = any(group.refused for group in self._groups)
         for group in self._groups:
             if skipped and not group.refused and self.method.residual.remembers:
@@ -255,11 +262,18 @@ class Averager:
             group.refused = True
             group.vector.fill_(torch.inf)
         else:
+            if self.steps % _MEASURED == 0:
+                group.norm = self._norm(group.vector) or group.norm
             self.method.accumulate(group.vector, group.state)
             average = yield from self.method.average(self._worker, group.state)
             write(average, group.vector)
         if self._done:
             self._done(place)
+
+    def _norm(self, vector: Tensor) -> float:
+        """Without the scale; 0 if it is not finite."""
+        norm = float(torch.linalg.vector_norm(vector, dtype=torch.promote_types(vector.dtype, torch.float32)))
+        return norm / self._factor if math.isfinite(norm) else 0.0
 
     def _somebody_overflowed(self, vector: Tensor) -> Program[bool]:
         fine = bool(vector.sum().isfinite()) or bool(vector.isfinite().all())
@@ -274,6 +288,32 @@ class Averager:
     def refused(self) -> int:
         """Gradients (of a group, by this worker) that were left out because they were not finite."""
         return sum(group.state.refused for group in self._groups)
+
+    def residual_ratio(self) -> float | None:
+        """Norm of what is carried over, as a multiple of that of the gradient, if one was measured; reads it all."""
+        gradient = math.hypot(*(group.norm for group in self._groups))
+        if not gradient:
+            return None
+        remembers = self.method.residual.remembers
+        return math.hypot(*(self._norm(group.state.memory) for group in self._groups if remembers)) / gradient
+
+    def inherit(self, other: Averager) -> None:
+        """Goes on with what another method carried over, where this one carries the same kind of thing.
+
+        Args:
+            other: of the same parameters, in other groups or not; nothing of it may be under way.
+        """
+        other._settle(other._factor)
+        velocities = type(self.method.momentum) is type(other.method.momentum) and self.method.momentum.remembers
+        both = self.method.residual.remembers and other.method.residual.remembers
+        for number, name in enumerate(self.names):
+            mine = self._groups[self._group_of[number]]
+            theirs = other._groups[other._group_of[other.names.index(name)]]
+            here, there = slice(*mine.ranges[number]), slice(*theirs.ranges[other.names.index(name)])
+            if both:
+                mine.state.memory[here] = theirs.state.memory[there] * (self._factor / other._factor)
+            if velocities:
+                mine.state.velocity[here] = theirs.state.velocity[there] * (self._factor / other._factor)
 
     def state_dict(self) -> dict[str, Any]:
         """What this worker carries from step to step, as plain data that shares no memory with it."""
@@ -320,38 +360,6 @@ class Averager:
         if not any(group.refused for group in self._groups):
             return []
         return [None if group.refused else group.vector.clone() for group in self._groups]
-
-
-def check_settings(bucket_mb: float, timeout: float) -> None:
-    """Accepts a size of groups and a time to wait.
-
-    Args:
-        bucket_mb: most MB in a group.
-        timeout: seconds.
-
-    Raises:
-        ConfigError: if one of them is not above 0.
-    """
-    for name, value in (("bucket_mb", bucket_mb), ("timeout", timeout)):
-        if not is_a(float, value) or not value > 0:
-            raise ConfigError(f"{name} must be above 0, got {value!r}")
-
-
-def check_real(named: Iterable[tuple[str, Tensor]]) -> None:
-    """Accepts parameters whose gradients can be averaged.
-
-    Args:
-        named: the parameters, with their names; those that are not trained do not matter.
-
-    Raises:
-        ConfigError: if one of them is not a floating-point tensor.
-    """
-    for name, parameter in named:
-        if parameter.requires_grad and not parameter.is_floating_point():
-            raise ConfigError(
-                f"{name} is {str(parameter.dtype).removeprefix('torch.')}, and only floating-point gradients are "
-                "averaged; keep a complex parameter as torch.view_as_real(...) of it"
-            )
 
 
 def scale_of(scaler: GradScaler | None) -> Scale | None:

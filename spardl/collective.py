@@ -15,7 +15,7 @@ from spardl.flat import write
 from spardl.layout import Layout
 from spardl.method import Method
 from spardl.recipes import make_method
-from spardl.stats import Stats
+from spardl.stats import Meter, Stats
 
 __all__ = ["Reduced", "all_reduce"]
 
@@ -76,6 +76,7 @@ def all_reduce(
     made.communicator.check_workers(cluster.size)
     state = made.init_state(Layout.of([tensor.shape]), tensor.dtype, tensor.device)
     state.step = step
+    meter = Meter(cluster.ledgers[0], cluster.size)
     if compare:
         facts = {**facts_of(made), "handle": "all_reduce", "step": str(step)}
         facts |= {"shape": str(tuple(tensor.shape)), "dtype": str(tensor.dtype).removeprefix("torch.")}
@@ -86,7 +87,8 @@ def all_reduce(
         average = torch.empty_like(state.memory)
         write(total, average)
         residual = state.memory.clone() if made.residual.remembers else torch.zeros_like(average)
-    cost = Stats.of(cluster.ledgers[0], 1, average.nbytes, cluster.size, state.refused)
+    meter.step()
+    cost = meter.stats(average.nbytes, state.refused)
     return Reduced(average.view(tensor.shape), residual.view(tensor.shape), cost)
 
 

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from spardl.agreement import compare, facts_of, kind_of
-from spardl.averager import check_real
+from spardl.checks import check_real
 from spardl.clusters import ProcessGroupCluster
 from spardl.errors import ConfigError
 from spardl.flat import write
@@ -26,7 +26,7 @@ from spardl.method import Method, MethodState
 from spardl.owners import check_owner, check_whole, owner_of
 from spardl.recipes import make_method
 from spardl.state import copied
-from spardl.stats import Stats
+from spardl.stats import Meter, Stats
 
 __all__ = ["Sharded", "attach_fsdp"]
 
@@ -46,6 +46,8 @@ class Sharded:
         self._saved: dict[str, Any] = {}
         self._worker = cluster.local_workers[0]
         self._owner = owner_of(method, self._worker.rank, self._worker.size)
+        self._meter = Meter(cluster.ledgers[0], cluster.size)
+        self._done: set[str] = set()  # units that are averaged in this step
         self._units = dict(units)
         for name, unit in units.items():
             unit.set_all_reduce_hook(partial(self._average, name))
@@ -55,6 +57,9 @@ class Sharded:
         flat = shard.view(-1)
         if name not in self._states:
             self._begin(name, flat)
+        if name in self._done:  # it was the last step's
+            self._meter.step()
+            self._done.clear()
         state = self._states[name]
         if len(flat) != len(state.memory):
             raise ConfigError(
@@ -64,6 +69,7 @@ class Sharded:
         self.method.accumulate(flat, state)
         (average,) = self._cluster.run([self.method.average(self._worker, state)])
         write(average, flat)
+        self._done.add(name)
 
     def _begin(self, name: str, flat: Tensor) -> None:
         state = self.method.init_state(Layout.flat(flat.numel()), flat.dtype, flat.device)
@@ -105,11 +111,18 @@ class Sharded:
 
     def stats(self) -> Stats:
         """What this worker sent between nodes and spent on it so far; see :class:`Stats`."""
-        states = self._states.values()
-        steps = max((state.step for state in states), default=0)
-        nbytes = sum(state.memory.nbytes for state in states)
-        refused = sum(state.refused for state in states)
-        return Stats.of(self._cluster.ledgers[0], steps, nbytes, self._cluster.size, refused)
+        nbytes = sum(state.memory.nbytes for state in self._states.values())
+        return self._meter.stats(nbytes, self._refused(), under_way=bool(self._done))
+
+    def reset(self) -> None:
+        """Lets ``stats`` begin anew; what is carried from step to step stays."""
+        if self._done:
+            self._meter.step()
+            self._done.clear()
+        self._meter.reset(self._refused())
+
+    def _refused(self) -> int:
+        return sum(state.refused for state in self._states.values())
 
 
 def attach_fsdp(model: nn.Module, method: str | Method = "spardl", *, group: Any, **options: Any) -> Sharded:

@@ -12,14 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from spardl.averager import Averager, Named, check_real, check_settings, scale_of
+from spardl.averager import Averager, Named, scale_of
+from spardl.checks import check_real, check_settings
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.base import gather_rows
 from spardl.errors import ConfigError
 from spardl.method import Method
 from spardl.recipes import make_method
 from spardl.schedules.usage import Usage
-from spardl.stats import Stats
+from spardl.stats import Meter, Stats
 
 __all__ = ["Synchronizer"]
 
@@ -89,6 +90,7 @@ class Synchronizer:
         self._cluster.open()
         given = {"handle": "Synchronizer", "find_unused": find_unused}
         self._averager = Averager(self.method, named, self._cluster, bucket_mb, scale_of(scaler), given=given)
+        self._meter = Meter(self._cluster.ledgers[0], self._cluster.size)
         self._usage = Usage(1, len(named), always=find_unused)
         self._watches, self._detached = True, False
         self._hooks = [
@@ -121,6 +123,7 @@ class Synchronizer:
         for number in self._averager.missing():
             self._averager.put(number, self._parameters[number].grad)
         self._averager.wait()
+        self._meter.step()
         rows = self._usage.rows()
         unused = set(self._usage.unused(gather_rows(self._cluster, rows) if rows else []))
         for number, parameter in enumerate(self._parameters):
@@ -161,8 +164,11 @@ class Synchronizer:
     def stats(self) -> Stats:
         """What this worker sent and spent so far; see :class:`Stats`."""
         nbytes = sum(parameter.nbytes for parameter in self._parameters)
-        ledger, averager = self._cluster.ledgers[0], self._averager
-        return Stats.of(ledger, averager.steps, nbytes, self._cluster.size, averager.refused)
+        return self._meter.stats(nbytes, self._averager.refused, self._averager.residual_ratio())
+
+    def reset(self) -> None:
+        """Lets ``stats`` begin anew; what is carried from step to step stays."""
+        self._meter.reset(self._averager.refused)
 
     def detach(self) -> None:
         """Takes the hooks off the parameters: gradients are each worker's own again."""

@@ -292,7 +292,7 @@ def test_a_model_has_one_hook() -> None:
         return str(error.value), sum(thread.name == "spardl-communication" for thread in threading.enumerate())
 
     (found,) = run_workers(1, work)
-    assert found == ("this model has a communication hook, which torch never takes off; wrap it anew", 1)
+    assert found == ("a handle averages this model's gradients already; call its detach() before attach()", 1)
 
 
 def test_each_call_of_all_reduce_can_draw_anew() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # as in tests/test_api.py
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # as in tests/test_api.py
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -57,7 +58,7 @@ def equal_everywhere(mine: Tensor) -> bool:
     return all(torch.equal(row, mine) for row in rows)
 
 
-@pytest.mark.parametrize("between", [0, 3])
+@pytest.mark.parametrize("between", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_another_method_goes_on_with_the_residual(between: int) -> None:
     def work(cluster: ProcessGroupCluster) -> list[float]:
         job = Counted()

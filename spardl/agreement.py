@@ -92,7 +92,7 @@ def shapes_of(names: Sequence[str], parameters: Sequence[Tensor]) -> dict[str, s
 
 
 def kind_of(tensor: Tensor) -> str:
-    """A tensor's type and shape."""
+    """Type and shape of ``tensor``, in words, of any shape."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 

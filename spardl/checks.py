@@ -36,7 +36,7 @@ def check_real(named: Iterable[tuple[str, Tensor]]) -> None:
     """Accepts parameters whose gradients can be averaged.
 
     Args:
-        named: the parameters, with their names; those that are not trained do not matter.
+        named: the parameters, of any shape, with their names; those that are not trained do not matter.
 
     Raises:
         ConfigError: if one of them is not a floating-point tensor.

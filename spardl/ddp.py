@@ -167,17 +167,17 @@ class Hook:
         averager, self._averager = self._averager, None
         return averager
 
-    def follow(self, last: "Hook") -> None:
+    def _follow(self, last: "Hook") -> None:
         """Leaves all to another hook of the same model, ``last``, which goes on with what this one carries.
 
         Raises:
             ConfigError: if this one, or another that it was left to, is not detached.
         """
         before = self._last or self
-        before.check_detached()
+        before._check_detached()
         last._before, self._last = before, last
 
-    def check_detached(self) -> None:
+    def _check_detached(self) -> None:
         """Accepts a hook that was left, for another to follow.
 
         Raises:
@@ -337,6 +337,23 @@ def attach(
         >>> print(f"step {handle.stats().steps}; to be saved: {', '.join(state)}")
         step 1; to be saved: owner, names, groups, skipped, factor
     """
+    _check_wrapped(ddp)
+    registered = _registered(ddp)
+    if registered:
+        registered._check_detached()
+    made = Hook(ddp, make_method(method, **options), bucket_mb, timeout, scaler)
+    if registered:
+        registered._follow(made)
+        return made
+    try:
+        ddp.register_comm_hook(made, hook)
+    except RuntimeError as error:
+        made.detach()
+        raise ConfigError("this model has a communication hook, which torch never takes off; wrap it anew") from error
+    return made
+
+
+def _check_wrapped(ddp: nn.Module) -> None:
     if isinstance(getattr(ddp, "_orig_mod", None), DistributedDataParallel):
         raise ConfigError(
             "attach() needs the DistributedDataParallel itself, and torch.compile() has wrapped it; call "
@@ -346,19 +363,6 @@ def attach(
         raise ConfigError(
             f"attach() needs a DistributedDataParallel, got a {type(ddp).__name__}; without DDP use spardl.Synchronizer"
         )
-    registered = _registered(ddp)
-    if registered:
-        registered.check_detached()
-    made = Hook(ddp, make_method(method, **options), bucket_mb, timeout, scaler)
-    if registered:
-        registered.follow(made)
-        return made
-    try:
-        ddp.register_comm_hook(made, hook)
-    except RuntimeError as error:
-        made.detach()
-        raise ConfigError("this model has a communication hook, which torch never takes off; wrap it anew") from error
-    return made
 
 
 def _registered(ddp: DistributedDataParallel) -> Hook | None:

@@ -168,7 +168,7 @@ def train(config: DictConfig) -> None:
             print(f"skipped: {done.folder} is finished (force=true runs it again)", flush=True)
             return
     with ExitStack() as stack:
-        run = experiment.launcher.share(lambda: stack.enter_context(experiment.prepare()))
+        run = experiment.launcher.share(lambda: stack.enter_context(experiment.prepare()), experiment.given)
         if experiment.launcher.leads:
             write_atomically(run.folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True).encode())
             write_atomically(run.folder / "command.txt", _command().encode())

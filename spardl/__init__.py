@@ -31,7 +31,7 @@ from spardl.compressors import (
     TopK,
 )
 from spardl.ddp import Hook, attach, hook
-from spardl.errors import SpardlError
+from spardl.errors import ConfigError, PeerError, SpardlError
 from spardl.flat import FlatGradient
 from spardl.method import Method
 from spardl.momentum import CorrectedMomentum, LocalMomentum, OptimizerMomentum
@@ -54,6 +54,7 @@ __all__ = [
     "Backend",
     "Cast",
     "Choice",
+    "ConfigError",
     "CorrectedMomentum",
     "CountSketch",
     "Dear",
@@ -74,6 +75,7 @@ __all__ = [
     "OkTopk",
     "OptimizerMomentum",
     "PartialResidual",
+    "PeerError",
     "PowerSGD",
     "ProcessGroupCluster",
     "RandomBlock",

@@ -7,29 +7,35 @@ belongs to its parameters, and a continued training is bit for bit the same.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from spardl.checks import is_a
+from spardl.agreement import compare, facts_of, shapes_of
 from spardl.clusters.process_group import ProcessFlight, ProcessGroupCluster
 from spardl.communicators.bruck import all_gather
 from spardl.errors import ConfigError, SpardlError
 from spardl.flat import write
 from spardl.layout import Layout
 from spardl.method import Method, MethodState
-from spardl.owners import check_owner, owner_of
+from spardl.owners import check_owner, check_whole, owner_of
 from spardl.programs import Program, whole_team
 from spardl.shortlist import Shortlist
 from spardl.state import copied
 
-__all__ = ["Averager", "Named", "Scale", "check_settings", "scale_of"]
+__all__ = ["SAVED", "Averager", "Named", "Scale", "scale_of"]
 
 _MEGABYTE = 1024 * 1024
+# How many steps there are to one in which gradients are measured: so rarely that it costs nothing.
+_MEASURED = 16
+# What every saved state has, besides its owner.
+SAVED: Mapping[str, Any] = MappingProxyType({"names": [], "groups": [], "skipped": [], "factor": 1.0})
 
 # The factor by which losses, and so gradients, are multiplied now.
 Scale = Callable[[], float]
@@ -53,6 +59,7 @@ class Group:
         awaited: members whose gradient is not there yet.
         flight: what is under way.
         refused: whether some worker's gradient overflowed, so that the vector is no average.
+        norm: of the last gradient that was measured, without its scale.
     """
 
     def __init__(self, members: Sequence[int], parameters: Sequence[nn.Parameter], method: Method) -> None:
@@ -63,6 +70,7 @@ class Group:
         self.vector: Tensor = torch.zeros(self.layout.length, dtype=first.dtype, device=first.device)
         self.awaited = set(members)
         self.flight: ProcessFlight[None] | None = None
+        self.norm = 0.0
         self.state: MethodState
         self.refused: bool
         self.forget(method)
@@ -80,7 +88,8 @@ class Group:
 class Averager:
     """The gradients of some parameters and their averages over all workers.
 
-    In each step, ``put`` every gradient once, in any order; ``wait``, or be told by ``done``; ``take`` the averages.
+    In each step, ``put`` every gradient once, in any order; ``wait``, or be told by ``done``; ``take`` the averages. In
+    the first one, workers compare what they were given.
 
     Args:
         method: how to average.
@@ -91,6 +100,7 @@ class Averager:
             gradient overflowed, at the price of one byte from each to each.
         done: told a group's number once it is averaged, in another thread.
         failed: told what went wrong, in any thread.
+        given: what else all workers must be given the same, by name.
 
     Raises:
         ConfigError: if there are no parameters, or the method does not run on so many workers.
@@ -105,6 +115,7 @@ class Averager:
         scale: Scale | None = None,
         done: Callable[[int], None] | None = None,
         failed: Callable[[BaseException], None] | None = None,
+        given: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         if not named:
             raise ConfigError("there are no parameters to average the gradients of")
@@ -114,7 +125,8 @@ class Averager:
         self._cluster, self._scale, self._done, self._failed = cluster, scale, done, failed
         self._worker = cluster.local_workers[0]
         self._owner = owner_of(method, self._worker.rank, self._worker.size)
-        self._warned = False
+        self._given = {**given, "bucket_mb": bucket_mb, "scaler": scale is not None}
+        self._warned, self._agreed = False, False
         self._groups = [Group(members, self.parameters, method) for members in _cut(self.parameters, bucket_mb)]
         self._group_of = {number: place for place, group in enumerate(self._groups) for number in group.members}
         self._next = 0
@@ -141,7 +153,8 @@ class Averager:
 
         Raises:
             SpardlError: if it was there already in this step.
-            ConfigError: if it is a sparse tensor.
+            ConfigError: if it is a sparse tensor; on all workers, if they were not given the same.
+            PeerError: if another worker is lost in the first step, or does not come to it in time.
         """
         group = self._groups[self._group_of[number]]
         if gradient is not None and gradient.layout is not torch.strided:
@@ -203,7 +216,15 @@ class Averager:
 
     def _begin(self) -> None:
         """What must be done between steps, when nothing is under way."""
-        factor = self._scale() if self._scale else 1.0
+        if not self._agreed:
+            flight = self._cluster.flight([compare(self._worker, self._facts(), self._cluster.device)], counted=False)
+            flight.release(0)
+            flight.wait(0)
+            self._agreed = True
+        self._settle(self._scale() if self._scale else 1.0)
+
+    def _settle(self, factor: float) -> None:
+        """Gives back what a skipped step averaged, and lets residuals follow the scale, now ``factor``."""
         skipped = any(group.refused for group in self._groups)
         for group in self._groups:
             if skipped and not group.refused and self.method.residual.remembers:
@@ -216,6 +237,13 @@ class Averager:
                 group.state.shortlist = Shortlist()
             group.refused = False
         self._factor = factor
+
+    def _facts(self) -> dict[str, str]:
+        """What decides on the number and the sizes of messages."""
+        steps = dict.fromkeys(str(group.state.step) for group in self._groups)
+        facts = {**facts_of(self.method), **{name: str(value) for name, value in self._given.items()}}
+        facts["step"] = ", ".join(steps)
+        return {**facts, **shapes_of(self.names, self.parameters)}
 
     def _release(self) -> None:
         """Lets groups go in one order, which all workers share."""
@@ -234,11 +262,18 @@ class Averager:
             group.refused = True
             group.vector.fill_(torch.inf)
         else:
+            if self.steps % _MEASURED == 0:
+                group.norm = self._norm(group.vector) or group.norm
             self.method.accumulate(group.vector, group.state)
             average = yield from self.method.average(self._worker, group.state)
             write(average, group.vector)
         if self._done:
             self._done(place)
+
+    def _norm(self, vector: Tensor) -> float:
+        """Without the scale; 0 if it is not finite."""
+        norm = float(torch.linalg.vector_norm(vector, dtype=torch.promote_types(vector.dtype, torch.float32)))
+        return norm / self._factor if math.isfinite(norm) else 0.0
 
     def _somebody_overflowed(self, vector: Tensor) -> Program[bool]:
         fine = bool(vector.sum().isfinite()) or bool(vector.isfinite().all())
@@ -253,6 +288,32 @@ class Averager:
     def refused(self) -> int:
         """Gradients (of a group, by this worker) that were left out because they were not finite."""
         return sum(group.state.refused for group in self._groups)
+
+    def residual_ratio(self) -> float | None:
+        """Norm of what is carried over, as a multiple of that of the gradient, if one was measured; reads it all."""
+        gradient = math.hypot(*(group.norm for group in self._groups))
+        if not gradient:
+            return None
+        remembers = self.method.residual.remembers
+        return math.hypot(*(self._norm(group.state.memory) for group in self._groups if remembers)) / gradient
+
+    def inherit(self, other: Averager) -> None:
+        """Goes on with what another method carried over, where this one carries the same kind of thing.
+
+        Args:
+            other: of the same parameters, in other groups or not; nothing of it may be under way.
+        """
+        other._settle(other._factor)
+        velocities = type(self.method.momentum) is type(other.method.momentum) and self.method.momentum.remembers
+        both = self.method.residual.remembers and other.method.residual.remembers
+        for number, name in enumerate(self.names):
+            mine = self._groups[self._group_of[number]]
+            theirs = other._groups[other._group_of[other.names.index(name)]]
+            here, there = slice(*mine.ranges[number]), slice(*theirs.ranges[other.names.index(name)])
+            if both:
+                mine.state.memory[here] = theirs.state.memory[there] * (self._factor / other._factor)
+            if velocities:
+                mine.state.velocity[here] = theirs.state.velocity[there] * (self._factor / other._factor)
 
     def state_dict(self) -> dict[str, Any]:
         """What this worker carries from step to step, as plain data that shares no memory with it."""
@@ -269,11 +330,13 @@ class Averager:
 
         Raises:
             ConfigError: if it is of another rank, another number of workers, another method, other parameters, or of
-                other groups; nothing is changed then.
+                other groups, or lacks something; nothing is changed then.
         """
         check_owner(values, self._owner, "groups")
-        sizes = [len(group["memory"]) for group in values["groups"]]
-        if values["names"] != self.names or sizes != [len(group.vector) for group in self._groups]:
+        check_whole(values, SAVED)
+        mine = [group.state.state_dict() for group in self._groups]
+        check_whole(values["groups"], mine, "groups")
+        if values["names"] != self.names or _sizes(values["groups"]) != _sizes(mine):
             raise ConfigError("this state is of other parameters, or of another bucket_mb; load it where it was saved")
         for place, (group, saved) in enumerate(zip(self._groups, values["groups"], strict=True)):
             group.state.load_state_dict(copied(saved))
@@ -299,21 +362,6 @@ class Averager:
         return [None if group.refused else group.vector.clone() for group in self._groups]
 
 
-def check_settings(bucket_mb: float, timeout: float) -> None:
-    """Accepts a size of groups and a time to wait.
-
-    Args:
-        bucket_mb: most MB in a group.
-        timeout: seconds.
-
-    Raises:
-        ConfigError: if one of them is not above 0.
-    """
-    for name, value in (("bucket_mb", bucket_mb), ("timeout", timeout)):
-        if not is_a(float, value) or not value > 0:
-            raise ConfigError(f"{name} must be above 0, got {value!r}")
-
-
 def scale_of(scaler: GradScaler | None) -> Scale | None:
     """What tells the scale of gradients.
 
@@ -324,6 +372,10 @@ def scale_of(scaler: GradScaler | None) -> Scale | None:
         Its scale at the time of the call; ``None`` if there is none, or it does nothing.
     """
     return scaler.get_scale if scaler and scaler.is_enabled() else None
+
+
+def _sizes(groups: Sequence[Mapping[str, Any]]) -> list[Any]:
+    return [getattr(group[name], "shape", None) for group in groups for name in ("memory", "velocity")]
 
 
 def _cut(parameters: Sequence[nn.Parameter], bucket_mb: float) -> Iterator[list[int]]:

@@ -1,11 +1,16 @@
-"""Checks of values that come from a configuration."""
+"""Checks of values that come from a configuration, or from a caller."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["is_a", "is_finite"]
+from torch import Tensor
+
+from spardl.errors import ConfigError
+
+__all__ = ["check_real", "check_settings", "is_a", "is_finite"]
 
 
 def is_a(kind: type[int | float], value: Any) -> bool:
@@ -16,3 +21,35 @@ def is_a(kind: type[int | float], value: Any) -> bool:
 def is_finite(value: Any) -> bool:
     """Whether a value is a number, and neither NaN nor infinite."""
     return is_a(float, value) and math.isfinite(value)
+
+
+def check_settings(bucket_mb: float, timeout: float) -> None:
+    """Accepts a size of groups and a time to wait.
+
+    Args:
+        bucket_mb: most MB in a group.
+        timeout: seconds.
+
+    Raises:
+        ConfigError: if one of them is not above 0.
+    """
+    for name, value in (("bucket_mb", bucket_mb), ("timeout", timeout)):
+        if not is_a(float, value) or not value > 0:
+            raise ConfigError(f"{name} must be above 0, got {value!r}")
+
+
+def check_real(named: Iterable[tuple[str, Tensor]]) -> None:
+    """Accepts parameters whose gradients can be averaged.
+
+    Args:
+        named: the parameters, of any shape, with their names; those that are not trained do not matter.
+
+    Raises:
+        ConfigError: if one of them is not a floating-point tensor.
+    """
+    for name, parameter in named:
+        if parameter.requires_grad and not parameter.is_floating_point():
+            raise ConfigError(
+                f"{name} is {str(parameter.dtype).removeprefix('torch.')}, and only floating-point gradients are "
+                "averaged; keep a complex parameter as torch.view_as_real(...) of it"
+            )

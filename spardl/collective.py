@@ -7,13 +7,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from spardl import agreement
+from spardl.agreement import facts_of
 from spardl.clusters import ProcessGroupCluster
 from spardl.errors import ConfigError
 from spardl.flat import write
 from spardl.layout import Layout
 from spardl.method import Method
 from spardl.recipes import make_method
-from spardl.stats import Stats
+from spardl.stats import Meter, Stats
 
 __all__ = ["Reduced", "all_reduce"]
 
@@ -38,6 +40,7 @@ def all_reduce(
     *,
     group: Any = None,
     step: int = 0,
+    compare: bool = True,
     **options: Any,
 ) -> Reduced:
     """Averages a tensor over all workers, who call this with tensors of one shape and type.
@@ -48,6 +51,8 @@ def all_reduce(
         group: a process group; ``None`` for the default one. Its timeout bounds every wait.
         step: number of the call, counted from 0 and equal on all workers; methods that draw random numbers draw others
             in each step, those with a warm-up are past it some time.
+        compare: whether workers first compare what they were given, and all end with one line if it differs. That takes
+            ceil(log2 P) rounds of 32 bytes more, which ``cost`` leaves out.
         **options: of the method, for instance ``density=0.01``, ``teams=2``; see :class:`Recipe`.
 
     Returns:
@@ -55,7 +60,7 @@ def all_reduce(
 
     Raises:
         ConfigError: if the method or an option is unknown, or does not fit so many workers, or the tensor is of another
-            type.
+            type; on all workers, if they were not given the same.
         PeerError: if another worker is lost, or does not answer in time.
 
     Example:
@@ -65,18 +70,33 @@ def all_reduce(
         >>> reduced.residual
         tensor([ 0.0000, -1.0000,  0.5000,  0.0000])
     """
-    if not tensor.is_floating_point():
-        raise ConfigError(f"all_reduce() averages floating-point tensors, got {tensor.dtype}")
+    _check(tensor)
     made = make_method(method, **options)
     cluster = ProcessGroupCluster(group, tensor.device)
     made.communicator.check_workers(cluster.size)
     state = made.init_state(Layout.of([tensor.shape]), tensor.dtype, tensor.device)
     state.step = step
+    meter = Meter(cluster.ledgers[0], cluster.size)
+    if compare:
+        facts = {**facts_of(made), "handle": "all_reduce", "step": str(step)}
+        facts |= {"shape": str(tuple(tensor.shape)), "dtype": str(tensor.dtype).removeprefix("torch.")}
+        cluster.run_aside([agreement.compare(cluster.local_workers[0], facts, cluster.device)])
     with torch.no_grad():
         made.accumulate(tensor.detach().reshape(-1), state)
         (total,) = cluster.run([made.average(cluster.local_workers[0], state)])
         average = torch.empty_like(state.memory)
         write(total, average)
         residual = state.memory.clone() if made.residual.remembers else torch.zeros_like(average)
-    cost = Stats.of(cluster.ledgers[0], 1, average.nbytes, cluster.size, state.refused)
+    meter.step()
+    cost = meter.stats(average.nbytes, state.refused)
     return Reduced(average.view(tensor.shape), residual.view(tensor.shape), cost)
+
+
+def _check(tensor: Tensor) -> None:
+    if not isinstance(tensor, Tensor):
+        raise ConfigError(
+            f"all_reduce() averages a tensor, got a {type(tensor).__name__}; torch.tensor(...) makes one of it"
+        )
+    if not tensor.is_floating_point():
+        way = "; give torch.view_as_real(tensor)" if tensor.is_complex() else ""
+        raise ConfigError(f"all_reduce() averages floating-point tensors, got {tensor.dtype}{way}")

@@ -16,15 +16,17 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from spardl.agreement import compare, facts_of, kind_of
+from spardl.checks import check_real
 from spardl.clusters import ProcessGroupCluster
 from spardl.errors import ConfigError
 from spardl.flat import write
 from spardl.layout import Layout
 from spardl.method import Method, MethodState
-from spardl.owners import check_owner, owner_of
+from spardl.owners import check_owner, check_whole, owner_of
 from spardl.recipes import make_method
 from spardl.state import copied
-from spardl.stats import Stats
+from spardl.stats import Meter, Stats
 
 __all__ = ["Sharded", "attach_fsdp"]
 
@@ -44,6 +46,8 @@ class Sharded:
         self._saved: dict[str, Any] = {}
         self._worker = cluster.local_workers[0]
         self._owner = owner_of(method, self._worker.rank, self._worker.size)
+        self._meter = Meter(cluster.ledgers[0], cluster.size)
+        self._done: set[str] = set()  # units that are averaged in this step
         self._units = dict(units)
         for name, unit in units.items():
             unit.set_all_reduce_hook(partial(self._average, name))
@@ -53,6 +57,9 @@ class Sharded:
         flat = shard.view(-1)
         if name not in self._states:
             self._begin(name, flat)
+        if name in self._done:  # it was the last step's
+            self._meter.step()
+            self._done.clear()
         state = self._states[name]
         if len(flat) != len(state.memory):
             raise ConfigError(
@@ -62,11 +69,17 @@ class Sharded:
         self.method.accumulate(flat, state)
         (average,) = self._cluster.run([self.method.average(self._worker, state)])
         write(average, flat)
+        self._done.add(name)
 
     def _begin(self, name: str, flat: Tensor) -> None:
         state = self.method.init_state(Layout.flat(flat.numel()), flat.dtype, flat.device)
         if name in self._saved:
-            state.load_state_dict(self._saved.pop(name))
+            saved = self._saved.pop(name)
+            check_whole(saved, state.state_dict(), f"units.{name}")
+            state.load_state_dict(saved)
+        facts = {**facts_of(self.method), "handle": "attach_fsdp", "unit": name, "step": str(state.step)}
+        facts["shard"] = kind_of(flat)
+        self._cluster.run_aside([compare(self._worker, facts, self._cluster.device)])
         self._states[name] = state
 
     def state_dict(self) -> dict[str, Any]:
@@ -81,10 +94,12 @@ class Sharded:
             values: as saved.
 
         Raises:
-            ConfigError: if it is of another rank, another number of nodes, another method, or other units.
+            ConfigError: if it is of another rank, another number of nodes, another method, or other units, or lacks
+                something; for units that had no backward pass yet, in the first one.
             ValueError: if a shard has another length; for units that had no backward pass yet, in the first one.
         """
         check_owner(values, self._owner, "units")
+        check_whole(values, {"units": {name: state.state_dict() for name, state in self._states.items()}})
         unknown = sorted(values["units"].keys() - self._units.keys())
         if unknown:
             raise ConfigError(f"this state has FSDP units that the model has not: {', '.join(unknown)}")
@@ -96,11 +111,18 @@ class Sharded:
 
     def stats(self) -> Stats:
         """What this worker sent between nodes and spent on it so far; see :class:`Stats`."""
-        states = self._states.values()
-        steps = max((state.step for state in states), default=0)
-        nbytes = sum(state.memory.nbytes for state in states)
-        refused = sum(state.refused for state in states)
-        return Stats.of(self._cluster.ledgers[0], steps, nbytes, self._cluster.size, refused)
+        nbytes = sum(state.memory.nbytes for state in self._states.values())
+        return self._meter.stats(nbytes, self._refused(), under_way=bool(self._done))
+
+    def reset(self) -> None:
+        """Lets ``stats`` begin anew; what is carried from step to step stays."""
+        if self._done:
+            self._meter.step()
+            self._done.clear()
+        self._meter.reset(self._refused())
+
+    def _refused(self) -> int:
+        return sum(state.refused for state in self._states.values())
 
 
 def attach_fsdp(model: nn.Module, method: str | Method = "spardl", *, group: Any, **options: Any) -> Sharded:
@@ -126,6 +148,7 @@ def attach_fsdp(model: nn.Module, method: str | Method = "spardl", *, group: Any
     units = {name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)}
     if not units:
         raise ConfigError("attach_fsdp() needs a model that fully_shard() has been applied to; with DDP use attach()")
+    check_real(model.named_parameters())
     made = make_method(method, **options)
     cluster = ProcessGroupCluster(group, next(model.parameters()).device)
     _check_shards(model, cluster.group)

@@ -80,10 +80,8 @@ class Recipe:
         unknown = sorted(set(options) - set(known))
         if unknown:
             more = ["momentum_factor"] if _has_factor(self.momentum) else []
-            raise ConfigError(
-                f"{', '.join(unknown)} is no option of this method; it has {', '.join(known + more)}, residual, wire "
-                "and dense_steps"
-            )
+            has = ", ".join([*known, *more, "residual", "wire"])
+            raise ConfigError(f"{', '.join(unknown)} is no option of this method; it has {has} and dense_steps")
         rule = self.residual if residual is None else _residual(residual)
         return Method(
             parts[0], parts[1], rule(), _momentum(self.momentum, momentum_factor), Warmup(dense_steps), Wire(wire)

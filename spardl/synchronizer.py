@@ -12,14 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from spardl.averager import Averager, Named, check_settings, scale_of
+from spardl.averager import Averager, Named, scale_of
+from spardl.checks import check_real, check_settings
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.base import gather_rows
 from spardl.errors import ConfigError
 from spardl.method import Method
 from spardl.recipes import make_method
 from spardl.schedules.usage import Usage
-from spardl.stats import Stats
+from spardl.stats import Meter, Stats
 
 __all__ = ["Synchronizer"]
 
@@ -52,7 +53,8 @@ class Synchronizer:
         **options: of the method, for instance ``density=0.01``, ``teams=2``; see :class:`Recipe`.
 
     Raises:
-        ConfigError: if there are no parameters, the method or an option is unknown, or does not fit so many workers.
+        ConfigError: if there are no parameters, or complex ones, or no process group, the method or an option is
+            unknown, or does not fit so many workers.
 
     Example:
         >>> model = nn.Linear(100, 10)
@@ -82,10 +84,13 @@ class Synchronizer:
         named = [pair for pair in _named(parameters) if pair.parameter.requires_grad]
         if not named:
             raise ConfigError("there are no parameters to average the gradients of")
+        check_real(named)
         self._parameters = [parameter for _, parameter in named]
         self._cluster = ProcessGroupCluster(group, self._parameters[0].device, timeout)
         self._cluster.open()
-        self._averager = Averager(self.method, named, self._cluster, bucket_mb, scale_of(scaler))
+        given = {"handle": "Synchronizer", "find_unused": find_unused}
+        self._averager = Averager(self.method, named, self._cluster, bucket_mb, scale_of(scaler), given=given)
+        self._meter = Meter(self._cluster.ledgers[0], self._cluster.size)
         self._usage = Usage(1, len(named), always=find_unused)
         self._watches, self._detached = True, False
         self._hooks = [
@@ -118,6 +123,7 @@ class Synchronizer:
         for number in self._averager.missing():
             self._averager.put(number, self._parameters[number].grad)
         self._averager.wait()
+        self._meter.step()
         rows = self._usage.rows()
         unused = set(self._usage.unused(gather_rows(self._cluster, rows) if rows else []))
         for number, parameter in enumerate(self._parameters):
@@ -148,9 +154,9 @@ class Synchronizer:
 
         Raises:
             ConfigError: if it is of another rank, another number of workers, another method, other parameters, or of
-                another ``bucket_mb``; nothing is changed then.
+                another ``bucket_mb``, or lacks something; nothing is changed then.
         """
-        if "usage" not in values:
+        if isinstance(values, Mapping) and "usage" not in values:
             raise ConfigError("this is no state of a Synchronizer; load what its state_dict() gave")
         self._averager.load_state_dict(values)
         self._usage.load_state_dict(values["usage"])
@@ -158,8 +164,11 @@ class Synchronizer:
     def stats(self) -> Stats:
         """What this worker sent and spent so far; see :class:`Stats`."""
         nbytes = sum(parameter.nbytes for parameter in self._parameters)
-        ledger, averager = self._cluster.ledgers[0], self._averager
-        return Stats.of(ledger, averager.steps, nbytes, self._cluster.size, averager.refused)
+        return self._meter.stats(nbytes, self._averager.refused, self._averager.residual_ratio())
+
+    def reset(self) -> None:
+        """Lets ``stats`` begin anew; what is carried from step to step stays."""
+        self._meter.reset(self._averager.refused)
 
     def detach(self) -> None:
         """Takes the hooks off the parameters: gradients are each worker's own again."""

@@ -121,7 +121,7 @@ def test_messages_are_those_of_the_library() -> None:
     section = QUICKSTART.read_text().split("## When something goes wrong")[1].split("## Next")[0]
     messages = re.findall(r"^\| `(.+?)` \|", section, flags=re.MULTILINE)
     sources = "".join(path.read_text() for path in (ROOT / "spardl").rglob("*.py"))
-    assert len(messages) == 4
+    assert len(messages) == 5
     assert all(message in sources for message in messages)
 
 

@@ -155,15 +155,16 @@ def test_torchrun(tmp_path: Path) -> None:
     assert results(only_run(tmp_path / "torchrun")) == results(only_run(tmp_path / "forked"))
 
 
-def srun(words: tuple[str, ...], tasks: int = 2) -> list[subprocess.CompletedProcess[str]]:
-    """What ``srun python train.py`` starts, on one host."""
+def srun(words: tuple[str, ...], *of_rank_1: str) -> list[subprocess.CompletedProcess[str]]:
+    """What ``srun python train.py`` starts, on one host; rank 1 may be given more."""
+    tasks = 2
     port = free_port()
     environment = {name: value for name, value in os.environ.items() if name not in STARTED_BY}
     environment |= {"SLURM_STEP_NODELIST": "here", "SLURM_STEP_NUM_TASKS": str(tasks), "SLURM_JOB_ID": "7"}
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     started = [
         subprocess.Popen(
-            [sys.executable, "train.py", *words],
+            [sys.executable, "train.py", *words, *(of_rank_1 if rank else ())],
             cwd=ROOT,
             env={**environment, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
             stdout=subprocess.PIPE,
@@ -193,6 +194,17 @@ def test_srun_with_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         assert done.returncode == 2
         assert done.stderr.count("\n") == 1
         assert done.stderr.startswith("error: ")
+
+
+@pytest.mark.slow
+def test_srun_with_another_command_on_another_node(tmp_path: Path) -> None:
+    """All say so at once, and no folder is left."""
+    words = ("logger=none", "training.log_every=2", f"output_dir={tmp_path / 'out'}")
+    for done in srun(words, "training.log_every=3"):
+        assert done.returncode == 2
+        said = "rank 1 has training.log_every=3, rank 0 has training.log_every=2: all workers must be given the same"
+        assert done.stderr == f"error: {said}\n"
+    assert not (tmp_path / "out").exists()
 
 
 def test_no_sweep_under_torchrun(

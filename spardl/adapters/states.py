@@ -48,7 +48,7 @@ def save_state(handle: Hook, folder: Path, prefix: str = "spardl", *, step: int 
     """
     folder.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
-    torch.save({"step": handle.stats().steps if step is None else step, "state": handle.state_dict()}, buffer)
+    torch.save({"step": handle.steps if step is None else step, "state": handle.state_dict()}, buffer)
     write_atomically(state_file(folder, prefix), buffer.getbuffer())
 
 

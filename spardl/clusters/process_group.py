@@ -41,7 +41,8 @@ class ProcessGroupCluster(Cluster):
             one can select or merge while another's messages are under way.
 
     Raises:
-        ConfigError: if there is not at least one stream, or there are several where that cannot work.
+        ConfigError: if there is not at least one stream, or there are several where that cannot work; if there is no
+            process group yet, or this process is not in it.
     """
 
     def __init__(
@@ -53,6 +54,13 @@ class ProcessGroupCluster(Cluster):
         streams: int = 1,
     ) -> None:
         check_streams(streams, torch.device(device), throttle)
+        if not dist.is_initialized():
+            raise ConfigError("there is no process group yet; call torch.distributed.init_process_group() first")
+        if group == dist.GroupMember.NON_GROUP_MEMBER:
+            raise ConfigError(
+                "this process is no member of the process group; give a group that it is in, or None for the default "
+                "one"
+            )
         self._group = dist.group.WORLD if group is None else group
         self._timeout = timedelta(seconds=timeout)
         self._throttle = throttle
@@ -88,14 +96,21 @@ class ProcessGroupCluster(Cluster):
         self.run_aside(programs)
         return [self.now(0) - began]
 
-    def flight(self, programs: Sequence[Program[T]], *, pauses: bool = False) -> ProcessFlight[T]:
-        """Prepares this worker's program for another thread; the first times, all workers must call this at once."""
+    def flight(self, programs: Sequence[Program[T]], *, pauses: bool = False, counted: bool = True) -> ProcessFlight[T]:
+        """Prepares this worker's program for another thread; the first times, all workers must call this at once.
+
+        Args:
+            programs: this worker's.
+            pauses: whether it rests at its first ``Boundary`` until it is resumed.
+            counted: whether it is part of training, and entered in the ledger, or housekeeping.
+        """
         if len(self._beside) < self._streams:
             self._beside.append(self._open())
         # All workers prepare the same flights in the same order, so each flight has the same stream everywhere.
         self._turn = (self._turn + 1) % self._streams
         beside = self._beside[self._turn]
-        journey = Journey(programs[0], beside.channel, self.ledgers[0], beside=True)
+        ledger = self.ledgers[0] if counted else Ledger()
+        journey = Journey(programs[0], beside.channel, ledger, beside=True)
         return ProcessFlight(journey, beside.thread, self._stack, pauses)
 
     def open(self) -> None:

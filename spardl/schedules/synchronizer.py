@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from spardl.agreement import compare, facts_of, shapes_of
 from spardl.clusters.base import Cluster, gather_rows
 from spardl.flat import FlatGradient, write
 from spardl.fusion import Range
@@ -94,6 +95,9 @@ class Synchronizer(ABC):
 
     Attributes:
         kept: entries of all averages so far.
+
+    Raises:
+        ConfigError: on all workers, if they were not given the same.
     """
 
     def __init__(self, method: Method, cluster: Cluster, training: Training, partition: Sequence[Range]) -> None:
@@ -110,11 +114,22 @@ class Synchronizer(ABC):
         self._groups: list[Group] = []
         self._averages: list[dict[int, Sum]] = []
         self._regroup(partition)
+        self._compare()
         cluster.expect([layer.entries for layer in self._gradient.layers])
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._arrive, number))
             for number, parameter in enumerate(self._gradient.parameters)
         ]
+
+    def _compare(self) -> None:
+        """Sees to it that all processes were given the same, before they send gradients."""
+        if len(self._cluster.local_ranks) == self._cluster.size:
+            return
+        facts = {**facts_of(self._method), "handle": type(self).__name__.strip("_"), "groups": str(self.partition)}
+        facts["clip_norm"] = str(self._training.clip_norm)
+        facts |= shapes_of(self._gradient.names, self._gradient.parameters)
+        workers, device = self._cluster.local_workers, self._cluster.device
+        self._cluster.run_aside([compare(worker, facts, device) for worker in workers])
 
     # --- the steps of training
 

@@ -27,6 +27,7 @@ from spardl.training.runs import Run, continue_from, new_run, run_id
 from spardl.training.stopping import AskedToStopError
 from spardl.training.targets import first_edition
 from spardl.training.trainer import Trainer
+from spardl.version import __version__
 
 __all__ = ["Experiment", "decisive", "experiment_id"]
 
@@ -71,6 +72,16 @@ def _elastic(config: Mapping[str, Any]) -> bool:
     return config.get("training", {}).get("elastic") is True
 
 
+def _flat(node: Mapping[str, Any], path: str = "") -> dict[str, str]:
+    found = {}
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            found.update(_flat(value, f"{path}{key}."))
+        else:
+            found[f"{path}{key}"] = str(value)
+    return found
+
+
 @dataclass(frozen=True)
 class Experiment:
     """A configuration and the parts that were built from it.
@@ -105,6 +116,12 @@ class Experiment:
     def id(self) -> str:
         """See :func:`experiment_id`."""
         return experiment_id(self.config, self.launcher.workers)
+
+    @property
+    def given(self) -> dict[str, str]:
+        """What all processes must have been given the same, by name: all but where each finds and puts things."""
+        common = {**decisive(self.config), "training": self.config["training"]}
+        return {"version": __version__, **_flat(common)}
 
     @contextmanager
     def prepare(self) -> Iterator[Run]:

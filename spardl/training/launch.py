@@ -12,6 +12,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
@@ -50,8 +51,16 @@ class Launcher(ABC):
     workers: int
     leads = True
 
-    def share(self, decide: Callable[[], Run]) -> Run:
-        """The run that all processes work on: decided by this one, which starts all the others."""
+    def share(self, decide: Callable[[], Run], given: Mapping[str, str] = MappingProxyType({})) -> Run:
+        """The run that all processes work on: decided by this one, which starts all the others.
+
+        Args:
+            decide: finds the run, where this process leads.
+            given: what all processes must have been given the same, by name.
+
+        Returns:
+            The run.
+        """
         return decide()
 
     @abstractmethod
@@ -159,20 +168,22 @@ class ProcessGroup(Launcher):
         except Exception as error:
             raise fault_of(error, member.rank, folder) from error
 
-    def share(self, decide: Callable[[], Run]) -> Run:
+    def share(self, decide: Callable[[], Run], given: Mapping[str, str] = MappingProxyType({})) -> Run:
         """Lets rank 0 decide for all, so that they agree on one folder.
 
         Raises:
-            ConfigError: on every rank, if rank 0 finds something wrong.
+            ConfigError: on every rank, if rank 0 finds something wrong, or they were not all given the same.
         """
         if self._member is None or self._meeting is None:
             return decide()
         store = self._meeting.store
         if self._member.rank:
+            self._meeting.tell(given)
             text = _read(store, "run")
             store.set(f"heard/{self._member.rank}", "")
             return _run_from_json(text)
         try:
+            self._meeting.compare(given)
             run = decide()
         except Exception as error:
             store.set("run", json.dumps({"error": str(error)}))

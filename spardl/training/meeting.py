@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from spardl.agreement import first_difference
 from spardl.errors import ConfigError
 from spardl.training.membership import Membership
 from spardl.training.messages import first_line
@@ -63,6 +66,31 @@ class Meeting:
         except RuntimeError as error:
             missing = ", ".join(key.partition("/")[2] for key in others if not store.check([key]))
             raise self._failure(f"no sign of rank {missing} within {self._timeout:g} seconds") from error
+
+    def tell(self, given: Mapping[str, str]) -> None:
+        """Tells rank 0 what this rank was given (``given``), for ``compare``."""
+        self.store.set(f"given/{self._member.rank}", json.dumps(dict(given)))
+
+    def compare(self, given: Mapping[str, str]) -> None:
+        """Compares, on rank 0, what it was given with what the others were.
+
+        Args:
+            given: by name; nothing if they need not be compared.
+
+        Raises:
+            ConfigError: if there is a difference, or some rank does not tell in time.
+        """
+        if not given:
+            return
+        keys = [f"given/{rank}" for rank in range(1, self._member.size)]
+        try:
+            self.store.wait(keys, timedelta(seconds=self._timeout))
+            rows = [given, *(json.loads(self.store.get(key)) for key in keys)]
+        except RuntimeError as error:
+            raise self._failure(f"some rank does not tell its configuration: {first_line(error)}") from error
+        difference = first_difference(rows)
+        if difference:
+            raise ConfigError(difference)
 
     def _failure(self, reason: str) -> ConfigError:
         where = f"{self._member.host}:{self._port}"

@@ -151,6 +151,51 @@ def test_states_of_other_workers_and_methods_are_refused() -> None:
         assert said[3:5] == ["this is no state of such a handle; load what its state_dict() gave"] * 2
 
 
+def test_what_is_no_state_changes_nothing() -> None:
+    def work(cluster: ProcessGroupCluster) -> list[str]:
+        paths = [begun(kind, METHODS["oktopk"])[0] for kind in (Ddp, Hooks)]
+        (batch,) = batches(made("cnn"), [0])
+        said = []
+        for path in paths:
+            path.backward([batch])
+            state = path.handle.state_dict()
+            group = state["groups"][0]
+            wrong: list[Any] = [
+                3,
+                None,
+                [state],
+                without(state, "factor"),
+                {**state, "groups": 3},
+                {**state, "groups": [*state["groups"][:-1], without(state["groups"][-1], "memory")]},
+                {**state, "groups": [3, *state["groups"][1:]]},
+                {**state, "groups": [{**group, "communication": {}}, *state["groups"][1:]]},
+                {**state, "groups": [{**group, "velocity": torch.ones(7)}, *state["groups"][1:]]},
+            ]
+            for values in wrong:
+                with pytest.raises(ConfigError) as error:
+                    path.handle.load_state_dict(values)
+                said.append(str(error.value))
+            for mine, before in zip(path.handle.state_dict()["groups"], state["groups"], strict=True):
+                assert torch.equal(mine["memory"], before["memory"])
+                assert mine["step"] == before["step"]
+        return said
+
+    for said in run_workers(2, work):
+        assert not any("\n" in each for each in said)
+        assert set(said[:3] + said[9:12]) == {"this is no state of such a handle; load what its state_dict() gave"}
+        assert said[3] == said[12] == "this state lacks factor; load what state_dict() gave, whole"
+        assert said[4] == "this state has a int as groups, not a list; load what state_dict() gave, whole"
+        assert said[5].startswith("this state lacks groups[")
+        assert said[5].endswith(".memory; load what state_dict() gave, whole")
+        assert said[6] == "this state has a int as groups[0], not a dict; load what state_dict() gave, whole"
+        assert said[7].startswith("this state lacks groups[0].communication.")
+        assert said[8].startswith("this state is of other parameters, or of another bucket_mb")
+
+
+def without(values: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name != key}
+
+
 def test_before_the_first_step_there_is_nothing_to_save() -> None:
     def work(cluster: ProcessGroupCluster) -> bool:
         path, rule, model = begun(Ddp, METHODS["dgc"])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -233,6 +234,20 @@ def test_ranks_hear_of_an_error_of_rank_0(error: Exception, monkeypatch: pytest.
         member(0, content, monkeypatch).share(fail)
     with pytest.raises(ConfigError, match="no folder"):
         member(1, content, monkeypatch).share(fail)
+
+
+def test_ranks_hear_that_they_were_given_different_things(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = {"given/1": json.dumps({"seed": "2"}).encode()}
+    said = "rank 1 has seed=2, rank 0 has seed=1: all workers must be given the same"
+    with pytest.raises(ConfigError, match=said):
+        member(0, content, monkeypatch).share(lambda: pytest.fail("there is no run"), {"seed": "1"})
+    with pytest.raises(ConfigError, match=said):
+        member(1, content, monkeypatch).share(lambda: pytest.fail("rank 1 decides nothing"), {"seed": "2"})
+
+
+def test_a_rank_that_does_not_say_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="some rank does not tell its configuration: wait timeout"):
+        member(0, {}, monkeypatch).share(lambda: pytest.fail("there is no run"), {"seed": "1"})
 
 
 def test_rank_0_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,203 @@
+"""Workers that were not given the same: one line on every one of them, which names both values; no crash, no hang."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo  # as in tests/test_api.py
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import spardl
+from spardl.agreement import facts_of, first_difference
+from spardl.clusters import ProcessGroupCluster
+from spardl.errors import ConfigError
+from spardl.fsdp import attach_fsdp
+from tests.harness import run_workers
+from tests.hooks.loops import Hooks, batches, made
+
+END = ": all workers must be given the same"
+
+
+def parameters(*lengths: int, dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    return [nn.Parameter(torch.ones(length, dtype=dtype)) for length in lengths]
+
+
+def synchronize(named: Any, method: Any = "spardl", timeout: float = 10, **options: Any) -> None:
+    synchronizer = spardl.Synchronizer(named, method, timeout=timeout, **options)
+    try:
+        with synchronizer:
+            sum(each.sum() for each in synchronizer._parameters).backward()
+    finally:
+        synchronizer.detach()
+
+
+def attached(method: str, **options: Any) -> None:
+    ddp = DistributedDataParallel(nn.Linear(20, 5))
+    handle = spardl.attach(ddp, method, timeout=10, **options)
+    try:
+        ddp(torch.ones(2, 20)).sum().backward()
+    finally:
+        handle.detach()
+
+
+def sharded(method: str, **options: Any) -> None:
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("nodes", "inside"))
+    model = nn.Linear(20, 5)
+    fully_shard(model, mesh=mesh["inside"])
+    attach_fsdp(model, method, group=mesh["nodes"].get_group(), **options)
+    model(torch.ones(2, 20)).sum().backward()
+
+
+def scheduled(schedule: Any) -> None:
+    model = nn.Sequential(nn.Linear(20, 5), nn.Linear(5, 5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    training = spardl.Training(model, spardl.FlatGradient(model.named_parameters()), optimizer)
+    schedule.start(spardl.make_method("spardl"), ProcessGroupCluster(), training)
+
+
+def complaint(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except ConfigError as error:
+        return str(error)
+    return "nothing"
+
+
+# By what is called on a rank: what both are told.
+HANDLES: list[tuple[Callable[[int], Any], str]] = [
+    (
+        lambda rank: synchronize(parameters(50), ["spardl", "topka"][rank], density=0.1),
+        "rank 1 has method=TopK + AllGather + LocalResidual + OptimizerMomentum, "
+        "rank 0 has method=TopK + SparDL + GlobalResidual + OptimizerMomentum",
+    ),
+    (
+        lambda rank: synchronize(parameters(50), density=[0.1, 0.2][rank]),
+        "rank 1 has density=0.2, rank 0 has density=0.1",
+    ),
+    (
+        lambda rank: synchronize(parameters(50, 60), bucket_mb=[25, 0.0001][rank]),
+        "rank 1 has bucket_mb=0.0001, rank 0 has bucket_mb=25",
+    ),
+    (
+        lambda rank: synchronize(parameters(50 + rank)),
+        "rank 1 has parameter 0 (0)=float32 (51,), rank 0 has parameter 0 (0)=float32 (50,)",
+    ),
+    (
+        lambda rank: synchronize(parameters(50, dtype=[torch.float32, torch.float64][rank])),
+        "rank 1 has parameter 0 (0)=float64 (50,), rank 0 has parameter 0 (0)=float32 (50,)",
+    ),
+    (
+        lambda rank: synchronize(parameters(*[50] * (1 + rank))),
+        "rank 1 has parameter 1 (1)=float32 (50,), rank 0 has no parameter 1 (1)",
+    ),
+    (
+        lambda rank: synchronize(parameters(50), find_unused=bool(rank)),
+        "rank 1 has find_unused=True, rank 0 has find_unused=False",
+    ),
+    (
+        lambda rank: synchronize(parameters(50), scaler=[torch.amp.GradScaler("cpu"), None][rank]),
+        "rank 1 has scaler=False, rank 0 has scaler=True",
+    ),
+    (
+        lambda rank: attached("spardl", density=[0.01, 0.02][rank]),
+        "rank 1 has density=0.02, rank 0 has density=0.01",
+    ),
+    (
+        lambda rank: sharded("spardl", density=[0.01, 0.02][rank]),
+        "rank 1 has density=0.02, rank 0 has density=0.01",
+    ),
+    (
+        lambda rank: scheduled([spardl.AfterBackward(), spardl.Wfbp(bucket_mb=0.0001)][rank]),
+        "rank 1 has handle=InBackward, rank 0 has handle=AtTheEnd",
+    ),
+    (
+        lambda rank: scheduled(spardl.Wfbp(bucket_mb=[25, 0.0001][rank])),
+        "rank 1 has groups=[(0, 1), (1, 2)], rank 0 has groups=[(0, 2)]",
+    ),
+    (
+        lambda rank: spardl.all_reduce(torch.ones(10 + 5 * rank), "spardl", density=0.5),
+        "rank 1 has shape=(15,), rank 0 has shape=(10,)",
+    ),
+    (
+        lambda rank: spardl.all_reduce(torch.ones(10, dtype=[torch.float32, torch.float64][rank]), "none"),
+        "rank 1 has dtype=float64, rank 0 has dtype=float32",
+    ),
+    (
+        lambda rank: spardl.all_reduce(torch.ones(10), "random_k", step=3 + rank),
+        "rank 1 has step=4, rank 0 has step=3",
+    ),
+]
+
+
+def test_all_are_told_of_a_difference() -> None:
+    """One after the other in the same processes: nobody is left behind in an exchange."""
+
+    def work(cluster: ProcessGroupCluster) -> list[str]:
+        rank = cluster.local_ranks[0]
+        return [complaint(lambda call=call: call(rank)) for call, _ in HANDLES]  # type: ignore[misc]
+
+    assert run_workers(2, work) == [[said + END for _, said in HANDLES]] * 2
+
+
+def test_a_state_that_some_have_loaded() -> None:
+    """Their steps differ, and with them what they send."""
+
+    def work(cluster: ProcessGroupCluster) -> str:
+        model = made("cnn")
+        path = Hooks(model, {"method": "spardl", "timeout": 10})
+        path.backward(batches(model, [0]))
+        state = path.handle.state_dict()
+        again = Hooks(made("cnn"), {"method": "spardl", "timeout": 10})
+        if cluster.local_ranks[0]:
+            again.handle.load_state_dict(state)
+        return complaint(lambda: again.backward(batches(model, [1])))
+
+    assert run_workers(2, work) == [f"rank 1 has step=1, rank 0 has step=0{END}"] * 2
+
+
+def test_all_reduce_need_not_compare() -> None:
+    def work(cluster: ProcessGroupCluster) -> bool:
+        sent = []
+        exchange = ProcessGroupCluster.run_aside
+        ProcessGroupCluster.run_aside = lambda *parts: sent.append(parts) or exchange(*parts)  # type: ignore[assignment, func-returns-value]
+        one, other = (spardl.all_reduce(torch.ones(10), "none", compare=compare) for compare in (True, False))
+        return len(sent) == 1 and torch.equal(one.average, other.average) and one.cost.rounds == other.cost.rounds
+
+    assert run_workers(2, work) == [True] * 2
+
+
+class Handmade(spardl.LocalResidual):
+    """What users may put into a part: nothing of it may differ between two processes that were given the same."""
+
+    def __init__(self) -> None:
+        self.chosen = {"b", "a"}
+        self.rule = lambda value: value
+        self.object = object()
+
+
+def test_what_is_compared_is_plain() -> None:
+    method = spardl.Method(spardl.TopK(0.5), spardl.AllGather(), Handmade())
+    facts = facts_of(method)
+    assert facts["density"] == "0.5"
+    assert facts["chosen"] == "{'a', 'b'}"
+    assert (facts["rule"], facts["object"]) == ("function", "object")
+    assert not any("0x" in value for value in facts.values())
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([{"a": "1"}, {"a": "1"}], None),
+        ([{"a": "1", "b": "2"}, {"a": "1", "b": "2"}, {"a": "1", "b": "3"}], "rank 2 has b=3, rank 0 has b=2"),
+        ([{"a": "1"}, {}], "rank 1 has no a, rank 0 has a=1"),
+        ([{}, {"a": "1"}], "rank 1 has a=1, rank 0 has no a"),
+    ],
+)
+def test_the_first_difference(rows: list[dict[str, str]], said: str | None) -> None:
+    assert first_difference(rows) == (said and said + END)

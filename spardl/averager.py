@@ -208,12 +208,9 @@ class Averager:
         for group in self._groups:
             if skipped and not group.refused and self.method.residual.remembers:
                 # Nobody used what was averaged. Each worker takes one share back, so all together everything.
-                group.state.memory.add_(group.vector)
-                group.state.shortlist = Shortlist()
+                group.state.change(more=group.vector)
             if factor != self._factor:
-                group.state.memory.mul_(factor / self._factor)
-                group.state.velocity.mul_(factor / self._factor)
-                group.state.shortlist = Shortlist()
+                group.state.change(factor / self._factor)
             group.refused = False
         self._factor = factor
 

@@ -94,7 +94,9 @@ def weather(bench: Bench, length: int, dtype: torch.dtype, strength: float, seed
         before = [state.refused for state in bench.states]
         pairs = list(zip(bench.states, gradients, strict=True))
         due = [overflows(bench.method, *pair) for pair in pairs]
-        possible = workers * max(reach(*pair) for pair in pairs) >= torch.finfo(dtype).max
+        # Factors of a matrix are sums of many entries.
+        many = workers if bench.method.compressor.sparsifies else workers * length
+        possible = many * max(reach(*pair) for pair in pairs) >= torch.finfo(dtype).max
         averages = bench.step(gradients)
         assert all(same_bits(average, averages[0]) for average in averages)
         assert all(bool(vector.isfinite().all()) for vector in carried(bench))
@@ -124,10 +126,10 @@ def overflows(method: Method, state: MethodState, gradient: Tensor) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("workers", "dtype"), [(1, torch.float16), *((4, dtype) for dtype in TYPES)], ids=str)
+@pytest.mark.parametrize(("workers", "dtype"), [(1, torch.float16), (3, torch.bfloat16), (4, torch.float16)], ids=str)
 def test_all_methods_weather_storms(workers: int, dtype: torch.dtype) -> None:
     for method, strength in itertools.product(carrying_methods(workers), (0.3, 1.0)):
-        weather(Bench.build(method, workers, 60, dtype), 60, dtype, strength, seed=workers)
+        weather(Bench.build(method, workers, 60, dtype), 60, dtype, strength, seed=workers, steps=2)
 
 
 def test_gradients_that_add_up_to_too_much() -> None:

@@ -88,14 +88,17 @@ class ProcessGroupCluster(Cluster):
         self.run_aside(programs)
         return [self.now(0) - began]
 
-    def flight(self, programs: Sequence[Program[T]], *, pauses: bool = False) -> ProcessFlight[T]:
-        """Prepares this worker's program for another thread; the first times, all workers must call this at once."""
+    def flight(self, programs: Sequence[Program[T]], *, pauses: bool = False, counted: bool = True) -> ProcessFlight[T]:
+        """Prepares this worker's program for another thread; the first times, all workers must call this at once.
+
+        One that is not ``counted`` is housekeeping, and not entered in the ledger.
+        """
         if len(self._beside) < self._streams:
             self._beside.append(self._open())
         # All workers prepare the same flights in the same order, so each flight has the same stream everywhere.
         self._turn = (self._turn + 1) % self._streams
         beside = self._beside[self._turn]
-        journey = Journey(programs[0], beside.channel, self.ledgers[0], beside=True)
+        journey = Journey(programs[0], beside.channel, self.ledgers[0] if counted else Ledger(), beside=True)
         return ProcessFlight(journey, beside.thread, self._stack, pauses)
 
     def open(self) -> None:

@@ -8,6 +8,7 @@ were touched: O(k) memory instead of O(n).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -15,7 +16,9 @@ import torch
 from torch import Tensor
 
 from spardl import entries
+from spardl.bounds import Bound, cut, fits
 from spardl.layout import Part
+from spardl.norms import largest
 from spardl.shortlist import Shortlist
 from spardl.sparse import SparseVector
 from spardl.wire import EXACT, Wire
@@ -30,11 +33,21 @@ class Accumulator:
         values: shape (n,): gradient plus residual. It is changed in place.
         shortlist: what is known of the vector's largest entries, if it added the gradient.
         wire: how values travel. What rounding takes from them stays in the vector.
+        bound: of the vector's magnitudes. Who writes larger ones to ``values`` tells it.
+
+    Attributes:
+        overflowed: whether a sum with what arrived had to be cut.
     """
 
-    def __init__(self, values: Tensor, shortlist: Shortlist | None = None, wire: Wire = EXACT) -> None:
+    def __init__(
+        self, values: Tensor, shortlist: Shortlist | None = None, wire: Wire = EXACT, bound: Bound | None = None
+    ) -> None:
         self.values = values
         self.wire = wire
+        self.bound = bound or Bound()
+        self.overflowed = False
+        # What entries can be by now.
+        self._reach = self.bound.value
         self._shortlist = shortlist or Shortlist()
         self._before: list[tuple[Tensor, Tensor]] = []
         self._taken: list[Tensor] = []
@@ -129,7 +142,16 @@ class Accumulator:
         if start + block.length > length:
             where = torch.where(where < length, where, where - length)
         self._before.append((where, entries.add(self.values, where, block.values)))
+        self._reach += largest([block.values])
+        if not fits(self._reach, self.values.dtype):
+            self._cut_at(where)
         self._touch(start, where, block)
+
+    def _cut_at(self, positions: Tensor) -> None:
+        sums = entries.gather(self.values, positions)
+        if not math.isfinite(largest([sums])):
+            self.overflowed = True
+            entries.put(self.values, positions, cut(sums))
 
     def _touch(self, start: int, positions: Tensor, block: SparseVector) -> None:
         """Notes positions that increase, but for the step from the vector's end to its beginning."""
@@ -162,7 +184,16 @@ class Accumulator:
         """
         for positions, error in self._errors:
             kept = torch.isin(positions, final, assume_unique=True)
-            self.values[positions[kept]] += error[kept]
+            rest = cut(self.values[positions[kept]] + error[kept])
+            self.values[positions[kept]] = rest
+            self.bound.include(largest([rest]))
+
+    def forget_overflows(self) -> None:
+        """Clears entries that are not finite, after every entry has changed: they are in the result already."""
+        self.bound.value = largest([self.values])
+        if not math.isfinite(self.bound.value):
+            self.values.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+            self.bound.value = largest([self.values])
 
 
 def _difference(values: Tensor, rounded: Tensor) -> Tensor:

@@ -23,9 +23,12 @@ from spardl.communicators.bruck import all_gather
 from spardl.errors import ConfigError, SpardlError
 from spardl.flat import write
 from spardl.layout import Layout
-from spardl.method import Method, MethodState
+from spardl.method import Method
+from spardl.method_state import MethodState
+from spardl.norms import largest
 from spardl.owners import check_owner, check_whole, owner_of
 from spardl.programs import Program, whole_team
+from spardl.refusals import Refusals, Refused, is_due
 from spardl.shortlist import Shortlist
 from spardl.state import copied
 
@@ -58,7 +61,7 @@ class Group:
         state: of the method.
         awaited: members whose gradient is not there yet.
         flight: what is under way.
-        refused: whether some worker's gradient overflowed, so that the vector is no average.
+        refused: whether some worker's gradient overflowed, or the sum, so that the vector is no average.
         norm: of the last gradient that was measured, without its scale.
     """
 
@@ -126,7 +129,8 @@ class Averager:
         self._worker = cluster.local_workers[0]
         self._owner = owner_of(method, self._worker.rank, self._worker.size)
         self._given = {**given, "bucket_mb": bucket_mb, "scaler": scale is not None}
-        self._warned, self._agreed = False, False
+        self._agreed = False
+        self._refusals = Refusals(self._worker.size)
         self._groups = [Group(members, self.parameters, method) for members in _cut(self.parameters, bucket_mb)]
         self._group_of = {number: place for place, group in enumerate(self._groups) for number in group.members}
         self._next = 0
@@ -192,13 +196,25 @@ class Averager:
             group.awaited = set(group.members)
         self._next = self._arrived = 0
         self.steps += 1
-        if self.refused and self._scale is None and not self._warned:
-            self._warned = True
-            warnings.warn(
-                "spardl: a gradient with a NaN or an infinity was left out, and others may follow (stats().refused). A "
-                "GradScaler learns of overflows only if it is given (scaler=scaler).",
-                stacklevel=2,
-            )
+        self._tell_refusals()
+
+    def _tell_refusals(self) -> None:
+        """The user at once, the other workers now and then."""
+        own = Refused.of(group.state for group in self._groups)
+        line = self._refusals.notice({self._worker.rank: own})
+        if line:
+            advice = "" if self._scale else ". A GradScaler learns of it only if it is given (scaler=scaler)"
+            warnings.warn(f"spardl: {line}{advice}.", stacklevel=3)
+        if is_due(self.steps) and self._worker.size > 1:
+            row = torch.tensor([own.number], device=self._cluster.device)
+            flight = self._cluster.flight([self._gather_counts(row)], counted=False)
+            flight.release(0)
+            self._refusals.learn(flight.wait(0))
+
+    def _gather_counts(self, row: Tensor) -> Program[list[int]]:
+        ones = [1] * self._worker.size
+        gathered = yield from all_gather(whole_team(self._worker), row, ones, ones)
+        return [int(each) for each in gathered]
 
     @property
     def begun(self) -> bool:
@@ -229,12 +245,9 @@ class Averager:
         for group in self._groups:
             if skipped and not group.refused and self.method.residual.remembers:
                 # Nobody used what was averaged. Each worker takes one share back, so all together everything.
-                group.state.memory.add_(group.vector)
-                group.state.shortlist = Shortlist()
+                group.state.change(more=group.vector)
             if factor != self._factor:
-                group.state.memory.mul_(factor / self._factor)
-                group.state.velocity.mul_(factor / self._factor)
-                group.state.shortlist = Shortlist()
+                group.state.change(factor / self._factor)
             group.refused = False
         self._factor = factor
 
@@ -267,6 +280,12 @@ class Averager:
             self.method.accumulate(group.vector, group.state)
             average = yield from self.method.average(self._worker, group.state)
             write(average, group.vector)
+            if self._scale and group.state.overflowed:
+                # What a scaler must see; the worker's share of the average comes back, at a lower scale.
+                if self.method.residual.remembers:
+                    group.state.change(more=group.vector)
+                group.refused = True
+                group.vector.fill_(torch.inf)
         if self._done:
             self._done(place)
 
@@ -276,7 +295,7 @@ class Averager:
         return norm / self._factor if math.isfinite(norm) else 0.0
 
     def _somebody_overflowed(self, vector: Tensor) -> Program[bool]:
-        fine = bool(vector.sum().isfinite()) or bool(vector.isfinite().all())
+        fine = math.isfinite(largest([vector]))
         flag = torch.tensor([not fine], dtype=torch.uint8, device=vector.device)
         ones = [1] * self._cluster.size
         flags = yield from all_gather(whole_team(self._worker), flag, ones, ones)
@@ -286,8 +305,13 @@ class Averager:
 
     @property
     def refused(self) -> int:
-        """Gradients (of a group, by this worker) that were left out because they were not finite."""
+        """Gradients (of a group, by this worker) that were left out because they were not finite, or cut."""
         return sum(group.state.refused for group in self._groups)
+
+    @property
+    def refused_by_all(self) -> int:
+        """The same of all workers: of this one as it is, of the others when they told it last (``is_due``)."""
+        return self._refusals.total
 
     def residual_ratio(self) -> float | None:
         """Norm of what is carried over, as a multiple of that of the gradient, if one was measured; reads it all."""
@@ -314,6 +338,8 @@ class Averager:
                 mine.state.memory[here] = theirs.state.memory[there] * (self._factor / other._factor)
             if velocities:
                 mine.state.velocity[here] = theirs.state.velocity[there] * (self._factor / other._factor)
+        for group in self._groups:
+            group.state.change()
 
     def state_dict(self) -> dict[str, Any]:
         """What this worker carries from step to step, as plain data that shares no memory with it."""

@@ -5,8 +5,8 @@ gradient -> (momentum) -> accumulate -> compress -> communicate -> feed back
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,20 +14,21 @@ from torch import Tensor
 
 from spardl import registry
 from spardl.accumulator import Accumulator
+from spardl.bounds import Bound, cut
 from spardl.communicators.base import Communicator
 from spardl.compressors.base import Compressor, DenseCompressor, Mass, Output, SparseCompressor
 from spardl.context import Context
 from spardl.costs import Cost
-from spardl.dealing import deal, owners, sources
 from spardl.errors import ConfigError
 from spardl.layout import Layout
+from spardl.method_state import MethodState
 from spardl.momentum import Momentum, OptimizerMomentum
+from spardl.norms import largest
 from spardl.packing import Slot, message_bytes, message_words
 from spardl.programs import Boundary, Phase, Program, Worker
 from spardl.residuals import Residual
 from spardl.shortlist import Shortlist
 from spardl.sparse import SparseVector, Sum
-from spardl.state import State
 from spardl.warmup import Warmup
 from spardl.wire import EXACT, Wire
 
@@ -87,81 +88,6 @@ def _nature(compressor: type[Compressor]) -> str:
     return f"it {entries}{number}; what it leaves out: {compressor.mass.value}"
 
 
-@dataclass
-class MethodState:
-    """What one worker carries from step to step.
-
-    Attributes:
-        layout: the tensors in its gradient; not saved.
-        memory: shape (n,): the residual between steps, the accumulated vector within one.
-        velocity: shape (n,), or empty if the optimizer has the momentum.
-        compression: the compressor's state.
-        communication: the communicator's state.
-        step: synchronizations so far, dense warm-up included.
-        refused: gradients left out so far because they held a NaN or an infinity.
-        shortlist: of the memory's largest entries; not saved, since no result depends on it.
-    """
-
-    layout: Layout
-    memory: Tensor
-    velocity: Tensor
-    compression: State
-    communication: State
-    step: int = 0
-    refused: int = 0
-    shortlist: Shortlist = field(default_factory=Shortlist)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Plain data; residual and velocity are shared, not copied."""
-        return {
-            "memory": self.memory,
-            "velocity": self.velocity,
-            "compression": self.compression.state_dict(),
-            "communication": self.communication.state_dict(),
-            "step": self.step,
-            "refused": self.refused,
-        }
-
-    def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Continues from ``values``, as saved; residual and velocity are copied in place.
-
-        Raises:
-            ValueError: if one of these has another length.
-        """
-        for name, mine in (("residual", self.memory), ("velocity", self.velocity)):
-            saved = values["memory" if name == "residual" else name]
-            if saved.shape != mine.shape:
-                raise ValueError(f"{name} of {saved.numel()} entries, expected {mine.numel()}")
-            mine.copy_(saved)
-        self.compression.load_state_dict(values["compression"])
-        self.communication.load_state_dict(values["communication"])
-        self.step = values["step"]
-        self.refused = values["refused"]
-
-    def adopt(self, parts: Sequence[Mapping[str, Any]], worker: Worker, before: int) -> None:
-        """Continues from what another number of workers saved; compressor and communicator begin anew.
-
-        Residuals keep their sum over all workers (see ``spardl.dealing``), velocities their mean.
-
-        Args:
-            parts: ``state_dict`` of those who have something for this worker, in the order of ``sources``.
-            worker: whose state this is.
-            before: how many workers there were.
-
-        Raises:
-            ValueError: if a residual or a velocity has another length.
-        """
-        deal([part["memory"] for part in parts], worker, before, self.memory)
-        deal([part["velocity"] for part in parts], worker, before, self.velocity)
-        self.velocity.mul_(worker.size / before)
-        self.step = parts[0]["step"]
-        self.refused = sum(
-            part["refused"]
-            for rank, part in zip(sources(worker, before), parts, strict=True)
-            if owners(rank, before, worker.size)[0] == worker.rank
-        )
-
-
 @dataclass(frozen=True)
 class Method:
     """One way to turn P gradients into their average.
@@ -210,7 +136,9 @@ class Method:
         """A fresh state of one worker, zeros, for gradients of this ``layout``, ``dtype`` and ``device``."""
         length = layout.length
         velocity = torch.zeros(length if self.momentum.remembers else 0, dtype=dtype, device=device)
-        return self.state_in(layout, torch.zeros(length, dtype=dtype, device=device), velocity)
+        state = self.state_in(layout, torch.zeros(length, dtype=dtype, device=device), velocity)
+        state.bound.value = state.velocity_bound.value = 0.0
+        return state
 
     def state_in(self, layout: Layout, memory: Tensor, velocity: Tensor) -> MethodState:
         """A fresh state whose residual and velocity are given: parts of longer vectors, that outlive it.
@@ -303,17 +231,20 @@ class Method:
         """
         shard = boundary.shard
         if isinstance(shard, SparseVector):
-            return shard.values / worker.size
-        if state.step >= self.warmup.steps and isinstance(self.compressor, DenseCompressor):
+            shard = shard.values
+        elif state.step >= self.warmup.steps and isinstance(self.compressor, DenseCompressor):
             context = Context(worker, state.layout, state.step - self.warmup.steps)
             shard = self.compressor.entries(shard, context, state.memory.dtype)
-        return shard / worker.size
+        cuts = self._carries or isinstance(boundary.shard, SparseVector)
+        return (cut(shard.clone()) if cuts and not math.isfinite(largest([shard])) else shard) / worker.size
 
     def accumulate(self, gradient: Tensor, state: MethodState, *, clear: bool = False) -> None:
         """Adds a worker's gradient to what it carried over.
 
         One with a NaN or an infinity is left out where it could do lasting harm or be lost in a selection: in a
-        residual or a velocity it would come back at every step. Dense sums pass it on, as torch does.
+        residual or a velocity it would come back at every step. Dense sums pass it on, as torch does. Where a finite
+        gradient and what was carried over add up to more than their type can hold, the entry becomes the largest
+        number that it can.
 
         Args:
             gradient: shape (n,).
@@ -325,20 +256,43 @@ class Method:
         """
         if gradient.shape != state.memory.shape:
             raise ValueError(f"a gradient of {gradient.numel()} entries, expected {state.memory.numel()}")
-        if self._passes_on or _is_finite(gradient):
-            applied = self.momentum.apply(gradient, state.velocity)
-            moved = clear and applied is gradient
-            self.residual.accumulate(state.memory, applied, state.shortlist, clear=moved)
-            clear = clear and not moved
+        peak = 0.0 if self._passes_on else largest([gradient])
+        if math.isfinite(peak):
+            clear = self._apply(gradient, peak, state, clear=clear) and clear
         else:
             self.residual.accumulate(state.memory, None, state.shortlist)
-            state.refused += 1
+            state.refuse()
         if clear:
             gradient.zero_()
+
+    def _apply(self, gradient: Tensor, peak: float, state: MethodState, *, clear: bool) -> bool:
+        """Adds a gradient whose magnitudes are at most ``peak``; returns whether it is still there."""
+        applied = self.momentum.apply(gradient, state.velocity)
+        found = False
+        if self.momentum.remembers:
+            found = state.velocity_bound.grow(state.velocity, peak)
+            most = Bound(state.velocity_bound.value)
+            if applied is not state.velocity:
+                found = most.grow(applied, peak) or found
+            peak = most.value
+        moved = clear and applied is gradient
+        self.residual.accumulate(state.memory, applied, state.shortlist, clear=moved)
+        if not self.residual.remembers:
+            state.bound.value = peak
+        elif state.bound.grow(state.memory, peak):
+            state.shortlist = Shortlist()
+            found = True
+        if found:
+            state.refuse()
+        return not moved
 
     @property
     def _passes_on(self) -> bool:
         return self.compressor.mass in (Mass.KEPT, Mass.ROUNDED) and not self.momentum.remembers
+
+    @property
+    def _carries(self) -> bool:
+        return self.residual.remembers or self.momentum.remembers
 
     def average(self, worker: Worker, state: MethodState) -> Program[Sum]:
         """The program of one worker: from accumulated gradients to their average over all workers.
@@ -349,9 +303,12 @@ class Method:
 
         Returns:
             The average, sparse or dense as the method has it, bit-identical on every worker. A dense one may share
-            the memory of ``state``: use it before the next step.
+            the memory of ``state``: use it before the next step. A sum that overflows becomes the largest number of
+            its type, before it is divided; where nothing is carried over, a dense one is infinite, as in plain
+            training.
         """
         yield Phase.SELECT
+        state.overflowed = False
         run = self._run_dense if state.step < self.warmup.steps else self._run
         average = yield from run(worker, state)
         state.step += 1
@@ -360,22 +317,38 @@ class Method:
     def _run_dense(self, worker: Worker, state: MethodState) -> Program[Sum]:
         total = yield from self.warmup.communicator.total(worker, state.memory.clone())
         state.memory.zero_()
-        return total.div_(worker.size)
+        state.bound.value = 0.0
+        return self._limited(total, state).div_(worker.size) if self._carries else total.div_(worker.size)
 
     def _run(self, worker: Worker, state: MethodState) -> Program[Sum]:
         context = Context(worker, state.layout, state.step - self.warmup.steps)
-        accumulated = Accumulator(state.memory, state.shortlist, self.wire)
+        accumulated = Accumulator(state.memory, state.shortlist, self.wire, state.bound)
         total = yield from self.communicator.reduce(
             context, accumulated, self.compressor, state.compression, state.communication
         )
         yield Phase.MERGE
         if not isinstance(total, SparseVector):
-            return total.div_(worker.size)
+            if self.residual.remembers:
+                accumulated.forget_overflows()
+            return self._limited(total, state).div_(worker.size) if self._carries else total.div_(worker.size)
         if self.momentum.masks:
             taken = accumulated.taken()
             self.momentum.mask(state.velocity, taken[torch.isin(taken, total.indices, assume_unique=True)])
+        if accumulated.overflowed:
+            state.refuse()
         self.residual.keep(accumulated, total.indices)
-        return self.residual.scale(total, self.compressor.parts(context)).divided(worker.size)
+        scaled = self.residual.scale(total, self.compressor.parts(context))
+        return SparseVector(scaled.indices, self._limited(scaled.values, state), scaled.length).divided(worker.size)
+
+    def _limited(self, total: Tensor, state: MethodState) -> Tensor:
+        """A sum over all workers that overflowed, here or on its way, is cut, and counted."""
+        peak = largest([total])
+        if peak < torch.finfo(total.dtype).max:
+            return total
+        state.overflowed = True
+        state.refuse()
+        # A copy: simulated workers may share what arrived.
+        return total if math.isfinite(peak) else cut(total.clone())
 
 
 def _splitting() -> str:
@@ -383,8 +356,3 @@ def _splitting() -> str:
     dense = [kind for kind in registry.compressors().values() if issubclass(kind, DenseCompressor)]
     whole = [kind.name for kind in dense if not kind.one_sum]
     return f"communicator={' or '.join(ways)}, with any compressor that fits but {' and '.join(whole)}"
-
-
-def _is_finite(gradient: Tensor) -> bool:
-    # A sum at the speed of memory. One of finite numbers may overflow: only then each is looked at.
-    return bool(gradient.sum().isfinite()) or bool(gradient.isfinite().all())

@@ -14,6 +14,7 @@ approximation, a sign), knows no positions: only LRES can keep it.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
@@ -24,6 +25,7 @@ from torch import Tensor
 from spardl import entries
 from spardl.accumulator import Accumulator
 from spardl.layout import Part
+from spardl.norms import largest
 from spardl.shortlist import Shortlist
 from spardl.sparse import SparseVector
 
@@ -156,8 +158,11 @@ class GlobalResidual(Residual):
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
         """Restores the original vector except at the result's indices."""
         dropped = entries.gather(accumulated.values, final)
-        if not dropped.sum().isfinite():
+        peak = largest([dropped])
+        if not math.isfinite(peak):
             # Sums of finite numbers can overflow on the way; the overflow is in the result already.
             dropped = torch.where(dropped.isfinite(), dropped, 0)
+            peak = largest([dropped])
         accumulated.restore()
         entries.put(accumulated.values, final, dropped)
+        accumulated.bound.include(peak)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spardl.bounds import cut
 from spardl.kernels import compiled
 from spardl.selection import top_k
 
@@ -66,18 +67,20 @@ def merge(vectors: Sequence[SparseVector]) -> SparseVector:
     """Adds vectors of one length, in the order given.
 
     Each index is added up from +0 and the first vector to the last, so the result is the same to the last bit
-    wherever the same sequence is merged, on any device (no atomic additions). A sum is never -0; which NaN it is, if
-    it is one, is left open.
+    wherever the same sequence is merged, on any device (no atomic additions). A sum is never -0; one that overflows is
+    the largest number of its type.
 
     Args:
-        vectors: at least one vector.
+        vectors: at least one vector, all finite.
 
     Returns:
         Their sum, on the union of their indices.
     """
     values = vectors[0].values
     add = _merge_compiled if compiled(values) and values.dtype in _COMPILED_TYPES else _merge
-    return add(vectors)
+    total = add(vectors)
+    cut(total.values)
+    return total
 
 
 def _merge_compiled(vectors: Sequence[SparseVector]) -> SparseVector:

@@ -109,8 +109,7 @@ class ProcessGroupCluster(Cluster):
         # All workers prepare the same flights in the same order, so each flight has the same stream everywhere.
         self._turn = (self._turn + 1) % self._streams
         beside = self._beside[self._turn]
-        ledger = self.ledgers[0] if counted else Ledger()
-        journey = Journey(programs[0], beside.channel, ledger, beside=True)
+        journey = Journey(programs[0], beside.channel, self.ledgers[0] if counted else Ledger(), beside=True)
         return ProcessFlight(journey, beside.thread, self._stack, pauses)
 
     def open(self) -> None:

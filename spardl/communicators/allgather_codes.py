@@ -57,8 +57,7 @@ class AllGatherCodes(Communicator[CodeCompressor]):
         for rank, message in enumerate(messages):
             decoded = compressor.decode(message, context, values.dtype)
             if rank == worker.rank:
-                # Gradient plus residual can overflow; the overflow is in the result already.
-                values.sub_(decoded).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+                values.sub_(decoded)
             total.add_(decoded)
         return total
 

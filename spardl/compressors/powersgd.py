@@ -52,7 +52,7 @@ class PowerSGD(DenseCompressor):
     products from equal sums, and relies on the others finding the same bits: all need the same kind of processor, the
     same libraries and the same number of threads.
 
-    Where a product overflows, the sum has infinities or NaNs, and the residual zeros.
+    Where a product overflows, nothing is sent and nothing kept.
 
     Args:
         rank: columns of the factors; lower is more aggressive.
@@ -110,6 +110,8 @@ class PowerSGD(DenseCompressor):
         if plan.stacks:
             right = yield from total(right)
         yield Phase.MERGE
+        # The sign of an infinite factor says nothing of what it stands for.
+        right = right.masked_fill(~right.isfinite(), math.nan)
         approximation = plan.expand(left, right, others, into=torch.empty_like(values))
         plan.leave(values, approximation, context.worker.size)
         if self.warm_start:
@@ -210,8 +212,6 @@ class _Plan:
         values.sub_(approximation, alpha=1 / workers)
         for start, stop in self.others:
             values[start:stop] = 0
-        # Sums of finite numbers can overflow; the overflow is in the result already.
-        values.nan_to_num_(nan=0, posinf=0, neginf=0)
 
     def renew(self, right: Tensor, basis: Tensor) -> Tensor:
         """The next basis. What this step saw nothing of, or too much, stays as it was."""

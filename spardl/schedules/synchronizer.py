@@ -24,6 +24,7 @@ from spardl.layout import Layout
 from spardl.method import Method, MethodState
 from spardl.norms import clip_factor, largest, norm_of, sum_of_squares
 from spardl.programs import Phase, Program
+from spardl.refusals import Refused
 from spardl.schedules.update import Updater
 from spardl.schedules.usage import Usage
 from spardl.sparse import SparseVector, Sum
@@ -177,8 +178,12 @@ class Synchronizer(ABC):
         return [average for _, average in sorted(self._averages[local].items())]
 
     def refused(self) -> int:
-        """Gradients (of a group, by a local rank) that were left out because they were not finite."""
+        """Gradients (of a group, by a local rank) that were left out because they were not finite, or cut."""
         return sum(state.refused for group in self._groups for state in group.states)
+
+    def refusals(self) -> list[Refused]:
+        """The same for each local rank, and when the last one was."""
+        return [Refused.of(states) for states in zip(*(group.states for group in self._groups), strict=True)]
 
     def state_dict(self, local: int = 0) -> dict[str, Any]:
         """What the local rank ``local`` carries from step to step, as plain data."""
@@ -234,7 +239,9 @@ class Synchronizer(ABC):
         self._averages = [{} for _ in self._cluster.local_ranks]
         if before:
             for local in range(len(self._cluster.local_ranks)):
-                self._groups[0].states[local].refused = sum(group.states[local].refused for group in before)
+                refused = Refused.of(group.states[local] for group in before)
+                first = self._groups[0].states[local]
+                first.refused, first.refused_last = refused
                 for group in self._groups:
                     group.states[local].step = before[0].states[local].step
 

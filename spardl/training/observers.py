@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 from spardl.files import write_atomically
-from spardl.training.messages import first_line
+from spardl.training.messages import first_line, warn
 from spardl.training.strict import to_json
 
 __all__ = ["Bounded", "Guarded", "MetricsFile", "Observer", "attempt"]
@@ -181,7 +179,6 @@ def attempt(action: Callable[[], Any], what: str) -> bool:
     try:
         action()
     except (Exception, SystemExit) as error:  # rich exits when nobody reads its output any more
-        with suppress(OSError):
-            print(f"warning: {what} failed and is off from here on: {first_line(error)}", file=sys.stderr, flush=True)
+        warn(f"{what} failed and is off from here on: {first_line(error)}")
         return False
     return True

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from spardl.clusters.base import Cluster, gather_rows
 from spardl.errors import PeerError, StoppedError, TrainingError
+from spardl.refusals import Refusals, Refused
 from spardl.sparse import SparseVector, Sum
 from spardl.training.checkpoint import load_part, save_checkpoint, saved_workers
 from spardl.training.evaluation import evaluate
 from spardl.training.learner import Learner, Plan, digest
+from spardl.training.messages import warn
 from spardl.training.observers import Observer
 from spardl.training.restart import Restart
 from spardl.training.runs import Run
@@ -92,6 +94,7 @@ class Trainer:
         self._observers, self._heartbeat = observers, heartbeat
         self._progress = Progress()
         self._restart: Restart | None = None
+        self._refusals = Refusals(cluster.size)
         self._doing = "starting"
         if run.checkpoint:
             self._resume(plan, run.checkpoint, torch.device(device))
@@ -189,10 +192,13 @@ class Trainer:
         self._tell("metrics", "train", self._progress.step, figures)
 
     def _refused(self) -> int:
-        """Gradients of all workers that were left out."""
-        here = self._learner.synchronizer.refused()
-        rows = [torch.tensor([here if local == 0 else 0]) for local in range(len(self._learner.workers))]
-        return int(torch.stack(gather_rows(self._cluster, rows)).sum())
+        """Gradients of all workers that were left out, or cut; one line tells of new ones."""
+        rows = [torch.tensor(own) for own in self._learner.synchronizer.refusals()]
+        gathered = [Refused(*row.tolist()) for row in gather_rows(self._cluster, rows)]
+        line = self._refusals.notice(dict(enumerate(gathered)))
+        if line and self._cluster.leads:
+            warn(line)
+        return self._refusals.total
 
     def _look(self, step: int, *, evaluates: bool) -> None:
         """Ends a run that has diverged, before anything of it is saved."""

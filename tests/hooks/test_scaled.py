@@ -120,6 +120,31 @@ def test_without_a_scaler_an_overflow_is_left_out_and_counted() -> None:
     assert run_workers(2, work) == [(True, 0), (True, 2)]
 
 
+def test_a_sum_that_overflows_is_told_to_the_scaler_and_comes_back_at_a_lower_scale() -> None:
+    """Each worker's gradient fits into the type, and their sum does not."""
+
+    def work(cluster: ProcessGroupCluster) -> list[float]:
+        parameter = torch.nn.Parameter(torch.zeros(10, dtype=torch.float16))
+        scaler = GradScaler("cpu", init_scale=64.0)
+        scaler.scale(torch.ones(1))
+        synchronizer = spardl.Synchronizer([parameter], "topka", density=1.0, scaler=scaler)
+        found = []
+        for gradient in (4e4, 4.0, 4.0):
+            parameter.grad = None
+            parameter.backward(torch.full((10,), gradient).half())
+            with overflow_is_told(gradient > 4):
+                synchronizer.wait()
+            assert parameter.grad is not None
+            found.append(float(parameter.grad[0]))
+            scaler.update(1.0)
+        return found
+
+    for first, second, third in run_workers(2, work):
+        # Half of what two workers can have at most, at a 64th of the scale.
+        assert (first, third) == (torch.inf, 4.0)
+        assert 65504 / 2 / 64 < second < 65504 / 2 / 64 + 5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "hooks"])
 @pytest.mark.parametrize("cut", [4, 6], ids=["after a skipped step", "after a good one"])

@@ -164,6 +164,20 @@ def test_real_workers_count_what_others_refused(tmp_path: Path) -> None:
     assert run_workers(2, work) == [(1, [0, 0, 1, 1])] * 2
 
 
+@pytest.mark.timeout(60)
+def test_one_line_names_the_rank_and_the_step(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """However many ranks there are, and however many lines of figures follow."""
+
+    def work(cluster: Cluster) -> None:
+        (rank,) = cluster.local_ranks
+        made = plan(METHODS["topka"], Poisoned({1, 2} if rank == 1 else set()), max_steps=5)
+        Trainer(made, cluster, Run("0", tmp_path)).fit()
+
+    run_workers(2, work)
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "refused" in line]
+    assert line.startswith("warning: rank 1 refused a gradient in step 2: ")
+
+
 def test_nothing_but_nan_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"the loss is nan at step 2; lower optimizer\.lr"):
         trainer(plan(METHODS["topka"], Poisoned(None), log_every=2), tmp_path).fit()

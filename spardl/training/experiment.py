@@ -20,7 +20,7 @@ from spardl.training.display import make_display
 from spardl.training.launch import Heartbeat, Launcher
 from spardl.training.learner import Plan
 from spardl.training.loggers import Logger
-from spardl.training.observers import Guarded, MetricsFile, Observer, attempt
+from spardl.training.observers import Beside, Guarded, MetricsFile, Observer, attempt
 from spardl.training.report import print_report
 from spardl.training.runs import Run, continue_from, new_run, run_id
 from spardl.training.stopping import AskedToStopError
@@ -164,5 +164,6 @@ class Experiment:
 
     def _observers(self, run: Run) -> list[Observer]:
         display = Guarded(make_display, "the display")
-        logger = Guarded(lambda: self.logger.open(run, self.config), type(self.logger).__name__)
+        # It may take long, and the other workers would wait for this one.
+        logger = Beside(lambda: Guarded(lambda: self.logger.open(run, self.config), type(self.logger).__name__))
         return [MetricsFile(run.metrics_file), display, logger]

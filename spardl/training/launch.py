@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import time
 from abc import ABC, abstractmethod
@@ -22,8 +23,9 @@ from spardl.clusters import Cluster, ProcessGroupCluster, SimulatedCluster, pars
 from spardl.clusters.process_group import check_streams
 from spardl.errors import ConfigError, PeerError, StoppedError
 from spardl.timeline.profile import Profile
+from spardl.training.addresses import listen
 from spardl.training.meeting import Meeting
-from spardl.training.membership import Membership, find_membership
+from spardl.training.membership import Membership, find_membership, find_secret
 from spardl.training.messages import first_line
 from spardl.training.processes import fault_of, run_processes
 from spardl.training.runs import Run
@@ -101,7 +103,8 @@ class ProcessGroup(Launcher):
         interface: str | None = None,
     ) -> None:
         self._member = find_membership(os.environ)
-        self._meeting = Meeting(self._member, timeout) if self._member else None
+        secret = find_secret(os.environ)
+        self._meeting = Meeting(self._member, timeout, None, secret, interface) if self._member else None
         self.leads = self._member is None or self._member.rank == 0
         started = self._member.size if self._member else None
         if workers is not None and started is not None and workers != started:
@@ -137,14 +140,14 @@ class ProcessGroup(Launcher):
             self._join(job, self._member, folder)
             return
         with closing(_listen(self._port)) as listener:
-            port = listener.getsockname()[1]
+            port, secret = listener.getsockname()[1], secrets.token_hex(16)
 
             def target(rank: int, heartbeat: Callable[[int], None]) -> None:
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
                 member = Membership(rank, self.workers, rank, self.workers, "127.0.0.1", port)
                 if rank:
                     listener.close()
-                meeting = Meeting(member, self._timeout, None if rank else listener.detach())
+                meeting = Meeting(member, self._timeout, None if rank else listener, secret)
                 # A second signal changes nothing here: who is in a hurry ends the launcher.
                 self._work(job, member, meeting, heartbeat, lambda: None)
 
@@ -351,14 +354,9 @@ def pick_device(wanted: str, local_rank: int, local_size: int) -> torch.device:
 
 
 def _listen(port: int | None) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind(("127.0.0.1", port or 0))
+        return listen("127.0.0.1", port or 0)
     except OSError as error:
-        listener.close()
         raise ConfigError(
             f"cluster.port={port} cannot be used ({error}); leave cluster.port away for a free one"
         ) from error
-    listener.listen(4096)
-    return listener

@@ -233,9 +233,10 @@ def services(run: int) -> list[int]:
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_service_never_stops_a_run(signum: int, tmp_path: Path) -> None:
     """W&B's own process is killed, or stands still, in the middle of an offline run."""
-    words = ("training.max_steps=60", *RUN[1:], "logger=wandb", "logger.timeout=1", f"output_dir={tmp_path / 'out'}")
+    words = ("training.max_steps=100", *RUN[1:], "logger=wandb", "logger.timeout=2", f"output_dir={tmp_path / 'out'}")
     with beside(*words, folder=tmp_path / "log") as run:
-        wait_until(lambda: steps_logged(tmp_path / "out") >= 3 or run.ended())
+        # It starts beside the training.
+        wait_until(lambda: (steps_logged(tmp_path / "out") >= 3 and services(run.pid)) or run.ended())
         found = services(run.pid)
         assert found
         for pid in found:

@@ -88,6 +88,9 @@ class Experiment:
     def __post_init__(self) -> None:
         if not self.config["output_dir"]:
             raise ConfigError("output_dir must name a folder")
+        resume = self.config["resume"]
+        if resume is not None and not resume:
+            raise ConfigError(f"resume must be auto, a run's folder, or null to begin anew, got {resume!r}")
         self.plan.check(self.launcher.workers)
 
     @property
@@ -100,8 +103,10 @@ class Experiment:
         """Finds the folder to write to, and the checkpoint to continue from; no other process gets them.
 
         Raises:
-            ConfigError: if the folder cannot be made, or nothing can be continued as asked.
+            ConfigError: if the workers cannot be started, the folder cannot be made, or nothing can be continued as
+                asked.
         """
+        self.launcher.check()
         root, resume = Path(str(self.config["output_dir"])), self.config["resume"]
         workers = None if self.plan.settings.elastic else self.launcher.workers
         found = continue_from(root, self.id, str(resume), workers) if resume else None

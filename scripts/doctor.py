@@ -33,7 +33,7 @@ from doctoring.findings import Findings
 from spardl.clusters import ProcessGroupCluster
 from spardl.errors import ConfigError, PeerError, SpardlError, WorkerError
 from spardl.rehearsal import rehearse
-from spardl.training.launch import pick_device
+from spardl.training.devices import pick_device
 from spardl.training.membership import Membership, find_membership
 from spardl.training.messages import first_line
 from spardl.training.processes import leave, run_processes

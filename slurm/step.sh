@@ -10,5 +10,8 @@ fi
 # When one worker has failed, the others end by themselves, with a reason; so do those that were asked to stop. As
 # variables, not as options: a site's own values of them would win over nothing.
 export SLURM_KILL_BAD_EXIT=0 SLURM_WAIT=60 SLURM_OPEN_MODE=append
+# What the workers of this run know, and others who reach their store do not.
+SPARDL_SECRET=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+export SPARDL_SECRET
 srun "$@"
 exec bash "$here/after.sh" $? "${REQUEUES:-10}"

@@ -10,7 +10,10 @@ from torch import Tensor
 
 from spardl.errors import ConfigError
 
-__all__ = ["check_real", "check_settings", "is_a", "is_finite"]
+__all__ = ["check_real", "check_seconds", "check_settings", "is_a", "is_finite"]
+
+# Eleven days. Libraries count milliseconds in 31 bits.
+_LONGEST = 1_000_000
 
 
 def is_a(kind: type[int | float], value: Any) -> bool:
@@ -31,11 +34,11 @@ def check_settings(bucket_mb: float, timeout: float) -> None:
         timeout: seconds.
 
     Raises:
-        ConfigError: if one of them is not above 0.
+        ConfigError: if one of them is not above 0, or the time is too long for what waits.
     """
-    for name, value in (("bucket_mb", bucket_mb), ("timeout", timeout)):
-        if not is_a(float, value) or not value > 0:
-            raise ConfigError(f"{name} must be above 0, got {value!r}")
+    if not is_a(float, bucket_mb) or not bucket_mb > 0:
+        raise ConfigError(f"bucket_mb must be above 0, got {bucket_mb!r}")
+    check_seconds("timeout", timeout)
 
 
 def check_real(named: Iterable[tuple[str, Tensor]]) -> None:
@@ -53,3 +56,17 @@ def check_real(named: Iterable[tuple[str, Tensor]]) -> None:
                 f"{name} is {str(parameter.dtype).removeprefix('torch.')}, and only floating-point gradients are "
                 "averaged; keep a complex parameter as torch.view_as_real(...) of it"
             )
+
+
+def check_seconds(name: str, value: Any) -> None:
+    """Accepts a time to wait.
+
+    Args:
+        name: of the setting.
+        value: seconds.
+
+    Raises:
+        ConfigError: if it is not a number above 0, or too long for what waits.
+    """
+    if not is_a(float, value) or not 0 < value <= _LONGEST:
+        raise ConfigError(f"{name} must be above 0 seconds, and at most {_LONGEST}, got {value!r}")

@@ -240,12 +240,17 @@ def filler(scene: Scene) -> Path:
 
 
 def kill_wandb(scene: Scene, runs: Sequence[Beside]) -> None:
-    """Kills the processes that W&B has started."""
-    workers = {str(pid) for pid in runs[0].workers()}
-    found = [pid for pid, fields in processes().items() if fields[3] in workers and fields[1].startswith("wandb")]
+    """Kills the processes that W&B has started, which it does beside the training."""
+    wait_until(lambda: services(runs[0]) or runs[0].ended())
+    found = services(runs[0])
     assert found
     for pid in found:
         os.kill(pid, signal.SIGKILL)
+
+
+def services(run: Beside) -> list[int]:
+    workers = {str(pid) for pid in run.workers()}
+    return [pid for pid, fields in processes().items() if fields[3] in workers and fields[1].startswith("wandb")]
 
 
 def cut_the_link(scene: Scene, runs: Sequence[Beside]) -> None:

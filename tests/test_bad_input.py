@@ -31,6 +31,13 @@ CASES = {
     "cluster=simulated cluster.network={alpha:1}": "the keys alpha and gbit, got {'alpha': 1}",
     "cluster=simulated cluster.network=5": "cluster.network needs a preset's name, or the keys alpha and gbit, got 5",
     "cluster.timeout=0": "cluster.timeout must be above 0 seconds",
+    "cluster.timeout=nan": "cluster.timeout must be above 0 seconds, and at most 1000000, got nan",
+    "cluster.timeout=inf": "cluster.timeout must be above 0 seconds, and at most 1000000, got inf",
+    "cluster.timeout=1e20": "cluster.timeout must be above 0 seconds, and at most 1000000, got 1e+20",
+    "cluster.threads=1000000000": "cluster.threads must be a whole number, at least 1 and at most 1024, got 1000000000",
+    "cluster=simulated cluster.threads=1025": "cluster.threads must be a whole number, at least 1 and at most 1024",
+    "cluster.backend=nccl cluster.device=cpu": "cluster.backend=nccl needs a GPU for each worker",
+    "cluster.device=cuda cluster.workers=50": "cluster.device=cuda needs 50 GPU(s) on this machine",
     "cluster.port=abc": "cluster.port must be a port number",
     "cluster.port=99999": "cluster.port must be a port number",
     "cluster.backend=mpi": "cluster.backend must be auto, gloo or nccl",
@@ -104,6 +111,14 @@ CASES = {
     "lr_schedule=multistep lr_schedule.milestones=5": "lr_schedule needs a list of epochs as milestones",
     "lr_schedule=multistep lr_schedule.gamma=nan": "lr_schedule needs a list of epochs as milestones",
     "seed=abc": "training.seed must be a whole number, got 'abc'",
+    "seed=18446744073709551616": "training.seed must be from -2^63 to 2^64 - 1, got 18446744073709551616",
+    "seed=-9223372036854775809": "training.seed must be from -2^63 to 2^64 - 1, got -9223372036854775809",
+    "optimizer.momentum=2": "optimizer.momentum must be at least 0 and below 1, got 2",
+    "optimizer.momentum=-0.1": "optimizer.momentum must be at least 0 and below 1, got -0.1",
+    "optimizer.momentum=nan": "optimizer.momentum must be at least 0 and below 1, got nan",
+    "resume=": "resume must be auto, a run's folder, or null to begin anew, got ''",
+    "resume=false": "resume must be auto, a run's folder, or null to begin anew, got False",
+    "logger=wandb logger.timeout=nan": "logger.timeout must be above 0 seconds, and at most 1000000, got nan",
     "logger=wandb logger.mode=foo": "logger.mode must be auto, online, offline or disabled, got 'foo'",
     "-m compressor=none,foo": "Available options in 'compressor'",
 }
@@ -129,11 +144,13 @@ def test_one_line_and_exit_code_2(typed: str, tmp_path: Path, capfd: pytest.Capt
     assert not list((tmp_path / "out").glob("[!.]*"))
 
 
-def test_a_port_in_use(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+@pytest.mark.parametrize("address", ["127.0.0.1", ""])
+def test_a_port_in_use(address: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with closing(socket.create_server((address, 0))) as server:
         port = server.getsockname()[1]
         assert here(f"cluster.port={port}", f"output_dir={tmp_path}") == 2
     assert f"cluster.port={port} cannot be used" in one_line(capfd.readouterr().err)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_only_a_worker_finds(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import platform
 import re
 import socket
-import struct
 from collections.abc import Mapping
 from importlib import metadata
 
 import torch
 
 from doctoring.findings import Findings
+from spardl.training.addresses import address_of
 from spardl.version import __version__
 
 __all__ = [
     "VARIABLES",
-    "address_of",
     "check_extras",
     "check_versions",
     "interfaces",
@@ -29,9 +27,6 @@ __all__ = [
 
 VARIABLES: Mapping[str, str] = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 """What tells a backend which interface to use."""
-
-# The kernel's request for an interface's IPv4 address, and where the answer has it.
-_SIOCGIFADDR, _ADDRESS = 0x8915, slice(20, 24)
 
 
 def versions() -> dict[str, str]:
@@ -85,16 +80,6 @@ def _installed(name: str) -> str | None:
 def interfaces() -> list[str]:
     """The network interfaces of this machine, loopback last."""
     return sorted((name for _, name in socket.if_nameindex()), key=lambda name: (name == "lo", name))
-
-
-def address_of(interface: str) -> str | None:
-    """The IPv4 address of an interface; ``None`` if it has none, or is not there."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        try:
-            answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
-        except OSError:
-            return None
-    return socket.inet_ntoa(answer[_ADDRESS])
 
 
 def own_address(backend: str) -> tuple[str | None, str]:

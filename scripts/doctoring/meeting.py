@@ -20,6 +20,7 @@ import torch.distributed as dist
 from doctoring.findings import Findings
 from doctoring.installation import own_address, versions, why_unreachable
 from spardl.errors import PeerError
+from spardl.training.meeting import hold_store
 from spardl.training.membership import Membership
 from spardl.training.messages import first_line
 
@@ -133,12 +134,15 @@ def join_store(member: Membership, timeout: float) -> Any:
         raise PeerError(f"{me}: {member.host} does not resolve ({error}); set MASTER_ADDR to an address") from error
     holds = member.rank == 0 and not member.served
     try:
-        store = dist.TCPStore(  # type: ignore[attr-defined]
-            member.host, member.port, None, holds, timedelta(seconds=timeout), wait_for_workers=False
-        )
+        if holds:
+            store = hold_store(member.host, member.port, timeout, member.alone)
+        else:
+            store = dist.TCPStore(  # type: ignore[attr-defined]
+                member.host, member.port, None, False, timedelta(seconds=timeout), wait_for_workers=False
+            )
         # torchrun's own store outlives restarts, with what was said before.
         return dist.PrefixStore(f"doctor/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)  # type: ignore[attr-defined]
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
         reason = first_line(error)
         if holds:
             raise PeerError(f"{me} cannot listen on {where}: {reason}; set MASTER_PORT to a free one") from error

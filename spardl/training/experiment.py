@@ -21,7 +21,7 @@ from spardl.training.display import make_display
 from spardl.training.launch import Heartbeat, Launcher
 from spardl.training.learner import Plan
 from spardl.training.loggers import Logger
-from spardl.training.observers import Guarded, MetricsFile, Observer, attempt
+from spardl.training.observers import Beside, Guarded, MetricsFile, Observer, attempt
 from spardl.training.report import print_report
 from spardl.training.runs import Run, continue_from, new_run, run_id
 from spardl.training.stopping import AskedToStopError
@@ -110,6 +110,9 @@ class Experiment:
     def __post_init__(self) -> None:
         if not self.config["output_dir"]:
             raise ConfigError("output_dir must name a folder")
+        resume = self.config["resume"]
+        if resume is not None and not resume:
+            raise ConfigError(f"resume must be auto, a run's folder, or null to begin anew, got {resume!r}")
         self.plan.check(self.launcher.workers)
 
     @property
@@ -128,9 +131,11 @@ class Experiment:
         """Finds the folder to write to, and the checkpoint to continue from; no other process gets them.
 
         Raises:
-            ConfigError: if the folder cannot be made, or nothing can be continued as asked.
+            ConfigError: if the workers cannot be started, the folder cannot be made, or nothing can be continued as
+                asked.
             CheckpointError: likewise, or if the run cannot begin with the checkpoint that ``start_from`` names.
         """
+        self.launcher.check()
         root, resume = Path(str(self.config["output_dir"])), self.config["resume"]
         workers = None if self.plan.settings.elastic else self.launcher.workers
         with ExitStack() as stack:
@@ -207,5 +212,6 @@ class Experiment:
 
     def _observers(self, run: Run) -> list[Observer]:
         display = Guarded(make_display, "the display")
-        logger = Guarded(lambda: self.logger.open(run, self.config), type(self.logger).__name__)
+        # It may take long, and the other workers would wait for this one.
+        logger = Beside(lambda: Guarded(lambda: self.logger.open(run, self.config), type(self.logger).__name__))
         return [MetricsFile(run.metrics_file), display, logger]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import time
 from abc import ABC, abstractmethod
@@ -18,19 +19,21 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 
-from spardl.checks import is_a
+from spardl.checks import check_seconds, is_a
 from spardl.clusters import Cluster, ProcessGroupCluster, SimulatedCluster, parse_network
 from spardl.clusters.process_group import check_streams
 from spardl.errors import ConfigError, PeerError, StoppedError
 from spardl.timeline.profile import Profile
+from spardl.training.addresses import listen
+from spardl.training.devices import at_least_one, check_device, check_threads, count_gpus, pick_device
 from spardl.training.meeting import Meeting
-from spardl.training.membership import Membership, find_membership
+from spardl.training.membership import Membership, find_membership, find_secret
 from spardl.training.messages import first_line
 from spardl.training.processes import fault_of, run_processes
 from spardl.training.runs import Run
 from spardl.training.stopping import Stopping, end_at_once, listening
 
-__all__ = ["Heartbeat", "Job", "Launcher", "ProcessGroup", "Simulated", "pick_device"]
+__all__ = ["Heartbeat", "Job", "Launcher", "ProcessGroup", "Simulated"]
 
 # Seconds that rank 0 waits for the others to hear of its error, and that the others wait for its decision.
 _HEARING, _DECIDING = 10.0, 3600.0
@@ -62,6 +65,14 @@ class Launcher(ABC):
             The run.
         """
         return decide()
+
+    @abstractmethod
+    def check(self) -> None:
+        """Looks on this machine for what the workers will need, before there is a folder.
+
+        Raises:
+            ConfigError: if it is not there.
+        """
 
     @abstractmethod
     def launch(self, job: Job, folder: Path) -> None:
@@ -110,7 +121,8 @@ class ProcessGroup(Launcher):
         interface: str | None = None,
     ) -> None:
         self._member = find_membership(os.environ)
-        self._meeting = Meeting(self._member, timeout) if self._member else None
+        secret = find_secret(os.environ)
+        self._meeting = Meeting(self._member, timeout, None, secret, interface) if self._member else None
         self.leads = self._member is None or self._member.rank == 0
         started = self._member.size if self._member else None
         if workers is not None and started is not None and workers != started:
@@ -124,15 +136,14 @@ class ProcessGroup(Launcher):
         self._check()
 
     def _check(self) -> None:
-        _at_least_one("cluster.workers", self.workers)
-        _at_least_one("cluster.threads", self._threads)
-        if not is_a(float, self._timeout) or self._timeout <= 0:
-            raise ConfigError(f"cluster.timeout must be above 0 seconds, got {self._timeout!r}")
+        at_least_one("cluster.workers", self.workers)
+        check_threads(self._threads)
+        check_seconds("cluster.timeout", self._timeout)
         if self._port is not None and not (is_a(int, self._port) and 0 < self._port < 2**16):
             raise ConfigError(f"cluster.port must be a port number, or null for any free one, got {self._port!r}")
         if self._backend not in ("auto", "gloo", "nccl"):
             raise ConfigError(f"cluster.backend must be auto, gloo or nccl, got {self._backend!r}")
-        _check_device(self._device)
+        check_device(self._device)
         check_streams(self._streams, torch.device("cpu"), self._throttle)
         here = [name for _, name in socket.if_nameindex()]
         if self._interface is not None and self._interface not in here:
@@ -140,20 +151,32 @@ class ProcessGroup(Launcher):
                 f"cluster.interface={self._interface} is not on {socket.gethostname()}; it has {', '.join(here)}"
             )
 
+    def check(self) -> None:
+        """Looks for GPUs, where they are asked for, and tries the port."""
+        sharing = self._member.local_size if self._member else self.workers
+        self._backend_for("cuda" if count_gpus(self._device, sharing) >= sharing else "cpu")
+        if self._port is not None and not self._member:
+            _listen(self._port).close()
+
+    def _backend_for(self, device: str) -> str:
+        if self._backend == "nccl" and device != "cuda":
+            raise ConfigError("cluster.backend=nccl needs a GPU for each worker; use cluster.backend=gloo")
+        return {"cuda": "nccl", "cpu": "gloo"}[device] if self._backend == "auto" else self._backend
+
     def launch(self, job: Job, folder: Path) -> None:
         """Joins the workers that were started, or starts them by forking this process."""
         if self._member:
             self._join(job, self._member, folder)
             return
         with closing(_listen(self._port)) as listener:
-            port = listener.getsockname()[1]
+            port, secret = listener.getsockname()[1], secrets.token_hex(16)
 
             def target(rank: int, heartbeat: Callable[[int], None]) -> None:
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
                 member = Membership(rank, self.workers, rank, self.workers, "127.0.0.1", port)
                 if rank:
                     listener.close()
-                meeting = Meeting(member, self._timeout, None if rank else listener.detach())
+                meeting = Meeting(member, self._timeout, None if rank else listener, secret)
                 # A second signal changes nothing here: who is in a hurry ends the launcher.
                 self._work(job, member, meeting, heartbeat, lambda: None)
 
@@ -207,9 +230,7 @@ class ProcessGroup(Launcher):
     ) -> None:
         torch.set_num_threads(self._threads)
         device = pick_device(self._device, member.local_rank, member.local_size)
-        backend = {"cuda": "nccl", "cpu": "gloo"}[device.type] if self._backend == "auto" else self._backend
-        if backend == "nccl" and device.type != "cuda":
-            raise ConfigError("cluster.backend=nccl needs a GPU for each worker; use cluster.backend=gloo")
+        backend = self._backend_for(device.type)
         if self._interface:
             os.environ.update(GLOO_SOCKET_IFNAME=self._interface, NCCL_SOCKET_IFNAME=self._interface)
         patience, store = timedelta(seconds=self._timeout), meeting.store
@@ -258,9 +279,9 @@ class Simulated(Launcher):
     interface: str | None = None
 
     def __post_init__(self) -> None:
-        _at_least_one("cluster.workers", self.workers)
-        _at_least_one("cluster.threads", self.threads)
-        _check_device(self.device)
+        at_least_one("cluster.workers", self.workers)
+        check_threads(self.threads)
+        check_device(self.device)
         if self.throttle is not None:
             raise ConfigError(
                 "cluster.throttle is for cluster=process_group; with cluster=simulated use cluster.network"
@@ -273,6 +294,10 @@ class Simulated(Launcher):
         self._profile = None if self.profile is None else Profile.read(Path(self.profile))
         if find_membership(os.environ):
             raise ConfigError("cluster=simulated is one process; start it without torchrun or srun")
+
+    def check(self) -> None:
+        """Looks for a GPU, where one is asked for."""
+        count_gpus(self.device, 1)
 
     def launch(self, job: Job, folder: Path) -> None:
         """Runs the simulation in a process of its own, as real workers are."""
@@ -326,50 +351,10 @@ def _run_from_json(text: bytes) -> Run:
     return Run(content["id"], Path(content["folder"]), Path(checkpoint) if checkpoint else None)
 
 
-def _at_least_one(name: str, value: Any) -> None:
-    if not is_a(int, value) or value < 1:
-        raise ConfigError(f"{name} must be a whole number, at least 1, got {value!r}")
-
-
-def _check_device(device: str) -> None:
-    if device not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"cluster.device must be auto, cpu or cuda, got {device!r}")
-
-
-def pick_device(wanted: str, local_rank: int, local_size: int) -> torch.device:
-    """The device of a worker; to be asked only in its own process, since CUDA does not survive a fork.
-
-    Args:
-        wanted: cpu, cuda, or auto.
-        local_rank: which worker of this machine.
-        local_size: of how many that share its GPUs.
-
-    Raises:
-        ConfigError: if there are not as many GPUs as wanted.
-    """
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    enough = count >= local_size
-    if wanted == "cuda" and not enough:
-        raise ConfigError(
-            f"cluster.device=cuda needs {local_size} GPU(s) on this machine, one for each process, and torch finds "
-            f"{count}; use fewer workers, or cluster.device=cpu"
-        )
-    if wanted == "cpu" or not enough:
-        return torch.device("cpu")
-    device = torch.device("cuda", local_rank % count)
-    torch.cuda.set_device(device)
-    return device
-
-
 def _listen(port: int | None) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind(("127.0.0.1", port or 0))
+        return listen("127.0.0.1", port or 0)
     except OSError as error:
-        listener.close()
         raise ConfigError(
             f"cluster.port={port} cannot be used ({error}); leave cluster.port away for a free one"
         ) from error
-    listener.listen(4096)
-    return listener

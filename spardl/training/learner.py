@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spardl.checks import is_a
 from spardl.clusters.base import Cluster
 from spardl.dealing import sources
 from spardl.errors import ConfigError, SpardlError
@@ -76,6 +77,11 @@ class Plan:
     def _check_momentum(self) -> None:
         rule, given = self.method.momentum, getattr(self.optimizer, "keywords", {})
         kind = getattr(self.optimizer, "func", self.optimizer)
+        factor = given.get("momentum", 0)
+        if is_a(float, factor) and not 0 <= factor < 1:
+            raise ConfigError(
+                f"optimizer.momentum must be at least 0 and below 1, got {factor!r}; old gradients would never fade"
+            )
         if rule.remembers and "momentum" not in inspect.signature(kind).parameters:
             raise ConfigError(
                 f"momentum={rule.name} takes the place of the optimizer's own, which {kind.__name__} does not have; "

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
-from spardl.checks import is_a
+from spardl.checks import check_seconds
 from spardl.errors import ConfigError
 from spardl.training.messages import first_line
 from spardl.training.observers import Bounded, Observer
@@ -50,7 +50,7 @@ class Wandb(Logger):
         timeout: seconds that a connection may take, and a call; three times as many for the first and the last.
 
     Raises:
-        ConfigError: if the mode is none of these, or the timeout not above 0.
+        ConfigError: if the mode is none of these, or the timeout out of range.
     """
 
     project: str = "spardl"
@@ -63,8 +63,7 @@ class Wandb(Logger):
     def __post_init__(self) -> None:
         if self.mode not in ("auto", "online", "offline", "disabled"):
             raise ConfigError(f"logger.mode must be auto, online, offline or disabled, got {self.mode!r}")
-        if not is_a(float, self.timeout) or self.timeout <= 0:
-            raise ConfigError(f"logger.timeout must be above 0 seconds, got {self.timeout!r}")
+        check_seconds("logger.timeout", self.timeout)
 
     def open(self, run: Run, config: Mapping[str, Any]) -> Observer:
         """Starts a W&B run."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import secrets
+import socket
+import sys
 import time
 from collections.abc import Mapping
 from datetime import timedelta
@@ -13,12 +17,13 @@ import torch.distributed as dist
 
 from spardl.agreement import first_difference
 from spardl.errors import ConfigError
+from spardl.training.addresses import address_of, listen_as
 from spardl.training.membership import Membership
 from spardl.training.messages import first_line
 
-__all__ = ["Meeting"]
+__all__ = ["Meeting", "hold_store"]
 
-# Where rank 0 tells, in the store of torchrun's agent, the port of its own.
+# Where rank 0 tells, in the store of torchrun's agent, the port, the address and the secret of its own.
 _KEY = "spardl/port"
 # Seconds to try a port that may be that of workers who are gone.
 _TRY = 2.0
@@ -30,15 +35,28 @@ class Meeting:
     With torchrun that port is its agent's, whose store outlives restarts: what former workers left there, such as their
     addresses, would mislead the next. So rank 0 then holds a store of its own, too, and tells its port there.
 
+    Rank 0's store listens on one address, and all keys begin with a word that only the workers know.
+
     Args:
         member: this worker.
         timeout: seconds that a worker waits for the others.
-        listener: descriptor of a socket that listens already, for rank 0.
+        listener: a socket that listens already, for rank 0.
+        secret: what all workers know, and nobody else.
+        interface: network interface on which rank 0 holds a store of its own; ``None`` for the one that the others were
+            told.
     """
 
-    def __init__(self, member: Membership, timeout: float, listener: int | None = None) -> None:
+    def __init__(
+        self,
+        member: Membership,
+        timeout: float,
+        listener: socket.socket | None = None,
+        secret: str = "",
+        interface: str | None = None,
+    ) -> None:
         self._member, self._timeout, self._listener = member, timeout, listener
-        self._port = member.port
+        self._host, self._port, self._secret = member.host, member.port, secret
+        self._interface, self._token = interface, ""
         self._found: Any = None
 
     @property
@@ -51,6 +69,9 @@ class Meeting:
         if self._found is None:
             try:
                 self._found = self._open_by_agent() if self._member.served else self._open()
+            except OSError as error:
+                reason = f"{error.strerror}; MASTER_ADDR and MASTER_PORT say where they meet"
+                raise self._failure(reason) from error
             except RuntimeError as error:
                 raise self._failure(first_line(error)) from error
             self._greet(self._found)
@@ -93,55 +114,84 @@ class Meeting:
             raise ConfigError(difference)
 
     def _failure(self, reason: str) -> ConfigError:
-        where = f"{self._member.host}:{self._port}"
+        where = f"{self._host}:{self._port}"
         return ConfigError(f"rank {self._member.rank} cannot meet the others at {where}: {reason}")
 
     def connect(self) -> Any:
         """A further connection, for another thread."""
-        return self._join(self._port, self._timeout)
+        return self._within(self._join(self._host, self._port, self._timeout))
 
     def _open(self) -> Any:
         member = self._member
         if member.rank:
-            return self._join(member.port, self._timeout)
-        return self._hold(member.port, self._listener)
+            return self.connect()
+        return self._within(hold_store(member.host, member.port, self._timeout, member.alone, self._listener))
 
     def _open_by_agent(self) -> Any:
-        agent = self._join(self._member.port, self._timeout)
+        agent = self._join(self._member.host, self._member.port, self._timeout)
         if self._member.rank:
             return self._find(agent)
-        own = self._hold(0)
-        self._port = own.port
-        agent.set(_KEY, str(own.port))
-        return own
+        host = (address_of(self._interface) if self._interface else None) or self._member.host
+        own = hold_store(host, 0, self._timeout, self._member.alone)
+        self._host, self._port, self._token = host, own.port, secrets.token_hex(16)
+        agent.set(_KEY, f"{self._port} {self._host} {self._token}")
+        return self._within(own)
 
     def _find(self, agent: Any) -> Any:
         """Connects to rank 0's store; a port of workers who are gone refuses, and is replaced soon."""
         until = time.monotonic() + self._timeout
         while True:
-            self._port = int(agent.get(_KEY))
+            told: list[str] = [*agent.get(_KEY).decode().split(), self._member.host, ""]
+            self._port, self._host, self._token = int(told[0]), told[1], told[2]
             try:
-                return self._join(self._port, _TRY)
+                return self._within(self._join(self._host, self._port, _TRY))
             except RuntimeError:
                 if time.monotonic() > until:
                     raise
 
-    def _hold(self, port: int, listener: int | None = None) -> Any:
-        return dist.TCPStore(  # type: ignore[attr-defined]
-            self._member.host,
-            port,
-            None,
-            True,
-            timeout=timedelta(seconds=self._timeout),
-            wait_for_workers=False,
-            master_listen_fd=listener,
-            # In older versions of torch, libuv takes no socket that listens already.
-            use_libuv=listener is None or torch.__version__ >= "2.14",
-        )
+    def _within(self, store: Any) -> Any:
+        """The part of a store that strangers do not hit upon."""
+        word = hashlib.sha256(f"{self._secret} {self._token}".encode()).hexdigest()[:32]
+        return dist.PrefixStore(word, store)  # type: ignore[attr-defined]
 
-    def _join(self, port: int, patience: float) -> Any:
+    def _join(self, host: str, port: int, patience: float) -> Any:
         store = dist.TCPStore(  # type: ignore[attr-defined]
-            self._member.host, port, None, False, timeout=timedelta(seconds=patience), wait_for_workers=False
+            host, port, None, False, timeout=timedelta(seconds=patience), wait_for_workers=False
         )
         store.set_timeout(timedelta(seconds=self._timeout))
         return store
+
+
+def hold_store(host: str, port: int, timeout: float, alone: bool, listener: socket.socket | None = None) -> Any:
+    """A store that listens where others look for it, and nowhere else if that can be told.
+
+    Args:
+        host: a name or an address of this machine, as the others know it.
+        port: 0 for any free one.
+        timeout: seconds that its users wait for one another.
+        alone: whether all of them are on this machine.
+        listener: a socket that listens already; it belongs to the store from now on.
+
+    Raises:
+        OSError: if the port is taken, or the name means nothing.
+        RuntimeError: if it cannot be opened for another reason.
+    """
+    listener = listener or listen_as(host, port, alone=alone)
+    if listener is None:
+        print(
+            f"warning: {host} is no address of this machine that workers elsewhere could use, so the store in which "
+            "they meet listens on all of its addresses; set MASTER_ADDR to one of them",
+            file=sys.stderr,
+            flush=True,
+        )
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        host,
+        listener.getsockname()[1] if listener else port,
+        None,
+        True,
+        timeout=timedelta(seconds=timeout),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach() if listener else None,
+        # In older versions of torch, libuv takes no socket that listens already.
+        use_libuv=listener is None or torch.__version__ >= "2.14",
+    )

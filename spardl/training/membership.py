@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from spardl.errors import ConfigError
 
-__all__ = ["Membership", "find_membership", "what_a_restart_needs"]
+__all__ = ["Membership", "find_membership", "find_secret", "what_a_restart_needs"]
 
 
 class Membership(NamedTuple):
@@ -24,6 +24,7 @@ class Membership(NamedTuple):
         host: where rank 0 is.
         port: on which it listens.
         served: whether torchrun's agent, and not rank 0, holds the store there.
+        alone: whether all are known to be on this machine.
     """
 
     rank: int
@@ -33,6 +34,7 @@ class Membership(NamedTuple):
     host: str
     port: int
     served: bool = False
+    alone: bool = False
 
 
 def find_membership(environment: Mapping[str, str]) -> Membership | None:
@@ -46,6 +48,7 @@ def find_membership(environment: Mapping[str, str]) -> Membership | None:
             environment["MASTER_ADDR"],
             int(environment["MASTER_PORT"]),
             environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            environment.get("LOCAL_WORLD_SIZE") == environment["WORLD_SIZE"],
         )
     # A batch script also has SLURM_PROCID, but only srun starts all the tasks, each in a step.
     if "SLURM_STEP_NODELIST" in environment and int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
@@ -56,8 +59,20 @@ def find_membership(environment: Mapping[str, str]) -> Membership | None:
             1,  # srun hands out the GPUs as it was asked to
             environment.get("MASTER_ADDR") or _first_host(environment["SLURM_STEP_NODELIST"]),
             int(environment.get("MASTER_PORT") or 15000 + int(environment["SLURM_JOB_ID"]) % 20000),
+            alone=environment.get("SLURM_STEP_NUM_NODES") == "1",
         )
     return None
+
+
+def find_secret(environment: Mapping[str, str]) -> str:
+    """What workers that were started elsewhere know of their run, and strangers do not.
+
+    That is ``SPARDL_SECRET`` where it is set, as ``slurm/step.sh`` does. What Slurm or torchrun call the run is no
+    secret, but keeps two runs apart.
+    """
+    secret = environment.get("SPARDL_SECRET")
+    step = "{SLURM_JOB_ID}.{SLURM_STEP_ID}" if {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= set(environment) else ""
+    return secret or environment.get("TORCHELASTIC_RUN_ID") or step.format_map(environment)
 
 
 def what_a_restart_needs(environment: Mapping[str, str], *, resumes: bool) -> str | None:

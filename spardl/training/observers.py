@@ -15,7 +15,7 @@ from spardl.files import write_atomically
 from spardl.training.messages import first_line, warn
 from spardl.training.strict import to_json
 
-__all__ = ["Bounded", "Guarded", "MetricsFile", "Observer", "attempt"]
+__all__ = ["Beside", "Bounded", "Guarded", "MetricsFile", "Observer", "attempt"]
 
 
 class Observer:
@@ -66,7 +66,34 @@ def _step_of(line: bytes) -> float:
         return float("inf")  # cut off by a crash
 
 
-class Guarded(Observer):
+class _Passing(Observer):
+    """Passes all events on, in a way of its own."""
+
+    def _pass(self, event: str, *arguments: Any) -> None:
+        raise NotImplementedError
+
+    def begin(self, step: int, total: int) -> None:
+        """Passes on."""
+        self._pass("begin", step, total)
+
+    def step(self, step: int) -> None:
+        """Passes on."""
+        self._pass("step", step)
+
+    def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        """Passes on."""
+        self._pass("metrics", kind, step, values)
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        """Passes on."""
+        self._pass("end", summary)
+
+    def close(self) -> None:
+        """Passes on."""
+        self._pass("close")
+
+
+class Guarded(_Passing):
     """Lets an observer fail without stopping the run: one warning, and it is not called again.
 
     Args:
@@ -79,27 +106,7 @@ class Guarded(Observer):
         self._what = what
         self._protect(lambda: setattr(self, "_observer", make()))
 
-    def begin(self, step: int, total: int) -> None:
-        """Passes on."""
-        self._try("begin", step, total)
-
-    def step(self, step: int) -> None:
-        """Passes on."""
-        self._try("step", step)
-
-    def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Passes on."""
-        self._try("metrics", kind, step, values)
-
-    def end(self, summary: Mapping[str, Any]) -> None:
-        """Passes on."""
-        self._try("end", summary)
-
-    def close(self) -> None:
-        """Passes on."""
-        self._try("close")
-
-    def _try(self, event: str, *arguments: Any) -> None:
+    def _pass(self, event: str, *arguments: Any) -> None:
         if self._observer is not None:
             self._protect(partial(getattr(self._observer, event), *arguments))
 
@@ -108,7 +115,7 @@ class Guarded(Observer):
             self._observer = None
 
 
-class Bounded(Observer):
+class Bounded(_Passing):
     """Lets an observer work in a thread of its own and waits for it only so long. Of no use after an error.
 
     Args:
@@ -144,26 +151,43 @@ class Bounded(Observer):
                 raise
             raise TimeoutError(f"no answer within {seconds:g} seconds") from error
 
-    def begin(self, step: int, total: int) -> None:
-        """Passes on."""
-        self._wait_for(partial(self._observer.begin, step, total), self._seconds)
-
-    def step(self, step: int) -> None:
-        """Passes on."""
-        self._wait_for(partial(self._observer.step, step), self._seconds)
-
-    def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Passes on."""
-        self._wait_for(partial(self._observer.metrics, kind, step, values), self._seconds)
-
-    def end(self, summary: Mapping[str, Any]) -> None:
-        """Passes on."""
-        self._wait_for(partial(self._observer.end, summary), self._seconds)
+    def _pass(self, event: str, *arguments: Any) -> None:
+        self._wait_for(partial(getattr(self._observer, event), *arguments), self._seconds)
 
     def close(self) -> None:
         """Passes on."""
         self._wait_for(self._observer.close, 3 * self._seconds)
         self._tasks.put(None)
+
+
+class Beside(_Passing):
+    """Makes an observer, and tells it everything, in a thread of its own: only closing waits for it.
+
+    What happens before it is made, it is told then. It must neither fail nor take for ever: see :class:`Guarded` and
+    :class:`Bounded`.
+
+    Args:
+        make: makes the observer, in that thread.
+    """
+
+    def __init__(self, make: Callable[[], Observer]) -> None:
+        self._events: SimpleQueue[tuple[str, tuple[Any, ...]]] = SimpleQueue()
+        self._thread = threading.Thread(target=self._tell, args=(make,), daemon=True)
+        self._thread.start()
+
+    def _tell(self, make: Callable[[], Observer]) -> None:
+        observer, event = make(), ""
+        while event != "close":
+            event, arguments = self._events.get()
+            getattr(observer, event)(*arguments)
+
+    def _pass(self, event: str, *arguments: Any) -> None:
+        self._events.put((event, arguments))
+
+    def close(self) -> None:
+        """Passes on, and waits until everything has been told."""
+        super().close()
+        self._thread.join()
 
 
 def attempt(action: Callable[[], Any], what: str) -> bool:

@@ -82,6 +82,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         self._demand("seed", is_a(int, self.seed), "a whole number")
+        self._demand("seed", -(2**63) <= self.seed < 2**64, "from -2^63 to 2^64 - 1")
         untimed = is_a(int, self.untimed_steps) and self.untimed_steps >= 0
         self._demand("untimed_steps", untimed, "a whole number, at least 0")
         for name in ("batch_size", "eval_batch_size", "accumulation", "log_every", "keep_checkpoints", "check_every"):

@@ -258,7 +258,7 @@ def test_what_cannot_be_averaged_is_told_at_the_start() -> None:
         "parameters has a Sequential; give model.named_parameters()",
         "parameters has a Sequential; give model.named_parameters()",
         "bucket_mb must be above 0, got 'x'",
-        "timeout must be above 0, got -1",
+        "timeout must be above 0 seconds, and at most 1000000, got -1",
         "all_reduce() averages floating-point tensors, got torch.int64",
         "all_reduce() averages a tensor, got a list; torch.tensor(...) makes one of it",
         "all_reduce() averages floating-point tensors, got torch.complex64; give torch.view_as_real(tensor)",

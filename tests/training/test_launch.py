@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from spardl.clusters import Cluster, SimulatedCluster, gather_rows
 from spardl.errors import ConfigError, PeerError, WorkerError
-from spardl.training import launch
+from spardl.training.devices import pick_device
 from spardl.training.launch import Heartbeat, ProcessGroup, Simulated
 from spardl.training.meeting import Meeting
 from spardl.training.membership import Membership, find_membership, what_a_restart_needs
@@ -163,12 +163,12 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    assert launch.pick_device("auto", 1, 2) == torch.device("cuda", 1)
-    assert launch.pick_device("cpu", 1, 2) == torch.device("cpu")
-    assert launch.pick_device("auto", 3, 4) == torch.device("cpu")
-    assert launch.pick_device("auto", 3, 1) == torch.device("cuda", 1)  # srun hands out GPUs by itself
+    assert pick_device("auto", 1, 2) == torch.device("cuda", 1)
+    assert pick_device("cpu", 1, 2) == torch.device("cpu")
+    assert pick_device("auto", 3, 4) == torch.device("cpu")
+    assert pick_device("auto", 3, 1) == torch.device("cuda", 1)  # srun hands out GPUs by itself
     with pytest.raises(ConfigError, match=r"needs 4 GPU\(s\) on this machine, .* torch finds 2"):
-        launch.pick_device("cuda", 3, 4)
+        pick_device("cuda", 3, 4)
 
 
 @pytest.mark.timeout(60)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -12,9 +13,9 @@ import pytest
 
 from spardl.errors import ConfigError
 from spardl.training.loggers import Logger, NoLogger, Wandb, logged_in
-from spardl.training.observers import Observer
+from spardl.training.observers import MetricsFile, Observer
 from spardl.training.runs import Run
-from tests.driver import beside, here, only_run, processes, results, steps_logged, summary, wait_until
+from tests.driver import beside, events, here, only_run, processes, results, steps_logged, summary, wait_until
 
 RUN = ("training.max_steps=4", "cluster=simulated", "cluster.workers=2")
 
@@ -192,6 +193,35 @@ def test_a_broken_logger_never_stops_a_run(where: str, tmp_path: Path, capfd: py
     assert summary(only_run(tmp_path / "out"))["status"] == "finished"
 
 
+class SlowLogger(Logger):
+    """Opens only when it sees a step of training in the run's folder, or after so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def open(self, run: Run, config: Mapping[str, Any]) -> Observer:
+        until = time.monotonic() + self._seconds
+        while not (run.metrics_file.exists() and run.metrics_file.stat().st_size) and time.monotonic() < until:
+            time.sleep(0.02)
+        return _Copying(run.folder / "copy.jsonl")
+
+
+class _Copying(MetricsFile):
+    def end(self, summary: Mapping[str, Any]) -> None:
+        self.metrics("end", summary["steps"], {})
+
+
+def test_a_logger_that_opens_slowly_costs_nobody_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Real workers wait for one another's messages for less time than it takes, and it misses nothing."""
+    slow = (f"logger._target_={__name__}.SlowLogger", "+logger.seconds=10")
+    words = ("training.max_steps=2", "cluster.workers=2", "cluster.timeout=4", *slow)
+    assert here(*words, f"output_dir={tmp_path / 'out'}") == 0
+    assert capfd.readouterr().err == ""
+    folder = only_run(tmp_path / "out")
+    copied = [json.loads(line) for line in (folder / "copy.jsonl").read_text().splitlines()]
+    assert copied == [*events(folder), {"kind": "end", "step": 2}]
+
+
 def services(run: int) -> list[int]:
     """The processes that W&B started for a run: grandchildren of its launcher."""
     table = processes()
@@ -203,9 +233,10 @@ def services(run: int) -> list[int]:
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_service_never_stops_a_run(signum: int, tmp_path: Path) -> None:
     """W&B's own process is killed, or stands still, in the middle of an offline run."""
-    words = ("training.max_steps=60", *RUN[1:], "logger=wandb", "logger.timeout=1", f"output_dir={tmp_path / 'out'}")
+    words = ("training.max_steps=100", *RUN[1:], "logger=wandb", "logger.timeout=2", f"output_dir={tmp_path / 'out'}")
     with beside(*words, folder=tmp_path / "log") as run:
-        wait_until(lambda: steps_logged(tmp_path / "out") >= 3 or run.ended())
+        # It starts beside the training.
+        wait_until(lambda: (steps_logged(tmp_path / "out") >= 3 and services(run.pid)) or run.ended())
         found = services(run.pid)
         assert found
         for pid in found:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spardl.training.observers import Bounded, Guarded, MetricsFile, Observer, attempt
+from spardl.training.observers import Beside, Bounded, Guarded, MetricsFile, Observer, attempt
 from spardl.training.runs import Run
 from tests.training.toy import Notebook
 
@@ -36,7 +36,7 @@ def no_thread_stays() -> Iterator[None]:
 EVERYTHING = [("begin", 0, 2), ("step", 1), ("train", 1, {"loss": 0.5}), ("end",), ("close",)]
 
 
-@pytest.mark.parametrize("wrap", [lambda make: Guarded(make, "x"), lambda make: Bounded(make, 5.0)])
+@pytest.mark.parametrize("wrap", [lambda make: Guarded(make, "x"), lambda make: Bounded(make, 5.0), Beside])
 def test_wrappers_pass_everything_on(wrap: Callable[[Callable[[], Observer]], Observer]) -> None:
     book = Notebook()
     tell_all(wrap(lambda: book))
@@ -103,6 +103,22 @@ def test_an_observer_that_is_never_made_is_given_up() -> None:
     with pytest.raises(TimeoutError, match=r"no answer within 0\.15 seconds"):
         Bounded(lambda: Breaking("", hang.wait) if hang.wait() else Observer(), 0.05)
     hang.set()
+
+
+def test_nobody_waits_until_an_observer_is_made_and_it_misses_nothing() -> None:
+    made, book = threading.Event(), Notebook()
+
+    def make() -> Observer:
+        assert made.wait(5)
+        return book
+
+    observer = Beside(make)
+    observer.begin(0, 2)
+    observer.step(1)
+    assert book.told == []
+    made.set()
+    observer.close()
+    assert book.told == [("begin", 0, 2), ("step", 1), ("close",)]
 
 
 def test_errors_cross_the_thread() -> None:

@@ -86,8 +86,9 @@ class Experiment:
     caveats: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.config["output_dir"]:
-            raise ConfigError("output_dir must name a folder")
+        folder = self.config["output_dir"]
+        if not folder or isinstance(folder, (bool, list, dict)):
+            raise ConfigError(f"output_dir must name a folder, got {folder!r}")
         self.plan.check(self.launcher.workers)
 
     @property

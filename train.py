@@ -18,7 +18,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 # Who has lost a peer says so in one line; torch would add a stack of its own.
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 # Hydra would print its own traceback and exit with 1.
 os.environ["HYDRA_FULL_ERROR"] = "1"
 

@@ -6,10 +6,11 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 # Workers are forked from this process: no library may start threads or touch a GPU in it.
@@ -17,7 +18,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 # Who has lost a peer says so in one line; torch would add a stack of its own.
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 # Hydra would print its own traceback and exit with 1.
 os.environ["HYDRA_FULL_ERROR"] = "1"
 
@@ -27,30 +28,64 @@ if __name__ == "__main__":
 
 import hydra
 import torch
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from torch import nn
 from yaml import YAMLError
 
+from spardl.communicators.base import Communicator
+from spardl.compressors.base import Compressor
 from spardl.errors import ConfigError, DataError, SpardlError, StoppedError
 from spardl.files import write_atomically
 from spardl.method import Method
+from spardl.momentum import Momentum
+from spardl.residuals import Residual
+from spardl.schedules.base import Schedule
 from spardl.training.experiment import Experiment
+from spardl.training.launch import Launcher
 from spardl.training.learner import Plan
+from spardl.training.loggers import Logger
+from spardl.training.lr import LrSchedule
 from spardl.training.membership import find_membership, what_a_restart_needs
+from spardl.training.parts import Kind
 from spardl.training.processes import leave
 from spardl.training.runs import finished_run
 from spardl.training.settings import Settings
 from spardl.training.stopping import AskedToStopError, listening
 from spardl.training.targets import public
+from spardl.training.task import Task
+from spardl.warmup import Warmup
+from spardl.wire import Wire
+from tasks.datasets.base import Dataset
 
 CONFIGURATIONS = Path(__file__).resolve().parent / "conf"
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 # Stopped as asked, with everything saved: sysexits.h's code of a failure after which one tries again.
 STOPPED = 75
+# What each node may be made of: a configuration, or who types one, can have nothing else imported or called.
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        "cluster": Kind(Launcher),
+        "communicator": Kind(Communicator),
+        "compressor": Kind(Compressor),
+        "dataset": Kind(Dataset, ("tasks",), functions=True),
+        "logger": Kind(Logger),
+        "lr_schedule": Kind(LrSchedule),
+        "model": Kind(nn.Module, ("tasks",), functions=True, partial=True),
+        "momentum": Kind(Momentum),
+        "optimizer": Kind(torch.optim.Optimizer, ("torch.optim",), partial=True),
+        "residual": Kind(Residual),
+        "schedule": Kind(Schedule),
+        "task": Kind(Task, ("tasks",), functions=True),
+        "warmup": Kind(Warmup, inside={"communicator": Kind(Communicator)}),
+        "wire": Kind(Wire),
+    }
+)
 
 
 def build(config: DictConfig) -> Experiment:
@@ -127,8 +162,7 @@ def build_method(plain: Mapping[str, Any]) -> Method:
 def _make(plain: Mapping[str, Any], name: str, **extra: Any) -> Any:
     """Instantiates one node; what it complains of becomes one line that names the node."""
     node = plain.get(name) or {}
-    if "_target_" not in node:
-        raise ConfigError(f"this configuration has no {name}; choose one with {name}=NAME")
+    KINDS[name].check(name, node)
     try:
         return instantiate(node, **extra, _convert_="all")
     except HydraException as error:
@@ -162,6 +196,8 @@ def train(config: DictConfig) -> None:
     if _sweeping() and find_membership(os.environ):
         raise ConfigError("a sweep (-m) starts its workers itself; start it without torchrun or srun")
     experiment = build(config)
+    if not isinstance(config.force, bool):
+        raise ConfigError(f"force must be true or false, got {config.force!r}")
     if (_sweeping() or os.environ.get("SLURM_RESTART_COUNT", "0") != "0") and not config.force:
         done = finished_run(Path(config.output_dir), experiment.id)
         if done:
@@ -199,9 +235,10 @@ def main() -> int:
 
     try:
         with listening(lambda: True, _stop_early):
+            _check_words(sys.argv[1:])
             job()
     except (HydraException, OmegaConfBaseException, OSError, ValueError) as error:
-        return _complain(error, BAD_INPUT)
+        return _complain(_plainly(error), BAD_INPUT)
     except AskedToStopError:
         return _say("stopped, as asked, before training began", STOPPED)
     except KeyboardInterrupt:
@@ -211,6 +248,27 @@ def main() -> int:
     if len(codes) > 1 and any(codes):
         return _complain(f"{sum(map(bool, codes))} of the sweep's {len(codes)} runs failed, see above", FAILED)
     return max(codes, default=0)
+
+
+def _check_words(words: Sequence[str]) -> None:
+    """Refuses what Hydra would answer with its usage or a traceback, or would run itself."""
+    parser = get_args_parser()
+    parser.error = _refuse_option
+    parser.parse_args(words)
+    for word in words:
+        if word.lstrip("+~").startswith("hydra") and "_target_" in word:
+            raise ConfigError(f"{word} cannot be used: what Hydra itself is made of stays as it is")
+
+
+def _refuse_option(message: str) -> NoReturn:
+    raise ConfigError(f"{message}; train.py --help lists what there is")
+
+
+def _plainly(error: Exception) -> Exception | str:
+    """Says of a word that Hydra cannot read what it should look like, where Hydra tells how it was read."""
+    if not isinstance(error, OverrideParseException):
+        return error
+    return f"{error.override!r} cannot be read: write GROUP=CHOICE or KEY=VALUE, and unusual values as KEY='\"VALUE\"'"
 
 
 def _stop_early() -> NoReturn:

@@ -23,7 +23,6 @@ from typing import NamedTuple
 import choices
 import torch
 import torch.nn.functional as F
-from hydra import compose
 from hydra.errors import HydraException
 from hydra.utils import instantiate
 from torch import Tensor, nn
@@ -32,6 +31,7 @@ from spardl.errors import ConfigError
 from spardl.timeline.measure import measure
 from spardl.timeline.profile import Profile
 from tasks.models.bert import bert_for_pretraining
+from train import KINDS
 
 # Padded to a multiple of 8, as in DeAR's own benchmark.
 BERT_VOCABULARY = 30528
@@ -123,9 +123,11 @@ def from_train(words: str, arguments: argparse.Namespace) -> Job:
     """What train.py would train with these choices."""
     with choices.composing():
         try:
-            config = compose("train", words.split(","))
-            parts = {part: instantiate(config[part], _convert_="all") for part in ("model", "dataset")}
-            task = instantiate(config.task, **parts, _convert_="all")
+            plain = choices.composed(*words.split(","))
+            for part in ("model", "dataset", "task"):
+                KINDS[part].check(part, plain[part])
+            parts = {part: instantiate(plain[part], _convert_="all") for part in ("model", "dataset")}
+            task = instantiate(plain["task"], **parts, _convert_="all")
         except HydraException as error:
             raise ConfigError(f"train.py cannot make {words}: {error.__cause__ or error}".splitlines()[0]) from error
     examples = torch.arange(arguments.batch) % len(task.train)

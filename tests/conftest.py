@@ -7,7 +7,7 @@ import os
 import signal
 
 # As train.py sets it: torch reads it once, when it is imported, and tests fork their runs from this process.
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 
 import pytest
 import torch

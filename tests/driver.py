@@ -20,9 +20,13 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 import train
+from spardl.training.loggers import Logger
+from spardl.training.parts import Kind
 from spardl.training.processes import leave
 
 ROOT = Path(__file__).resolve().parent.parent
+# Some tests bring a logger of their own.
+train.KINDS = {**train.KINDS, "logger": Kind(Logger, ("spardl", "tests"))}
 QUICK = ("logger=none", "training.log_every=1")
 STARTED_BY = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_NODELIST")
 

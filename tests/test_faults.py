@@ -6,15 +6,17 @@ import os
 import random
 import re
 import signal
+import socket
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from spardl.training.experiment import Experiment
 from spardl.training.learner import Learner
-from tests.driver import Beside, beside, here, only_run, processes, steps_logged, summary, wait_until
+from tests.driver import Beside, beside, command, here, only_run, processes, steps_logged, summary, wait_until
 
 LONG = ("training.max_steps=100000", "training.epochs=10000", "training.checkpoint_every=4", "training.eval_every=1000")
 CLUSTERS = {"process_group": ("cluster.workers=3",), "simulated": ("cluster=simulated", "cluster.workers=3")}
@@ -194,3 +196,17 @@ def test_a_worker_that_dies_in_any_phase_ends_all(schedule: str, seed: int, tmp_
         else:
             check_end(run, rf"error: worker {rank} was killed by SIGKILL at step (?P<step>\d+); .* were stopped")
         assert time.monotonic() - began < 20
+
+
+@pytest.mark.slow
+def test_who_cannot_meet_the_others_says_so_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As typed, since torch reads once how much it shall say: of its own it would print the stack of its C++."""
+    monkeypatch.delenv("TORCH_CPP_LOG_LEVEL", raising=False)
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+    nobody = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    done = command("cluster.timeout=1", "logger=none", f"output_dir={tmp_path / 'out'}", env=nobody)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: rank 1 cannot meet the others at 127.0.0.1:{port}: ")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()

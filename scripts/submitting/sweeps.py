@@ -108,6 +108,7 @@ def _without_hydra(config: DictConfig) -> dict[str, Any]:
 
 
 def _launcher(plain: Mapping[str, Any]) -> Launcher:
+    train.KINDS["cluster"].check("cluster", plain["cluster"])
     try:
         made: Launcher = instantiate(plain["cluster"], _convert_="all")
     except Exception as error:  # Hydra wraps whatever a constructor raises

@@ -108,9 +108,9 @@ class Experiment:
     recall: Callable[[Path], Mapping[str, Any]] | None = None
 
     def __post_init__(self) -> None:
-        if not self.config["output_dir"]:
-            raise ConfigError("output_dir must name a folder")
-        resume = self.config["resume"]
+        folder, resume = self.config["output_dir"], self.config["resume"]
+        if not folder or isinstance(folder, (bool, list, dict)):
+            raise ConfigError(f"output_dir must name a folder, got {folder!r}")
         if resume is not None and not resume:
             raise ConfigError(f"resume must be auto, a run's folder, or null to begin anew, got {resume!r}")
         self.plan.check(self.launcher.workers)

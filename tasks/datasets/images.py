@@ -8,6 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from spardl.checks import is_a
+from spardl.errors import ConfigError
 from spardl.training.task import Split
 from tasks.datasets.base import Dataset
 
@@ -26,6 +28,9 @@ class ImageSplit:
         scale: the largest value of a pixel.
         padding: black pixels around an image before a crop of its own size is taken at random.
         flip: whether every second image, on average, is mirrored.
+
+    Raises:
+        ConfigError: if the padding is no number of pixels.
     """
 
     images: Tensor
@@ -35,6 +40,10 @@ class ImageSplit:
     scale: float
     padding: int = 0
     flip: bool = False
+
+    def __post_init__(self) -> None:
+        if not is_a(int, self.padding) or self.padding < 0:
+            raise ConfigError(f"dataset.crop_padding must be a whole number, at least 0, got {self.padding!r}")
 
     def __len__(self) -> int:
         """The number of images."""

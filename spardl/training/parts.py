@@ -1,0 +1,110 @@
+"""Which classes and functions a configuration may name: those of this project that make the part in question."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from spardl.errors import ConfigError
+
+__all__ = ["Kind"]
+
+_TARGET, _PARTIAL = "_target_", "_partial_"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What one node of a configuration may be made of.
+
+    Attributes:
+        base: class that a ``_target_`` must be derived from. A function has none: its package has to do.
+        packages: that the ``_target_`` must be from.
+        functions: whether it may be a function, too.
+        partial: whether arguments are still to come when the node is read (``_partial_: true``).
+        inside: what its own nodes may be made of, by name; others are plain values.
+    """
+
+    base: type
+    packages: tuple[str, ...] = ("spardl",)
+    functions: bool = False
+    partial: bool = False
+    inside: Mapping[str, Kind] = field(default_factory=dict)
+
+    def check(self, name: str, node: Any) -> None:
+        """Accepts a node; runs nothing that it names, and imports nothing from other packages.
+
+        Args:
+            name: of the node.
+            node: its content, as plain data.
+
+        Raises:
+            ConfigError: if the node names something else, or says in an unknown way how it is made.
+        """
+        if not isinstance(node, Mapping) or _TARGET not in node:
+            raise ConfigError(f"this configuration has no {name}; choose one with {name}=NAME")
+        for key, value in node.items():
+            if key in self.inside:
+                self.inside[key].check(f"{name}.{key}", value)
+            elif place := next(_targets(value, f"{name}.{key}"), None):
+                raise ConfigError(f"{place} has no meaning here; leave it away")
+            if re.fullmatch("_.*_", str(key)) and key not in (_TARGET, _PARTIAL):
+                raise ConfigError(f"{name}.{key} has no meaning here; leave it away")
+        if node.get(_PARTIAL, False) is not self.partial:
+            raise ConfigError(f"{name}.{_PARTIAL} must be {str(self.partial).lower()}; leave it as it is")
+        self._check_target(name, node[_TARGET])
+
+    def _check_target(self, name: str, target: Any) -> None:
+        refusal = f"{name}.{_TARGET}={target} cannot be used: "
+        way_out = f"; choose one with {name}=NAME"
+        if not isinstance(target, str) or not self._has(target):
+            raise ConfigError(f"{refusal}it must be from {' or '.join(self.packages)}{way_out}")
+        try:
+            found = _find(target)
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(f"{refusal}{error}{way_out}") from error
+        # A module of ours has others' in it: tasks.models.bert.os.system.
+        if not self._has(f"{getattr(found, '__module__', '')}.") or not self._makes(found):
+            kind = f"{self.base.__name__}, or a function that makes one" if self.functions else self.base.__name__
+            raise ConfigError(f"{refusal}it is no {kind} of {' or '.join(self.packages)}{way_out}")
+
+    def _has(self, target: str) -> bool:
+        return any(target.startswith(f"{package}.") for package in self.packages)
+
+    def _makes(self, found: Any) -> bool:
+        return issubclass(found, self.base) if inspect.isclass(found) else self.functions and callable(found)
+
+
+def _targets(value: Any, place: str) -> Iterator[str]:
+    """Where a value names something to be made."""
+    if isinstance(value, Mapping):
+        if _TARGET in value:
+            yield f"{place}.{_TARGET}"
+        for key, part in value.items():
+            yield from _targets(part, f"{place}.{key}")
+    elif isinstance(value, list):
+        for number, part in enumerate(value):
+            yield from _targets(part, f"{place}.{number}")
+
+
+def _find(target: str) -> Any:
+    """What a dotted name stands for."""
+    module, _, rest = target.rpartition(".")
+    names = [rest]
+    while True:
+        try:
+            found: Any = import_module(module)
+        except ModuleNotFoundError as error:
+            # Not a module, but a class in one; or one that needs a package that is not installed.
+            if error.name != module or "." not in module:
+                raise
+            module, _, rest = module.rpartition(".")
+            names.insert(0, rest)
+        else:
+            break
+    for name in names:
+        found = getattr(found, name)
+    return found

@@ -1,0 +1,176 @@
+"""The table of faults."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.driver import Beside
+from tests.injections.scene import EVERY, LONG, PHASES, SETUPS, TIMEOUT, Scene, Setup
+from tests.injections.starts import (
+    a_folder,
+    a_small_disk,
+    dying_while_it_saves,
+    started_here,
+    started_in_a_lab,
+    with_a_folder_of_wandb_that_is_not_writable,
+    without_a_server_of_wandb,
+)
+from tests.injections.strikes import (
+    await_the_death,
+    cut_short,
+    cut_the_link,
+    cut_the_link_briefly,
+    cut_the_link_for_three_seconds,
+    empty_the_disk,
+    fill_the_disk,
+    flip_a_bit,
+    harming,
+    kill_a_worker,
+    kill_all,
+    kill_the_launcher,
+    kill_wandb,
+    let_it_be,
+    nothing,
+    remove,
+    stop_a_worker,
+    stop_wandb,
+    tensors,
+    write_nonsense,
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One kind of fault, and what is expected after it.
+
+    Attributes:
+        name: what happens, in words.
+        injections: how many there are in the table of the docs, each with a seed of its own.
+        tried: how many of them the slow tests try.
+        strike: causes it.
+        start: starts the run; given the scene and more words for the command line.
+        codes: what the run's processes may end with: -9 killed, 0 finished, in spite of it.
+        says: all that each of them prints to standard error; ``RANK`` stands for the rank that was hit.
+        after: mends or makes worse what is left, before the run is continued; returns what that prints.
+        words: more of the command line.
+        setups: what is trained; they take turns.
+        phase: of the run, in which it strikes; ``None`` for after a random step.
+        earliest: the first step after which it strikes.
+        outputs: makes the folder of all runs.
+        mark: the marker under which pytest runs it.
+        keeps: the checkpoint that a run goes on from, counted from the newest.
+    """
+
+    name: str
+    injections: int
+    tried: int
+    strike: Callable[[Scene, Sequence[Beside]], None]
+    start: Callable[..., contextlib.AbstractContextManager[list[Beside]]] = started_here
+    codes: tuple[int, ...] = (1,)
+    says: str = ""
+    after: Callable[[Scene], str] = nothing
+    words: tuple[str, ...] = (f"cluster.timeout={LONG}",)
+    setups: tuple[Setup, ...] = SETUPS
+    phase: str | None = None
+    earliest: int = 1
+    outputs: Callable[[Path], contextlib.AbstractContextManager[None]] = a_folder
+    mark: str = "slow"
+    keeps: int = 1
+
+    @property
+    def survived(self) -> bool:
+        """Whether the run finishes in spite of it."""
+        return self.codes == (0,)
+
+
+SHORT = (f"cluster.timeout={TIMEOUT}",)
+KILLED = r"error: worker RANK was killed by SIGKILL at step \d+; the other workers were stopped\n"
+BROKEN = {"strike": kill_all, "codes": (-9,), "earliest": 2 * EVERY + 1, "keeps": 2}
+LAB = {"start": started_in_a_lab, "setups": tuple(one for one in SETUPS if one.workers == 2), "mark": "netlab"}
+SURVIVED = {"codes": (0,)}
+WANDB = {**SURVIVED, "words": (f"cluster.timeout={LONG}", "logger=wandb", "logger.mode=offline", "logger.timeout=1")}
+OFF, OFFLINE = "warning: Wandb failed and is off from here on: ", "warning: W&B cannot be reached, logging offline: "
+FAULTS = (
+    Fault("a worker is killed", 30, 6, kill_a_worker, says=KILLED),
+    Fault("a worker is killed while it saves a checkpoint", 24, 3, await_the_death, dying_while_it_saves, says=KILLED),
+    Fault("the launcher is killed", 12, 2, kill_the_launcher, codes=(-9,)),
+    Fault(
+        "a worker stands still for longer than the timeout",
+        12,
+        1,
+        stop_a_worker,
+        says=r"error: worker RANK did not answer any more at step \d+\n",
+        words=SHORT,
+    ),
+    Fault(
+        "the disk is full",
+        12,
+        2,
+        fill_the_disk,
+        says=r"error: .*No space left on device.*\n",
+        after=empty_the_disk,
+        outputs=a_small_disk,
+    ),
+    Fault("a file of the newest checkpoint is cut short", 6, 1, after=harming(cut_short, tensors), **BROKEN),
+    Fault("a bit of the newest checkpoint flips", 6, 1, after=harming(flip_a_bit, tensors), **BROKEN),
+    Fault("a file of the newest checkpoint is missing", 6, 1, after=harming(remove, tensors), **BROKEN),
+    Fault(
+        "the newest checkpoint's manifest is empty, or nonsense",
+        8,
+        2,
+        after=harming(write_nonsense, lambda size: ["manifest.json"]),
+        **BROKEN,
+    ),
+    Fault("W&B's service is killed", 8, 1, kill_wandb, says=rf"{OFF}.*\n", **WANDB),
+    Fault("W&B's service stands still", 8, 1, stop_wandb, says=rf"{OFF}no answer within \d+ seconds\n", **WANDB),
+    Fault(
+        "W&B's folder is not writable",
+        6,
+        1,
+        let_it_be,
+        with_a_folder_of_wandb_that_is_not_writable,
+        says=rf"{OFF}\[Errno \d+\] (Read-only file system|Not a directory).*\n",
+        **WANDB,
+    ),
+    Fault(
+        "W&B has a key, but no server answers",
+        9,
+        1,
+        let_it_be,
+        without_a_server_of_wandb,
+        says=rf"(wandb: .*\n)?(({OFF}no answer within \d+ seconds|{OFFLINE}.*)\n)+",
+        **{**WANDB, "words": (f"cluster.timeout={LONG}", "logger=wandb", "logger.mode=online", "logger.timeout=4")},
+    ),
+    Fault("a worker's link is down, for less than the timeout", 6, 1, cut_the_link_briefly, **SURVIVED, **LAB),
+    Fault("a worker's link is down, for longer", 6, 1, cut_the_link, says=r"error: .*\n", words=SHORT, **LAB),
+    *(
+        Fault(
+            f"a worker's link is down for 3 s, while {phase}",
+            6,
+            1,
+            cut_the_link_for_three_seconds,
+            phase=phase,
+            **SURVIVED,
+            **LAB,
+        )
+        for phase in PHASES
+    ),
+    *(
+        Fault(
+            f"a worker's link is down for ever, while {phase}",
+            6,
+            1,
+            cut_the_link,
+            # Who does not meet the others at all cannot know that its address is right.
+            codes=(1, 2) if phase == "starting" else (1,),
+            says=r"error: .*\n",
+            words=SHORT,
+            phase=phase,
+            **LAB,
+        )
+        for phase in PHASES
+    ),
+)

@@ -1,0 +1,162 @@
+"""What happens to a run, and to what it leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from scripts.netlab_inside import tool
+from spardl.training.checkpoint import list_checkpoints
+from tests.driver import Beside, processes, wait_until
+from tests.injections.scene import LONG, Scene
+
+
+def kill_a_worker(scene: Scene, runs: Sequence[Beside]) -> None:
+    os.kill(scene.victim(runs), signal.SIGKILL)
+
+
+def stop_a_worker(scene: Scene, runs: Sequence[Beside]) -> None:
+    os.kill(scene.victim(runs), signal.SIGSTOP)
+
+
+def kill_the_launcher(scene: Scene, runs: Sequence[Beside]) -> None:
+    os.kill(runs[0].pid, signal.SIGKILL)
+
+
+def kill_all(scene: Scene, runs: Sequence[Beside]) -> None:
+    runs[0].kill()
+
+
+def await_the_death(scene: Scene, runs: Sequence[Beside]) -> None:
+    wait_until(lambda: len(runs[0].workers()) < scene.size or runs[0].ended())
+
+
+def fill_the_disk(scene: Scene, runs: Sequence[Beside]) -> None:
+    """Leaves less room than a checkpoint needs; takes what becomes free when old ones go, too."""
+    whole = sum(path.stat().st_size for path in list_checkpoints(scene.finished / "checkpoints")[-1].iterdir())
+    room = int(scene.draw.choice([0.0, scene.draw.random()]) * 0.9 * whole)
+    scene.gate.touch()
+    with filler(scene).open("wb") as file:
+        until = time.monotonic() + LONG
+        while not runs[0].ended() and time.monotonic() < until:
+            disk = os.statvfs(scene.outputs)
+            free = disk.f_bavail * disk.f_frsize - room
+            with contextlib.suppress(OSError):  # the run was faster
+                os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, max(1, free))
+            time.sleep(0.02)
+
+
+def filler(scene: Scene) -> Path:
+    return scene.outputs / ".filler"
+
+
+def kill_wandb(scene: Scene, runs: Sequence[Beside]) -> None:
+    signal_wandb(runs[0], signal.SIGKILL)
+
+
+def stop_wandb(scene: Scene, runs: Sequence[Beside]) -> None:
+    """What stands still cannot end by itself: it is killed when the run has ended."""
+    found = signal_wandb(runs[0], signal.SIGSTOP)
+    scene.gate.touch()
+    wait_until(runs[0].ended)
+    for pid in {*found} & {*processes()}:
+        os.kill(pid, signal.SIGKILL)
+
+
+def signal_wandb(run: Beside, signum: int) -> list[int]:
+    """Sends a signal to the processes that W&B starts, perhaps beside the training; returns them."""
+    wait_until(lambda: services(run) or run.ended())
+    found = services(run)
+    assert found, run.stderr
+    for pid in found:
+        os.kill(pid, signum)
+    return found
+
+
+def services(run: Beside) -> list[int]:
+    workers = {str(pid) for pid in run.workers()}
+    return [pid for pid, fields in processes().items() if fields[3] in workers and fields[1].startswith("wandb")]
+
+
+def let_it_be(scene: Scene, runs: Sequence[Beside]) -> None:
+    """The run is in trouble from its beginning."""
+
+
+def cut_the_link(scene: Scene, runs: Sequence[Beside]) -> None:
+    """Takes down the link of a random worker."""
+    turn_the_link(scene, "down")
+
+
+def cut_the_link_briefly(scene: Scene, runs: Sequence[Beside]) -> None:
+    cut_the_link_for(scene, scene.draw.uniform(0.2, 2.0))
+
+
+def cut_the_link_for_three_seconds(scene: Scene, runs: Sequence[Beside]) -> None:
+    cut_the_link_for(scene, 3.0)
+
+
+def cut_the_link_for(scene: Scene, seconds: float) -> None:
+    """The run goes on while the link is down."""
+    turn_the_link(scene, "down")
+    scene.gate.touch()
+    time.sleep(seconds)
+    turn_the_link(scene, "up")
+
+
+def turn_the_link(scene: Scene, way: str) -> None:
+    places = (scene.logs / "places").read_text().split()
+    scene.named = scene.draw.randrange(scene.size) if scene.named is None else scene.named
+    entering = ["nsenter", "--target", places[scene.named], *(["--user"] if os.geteuid() else []), "--net"]
+    subprocess.run([*entering, str(tool("ip")), "link", "set", "eth0", way], timeout=30, check=True)
+
+
+def nothing(scene: Scene) -> str:
+    return ""
+
+
+def empty_the_disk(scene: Scene) -> str:
+    filler(scene).unlink()
+    return ""
+
+
+def harming(harm: Callable[[random.Random, Path], None], names: Callable[[int], list[str]]) -> Callable[[Scene], str]:
+    """Harms a random file of the newest checkpoint; the continued run has to say which one it uses instead."""
+
+    def harm_the_newest(scene: Scene) -> str:
+        before, newest = scene.checkpoints[-2:]
+        harm(scene.draw, newest / scene.draw.choice(names(scene.size)))
+        newest_named, before_named = re.escape(str(newest)), re.escape(str(before))
+        return f"warning: checkpoint {newest_named} cannot be used: .*; going on from {before_named}\n"
+
+    return harm_the_newest
+
+
+def tensors(size: int) -> list[str]:
+    return ["shared.pt", *(f"rank-{rank}.pt" for rank in range(size))]
+
+
+def cut_short(draw: random.Random, path: Path) -> None:
+    os.truncate(path, draw.randrange(path.stat().st_size))
+
+
+def flip_a_bit(draw: random.Random, path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    path.write_bytes(content)
+
+
+def remove(draw: random.Random, path: Path) -> None:
+    path.unlink()
+
+
+def write_nonsense(draw: random.Random, path: Path) -> None:
+    path.write_bytes(
+        draw.choice([b"", b"{}", b"[]", b"null", b"7", b'{"shared.pt": ', b"\xff\xfe\x00", b'{"shared.pt": 1}'])
+    )

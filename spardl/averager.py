@@ -9,32 +9,30 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
 from spardl.agreement import compare, facts_of, shapes_of
-from spardl.clusters.process_group import ProcessFlight, ProcessGroupCluster
+from spardl.clusters.process_group import ProcessGroupCluster
 from spardl.communicators.bruck import all_gather
 from spardl.errors import ConfigError, SpardlError
 from spardl.flat import write
-from spardl.layout import Layout
 from spardl.method import Method
-from spardl.method_state import MethodState
 from spardl.norms import largest
 from spardl.owners import check_owner, check_whole, owner_of
+from spardl.parameter_groups import Group, Named, cut
 from spardl.programs import Program, whole_team
 from spardl.refusals import Refusals, Refused, is_due
 from spardl.shortlist import Shortlist
 from spardl.state import copied
 
-__all__ = ["SAVED", "Averager", "Named", "Scale", "scale_of"]
+__all__ = ["SAVED", "Averager", "Scale", "scale_of"]
 
-_MEGABYTE = 1024 * 1024
 # How many steps there are to one in which gradients are measured: so rarely that it costs nothing.
 _MEASURED = 16
 # What every saved state has, besides its owner.
@@ -42,50 +40,6 @@ SAVED: Mapping[str, Any] = MappingProxyType({"names": [], "groups": [], "skipped
 
 # The factor by which losses, and so gradients, are multiplied now.
 Scale = Callable[[], float]
-
-
-class Named(NamedTuple):
-    """A parameter and its name."""
-
-    name: str
-    parameter: nn.Parameter
-
-
-class Group:
-    """Parameters that are averaged together.
-
-    Attributes:
-        members: numbers of the parameters, in the order of the vector.
-        layout: their sizes.
-        vector: shape (n,): their gradients, then their averages.
-        state: of the method.
-        awaited: members whose gradient is not there yet.
-        flight: what is under way.
-        refused: whether some worker's gradient overflowed, or the sum, so that the vector is no average.
-        norm: of the last gradient that was measured, without its scale.
-    """
-
-    def __init__(self, members: Sequence[int], parameters: Sequence[nn.Parameter], method: Method) -> None:
-        first = parameters[members[0]]
-        self.members = list(members)
-        self.layout = Layout.of(parameters[number].shape for number in members)
-        self.ranges = dict(zip(members, self.layout.tensors, strict=True))
-        self.vector: Tensor = torch.zeros(self.layout.length, dtype=first.dtype, device=first.device)
-        self.awaited = set(members)
-        self.flight: ProcessFlight[None] | None = None
-        self.norm = 0.0
-        self.state: MethodState
-        self.refused: bool
-        self.forget(method)
-
-    def forget(self, method: Method) -> None:
-        """Begins as in the first step."""
-        self.state = method.init_state(self.layout, self.vector.dtype, self.vector.device)
-        self.refused = False
-
-    def part(self, number: int) -> Tensor:
-        """A member's part of the vector, shape (entries,)."""
-        return self.vector[slice(*self.ranges[number])]
 
 
 class Averager:
@@ -131,7 +85,7 @@ class Averager:
         self._given = {**given, "bucket_mb": bucket_mb, "scaler": scale is not None}
         self._agreed = False
         self._refusals = Refusals(self._worker.size)
-        self._groups = [Group(members, self.parameters, method) for members in _cut(self.parameters, bucket_mb)]
+        self._groups = [Group(members, self.parameters, method) for members in cut(self.parameters, bucket_mb)]
         self._group_of = {number: place for place, group in enumerate(self._groups) for number in group.members}
         self._next = 0
         self._factor = scale() if scale else 1.0
@@ -402,21 +356,3 @@ def scale_of(scaler: GradScaler | None) -> Scale | None:
 
 def _sizes(groups: Sequence[Mapping[str, Any]]) -> list[Any]:
     return [getattr(group[name], "shape", None) for group in groups for name in ("memory", "velocity")]
-
-
-def _cut(parameters: Sequence[nn.Parameter], bucket_mb: float) -> Iterator[list[int]]:
-    """Groups of neighbours of one type and place, from the last parameter to the first."""
-    found: list[int] = []
-    size = 0
-    for number in reversed(range(len(parameters))):
-        parameter = parameters[number]
-        alike = not found or (parameter.dtype, parameter.device) == (
-            parameters[found[0]].dtype,
-            parameters[found[0]].device,
-        )
-        if found and (not alike or size + parameter.nbytes > bucket_mb * _MEGABYTE):
-            yield found
-            found, size = [], 0
-        found.append(number)
-        size += parameter.nbytes
-    yield found

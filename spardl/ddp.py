@@ -14,12 +14,13 @@ from torch.amp.grad_scaler import GradScaler
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from spardl.averager import SAVED, Averager, Named, scale_of
+from spardl.averager import SAVED, Averager, scale_of
 from spardl.checks import check_real, check_settings
 from spardl.clusters import ProcessGroupCluster
 from spardl.errors import ConfigError
 from spardl.method import Method
 from spardl.owners import check_owner, check_whole, owner_of
+from spardl.parameter_groups import Named
 from spardl.recipes import make_method
 from spardl.stats import Meter, Stats
 

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from spardl.averager import Averager, Named, scale_of
+from spardl.averager import Averager, scale_of
 from spardl.checks import check_real, check_settings
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.base import gather_rows
 from spardl.errors import ConfigError
 from spardl.method import Method
+from spardl.parameter_groups import Named
 from spardl.recipes import make_method
 from spardl.schedules.usage import Usage
 from spardl.stats import Meter, Stats

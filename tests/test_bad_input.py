@@ -115,7 +115,6 @@ CASES = {
     "seed=-9223372036854775809": "training.seed must be from -2^63 to 2^64 - 1, got -9223372036854775809",
     "optimizer.momentum=2": "optimizer.momentum must be at least 0 and below 1, got 2",
     "optimizer.momentum=-0.1": "optimizer.momentum must be at least 0 and below 1, got -0.1",
-    "optimizer.momentum=nan": "optimizer.momentum must be at least 0 and below 1, got nan",
     "resume=": "resume must be auto, a run's folder, or null to begin anew, got ''",
     "resume=false": "resume must be auto, a run's folder, or null to begin anew, got False",
     "logger=wandb logger.timeout=nan": "logger.timeout must be above 0 seconds, and at most 1000000, got nan",

@@ -6,6 +6,7 @@ to each worker, its shard of the node's gradient; here the hook averages it with
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -17,12 +18,15 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from spardl.clusters import ProcessGroupCluster
+from spardl.clusters.base import gather_rows
 from spardl.errors import ConfigError
 from spardl.flat import write
 from spardl.layout import Layout
-from spardl.method import Method, MethodState
+from spardl.method import Method
+from spardl.method_state import MethodState
 from spardl.owners import check_owner, owner_of
 from spardl.recipes import make_method
+from spardl.refusals import Refusals, Refused, is_due
 from spardl.state import copied
 from spardl.stats import Stats
 
@@ -45,6 +49,7 @@ class Sharded:
         self._worker = cluster.local_workers[0]
         self._owner = owner_of(method, self._worker.rank, self._worker.size)
         self._units = dict(units)
+        self._refusals = Refusals(self._worker.size)
         for name, unit in units.items():
             unit.set_all_reduce_hook(partial(self._average, name))
 
@@ -62,6 +67,16 @@ class Sharded:
         self.method.accumulate(flat, state)
         (average,) = self._cluster.run([self.method.average(self._worker, state)])
         write(average, flat)
+        self._tell_refusals(name, state.step)
+
+    def _tell_refusals(self, name: str, step: int) -> None:
+        own = Refused.of(self._states.values())
+        line = self._refusals.notice({self._worker.rank: own})
+        if line:
+            warnings.warn(f"spardl: {line}.", stacklevel=3)
+        if is_due(step) and name == next(iter(self._units)):
+            rows = gather_rows(self._cluster, [torch.tensor([own.number])])
+            self._refusals.learn([int(row) for row in rows])
 
     def _begin(self, name: str, flat: Tensor) -> None:
         state = self.method.init_state(Layout.flat(flat.numel()), flat.dtype, flat.device)
@@ -93,6 +108,11 @@ class Sharded:
                 self._states[name].load_state_dict(copied(saved))
             else:
                 self._saved[name] = copied(saved)
+
+    @property
+    def refused_by_all(self) -> int:
+        """Gradients that the workers with the same shards refused: of this one as it is, of the others as last told."""
+        return self._refusals.total
 
     def stats(self) -> Stats:
         """What this worker sent between nodes and spent on it so far; see :class:`Stats`."""

@@ -91,7 +91,13 @@ class ProcessGroupCluster(Cluster):
     def flight(self, programs: Sequence[Program[T]], *, pauses: bool = False, counted: bool = True) -> ProcessFlight[T]:
         """Prepares this worker's program for another thread; the first times, all workers must call this at once.
 
-        One that is not ``counted`` is housekeeping, and not entered in the ledger.
+        Args:
+            programs: this worker's.
+            pauses: whether it rests at its first ``Boundary`` until it is resumed.
+            counted: whether it is part of training, and entered in the ledger, or housekeeping.
+
+        Returns:
+            What is released, and waited for.
         """
         if len(self._beside) < self._streams:
             self._beside.append(self._open())

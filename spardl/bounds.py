@@ -50,7 +50,7 @@ class Bound:
         return not fits(self.value, values.dtype) and self.look(values)
 
     def look(self, values: Tensor) -> bool:
-        """Finds the least bound. ``values`` and the result are those of ``grow``."""
+        """Finds the least bound of ``values``, shape (n,); cuts and answers as ``grow`` does."""
         self.value = largest([values])
         if math.isfinite(self.value):
             return False
@@ -73,6 +73,6 @@ def cut(sums: Tensor) -> Tensor:
         sums: of any shape; a NaN, which is a difference of two infinities, becomes 0.
 
     Returns:
-        The same tensor.
+        The same tensor, of the same shape.
     """
     return sums if math.isfinite(largest([sums])) else sums.nan_to_num_(nan=0.0)

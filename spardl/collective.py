@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from spardl.flat import write
 from spardl.layout import Layout
 from spardl.method import Method
 from spardl.recipes import make_method
+from spardl.refusals import Refusals, Refused
 from spardl.stats import Meter, Stats
 
 __all__ = ["Reduced", "all_reduce"]
@@ -87,6 +89,9 @@ def all_reduce(
         average = torch.empty_like(state.memory)
         write(total, average)
         residual = state.memory.clone() if made.residual.remembers else torch.zeros_like(average)
+    line = Refusals(cluster.size).notice({cluster.local_ranks[0]: Refused.of([state])})
+    if line:
+        warnings.warn(f"spardl: {line}.", stacklevel=2)
     meter.step()
     cost = meter.stats(average.nbytes, state.refused)
     return Reduced(average.view(tensor.shape), residual.view(tensor.shape), cost)

@@ -6,6 +6,7 @@ to each worker, its shard of the node's gradient; here the hook averages it with
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -19,12 +20,15 @@ from torch.distributed.tensor import DTensor
 from spardl.agreement import compare, facts_of, kind_of
 from spardl.checks import check_real
 from spardl.clusters import ProcessGroupCluster
+from spardl.clusters.base import gather_rows
 from spardl.errors import ConfigError
 from spardl.flat import write
 from spardl.layout import Layout
-from spardl.method import Method, MethodState
+from spardl.method import Method
+from spardl.method_state import MethodState
 from spardl.owners import check_owner, check_whole, owner_of
 from spardl.recipes import make_method
+from spardl.refusals import Refusals, Refused, is_due
 from spardl.state import copied
 from spardl.stats import Meter, Stats
 
@@ -49,6 +53,7 @@ class Sharded:
         self._meter = Meter(cluster.ledgers[0], cluster.size)
         self._done: set[str] = set()  # units that are averaged in this step
         self._units = dict(units)
+        self._refusals = Refusals(self._worker.size)
         for name, unit in units.items():
             unit.set_all_reduce_hook(partial(self._average, name))
 
@@ -70,6 +75,16 @@ class Sharded:
         (average,) = self._cluster.run([self.method.average(self._worker, state)])
         write(average, flat)
         self._done.add(name)
+        self._tell_refusals(name, state.step)
+
+    def _tell_refusals(self, name: str, step: int) -> None:
+        own = Refused.of(self._states.values())
+        line = self._refusals.notice({self._worker.rank: own})
+        if line:
+            warnings.warn(f"spardl: {line}.", stacklevel=3)
+        if is_due(step) and name == next(iter(self._units)):
+            rows = gather_rows(self._cluster, [torch.tensor([own.number])])
+            self._refusals.learn([int(row) for row in rows])
 
     def _begin(self, name: str, flat: Tensor) -> None:
         state = self.method.init_state(Layout.flat(flat.numel()), flat.dtype, flat.device)
@@ -109,20 +124,22 @@ class Sharded:
             else:
                 self._saved[name] = copied(saved)
 
+    @property
+    def refused_by_all(self) -> int:
+        """Gradients that the workers with the same shards refused: of this one as it is, of the others as last told."""
+        return self._refusals.total
+
     def stats(self) -> Stats:
         """What this worker sent between nodes and spent on it so far; see :class:`Stats`."""
         nbytes = sum(state.memory.nbytes for state in self._states.values())
-        return self._meter.stats(nbytes, self._refused(), under_way=bool(self._done))
+        return self._meter.stats(nbytes, self.refused_by_all, under_way=bool(self._done))
 
     def reset(self) -> None:
         """Lets ``stats`` begin anew; what is carried from step to step stays."""
         if self._done:
             self._meter.step()
             self._done.clear()
-        self._meter.reset(self._refused())
-
-    def _refused(self) -> int:
-        return sum(state.refused for state in self._states.values())
+        self._meter.reset(self.refused_by_all)
 
 
 def attach_fsdp(model: nn.Module, method: str | Method = "spardl", *, group: Any, **options: Any) -> Sharded:

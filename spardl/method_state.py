@@ -61,7 +61,7 @@ class MethodState:
         """Changes what is carried over, between two steps.
 
         Args:
-            factor: by which residual and velocity are multiplied.
+            factor: the factor that residual and velocity are multiplied by.
             more: what is added to the residual, shape (n,), finite.
         """
         if more is not None:

@@ -108,8 +108,8 @@ def weather(bench: Bench, length: int, dtype: torch.dtype, strength: float, seed
 
 
 def reach(state: MethodState, gradient: Tensor) -> float:
-    """What no entry of this worker can exceed in a step."""
-    parts = (gradient, state.memory, state.velocity)
+    """What no entry of this worker can exceed in a step; Nesterov's momentum counts a gradient nearly twice."""
+    parts = (gradient, gradient, state.memory, state.velocity)
     return sum(float(part.abs().max()) for part in parts if part.numel())
 
 

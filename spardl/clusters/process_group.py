@@ -103,6 +103,9 @@ class ProcessGroupCluster(Cluster):
             programs: this worker's.
             pauses: whether it rests at its first ``Boundary`` until it is resumed.
             counted: whether it is part of training, and entered in the ledger, or housekeeping.
+
+        Returns:
+            What is released, and waited for.
         """
         if len(self._beside) < self._streams:
             self._beside.append(self._open())

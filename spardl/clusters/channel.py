@@ -79,6 +79,15 @@ class Channel:
         with self._slowed(rounds, lambda: elements * itemsize), contact:
             return [run(request.tensor, self._group, self._rank)]
 
+    def meet(self) -> None:
+        """Waits for all workers: who lets go of the group earlier breaks the connections that others still make.
+
+        Raises:
+            PeerError: if contact with another worker is lost, or it does not answer in time.
+        """
+        with self._contact("a barrier"):
+            dist.barrier(group=self._group)
+
     def _exchange(self, exchange: Exchange) -> list[Tensor]:
         buffers = [self._buffer(receive) for receive in exchange.receives]
         # gloo runs a pair's two directions one after the other unless the receive is posted first, and

@@ -124,7 +124,10 @@ class ProcessGroupCluster(Cluster):
         ranks = dist.get_process_group_ranks(self._group)
         backend = dist.get_backend(self._group)
         group: Any = dist.new_group(ranks, timeout=self._timeout, backend=backend, use_local_synchronization=True)
-        return _Beside(group, Channel(group, self.device, self._throttle), Background(self.device))
+        channel = Channel(group, self.device, self._throttle)
+        if self.device.type == "cpu":  # others connect when they first send
+            channel.meet()
+        return _Beside(group, channel, Background(self.device))
 
     def timed(self, phase: Phase, local: Sequence[int]) -> AbstractContextManager[None]:
         """Enters wall seconds."""

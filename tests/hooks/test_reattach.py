@@ -152,3 +152,16 @@ def test_what_torch_never_takes_off() -> None:
             "this model has a communication hook, which torch never takes off; wrap it anew",
         ]
     ]
+
+
+@pytest.mark.slow
+def test_taken_off_at_once() -> None:
+    """By one worker before another is connected to it."""
+
+    def work(cluster: ProcessGroupCluster) -> int:
+        ddp = DistributedDataParallel(nn.Linear(4, 4))
+        for _ in range(20):
+            spardl.attach(ddp).detach()
+        return 1
+
+    assert run_workers(WORKERS, work) == [1] * WORKERS

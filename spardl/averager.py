@@ -259,12 +259,7 @@ class Averager:
 
     @property
     def refused(self) -> int:
-        """Gradients (of a group, by this worker) that were left out because they were not finite, or cut."""
-        return sum(group.state.refused for group in self._groups)
-
-    @property
-    def refused_by_all(self) -> int:
-        """The same of all workers: of this one as it is, of the others when they told it last (``is_due``)."""
+        """Gradients (of a group) that all workers left out, as they were not finite, or cut; see ``Refusals``."""
         return self._refusals.total
 
     def residual_ratio(self) -> float | None:

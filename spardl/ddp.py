@@ -254,11 +254,11 @@ class Hook:
         averager = self._averager
         nbytes = sum(parameter.nbytes for _, parameter in self._named if parameter.requires_grad)
         ratio = averager.residual_ratio() if averager else None
-        return self._meter.stats(nbytes, averager.refused_by_all if averager else 0, ratio)
+        return self._meter.stats(nbytes, averager.refused if averager else 0, ratio)
 
     def reset(self) -> None:
         """Lets ``stats`` begin anew; what is carried from step to step stays."""
-        self._meter.reset(self._averager.refused_by_all if self._averager else 0)
+        self._meter.reset(self._averager.refused if self._averager else 0)
 
     @property
     def steps(self) -> int:

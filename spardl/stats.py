@@ -23,9 +23,9 @@ class Stats(NamedTuple):
         dense_bytes: payload bytes that a ring all-reduce of the same gradients would send in a step.
         seconds: of a step, by phase: ``select``, ``pack``, ``communicate``, ``merge``; they pass beside the backward
             pass. The handle's first step, in which much is compiled and set up, is left out once there is another.
-        refused: gradients (of a group of parameters) that were left out so far, since they were not finite, or cut, since
-            a sum overflowed: by all workers, of whom the others tell their counts after steps 1, 2, 4, ..., 64, and
-            every 64th; by ``all_reduce``, those of this worker.
+        refused: gradients (of a group of parameters) left out so far, since they were not finite, or cut, since a sum
+            overflowed: those of all workers, who tell one another after steps 1, 2, 4, ..., 64, and every 64th; of
+            ``all_reduce``, those of this worker.
         residual_ratio: norm of what this worker carries over, as a multiple of the norm of its gradient, which is
             measured in every 16th step; ``None`` if that is not known. It grows at first, and should then stay.
     """

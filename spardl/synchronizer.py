@@ -165,11 +165,11 @@ class Synchronizer:
     def stats(self) -> Stats:
         """What this worker sent and spent so far; see :class:`Stats`."""
         nbytes = sum(parameter.nbytes for parameter in self._parameters)
-        return self._meter.stats(nbytes, self._averager.refused_by_all, self._averager.residual_ratio())
+        return self._meter.stats(nbytes, self._averager.refused, self._averager.residual_ratio())
 
     def reset(self) -> None:
         """Lets ``stats`` begin anew; what is carried from step to step stays."""
-        self._meter.reset(self._averager.refused_by_all)
+        self._meter.reset(self._averager.refused)
 
     def detach(self) -> None:
         """Takes the hooks off the parameters: gradients are each worker's own again."""

@@ -62,7 +62,7 @@ def test_all_workers_count_what_one_refused_and_that_one_says_so() -> None:
                 bad = step in (3, 5) and cluster.local_ranks[0] == 1
                 parameter.backward(torch.full((10,), torch.nan if bad else 1.0))
                 synchronizer.wait()
-                known.append(synchronizer._averager.refused_by_all)
+                known.append(synchronizer._averager.refused)
         rounds = synchronizer.stats().rounds
         synchronizer.detach()
         return [str(each.message).split(":")[1].strip() for each in caught], known, rounds

@@ -45,7 +45,7 @@ class Watch:
 
         Args:
             step: steps done.
-            parts: of each local rank, by name; all ranks' have the same names.
+            parts: tensors of any shape of each local rank, by name; all ranks' have the same names.
 
         Returns:
             Whether an evaluation has to show that the run goes on: no worker's last loss is finite. Such gradients may
@@ -92,7 +92,7 @@ class Watch:
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether there is no NaN and no infinity; one pass over memory, and one wait for a GPU."""
+    """Whether ``tensors``, of any shape, have no NaN and no infinity; one pass over memory, and one wait for a GPU."""
     floating = [tensor for tensor in tensors if tensor.is_floating_point()]
     if not floating:
         return True

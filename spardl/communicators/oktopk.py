@@ -4,10 +4,17 @@ Source: Li and Hoefler, Near-Optimal Sparse Allreduce for Distributed Deep Learn
 threshold after its official code. The local threshold of the paper is the compressor ``reused_threshold``; others may
 be chosen.
 
-Per worker at most about 6k(P-1)/P words: 2k(P-1)/P each to split, to balance (only if blocks are unequal) and to
+Per worker at most 6k(P-1)/P words on average: 2k(P-1)/P each to split, to balance (only if blocks are unequal) and to
 gather; (P-1)/bucket + 3 ceil(log2 P) rounds, and one to balance. Their numbers, counted here as well, are at most
 (P/2) ceil(log2 P) + P-1 words. Every ``threshold_period`` steps all non-zero sums are gathered instead of the k
 largest, up to 2kP words; every ``repartition_period`` steps new borders cost as many words as the numbers.
+
+The paper supposes that a threshold used again still selects about k. While residuals grow from zero it selects
+several times as many, so this library adds a limit: no selection, of a worker's entries or of the sums, has more than
+4k/3; one that has more is cut to the k largest. Of the sums, each region gives its largest, in proportion to how many
+it has. A threshold of the sums that is found ahead of time (``reevaluate_beyond``, also an addition) is found among
+4k/3 such sums. So one of the k largest is missed where its region has more than its share of them; what is cut or
+missed is kept by the residual, like all that did not reach the result.
 """
 
 from __future__ import annotations
@@ -20,7 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spardl.accumulator import Accumulator
+from spardl.accumulator import Accumulator, Select
 from spardl.checks import is_a
 from spardl.communicators.balance import balance, joined
 from spardl.communicators.base import Communicator
@@ -30,8 +37,10 @@ from spardl.compressors.base import Output, SparseCompressor
 from spardl.context import Context
 from spardl.costs import Bounds, Cost, log2_ceil
 from spardl.errors import ConfigError
+from spardl.layout import Part
 from spardl.packing import Slot
 from spardl.programs import Phase, Program, Team, whole_team
+from spardl.selection import top_k
 from spardl.sparse import SparseVector, Sum
 from spardl.state import State
 from spardl.thresholds import Reuse, check_number, smallest_magnitude
@@ -77,6 +86,15 @@ class Region(NamedTuple):
         held = self.entries
         return self._replace(entries=SparseVector(held.indices[positions], held.values[positions], held.length))
 
+    def nonzero(self) -> Region:
+        """The region without the entries that are zero."""
+        return self.only(self.entries.values.nonzero().squeeze(1))
+
+    def counts(self) -> Program[list[int]]:
+        """The numbers of entries of all regions."""
+        gathered = yield from all_gather_counts(self.team, [len(self.entries)], self.entries.indices.device)
+        return [count for (count,) in gathered]
+
     def gathered(self) -> Program[SparseVector]:
         """All regions' entries, whose numbers only their owners know."""
         slots = yield from self.courier.slots_of(self.team, self.entries, self.lengths)
@@ -116,7 +134,7 @@ def _proposals(own: SparseVector, count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class OkTopk(Reuse, Communicator[SparseCompressor]):
-    """Sparse all-reduce of about the k largest sums; see ``Reuse`` for the other arguments.
+    """Sparse all-reduce of about the k largest sums, at most 4k/3; see ``Reuse`` for the other arguments.
 
     Args:
         repartition_period: tau, steps from one choice of regions to the next.
@@ -155,25 +173,32 @@ class OkTopk(Reuse, Communicator[SparseCompressor]):
 
     def cost(self, context: Context, compressor: SparseCompressor) -> Cost:
         """Certain limits; where regions and blocks are about equal, far fewer words than the upper one."""
-        workers, length = context.worker.size, context.layout.length
+        workers, length, k = context.worker.size, context.layout.length, compressor.count(context)
         capacity = compressor.capacity(context)
-        entries = length if capacity is None else min(capacity, length)
+        entries = min(_most(k) if capacity is None else capacity, length)
         sums = min(length, workers * entries)
-        exact = context.step % self.threshold_period == 0 or compressor.count(context) >= length
+        exact = context.step % self.threshold_period == 0 or k >= length
         parts = [
             split_cost(workers, entries, self.bucket),
-            _gather_cost(workers, sums) if exact else _select_cost(workers, sums),
+            # Shares are rounded up.
+            _gather_cost(workers, sums) if exact else _select_cost(workers, min(sums, _most(k) + workers)),
         ]
         if context.step % self.repartition_period == 0:
             parts.append(_borders_cost(workers))
         return Cost.total(parts)
 
     def published_cost(self, context: Context, compressor: SparseCompressor) -> Cost:
-        """At most 6k(P-1)/P words, their numbers included, in steps without re-evaluation or new borders."""
-        limits, k = self.cost(context, compressor), compressor.count(context)
+        """At most 6k(P-1)/P words, between the steps at the end of a period: those have the limits of ``cost``.
+
+        This is the mean over all workers, and supposes that regions hold equal shares of each worker's entries. The
+        numbers of the entries are included, unless k is so small (below about 10 P) that they outweigh the entries.
+        """
+        limits, k, workers = self.cost(context, compressor), compressor.count(context), context.worker.size
         if not (context.step % self.threshold_period and context.step % self.repartition_period):
             return limits
-        return limits._replace(words=Bounds(0, 6 * k * (context.worker.size - 1) // context.worker.size))
+        # Two selections; numbers of two kinds, of which the second may be asked for twice; shares that are rounded up.
+        least = 4 * _most(k) * (workers - 1) // workers + swap_words(workers) + 4 * (workers - 1)
+        return limits._replace(words=Bounds(0, max(6 * k * (workers - 1) // workers, least)))
 
     def reduce(
         self,
@@ -187,7 +212,8 @@ class OkTopk(Reuse, Communicator[SparseCompressor]):
         assert isinstance(state, OkTopkState)
         team, (_, length, k) = whole_team(context.worker), compressor.whole(context)
         yield Phase.SELECT
-        own = accumulated.take([compressor.whole(context)], compressor.selector(context, compression))
+        select = _limited(compressor.selector(context, compression), k)
+        own = accumulated.take([compressor.whole(context)], select)
         if context.step % self.repartition_period == 0 or state.borders.numel() != team.size + 1:
             state.borders = torch.tensor((yield from consensus_borders(team, own)), dtype=torch.int64)
         borders, courier = state.borders.tolist(), Courier.of(accumulated)
@@ -196,22 +222,33 @@ class OkTopk(Reuse, Communicator[SparseCompressor]):
         if k >= length:
             # All is wanted, zeros too, and there is no threshold to find.
             return (yield from region.gathered())
-        if context.step % self.threshold_period and state.threshold > 0:
-            kept = yield from self._select(region, k, state)
-            if kept is not None:
-                return kept
+        if context.step % self.threshold_period:
+            return (yield from self._select(region, k, state))
         return (yield from _reevaluate(region, k, state))
 
-    def _select(self, region: Region, k: int, state: OkTopkState) -> Program[SparseVector | None]:
-        """All sums above the threshold; ``None``, on all workers alike, if it is too far astray."""
+    def _select(self, region: Region, k: int, state: OkTopkState) -> Program[SparseVector]:
+        """All sums above the threshold; about the k largest, if these are too many or the threshold is astray."""
         yield Phase.SELECT
         kept = region.only(_above(region.entries.values, state.threshold))
-        gathered = yield from all_gather_counts(region.team, [len(kept.entries)], kept.entries.indices.device)
-        counts = [count for (count,) in gathered]
-        if self.is_astray(sum(counts), k):
-            return None
-        state.threshold = self.corrected(state.threshold, sum(counts), k)
-        return (yield from self._gather(kept, counts))
+        counts = yield from kept.counts()
+        found, known = sum(counts), state.threshold > 0
+        astray = not known or self.is_astray(found, k)
+        if not astray:
+            state.threshold = self.corrected(state.threshold, found, k)
+            if found <= _most(k):
+                return (yield from self._gather(kept, counts))
+        elif known and found < k:
+            kept = region.nonzero()
+            counts = yield from kept.counts()
+        # A threshold is found more surely among more than k.
+        shares = _shares(counts, _most(k) if astray else k)
+        share, _ = kept.entries.top(shares[region.team.position])
+        union = yield from self._gather(kept._replace(entries=share), shares)
+        yield Phase.SELECT
+        largest, _ = union.top(k)
+        if astray:
+            state.threshold = _threshold_of(largest, k)
+        return largest
 
     def _gather(self, region: Region, counts: Sequence[int]) -> Program[SparseVector]:
         """All workers' blocks, equal ones if need be."""
@@ -233,16 +270,42 @@ def _above(values: Tensor, threshold: float) -> Tensor:
     return ((values.abs() >= threshold) & (values != 0)).nonzero().squeeze(1)
 
 
+def _most(k: int) -> int:
+    """The most entries of a selection where k are wanted: two of so many, and their numbers, cost less than 6k."""
+    return 4 * k // 3
+
+
+def _limited(select: Select, k: int) -> Select:
+    """A selection that falls back to the k largest of what it has found, if that is far too much."""
+
+    def limited(accumulated: Accumulator, parts: Sequence[Part]) -> Tensor:
+        positions = select(accumulated, parts)
+        if positions.numel() <= _most(k):
+            return positions
+        return positions[top_k(accumulated.values[positions], k)]
+
+    return limited
+
+
+def _shares(counts: Sequence[int], room: int) -> list[int]:
+    """What each may send so that all together send about as much as there is room for: in proportion, rounded up."""
+    total = sum(counts)
+    return list(counts) if total <= room else [-(-count * room // total) for count in counts]
+
+
 def _reevaluate(region: Region, k: int, state: OkTopkState) -> Program[SparseVector]:
     """The k largest of all sums, found exactly; the smallest of them is the new threshold."""
     yield Phase.SELECT
-    nonzero = region.only(region.entries.values.nonzero().squeeze(1))
-    union = yield from nonzero.gathered()
+    union = yield from region.nonzero().gathered()
     yield Phase.SELECT
     largest, _ = union.top(k)
-    # With fewer than k sums to choose from, the smallest of them says nothing about the next step.
-    state.threshold = smallest_magnitude(largest.values) if len(largest) == k else 0.0
+    state.threshold = _threshold_of(largest, k)
     return largest
+
+
+def _threshold_of(largest: SparseVector, k: int) -> float:
+    # With fewer than k sums to choose from, the smallest of them says nothing about the next step.
+    return smallest_magnitude(largest.values) if len(largest) == k else 0.0
 
 
 def _borders_cost(workers: int) -> Cost:
@@ -256,10 +319,10 @@ def _gather_cost(workers: int, sums: int) -> Cost:
 
 
 def _select_cost(workers: int, sums: int) -> Cost:
-    """Of one count and blocks that may be made equal first, or of two counts and all sums."""
+    """Of one count or two, and of blocks that may be made equal first."""
     rounds = log2_ceil(workers)
     longest = max(2 * rounds * sums, 2 * sums + 2 * (workers - 1) * -(-sums // workers))
     return Cost(
-        Bounds(2 * rounds, 2 * rounds + max(rounds, workers > 1)),
+        Bounds(2 * rounds, 3 * rounds + (workers > 1)),
         Bounds(workers - 1, 2 * (workers - 1) + longest),
     )

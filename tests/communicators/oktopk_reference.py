@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from fractions import Fraction
+from itertools import pairwise
 from typing import TypeAlias
 
 from spardl.communicators import OkTopk
@@ -15,7 +18,8 @@ class Reference:
     """P workers with residuals and thresholds; nothing is sent, sums are made where they are needed.
 
     Attributes:
-        found: how often a local and the global threshold were found exactly.
+        found: how often a local and the global threshold were found.
+        cut: how often a worker's selection, and that of the sums, was cut because it had more than 4k/3.
         repartitions: how often regions were chosen.
     """
 
@@ -27,6 +31,7 @@ class Reference:
         self.threshold = 0.0
         self.borders: list[int] = []
         self.found = {"local": 0, "global": 0}
+        self.cut = {"local": 0, "global": 0}
         self.repartitions = 0
         self.time = 0
 
@@ -40,6 +45,10 @@ class Reference:
             [old + new for old, new in zip(*pair, strict=True)] for pair in zip(self.residuals, gradients, strict=True)
         ]
         chosen = [self._choose(rank, vector, k) for rank, vector in enumerate(accumulated)]
+        for vector, sent in zip(accumulated, chosen, strict=True):
+            if len(sent) * 3 > 4 * k:
+                self.cut["local"] += 1
+                sent[:] = largest(dict(zip(sent, (vector[i] for i in sent), strict=True)), k)
         if self.time % self.whole.repartition_period == 0:
             self._repartition(chosen)
         result = self._reduce(accumulated, chosen, k)
@@ -98,18 +107,40 @@ class Reference:
                 sums[i] = sums.get(i, 0.0) + vector[i]
         if k >= self.length:
             return sums
-        if self.time % self.whole.threshold_period and self.threshold > 0:
-            kept = {i: value for i, value in sums.items() if abs(value) >= self.threshold and value != 0}
-            if not far(len(kept), k, self.whole.reevaluate_beyond):
-                if len(kept) < self.whole.low * k:
-                    self.threshold /= self.whole.lower_factor
-                elif len(kept) > self.whole.high * k:
-                    self.threshold *= self.whole.raise_factor
-                return kept
+        sums = {i: value for i, value in sums.items() if value != 0}
+        due, usable = self.time % self.whole.threshold_period == 0, self.threshold > 0
+        above = {i: value for i, value in sums.items() if abs(value) >= self.threshold}
+        if not due and usable and not far(len(above), k, self.whole.reevaluate_beyond):
+            if len(above) < self.whole.low * k:
+                self.threshold /= self.whole.lower_factor
+            elif len(above) > self.whole.high * k:
+                self.threshold *= self.whole.raise_factor
+            if len(above) * 3 <= 4 * k:
+                return above
+            self.cut["global"] += 1
+            return {i: sums[i] for i in largest(self._fitting(above, k), k)}
         self.found["global"] += 1
-        order = sorted((i for i in sums if sums[i] != 0), key=lambda i: (-abs(sums[i]), i))[:k]
-        self.threshold = abs(sums[order[-1]]) if len(order) == k else 0.0
+        # What is below the threshold is not among the k largest, if k reach it.
+        candidates = sums if due else self._fitting(above if len(above) >= k else sums, math.floor(4 * k / 3))
+        order = largest(candidates, k)
+        self.threshold = min(abs(sums[i]) for i in order) if len(order) == k else 0.0
         return {i: sums[i] for i in order}
+
+    def _fitting(self, sums: dict[int, float], room: int) -> dict[int, float]:
+        """Of each region its largest sums, as large a share of the room as of all sums, and not less than that."""
+        if len(sums) <= room:
+            return sums
+        fitting: dict[int, float] = {}
+        for start, stop in pairwise(self.borders):
+            inside = {i: value for i, value in sums.items() if start <= i < stop}
+            share = math.ceil(Fraction(room * len(inside), len(sums)))
+            fitting |= {i: inside[i] for i in largest(inside, share)}
+        return fitting
+
+
+def largest(values: dict[int, float], count: int) -> list[int]:
+    """Where the largest are, of equal ones the first, in order of place."""
+    return sorted(sorted(values, key=lambda i: (-abs(values[i]), i))[:count])
 
 
 def far(count: int, k: int, beyond: float | None) -> bool:

@@ -188,9 +188,9 @@ def spent_by_hand(bench: Bench, gradients: list[Tensor]) -> tuple[SparseVector, 
 @pytest.mark.parametrize("residual", [NoResidual(), PartialResidual()])
 @pytest.mark.parametrize("scale", [100.0, 0.01])
 def test_a_jump_of_the_scale_is_noticed(scale: float, residual: Residual) -> None:
-    """Between two evaluations; the count of the result stays between k/2 and 2k."""
+    """Between two evaluations; the count of the result stays between k/2 and 2k, and the threshold follows."""
     length, k = 6000, 300
-    counts = {}
+    counts, thresholds = {}, {}
     for beyond in (2.0, None):
         compressor = ReusedThreshold(0.05, period=1000, reevaluate_beyond=beyond)
         bench = cluster(4, length, compressor, OkTopk(threshold_period=1000, reevaluate_beyond=beyond), residual)
@@ -199,10 +199,14 @@ def test_a_jump_of_the_scale_is_noticed(scale: float, residual: Residual) -> Non
             count(bench.step([vector * (scale if step >= 10 else 1) for vector in alike(4, length, source)])[0])
             for step in range(25)
         ]
+        thresholds[beyond] = bench.states[0].communication.state_dict()["threshold"]
     assert all(k / 2 <= found <= 2 * k for found in counts[2.0])
-    if residual.remembers and scale < 1:
-        return  # what was carried over keeps its scale for long
-    assert not any(k / 2 <= found <= 2 * k for found in counts[None][11:])
+    if scale > 1:
+        # Without a new threshold, all that reach the old one are cut in every step.
+        assert counts[None][11:] == [k] * 14
+        assert thresholds[2.0] > 20 * thresholds[None]
+    elif not residual.remembers:  # else what was carried over keeps its scale for long
+        assert not any(k / 2 <= found <= 2 * k for found in counts[None][11:])
 
 
 def test_all_zeros_and_back() -> None:

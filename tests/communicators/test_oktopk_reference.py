@@ -83,6 +83,7 @@ def test_equals_the_reference_as_published(name: str) -> None:
     reference = compare(workers, (compressor, parts["communicator"]), 40, 130, seed=workers)
     assert reference.repartitions == 3
     assert reference.found["local"] >= workers * (130 // compressor.period)
+    assert min(reference.cut.values()) > 0
 
 
 @given(st.integers(1, 9), st.integers(0, 25), st.floats(0.01, 1), st.sampled_from([None, 0, 4]), st.integers(0, 10**6))

@@ -124,22 +124,17 @@ class Sharded:
             else:
                 self._saved[name] = copied(saved)
 
-    @property
-    def refused_by_all(self) -> int:
-        """Gradients that the workers with the same shards refused: of this one as it is, of the others as last told."""
-        return self._refusals.total
-
     def stats(self) -> Stats:
         """What this worker sent between nodes and spent on it so far; see :class:`Stats`."""
         nbytes = sum(state.memory.nbytes for state in self._states.values())
-        return self._meter.stats(nbytes, self.refused_by_all, under_way=bool(self._done))
+        return self._meter.stats(nbytes, self._refusals.total, under_way=bool(self._done))
 
     def reset(self) -> None:
         """Lets ``stats`` begin anew; what is carried from step to step stays."""
         if self._done:
             self._meter.step()
             self._done.clear()
-        self._meter.reset(self.refused_by_all)
+        self._meter.reset(self._refusals.total)
 
 
 def attach_fsdp(model: nn.Module, method: str | Method = "spardl", *, group: Any, **options: Any) -> Sharded:

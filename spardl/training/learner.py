@@ -222,7 +222,7 @@ class Learner:
         return digest([parameter.detach() for parameter in self.model.parameters()])
 
     def lasting(self, local: int) -> dict[str, Sequence[Tensor]]:
-        """What lasts from step to step, by name, in any shapes; a number that is not finite would stay there, or spread."""
+        """What lasts from step to step, by name, in any shapes; a number that is not finite would stay, or spread."""
         moments = [value for state in self._optimizer.state.values() for value in state.values()]
         return {
             "weights are": list(self.model.parameters()),

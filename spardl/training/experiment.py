@@ -118,7 +118,8 @@ class Experiment:
         root, resume = Path(str(self.config["output_dir"])), self.config["resume"]
         workers = None if self.plan.settings.elastic else self.launcher.workers
         with ExitStack() as stack:
-            found = continue_from(root, self.id, str(resume), workers) if resume else None
+            busy: list[Path] = []
+            found = continue_from(root, self.id, str(resume), workers, busy) if resume else None
             if found:
                 stack.callback(os.close, found.lock)
             start = None if found and found.run.checkpoint else self._branch(workers)
@@ -126,8 +127,10 @@ class Experiment:
                 found = new_run(root, self.label, self.id)
                 stack.callback(os.close, found.lock)
                 stack.callback(_forget_unless_begun, found.run)
+            others = tuple(f"{each} is in use by another process; this is a second run of the same" for each in busy)
+            checkpoint = start or found.run.checkpoint
             with _room_for_a_run():
-                yield replace(found.run, checkpoint=start) if start else found.run
+                yield replace(found.run, checkpoint=checkpoint, notices=(*others, *found.run.notices))
 
     def _branch(self, workers: int | None) -> Path | None:
         """The checkpoint of another run that this one begins with, if it does."""

@@ -163,7 +163,9 @@ def _claim_new(run: Run) -> int | None:
         raise
 
 
-def continue_from(root: Path, identity: str, where: str, workers: int | None) -> Claimed | None:
+def continue_from(
+    root: Path, identity: str, where: str, workers: int | None, busy: list[Path] | None = None
+) -> Claimed | None:
     """Finds the run that ``resume=WHERE`` means.
 
     Args:
@@ -172,6 +174,7 @@ def continue_from(root: Path, identity: str, where: str, workers: int | None) ->
         where: ``auto`` for the newest run of this configuration that is neither finished nor going on, or the
             folder of a run.
         workers: how many must have saved the checkpoint; ``None`` for any number.
+        busy: gets the folders that ``auto`` passes over, for other processes are using them.
 
     Returns:
         The run with its newest whole checkpoint, or ``None`` if ``auto`` finds nothing to continue.
@@ -189,6 +192,8 @@ def continue_from(root: Path, identity: str, where: str, workers: int | None) ->
     for run in runs_of(root, identity):
         lock = run.claim()
         if lock is None:
+            if busy is not None:
+                busy.append(run.folder)
             continue
         if run.read_summary().get("status") != "finished":
             return _at_checkpoint(Claimed(run, lock), workers, demanded=False)

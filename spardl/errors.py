@@ -8,6 +8,7 @@ __all__ = [
     "ProgramError",
     "SpardlError",
     "StoppedError",
+    "StorageError",
     "TrainingError",
     "WorkerError",
 ]
@@ -51,6 +52,10 @@ class TrainingError(SpardlError):
 
 class StoppedError(SpardlError):
     """Training was asked to stop, and did, with everything saved."""
+
+
+class StorageError(SpardlError):
+    """There is no room for a file of a run."""
 
 
 class WorkerError(SpardlError):

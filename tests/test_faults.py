@@ -130,15 +130,19 @@ def test_the_worker_that_failed_by_itself_is_named(
 def test_a_full_disk_is_an_error_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def full(*arguments: object) -> None:
-        raise OSError(28, "No space left on device")
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr("spardl.training.checkpoint.write_atomically", full)
     monkeypatch.setattr("spardl.training.processes.write_atomically", full)
     words = ("training.max_steps=2", *CLUSTERS["process_group"], f"output_dir={tmp_path}")
     assert here(*words) == 1
     (line,) = capfd.readouterr().err.splitlines()
-    assert re.fullmatch(r"error: worker \d failed at step 2: OSError: \[Errno 28\] No space left on device", line)
+    assert re.fullmatch(
+        r"error: worker \d failed at step 2: cannot write \S+: No space left on device; make room there, and the same "
+        r"command with resume=auto goes on",
+        line,
+    )
 
 
 def test_a_reader_that_leaves_does_not_stop_the_run(tmp_path: Path) -> None:

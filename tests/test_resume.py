@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
+from spardl.training.learner import Learner
 from tests.driver import beside, here, only_run, results, steps_logged, summary, wait_until
 from train import CONFIGURATIONS
 
@@ -71,6 +73,24 @@ def test_killed_twice_and_continued(cluster: str, method: str, tmp_path: Path, u
     kill_at(second, *again, folder=tmp_path / "second", outputs=tmp_path / "out")
     assert here(*again) == 0
     assert results(only_run(tmp_path / "out")) == undisturbed[words]
+
+
+def test_a_second_run_beside_one_that_is_in_use(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Whoever types the same command again by mistake hears of it."""
+    words = ("cluster=simulated", "cluster.workers=2", "training.eval_examples=8", f"output_dir={tmp_path / 'out'}")
+    with beside(*words, "training.max_steps=3", folder=tmp_path / "log", before=wait_in_the_first_step) as first:
+        wait_until(lambda: list((tmp_path / "out").glob("*/summary.json")) or first.ended())
+        (folder,) = (tmp_path / "out").glob("[!.]*")
+        assert here(*words, "training.max_steps=3", "resume=auto") == 0
+        expected = f"warning: {folder} is in use by another process; this is a second run of the same\n"
+        assert capfd.readouterr().err == expected
+        assert not first.ended()
+    assert here(*words, "training.max_steps=3", "resume=auto") == 0
+    assert capfd.readouterr().err == ""
+
+
+def wait_in_the_first_step() -> None:
+    Learner.step = lambda *arguments: time.sleep(60)  # type: ignore[method-assign, assignment, return-value]
 
 
 @pytest.mark.slow

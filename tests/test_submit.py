@@ -129,7 +129,7 @@ def test_the_sites_file_and_the_words_that_override_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read --site"):
         site.read_site(tmp_path / "none.yaml", [])
     (tmp_path / "binary.yaml").write_bytes(bytes(range(256)))
-    with pytest.raises(ConfigError, match=r"cannot read --site .*binary.yaml: "):
+    with pytest.raises(ConfigError, match=r"cannot read --site .*binary\.yaml: "):
         site.read_site(tmp_path / "binary.yaml", [])
 
 

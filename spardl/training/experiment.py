@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -14,7 +15,8 @@ import torch
 
 from spardl.clusters import Cluster
 from spardl.compressors.base import SparseCompressor
-from spardl.errors import CheckpointError, ConfigError, SpardlError, StoppedError
+from spardl.errors import CheckpointError, ConfigError, SpardlError, StoppedError, StorageError
+from spardl.files import no_room
 from spardl.rehearsal import rehearse
 from spardl.training.branch import check_branch
 from spardl.training.display import make_display
@@ -139,14 +141,19 @@ class Experiment:
         root, resume = Path(str(self.config["output_dir"])), self.config["resume"]
         workers = None if self.plan.settings.elastic else self.launcher.workers
         with ExitStack() as stack:
-            found = continue_from(root, self.id, str(resume), workers) if resume else None
+            busy: list[Path] = []
+            found = continue_from(root, self.id, str(resume), workers, busy) if resume else None
             if found:
                 stack.callback(os.close, found.lock)
             start = None if found and found.run.checkpoint else self._branch(workers)
             if not found:
                 found = new_run(root, self.label, self.id)
                 stack.callback(os.close, found.lock)
-            yield replace(found.run, checkpoint=start) if start else found.run
+                stack.callback(_forget_unless_begun, found.run)
+            others = tuple(f"{each} is in use by another process; this is a second run of the same" for each in busy)
+            checkpoint = start or found.run.checkpoint
+            with _room_for_a_run():
+                yield replace(found.run, checkpoint=checkpoint, notices=(*others, *found.run.notices))
 
     def _branch(self, workers: int | None) -> Path | None:
         """The checkpoint of another run that this one begins with, if it does."""
@@ -166,6 +173,8 @@ class Experiment:
             StoppedError: if it was asked to stop; the summary says so.
             SpardlError: if it failed; likewise.
         """
+        if self.launcher.leads:
+            run.reserve()
         self._write(run, "running")
         try:
             if isinstance(self.plan.method.compressor, SparseCompressor):
@@ -192,6 +201,8 @@ class Experiment:
         if run.read_summary().get("status") == "finished":
             return  # what went wrong, went wrong after that
         with suppress(OSError):  # a full disk may be what went wrong, and must not hide it
+            if self.launcher.leads:
+                run.release()
             self._write(run, status, **content)
 
     def _work(self, run: Run, cluster: Cluster, device: torch.device, heartbeat: Heartbeat) -> None:
@@ -199,6 +210,10 @@ class Experiment:
         try:
             summary = Trainer(self.plan, cluster, run, observers, device, heartbeat).fit()
             self._write_end(run, cluster, summary)
+        except OSError as error:
+            if text := no_room(error):
+                raise StorageError(f"{text}, and the same command with resume=auto goes on") from error
+            raise
         finally:
             for observer in observers:
                 observer.close()
@@ -208,6 +223,7 @@ class Experiment:
 
     def _write_end(self, run: Run, cluster: Cluster, summary: Mapping[str, Any]) -> None:
         if cluster.leads:
+            run.release()
             run.write_summary({"id": run.id, "status": "finished", "caveats": self.caveats, **summary})
 
     def _observers(self, run: Run) -> list[Observer]:
@@ -215,3 +231,20 @@ class Experiment:
         # It may take long, and the other workers would wait for this one.
         logger = Beside(lambda: Guarded(lambda: self.logger.open(run, self.config), type(self.logger).__name__))
         return [MetricsFile(run.metrics_file), display, logger]
+
+
+@contextmanager
+def _room_for_a_run() -> Iterator[None]:
+    """Turns a full disk, found before there are workers, into one line."""
+    try:
+        yield
+    except OSError as error:
+        if text := no_room(error):
+            raise ConfigError(f"{text}, or name another folder with output_dir=FOLDER") from error
+        raise
+
+
+def _forget_unless_begun(run: Run) -> None:
+    """Removes the folder of a run that has no summary, which is the first thing that a run writes."""
+    if not run.summary_file.exists():
+        shutil.rmtree(run.folder, ignore_errors=True)

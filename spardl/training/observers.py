@@ -11,7 +11,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from spardl.files import write_atomically
+from spardl.files import naming, write_atomically
 from spardl.training.messages import first_line, warn
 from spardl.training.strict import to_json
 
@@ -55,7 +55,7 @@ class MetricsFile(Observer):
 
     def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Adds a line, in one write."""
-        with self._path.open("a") as file:
+        with naming(self._path), self._path.open("a") as file:
             file.write(to_json({"kind": kind, "step": step, **values}) + "\n")
 
 

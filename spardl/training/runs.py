@@ -7,17 +7,21 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from spardl.errors import CheckpointError, ConfigError
-from spardl.files import write_atomically
+from spardl.files import naming, write_atomically
 from spardl.training.checkpoint import find_checkpoint
 from spardl.training.strict import to_json
 
 __all__ = ["Claimed", "Run", "continue_from", "finished_run", "new_run", "run_id", "runs_of"]
+
+
+# Bytes; a summary has some thousand, and disks have blocks.
+_RESERVE = 1 << 14
 
 
 def run_id(config: Mapping[str, Any]) -> str:
@@ -57,6 +61,10 @@ class Run:
         """The folder of its checkpoints."""
         return self.folder / "checkpoints"
 
+    @property
+    def _lock_file(self) -> Path:
+        return self.folder / ".lock"
+
     def write_summary(self, content: Mapping[str, Any]) -> None:
         """Writes status and figures; one that is not finite is ``null``."""
         write_atomically(self.summary_file, (to_json(content, indent=2) + "\n").encode())
@@ -76,13 +84,24 @@ class Run:
             A file descriptor, which ends the claim when it is closed in this process and in all that were
             forked from it; or ``None`` if another process uses the folder.
         """
-        descriptor = os.open(self.folder / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(self._lock_file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
             return None
         return descriptor
+
+    def reserve(self) -> None:
+        """Keeps room for a last word on a disk that may become full: in the file that shows that it is in use."""
+        with naming(self._lock_file), self._lock_file.open("r+b") as file:
+            file.write(os.urandom(_RESERVE))  # what some disks cannot compress
+            file.flush()
+            os.fsync(file.fileno())
+
+    def release(self) -> None:
+        """Gives that room back."""
+        os.truncate(self._lock_file, 0)
 
 
 class Claimed(NamedTuple):
@@ -121,7 +140,7 @@ def new_run(root: Path, label: str, identity: str) -> Claimed:
             root.mkdir(parents=True, exist_ok=True)
             folder.mkdir()
             run = Run(identity, folder)
-            lock = run.claim()
+            lock = _claim_new(run)
         except FileExistsError:
             if not root.is_dir():
                 raise ConfigError(f"output_dir={root} is not a folder; name another with output_dir=FOLDER") from None
@@ -135,7 +154,18 @@ def new_run(root: Path, label: str, identity: str) -> Claimed:
         number += 1
 
 
-def continue_from(root: Path, identity: str, where: str, workers: int | None) -> Claimed | None:
+def _claim_new(run: Run) -> int | None:
+    try:
+        return run.claim()
+    except OSError:
+        with suppress(OSError):
+            run.folder.rmdir()
+        raise
+
+
+def continue_from(
+    root: Path, identity: str, where: str, workers: int | None, busy: list[Path] | None = None
+) -> Claimed | None:
     """Finds the run that ``resume=WHERE`` means.
 
     Args:
@@ -144,6 +174,7 @@ def continue_from(root: Path, identity: str, where: str, workers: int | None) ->
         where: ``auto`` for the newest run of this configuration that is neither finished nor going on, or the
             folder of a run.
         workers: how many must have saved the checkpoint; ``None`` for any number.
+        busy: gets the folders that ``auto`` passes over, for other processes are using them.
 
     Returns:
         The run with its newest whole checkpoint, or ``None`` if ``auto`` finds nothing to continue.
@@ -161,6 +192,8 @@ def continue_from(root: Path, identity: str, where: str, workers: int | None) ->
     for run in runs_of(root, identity):
         lock = run.claim()
         if lock is None:
+            if busy is not None:
+                busy.append(run.folder)
             continue
         if run.read_summary().get("status") != "finished":
             return _at_checkpoint(Claimed(run, lock), workers, demanded=False)

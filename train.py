@@ -37,9 +37,10 @@ from omegaconf.errors import OmegaConfBaseException
 from spardl.errors import ConfigError, DataError, SpardlError, StoppedError
 from spardl.files import write_atomically
 from spardl.method import Method
+from spardl.training.announcing import announced
 from spardl.training.experiment import Experiment
 from spardl.training.learner import Plan
-from spardl.training.membership import find_membership, what_a_restart_needs
+from spardl.training.membership import find_membership, leads, what_a_restart_needs
 from spardl.training.processes import leave
 from spardl.training.runs import finished_run
 from spardl.training.settings import Settings
@@ -58,7 +59,14 @@ def build(config: DictConfig) -> Experiment:
         ConfigError: if they do not, or a value is out of range.
     """
     plain: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
-    dataset = build_dataset(plain)
+    quiet = not leads(os.environ)
+    with announced("preparing the data", quiet=quiet):
+        dataset = build_dataset(plain)
+    with announced("trying the parts", quiet=quiet):
+        return _experiment(plain, dataset)
+
+
+def _experiment(plain: Mapping[str, Any], dataset: Any) -> Experiment:
     caveat = getattr(dataset, "caveat", None)
     plan = build_plan(plain, dataset)
     return Experiment(
@@ -157,7 +165,7 @@ def train(config: DictConfig) -> None:
         if experiment.launcher.leads:
             write_atomically(run.folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True).encode())
             write_atomically(run.folder / "command.txt", _command().encode())
-            for notice in (*experiment.caveats, *run.notices, *_warnings(config)):
+            for notice in (*experiment.caveats, *run.notices, *experiment.doubts(), *_warnings(config)):
                 print(f"warning: {notice}", file=sys.stderr, flush=True)
             print(f"run {run.id}: {run.folder}", flush=True)
         experiment.perform(run)

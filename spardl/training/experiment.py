@@ -16,10 +16,12 @@ from spardl.clusters import Cluster
 from spardl.compressors.base import SparseCompressor
 from spardl.errors import ConfigError, SpardlError, StoppedError
 from spardl.rehearsal import rehearse
+from spardl.training.announcing import announced
 from spardl.training.display import make_display
 from spardl.training.launch import Heartbeat, Launcher
 from spardl.training.learner import Plan
 from spardl.training.loggers import Logger
+from spardl.training.memory import available_bytes, what_does_not_fit
 from spardl.training.observers import Beside, Guarded, MetricsFile, Observer, attempt
 from spardl.training.report import print_report
 from spardl.training.runs import Run, continue_from, new_run, run_id
@@ -109,12 +111,21 @@ class Experiment:
         self.launcher.check()
         root, resume = Path(str(self.config["output_dir"])), self.config["resume"]
         workers = None if self.plan.settings.elastic else self.launcher.workers
-        found = continue_from(root, self.id, str(resume), workers) if resume else None
+        with announced("looking for a checkpoint", quiet=not resume):
+            found = continue_from(root, self.id, str(resume), workers) if resume else None
         run, lock = found or new_run(root, self.label, self.id)
         try:
             yield run
         finally:
             os.close(lock)
+
+    def doubts(self) -> list[str]:
+        """What may go wrong on this machine: a warning, if its memory will not do."""
+        hosted = self.launcher.hosted()
+        if hosted is None:
+            return []
+        warning = what_does_not_fit(self.plan.need(hosted.each), hosted.processes, available_bytes())
+        return [warning] if warning else []
 
     def perform(self, run: Run) -> None:
         """Trains, and leaves the outcome in the run's summary.
@@ -126,7 +137,8 @@ class Experiment:
         self._write(run, "running")
         try:
             if isinstance(self.plan.method.compressor, SparseCompressor):
-                rehearse(self.plan.settings.formats.weights)
+                with announced("compiling", quiet=not self.launcher.leads):
+                    rehearse(self.plan.settings.formats.weights)
             self.launcher.launch(lambda *worker: self._work(run, *worker), run.folder)
         except StoppedError as error:
             self._write_outcome(run, "stopped", reason=str(error))

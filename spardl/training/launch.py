@@ -13,7 +13,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -32,7 +32,7 @@ from spardl.training.processes import fault_of, run_processes
 from spardl.training.runs import Run
 from spardl.training.stopping import Stopping, end_at_once, listening
 
-__all__ = ["Heartbeat", "Job", "Launcher", "ProcessGroup", "Simulated"]
+__all__ = ["Heartbeat", "Hosted", "Job", "Launcher", "ProcessGroup", "Simulated"]
 
 # Seconds that rank 0 waits for the others to hear of its error, and that the others wait for its decision.
 _HEARING, _DECIDING = 10.0, 3600.0
@@ -40,6 +40,18 @@ _HEARING, _DECIDING = 10.0, 3600.0
 # Told the steps that are done; answers whether all workers leave now.
 Heartbeat: TypeAlias = Callable[[int], bool]
 Job: TypeAlias = Callable[[Cluster, torch.device, Heartbeat], None]
+
+
+class Hosted(NamedTuple):
+    """Processes of this machine.
+
+    Attributes:
+        processes: how many.
+        each: workers that take turns in one of them.
+    """
+
+    processes: int
+    each: int
 
 
 class Launcher(ABC):
@@ -56,6 +68,10 @@ class Launcher(ABC):
     def share(self, decide: Callable[[], Run]) -> Run:
         """The run that all processes work on: decided by this one, which starts all the others."""
         return decide()
+
+    @abstractmethod
+    def hosted(self) -> Hosted | None:
+        """Who will share the memory of this machine; ``None`` if GPUs have memory of their own."""
 
     @abstractmethod
     def check(self) -> None:
@@ -142,10 +158,20 @@ class ProcessGroup(Launcher):
                 f"cluster.interface={self._interface} is not on {socket.gethostname()}; it has {', '.join(here)}"
             )
 
+    @property
+    def _sharing(self) -> int:
+        return self._member.local_size if self._member else self.workers
+
+    def _kind(self) -> str:
+        return "cuda" if count_gpus(self._device, self._sharing) >= self._sharing else "cpu"
+
+    def hosted(self) -> Hosted | None:
+        """The workers of this machine, unless each has a GPU."""
+        return Hosted(self._sharing, 1) if self._kind() == "cpu" else None
+
     def check(self) -> None:
         """Looks for GPUs, where they are asked for, and tries the port."""
-        sharing = self._member.local_size if self._member else self.workers
-        self._backend_for("cuda" if count_gpus(self._device, sharing) >= sharing else "cpu")
+        self._backend_for(self._kind())
         if self._port is not None and not self._member:
             _listen(self._port).close()
 
@@ -283,6 +309,10 @@ class Simulated(Launcher):
         self._profile = None if self.profile is None else Profile.read(Path(self.profile))
         if find_membership(os.environ):
             raise ConfigError("cluster=simulated is one process; start it without torchrun or srun")
+
+    def hosted(self) -> Hosted | None:
+        """One process, unless it has a GPU."""
+        return None if count_gpus(self.device, 1) else Hosted(1, self.workers)
 
     def check(self) -> None:
         """Looks for a GPU, where one is asked for."""

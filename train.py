@@ -62,7 +62,7 @@ def build(config: DictConfig) -> Experiment:
     quiet = not leads(os.environ)
     with announced("preparing the data", quiet=quiet):
         dataset = build_dataset(plain)
-    with announced("trying the parts", quiet=quiet):
+    with announced("checking that the parts fit together", quiet=quiet):
         return _experiment(plain, dataset)
 
 

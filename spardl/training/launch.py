@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -24,7 +25,7 @@ from spardl.clusters.process_group import check_streams
 from spardl.errors import ConfigError, PeerError, StoppedError
 from spardl.timeline.profile import Profile
 from spardl.training.addresses import listen
-from spardl.training.devices import at_least_one, check_device, check_threads, count_gpus, pick_device
+from spardl.training.devices import at_least_one, check_device, check_threads, count_gpus_aside, pick_device
 from spardl.training.meeting import Meeting
 from spardl.training.membership import Membership, find_membership, find_secret
 from spardl.training.messages import first_line
@@ -162,16 +163,17 @@ class ProcessGroup(Launcher):
     def _sharing(self) -> int:
         return self._member.local_size if self._member else self.workers
 
+    @cached_property
     def _kind(self) -> str:
-        return "cuda" if count_gpus(self._device, self._sharing) >= self._sharing else "cpu"
+        return "cuda" if count_gpus_aside(self._device, self._sharing) >= self._sharing else "cpu"
 
     def hosted(self) -> Hosted | None:
         """The workers of this machine, unless each has a GPU."""
-        return Hosted(self._sharing, 1) if self._kind() == "cpu" else None
+        return Hosted(self._sharing, 1) if self._kind == "cpu" else None
 
     def check(self) -> None:
         """Looks for GPUs, where they are asked for, and tries the port."""
-        self._backend_for(self._kind())
+        self._backend_for(self._kind)
         if self._port is not None and not self._member:
             _listen(self._port).close()
 
@@ -312,11 +314,11 @@ class Simulated(Launcher):
 
     def hosted(self) -> Hosted | None:
         """One process, unless it has a GPU."""
-        return None if count_gpus(self.device, 1) else Hosted(1, self.workers)
+        return None if count_gpus_aside(self.device, 1) else Hosted(1, self.workers)
 
     def check(self) -> None:
         """Looks for a GPU, where one is asked for."""
-        count_gpus(self.device, 1)
+        self.hosted()
 
     def launch(self, job: Job, folder: Path) -> None:
         """Runs the simulation in a process of its own, as real workers are."""

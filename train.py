@@ -46,12 +46,13 @@ from spardl.method import Method
 from spardl.momentum import Momentum
 from spardl.residuals import Residual
 from spardl.schedules.base import Schedule
+from spardl.training.announcing import announced
 from spardl.training.experiment import Experiment
 from spardl.training.launch import Launcher
 from spardl.training.learner import Plan
 from spardl.training.loggers import Logger
 from spardl.training.lr import LrSchedule
-from spardl.training.membership import find_membership, what_a_restart_needs
+from spardl.training.membership import find_membership, leads, what_a_restart_needs
 from spardl.training.parts import Kind
 from spardl.training.processes import leave
 from spardl.training.runs import finished_run
@@ -95,7 +96,14 @@ def build(config: DictConfig) -> Experiment:
         ConfigError: if they do not, or a value is out of range.
     """
     plain: dict[str, Any] = public(OmegaConf.to_container(config, resolve=True))
-    dataset = build_dataset(plain)
+    quiet = not leads(os.environ)
+    with announced("preparing the data", quiet=quiet):
+        dataset = build_dataset(plain)
+    with announced("checking that the parts fit together", quiet=quiet):
+        return _experiment(plain, dataset)
+
+
+def _experiment(plain: Mapping[str, Any], dataset: Any) -> Experiment:
     caveat = getattr(dataset, "caveat", None)
     plan = build_plan(plain, dataset)
     caveats = (caveat,) if caveat else ()
@@ -208,7 +216,7 @@ def train(config: DictConfig) -> None:
         if experiment.launcher.leads:
             write_atomically(run.folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True).encode())
             write_atomically(run.folder / "command.txt", _command().encode())
-            for notice in (*experiment.caveats, *run.notices, *_warnings(config)):
+            for notice in (*experiment.caveats, *run.notices, *experiment.doubts(), *_warnings(config)):
                 print(f"warning: {notice}", file=sys.stderr, flush=True)
             print(f"run {run.id}: {run.folder}", flush=True)
         experiment.perform(run)

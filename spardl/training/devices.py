@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
 from spardl.checks import is_a
 from spardl.errors import ConfigError
+from spardl.training.messages import first_line
 
-__all__ = ["at_least_one", "check_device", "check_threads", "count_gpus", "pick_device"]
+__all__ = ["at_least_one", "check_device", "check_threads", "count_gpus", "count_gpus_aside", "pick_device"]
 
 # Of a worker: torch starts as many as it is told to.
 _MOST_THREADS = 1024
+# Seconds that CUDA may take to count GPUs.
+_PATIENCE = 60.0
 
 
 def at_least_one(name: str, value: Any) -> None:
@@ -66,7 +72,7 @@ def pick_device(wanted: str, local_rank: int, local_size: int) -> torch.device:
 
 
 def count_gpus(wanted: str, sharing: int) -> int:
-    """GPUs that workers may use, without touching one: this process may be forked afterwards.
+    """GPUs that workers may use.
 
     Args:
         wanted: cpu, cuda, or auto.
@@ -84,3 +90,41 @@ def count_gpus(wanted: str, sharing: int) -> int:
             f"{count}; use fewer workers, or cluster.device=cpu"
         )
     return count
+
+
+def count_gpus_aside(wanted: str, sharing: int) -> int:
+    """As ``count_gpus``, in a process of its own: this one may be forked afterwards, which CUDA would not survive.
+
+    Raises:
+        ConfigError: likewise, or if there is no answer.
+    """
+    if wanted == "cpu":
+        return 0
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_count, args=(theirs, wanted, sharing), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        answer: int | str = ours.recv() if ours.poll(_PATIENCE) else _no_count("no answer")
+    except EOFError:
+        answer = _no_count("the process that looked died")
+    process.kill()
+    process.join()
+    if isinstance(answer, str):
+        raise ConfigError(answer)
+    return answer
+
+
+def _count(told: Connection, wanted: str, sharing: int) -> None:
+    try:
+        told.send(count_gpus(wanted, sharing))
+    except ConfigError as error:
+        told.send(str(error))
+    except Exception as error:
+        told.send(_no_count(first_line(error)))
+    os._exit(0)
+
+
+def _no_count(reason: str) -> str:
+    return f"torch cannot count GPUs ({reason}); use cluster.device=cpu"

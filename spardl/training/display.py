@@ -6,9 +6,11 @@ import time
 from collections.abc import Mapping
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.table import Column
+from rich.text import Text
 
+from spardl.training.announcing import Announcement, clock
 from spardl.training.observers import Observer
 
 __all__ = ["LineDisplay", "TerminalDisplay", "make_display"]
@@ -31,13 +33,7 @@ class Eta:
             self._since = time.perf_counter()
             return "-:--"
         per_step = (time.perf_counter() - self._since) / (step - self._first)
-        return _clock((total - step) * per_step)
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+        return clock((total - step) * per_step)
 
 
 def _figures(kind: str, values: Mapping[str, float]) -> str:
@@ -63,6 +59,17 @@ class LineDisplay(Observer):
         self._left = "-:--"
         self._total = 0
         self._last = 0.0
+        self._announcement: Announcement | None = None
+
+    def phase(self, what: str | None) -> None:
+        """Prints it, if it takes long."""
+        if self._announcement:
+            self._announcement.close()
+        self._announcement = Announcement(what) if what else None
+
+    def close(self) -> None:
+        """Nothing goes on any more."""
+        self.phase(None)
 
     def begin(self, step: int, total: int) -> None:
         """Says where it starts."""
@@ -83,6 +90,15 @@ class LineDisplay(Observer):
         print(f"step {step}/{self._total}  {_figures(kind, values)}  left {self._left}", flush=True)
 
 
+class _State(ProgressColumn):
+    """What is going on, and for how long; in training as usual, the time left."""
+
+    def render(self, task: Task) -> Text:
+        """Writes it anew, whenever the bar is drawn."""
+        what, since = task.fields["phase"]
+        return Text(f"{what} {clock(time.perf_counter() - since)}" if what else f"left {task.fields['left']}")
+
+
 class TerminalDisplay(Observer):
     """A bar that moves at every step, and a line per evaluation above it.
 
@@ -95,7 +111,7 @@ class TerminalDisplay(Observer):
             TextColumn("step"),
             MofNCompleteColumn(table_column=Column(no_wrap=True)),
             BarColumn(bar_width=20, table_column=Column(no_wrap=True)),
-            TextColumn("left {task.fields[left]}"),
+            _State(table_column=Column(no_wrap=True)),
             # On a narrow terminal, this is what gives way.
             TextColumn("{task.fields[figures]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
         )
@@ -108,8 +124,17 @@ class TerminalDisplay(Observer):
         """Draws the bar."""
         self._eta.begin(step)
         self._total = total
-        self._task = self._progress.add_task("", total=total, completed=step, left="-:--", figures="")
-        self._progress.start()
+        self._progress.update(self._draw(), total=total, completed=step)
+
+    def phase(self, what: str | None) -> None:
+        """Names it beside the bar, with the time since then."""
+        self._progress.update(self._draw(), phase=(what, time.perf_counter()))
+
+    def _draw(self) -> TaskID:
+        if self._task is None:
+            self._task = self._progress.add_task("", total=None, left="-:--", phase=(None, 0.0), figures="")
+            self._progress.start()
+        return self._task
 
     def step(self, step: int) -> None:
         """Moves the bar."""

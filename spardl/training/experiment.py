@@ -18,11 +18,13 @@ from spardl.compressors.base import SparseCompressor
 from spardl.errors import CheckpointError, ConfigError, SpardlError, StoppedError, StorageError
 from spardl.files import no_room
 from spardl.rehearsal import rehearse
+from spardl.training.announcing import announced
 from spardl.training.branch import check_branch
 from spardl.training.display import make_display
 from spardl.training.launch import Heartbeat, Launcher
 from spardl.training.learner import Plan
 from spardl.training.loggers import Logger
+from spardl.training.memory import available_bytes, what_does_not_fit
 from spardl.training.observers import Beside, Guarded, MetricsFile, Observer, attempt
 from spardl.training.report import print_report
 from spardl.training.runs import Run, continue_from, new_run, run_id
@@ -142,7 +144,8 @@ class Experiment:
         workers = None if self.plan.settings.elastic else self.launcher.workers
         with ExitStack() as stack:
             busy: list[Path] = []
-            found = continue_from(root, self.id, str(resume), workers, busy) if resume else None
+            with announced("looking for a checkpoint", quiet=not resume):
+                found = continue_from(root, self.id, str(resume), workers, busy) if resume else None
             if found:
                 stack.callback(os.close, found.lock)
             start = None if found and found.run.checkpoint else self._branch(workers)
@@ -166,6 +169,14 @@ class Experiment:
         check_branch(checkpoint, decisive(before), decisive(self.config), workers)
         return checkpoint
 
+    def doubts(self) -> list[str]:
+        """What may go wrong on this machine: a warning, if its memory will not do."""
+        hosted = self.launcher.hosted()
+        if hosted is None:
+            return []
+        warning = what_does_not_fit(self.plan.need(hosted.each), hosted.processes, available_bytes())
+        return [warning] if warning else []
+
     def perform(self, run: Run) -> None:
         """Trains, and leaves the outcome in the run's summary.
 
@@ -178,7 +189,8 @@ class Experiment:
         self._write(run, "running")
         try:
             if isinstance(self.plan.method.compressor, SparseCompressor):
-                rehearse(self.plan.settings.formats.weights)
+                with announced("compiling", quiet=not self.launcher.leads):
+                    rehearse(self.plan.settings.formats.weights)
             self.launcher.launch(lambda *worker: self._work(run, *worker), run.folder)
         except StoppedError as error:
             self._write_outcome(run, "stopped", reason=str(error))

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -25,7 +26,7 @@ from spardl.clusters.process_group import check_streams
 from spardl.errors import ConfigError, PeerError, StoppedError
 from spardl.timeline.profile import Profile
 from spardl.training.addresses import listen
-from spardl.training.devices import at_least_one, check_device, check_threads, count_gpus, pick_device
+from spardl.training.devices import at_least_one, check_device, check_threads, count_gpus_aside, pick_device
 from spardl.training.meeting import Meeting
 from spardl.training.membership import Membership, find_membership, find_secret
 from spardl.training.messages import first_line
@@ -33,7 +34,7 @@ from spardl.training.processes import fault_of, run_processes
 from spardl.training.runs import Run
 from spardl.training.stopping import Stopping, end_at_once, listening
 
-__all__ = ["Heartbeat", "Job", "Launcher", "ProcessGroup", "Simulated"]
+__all__ = ["Heartbeat", "Hosted", "Job", "Launcher", "ProcessGroup", "Simulated"]
 
 # Seconds that rank 0 waits for the others to hear of its error, and that the others wait for its decision.
 _HEARING, _DECIDING = 10.0, 3600.0
@@ -41,6 +42,18 @@ _HEARING, _DECIDING = 10.0, 3600.0
 # Told the steps that are done; answers whether all workers leave now.
 Heartbeat: TypeAlias = Callable[[int], bool]
 Job: TypeAlias = Callable[[Cluster, torch.device, Heartbeat], None]
+
+
+class Hosted(NamedTuple):
+    """Processes of this machine.
+
+    Attributes:
+        processes: how many.
+        each: workers that take turns in one of them.
+    """
+
+    processes: int
+    each: int
 
 
 class Launcher(ABC):
@@ -65,6 +78,10 @@ class Launcher(ABC):
             The run.
         """
         return decide()
+
+    @abstractmethod
+    def hosted(self) -> Hosted | None:
+        """Who will share the memory of this machine; ``None`` if GPUs have memory of their own."""
 
     @abstractmethod
     def check(self) -> None:
@@ -151,10 +168,21 @@ class ProcessGroup(Launcher):
                 f"cluster.interface={self._interface} is not on {socket.gethostname()}; it has {', '.join(here)}"
             )
 
+    @property
+    def _sharing(self) -> int:
+        return self._member.local_size if self._member else self.workers
+
+    @cached_property
+    def _kind(self) -> str:
+        return "cuda" if count_gpus_aside(self._device, self._sharing) >= self._sharing else "cpu"
+
+    def hosted(self) -> Hosted | None:
+        """The workers of this machine, unless each has a GPU."""
+        return Hosted(self._sharing, 1) if self._kind == "cpu" else None
+
     def check(self) -> None:
         """Looks for GPUs, where they are asked for, and tries the port."""
-        sharing = self._member.local_size if self._member else self.workers
-        self._backend_for("cuda" if count_gpus(self._device, sharing) >= sharing else "cpu")
+        self._backend_for(self._kind)
         if self._port is not None and not self._member:
             _listen(self._port).close()
 
@@ -295,9 +323,13 @@ class Simulated(Launcher):
         if find_membership(os.environ):
             raise ConfigError("cluster=simulated is one process; start it without torchrun or srun")
 
+    def hosted(self) -> Hosted | None:
+        """One process, unless it has a GPU."""
+        return None if count_gpus_aside(self.device, 1) else Hosted(1, self.workers)
+
     def check(self) -> None:
         """Looks for a GPU, where one is asked for."""
-        count_gpus(self.device, 1)
+        self.hosted()
 
     def launch(self, job: Job, folder: Path) -> None:
         """Runs the simulation in a process of its own, as real workers are."""

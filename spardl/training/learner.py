@@ -24,6 +24,7 @@ from spardl.schedules.synchronizer import Training
 from spardl.training.batches import Batches
 from spardl.training.evaluation import autocast
 from spardl.training.lr import LrSchedule
+from spardl.training.memory import Need
 from spardl.training.messages import first_line
 from spardl.training.sampler import LaneSampler, Sampler, ShuffledSampler
 from spardl.training.settings import Settings
@@ -99,11 +100,16 @@ class Plan:
             if isinstance(value, float) and not math.isfinite(value):
                 raise ConfigError(f"optimizer.{key} must be a finite number, got {value}")
 
-    def _try_model(self) -> None:
+    def need(self, workers: int) -> Need:
+        """What a process of so many workers, ``workers``, needs of a machine's memory."""
+        formats = self.settings.formats
+        return Need.of(self._try_model(), formats.weights, self.optimizer, self.method, workers)
+
+    def _try_model(self) -> nn.Module:
         # Without memory for the weights. Has a second use, too: imports that all workers will find done.
         try:
             with torch.device("meta"):
-                self.task.build_model()
+                return self.task.build_model()
         except SpardlError:
             raise
         except Exception as error:

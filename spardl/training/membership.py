@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from spardl.errors import ConfigError
 
-__all__ = ["Membership", "find_membership", "find_secret", "what_a_restart_needs"]
+__all__ = ["Membership", "find_membership", "find_secret", "leads", "what_a_restart_needs"]
 
 
 class Membership(NamedTuple):
@@ -62,6 +62,11 @@ def find_membership(environment: Mapping[str, str]) -> Membership | None:
             alone=environment.get("SLURM_STEP_NUM_NODES") == "1",
         )
     return None
+
+
+def leads(environment: Mapping[str, str]) -> bool:
+    """Whether this process speaks for all: it was started alone, or as the first of several."""
+    return environment.get("RANK" if "RANK" in environment else "SLURM_PROCID", "0") == "0"
 
 
 def find_secret(environment: Mapping[str, str]) -> str:

@@ -24,6 +24,9 @@ class Observer:
     def begin(self, step: int, total: int) -> None:
         """Training begins after ``step`` of ``total`` steps."""
 
+    def phase(self, what: str | None) -> None:
+        """This is going on from now on; ``None``: training as usual."""
+
     def step(self, step: int) -> None:
         """So many steps are done."""
 
@@ -75,6 +78,10 @@ class _Passing(Observer):
     def begin(self, step: int, total: int) -> None:
         """Passes on."""
         self._pass("begin", step, total)
+
+    def phase(self, what: str | None) -> None:
+        """Passes on."""
+        self._pass("phase", what)
 
     def step(self, step: int) -> None:
         """Passes on."""

@@ -97,10 +97,13 @@ class Trainer:
         self._refusals = Refusals(cluster.size)
         self._doing = "starting"
         if run.checkpoint:
+            self._enter("loading the checkpoint")
             self._resume(plan, run.checkpoint, torch.device(device))
         else:
+            self._enter("building the model")
             self._begin(plan, torch.device(device))
         self._watch = Watch(cluster, run, self._progress.step)
+        self._first = self._progress.step
         self._clock_offset = self._progress.virtual - cluster.seconds()
         self._started = time.perf_counter() - self._progress.wall
         self._timed_from = self._progress.step + self._settings.untimed_steps
@@ -141,6 +144,7 @@ class Trainer:
 
     def _timed_step(self) -> list[float]:
         self._doing = "training"
+        self._tell("phase", "first step" if self._progress.step == self._first else None)
         began = self._cluster.seconds()
         losses = self._learner.step(self._progress.step)
         if self._progress.step >= self._timed_from:
@@ -182,6 +186,10 @@ class Trainer:
         for observer in self._observers:
             getattr(observer, event)(*arguments)
 
+    def _enter(self, doing: str) -> None:
+        self._doing = doing
+        self._tell("phase", doing)
+
     def _log(self) -> None:
         values = self._window.close()
         if not math.isfinite(values["loss"]):
@@ -214,7 +222,7 @@ class Trainer:
     def _evaluate(self) -> None:
         self._learner.synchronizer.flush()
         began = time.perf_counter()
-        self._doing = "evaluating"
+        self._enter("evaluating")
         settings, task = self._settings, self._plan.task
         self._progress.metrics = evaluate(
             task,
@@ -231,7 +239,7 @@ class Trainer:
         self._progress.evaluating += time.perf_counter() - began
 
     def _compare(self, rows: Sequence[Tensor], what: str) -> None:
-        self._doing = "comparing replicas"
+        self._enter("comparing replicas")
         gathered = gather_rows(self._cluster, rows)
         odd = [rank for rank, row in enumerate(gathered) if not torch.equal(row, gathered[0])]
         if odd:
@@ -242,7 +250,7 @@ class Trainer:
         self._progress.checks += 1
 
     def _save(self) -> None:
-        self._doing = "saving a checkpoint"
+        self._enter("saving a checkpoint")
         learner = self._learner
         learner.synchronizer.flush()
         self._read_clocks()

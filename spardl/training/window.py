@@ -22,11 +22,10 @@ class Window:
         self._open()
 
     def _open(self) -> None:
-        ledger = self._cluster.ledgers[0]
         self._steps = 0
         self._losses = [[0.0, 0.0] for _ in self._cluster.local_ranks]
-        self._seconds = {phase.value: ledger.seconds[phase] for phase in Phase}
-        self._bytes = ledger.bytes_sent
+        self._seconds = [{p.value: ledger.seconds[p] for p in Phase} for ledger in self._cluster.ledgers]
+        self._bytes = self._cluster.ledgers[0].bytes_sent
 
     def add(self, losses: Sequence[float]) -> None:
         """Enters a step. A loss that is not finite counts only if there is no other: see ``refused``."""
@@ -37,29 +36,35 @@ class Window:
                 sums[1] += 1
 
     def close(self) -> dict[str, float]:
-        """The mean loss over workers and steps; seconds and bytes of the first local rank, per step."""
-        rows = [torch.tensor(sums, dtype=torch.float64) for sums in self._losses]
-        loss, count = torch.stack(gather_rows(self._cluster, rows)).sum(0).tolist()
-        ledger, steps = self._cluster.ledgers[0], max(1, self._steps)
+        """The mean loss and seconds over workers and steps; bytes of the first local rank, per step."""
+        rows = [torch.tensor(self._row(local), dtype=torch.float64) for local in range(len(self._losses))]
+        table = torch.stack(gather_rows(self._cluster, rows))
+        # Alone: in a wider table, torch may add in another order.
+        loss, count = table[:, :2].contiguous().sum(0).tolist()
+        seconds, steps = table[:, 2:].mean(0).tolist(), max(1, self._steps)
         values = {
             "loss": loss / count if count else math.nan,
-            **{f"seconds/{p.value}": (ledger.seconds[p] - self._seconds[p.value]) / steps for p in Phase},
-            "bytes/sent": (ledger.bytes_sent - self._bytes) / steps,
+            **{f"seconds/{phase.value}": value / steps for phase, value in zip(Phase, seconds, strict=True)},
+            "bytes/sent": (self._cluster.ledgers[0].bytes_sent - self._bytes) / steps,
         }
         self._open()
         return values
+
+    def _row(self, local: int) -> list[float]:
+        before, ledger = self._seconds[local], self._cluster.ledgers[local]
+        return [*self._losses[local], *(ledger.seconds[p] - before[p.value] for p in Phase)]
 
     def state_dict(self, local: int) -> dict[str, Any]:
         """What is known so far, as plain data."""
         return {
             "steps": self._steps,
             "losses": self._losses[local],
-            "seconds": self._seconds,
+            "seconds": self._seconds[local],
             "bytes": self._bytes,
         }
 
     def load_state_dict(self, local: int, values: Mapping[str, Any]) -> None:
         """Continues from saved data."""
-        self._losses[local] = values["losses"]
+        self._losses[local], self._seconds[local] = values["losses"], values["seconds"]
         if local == 0:
-            self._steps, self._seconds, self._bytes = values["steps"], values["seconds"], values["bytes"]
+            self._steps, self._bytes = values["steps"], values["bytes"]

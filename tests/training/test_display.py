@@ -6,6 +6,7 @@ import pty
 import re
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,41 @@ def test_lines(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
         "step 6/100  epoch 0.5  loss 1.235  40 ms/step (compute 75%, communicate 25%)  left 1:34",
         "step 10/100  eval: loss 1  accuracy 0.5  left 1:30",
     ]
+
+
+def test_a_line_names_what_takes_long(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("spardl.training.announcing._LONG", 0.05)
+    display = LineDisplay()
+    for phase, seconds in (("building the model", 0.2), ("saving a checkpoint", 0), (None, 0.1), ("evaluating", 0.2)):
+        display.phase(phase)
+        time.sleep(seconds)
+    display.close()
+    assert capsys.readouterr().out.splitlines() == ["building the model ...", "evaluating ..."]
+
+
+def test_the_bar_names_what_takes_long_and_for_how_long(clock: Clock) -> None:
+    display = TerminalDisplay(Console(file=io.StringIO(), force_terminal=True))
+    shown = []
+
+    def look() -> None:
+        page = Console(file=io.StringIO(), width=100)
+        with page.capture() as capture:
+            page.print(display._progress.get_renderable())
+        shown.append(re.sub(r"[^\x20-\x7e]", "", capture.get()).split(maxsplit=2)[1:])
+
+    display.phase("building the model")
+    clock.now += 72
+    look()
+    display.begin(0, 3)
+    display.phase(None)
+    look()
+    display.step(1)
+    display.phase("evaluating")
+    clock.now += 5
+    look()
+    display.close()
+    texts = [(step, text.strip()) for step, text in shown]
+    assert texts == [("0/?", "building the model 1:12"), ("0/3", "left -:--"), ("1/3", "evaluating 0:05")]
 
 
 def show(display: Observer) -> None:

@@ -68,6 +68,13 @@ def test_what_changes_the_result_is_part_of_the_id(path: str, value: Any) -> Non
     assert experiment(changed(path, value)).id != experiment().id
 
 
+def test_what_the_memory_of_this_machine_will_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert experiment().doubts() == []
+    monkeypatch.setattr("spardl.training.experiment.available_bytes", lambda: 1000)
+    (line,) = experiment().doubts()
+    assert line.startswith("memory will not suffice: 1 process(es) on this machine need at least ")
+
+
 def test_the_number_of_workers_is_part_of_the_id() -> None:
     assert experiment(launcher=Simulated(workers=6, device="cpu")).id != experiment().id
 

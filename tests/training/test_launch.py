@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from spardl.clusters import Cluster, SimulatedCluster, gather_rows
 from spardl.errors import ConfigError, PeerError, WorkerError
-from spardl.training.devices import pick_device
+from spardl.training.devices import count_gpus_aside, pick_device
 from spardl.training.launch import Heartbeat, ProcessGroup, Simulated
 from spardl.training.meeting import Meeting
 from spardl.training.membership import Membership, find_membership, what_a_restart_needs
@@ -169,6 +169,21 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert pick_device("auto", 3, 1) == torch.device("cuda", 1)  # srun hands out GPUs by itself
     with pytest.raises(ConfigError, match=r"needs 4 GPU\(s\) on this machine, .* torch finds 2"):
         pick_device("cuda", 3, 4)
+
+
+def test_gpus_are_counted_in_a_process_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA, once asked, does not survive a fork."""
+    asked: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: asked.append(1) or True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert count_gpus_aside("auto", 4) == 2
+    assert count_gpus_aside("cpu", 4) == 0
+    with pytest.raises(ConfigError, match=r"needs 4 GPU\(s\) on this machine, .* torch finds 2"):
+        count_gpus_aside("cuda", 4)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: os._exit(1))
+    with pytest.raises(ConfigError, match=r"torch cannot count GPUs \(the process that looked died\); use clus"):
+        count_gpus_aside("cuda", 4)
+    assert not asked
 
 
 @pytest.mark.timeout(60)

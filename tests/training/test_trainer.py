@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from spardl.clusters import Cluster
 from spardl.errors import TrainingError
 from spardl.method import Method
+from spardl.programs import Phase
 from spardl.schedules import Synchronizer
 from spardl.training.checkpoint import list_checkpoints
 from spardl.training.lr import Cosine
@@ -19,7 +20,7 @@ from spardl.training.runs import Run
 from spardl.training.task import Batch
 from spardl.training.trainer import Trainer
 from tests.harness import dense, run_workers, spardl, topka
-from tests.training.toy import Notebook, ToyTask, plan, trainer
+from tests.training.toy import Notebook, ToyTask, plan, simulated, trainer
 
 METHODS = {
     "none": dense(),
@@ -93,6 +94,51 @@ def test_what_observers_are_told(tmp_path: Path) -> None:
     assert summary["final"] == book.of("eval")[-1][1]
     assert summary["best"] == max(values["accuracy"] for _, values in book.of("eval"))
     assert book.of("train")[0][1]["bytes/sent"] == pytest.approx(summary["step_bytes"], rel=0.01)
+
+
+class Phases(Observer):
+    """Writes down what is going on, and what is done."""
+
+    def __init__(self) -> None:
+        self.told: list[str | int | None] = []
+
+    def phase(self, what: str | None) -> None:
+        self.told.append(what)
+
+    def step(self, step: int) -> None:
+        self.told.append(step)
+
+
+def test_what_takes_long_is_said_before(tmp_path: Path) -> None:
+    book = Phases()
+    made = plan(dense(), max_steps=2, check_every=5, checkpoint_every=1, keep_checkpoints=5)
+    trainer(made, tmp_path, observers=[book]).fit()
+    end = ["comparing replicas", "evaluating", "saving a checkpoint", "comparing replicas"]
+    assert book.told == ["building the model", "first step", 1, "saving a checkpoint", None, 2, *end]
+    again = Phases()
+    trainer(made, tmp_path, checkpoint=list_checkpoints(tmp_path / "checkpoints")[0], observers=[again]).fit()
+    assert again.told == ["loading the checkpoint", "first step", 2, *end]
+
+
+def test_the_seconds_of_a_step_are_those_of_the_table(tmp_path: Path) -> None:
+    """Those of all workers; here, rank 0 computes for no time and rank 3 for three seconds."""
+    cluster = simulated(4)
+    made = plan(dense(), max_steps=2, log_every=2)
+    book = Notebook()
+    training = Trainer(made, cluster, Run("0", tmp_path), [book])
+    step = training._learner.step
+
+    def slow(number: int) -> list[float]:
+        for rank, ledger in enumerate(cluster.ledgers):
+            ledger.spend(Phase.COMPUTE, float(rank))
+        return step(number)
+
+    training._learner.step = slow  # type: ignore[method-assign]
+    summary = training.fit()
+    ((_, values),) = book.of("train")
+    assert values["seconds/compute"] == pytest.approx(1.5, rel=0.2)
+    for phase, seconds in summary["step_seconds"].items():
+        assert values[f"seconds/{phase}"] == pytest.approx(seconds)
 
 
 def test_counts_of_the_summary(tmp_path: Path) -> None:

@@ -1,0 +1,112 @@
+"""What a run will need of a machine's memory at least, before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from spardl.layout import Layout
+from spardl.method import Method
+
+__all__ = ["Need", "available_bytes", "what_does_not_fit"]
+
+# Entries of the vectors with which an optimizer and a method are asked what they keep for each.
+_PROBE = 64
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes of one process that last from step to step: no activations, no data, no libraries.
+
+    Attributes:
+        weights: of the model, running statistics included.
+        gradients: of all parameters.
+        optimizer: what it keeps for each parameter.
+        residuals: what the method keeps, of all workers of the process.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    residuals: int
+
+    @property
+    def whole(self) -> int:
+        """All of them."""
+        return self.weights + self.gradients + self.optimizer + self.residuals
+
+    @staticmethod
+    def of(
+        model: nn.Module,
+        dtype: torch.dtype,
+        optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
+        method: Method,
+        workers: int,
+    ) -> Need:
+        """What a process with a model needs.
+
+        Args:
+            model: it may be on the device ``meta``.
+            dtype: of its floating-point parameters and buffers, in training.
+            optimizer: makes the optimizer.
+            method: averages the gradients.
+            workers: who take turns with the model.
+        """
+        length = sum(parameter.numel() for parameter in model.parameters())
+        buffers = sum(buffer.numel() for buffer in model.buffers())
+        kept = method.init_state(Layout.flat(_PROBE), dtype)
+        vectors = (kept.memory.numel() + kept.velocity.numel()) / _PROBE
+        size = dtype.itemsize
+        return Need(
+            (length + workers * buffers) * size,
+            length * size,
+            round(length * size * _moments(optimizer, dtype)),
+            round(length * size * vectors * workers),
+        )
+
+
+def _moments(optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer], dtype: torch.dtype) -> float:
+    """How many numbers an optimizer keeps for each parameter."""
+    parameter = nn.Parameter(torch.zeros(_PROBE, dtype=dtype))
+    parameter.grad = torch.ones_like(parameter)
+    made = optimizer([parameter])
+    made.step()
+    tensors = [value for value in made.state[parameter].values() if isinstance(value, torch.Tensor)]
+    return sum(tensor.numel() for tensor in tensors if tensor.numel() > 1) / _PROBE
+
+
+def available_bytes(table: Path = Path("/proc/meminfo")) -> int | None:
+    """Memory that the kernel could give to new programs without swapping; ``None`` if it does not say."""
+    try:
+        lines = table.read_text().splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return 1024 * int(found[0]) if found else None
+
+
+def what_does_not_fit(need: Need, processes: int, available: int | None) -> str | None:
+    """A warning, if so many processes need more than there is.
+
+    Args:
+        need: of each.
+        processes: on this machine.
+        available: bytes, if they are known.
+    """
+    if available is None or need.whole * processes <= available:
+        return None
+    parts = {"weights": need.weights, "gradients": need.gradients, "residuals": need.residuals}
+    named = ", ".join(f"{name} {_gigabytes(part)}" for name, part in {**parts, "optimizer": need.optimizer}.items())
+    return (
+        f"memory will not suffice: {processes} process(es) on this machine need at least "
+        f"{_gigabytes(need.whole * processes)} GB, each {_gigabytes(need.whole)} ({named}; activations come on top), "
+        f"and {_gigabytes(available)} GB are available; use fewer workers, or a smaller model"
+    )
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:.3g}"

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from spardl.errors import ConfigError
 from spardl.training.membership import Membership
 from spardl.training.messages import first_line
+from spardl.training.silence import end_when_silent
 
 __all__ = ["Meeting"]
 
@@ -116,4 +117,5 @@ class Meeting:
             self._member.host, port, None, False, timeout=timedelta(seconds=patience), wait_for_workers=False
         )
         store.set_timeout(timedelta(seconds=self._timeout))
+        end_when_silent(port, self._timeout)
         return store

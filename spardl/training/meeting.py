@@ -20,6 +20,7 @@ from spardl.errors import ConfigError
 from spardl.training.addresses import address_of, listen_as
 from spardl.training.membership import Membership
 from spardl.training.messages import first_line
+from spardl.training.silence import end_when_silent
 
 __all__ = ["Meeting", "hold_store"]
 
@@ -159,6 +160,7 @@ class Meeting:
             host, port, None, False, timeout=timedelta(seconds=patience), wait_for_workers=False
         )
         store.set_timeout(timedelta(seconds=self._timeout))
+        end_when_silent(port, self._timeout)
         return store
 
 

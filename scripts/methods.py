@@ -47,6 +47,7 @@ REASONS: Mapping[Mass, str] = {
     Mass.KEPT: "",
     Mass.LEFT: "",
     Mass.UNBIASED: "random rounding: exact on average only",
+    Mass.CLIPPED: "clipping, and random rounding",
     Mass.ROUNDED: "sums are rounded to the short format on the way",
 }
 
@@ -76,13 +77,13 @@ def _runs_on(method: Method, workers: int) -> bool:
 
 def biased(method: Method) -> str:
     """Whether one step's average is off on average, whatever a residual makes good later."""
-    return "no" if method.compressor.mass in (Mass.KEPT, Mass.UNBIASED) else "yes"
+    return "no" if method.compressor.own_mass in (Mass.KEPT, Mass.UNBIASED) else "yes"
 
 
 def lawful(name: str) -> list[str]:
     """One method's row of the table of laws."""
     method = choices.build(name)
-    mass = method.compressor.mass
+    mass = method.compressor.own_mass
     dense = "yes" if hasattr(method.compressor, "density") or mass is Mass.KEPT else "has no density"
     keeps, reason = "yes" if conserves(method) else "no", REASONS[mass] or _loss(method)
     return [f"`{name}`", mass.value, keeps, dense, reason, _halves(method)]

@@ -29,8 +29,8 @@ class Reuse:
         lower_factor: factor that it is divided by then.
         high: a count above this multiple of k raises the threshold.
         raise_factor: factor that it is multiplied by then.
-        reevaluate_beyond: a count above this multiple of k, or below k divided by it, has the exact threshold found at
-            once; ``None``: only at the end of the period, as published.
+        reevaluate_beyond: a count above this multiple of k, or below k divided by it, has the threshold found at once,
+            an addition to what is published; ``None``: only at the end of the period, as published.
     """
 
     low: float = 0.6667

@@ -37,6 +37,13 @@ def test_every_method_has_a_row() -> None:
     assert {row[0] for row in section("laws")} == choices
 
 
+def test_the_table_says_who_is_biased() -> None:
+    """A method is unbiased if it sends all, or rounds at random and clips nothing."""
+    rows = {row[0].strip("`"): row[7] for row in section("methods")}
+    assert {name for name, biased in rows.items() if biased == "no"} == {"none", "qsgd"}
+    assert rows["terngrad"] == "yes"
+
+
 def test_every_method_was_trained_three_times_and_a_gap_is_explained() -> None:
     """What another choice trains alike, or what needs a dense warm-up longer than the run, need not be."""
     rows = {row[0].strip("`"): row for row in section("training")}

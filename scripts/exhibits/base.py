@@ -85,6 +85,7 @@ class Exhibit(ABC):
         source: what it is in the paper, and how well we know that.
         shows: what one can learn of it.
         basis: what is simulated, measured and assumed.
+        note: what else must be known of a method wherever its figures are.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Exhibit(ABC):
     source: str
     shows: str
     basis: Basis
+    note: str = ""
 
     @abstractmethod
     def jobs(self, scale: str) -> Sequence[Job]:
@@ -104,6 +106,10 @@ class Exhibit(ABC):
     @abstractmethod
     def caption(self, scale: str) -> str:
         """What was run, in a sentence or two."""
+
+    def what_ran(self, scale: str) -> str:
+        """The caption, and the note."""
+        return f"{self.caption(scale)} {self.note}".strip()
 
     @abstractmethod
     def tables(self, scale: str, results: Results) -> Sequence[Table]:

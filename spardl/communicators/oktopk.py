@@ -232,28 +232,29 @@ class OkTopk(Reuse, Communicator[SparseCompressor]):
         kept = region.only(_above(region.entries.values, state.threshold))
         counts = yield from kept.counts()
         found, known = sum(counts), state.threshold > 0
-        astray = not known or self.is_astray(found, k)
+        astray, few = not known or self.is_astray(found, k), known and found < k
         if not astray:
             state.threshold = self.corrected(state.threshold, found, k)
             if found <= _most(k):
                 return (yield from self._gather(kept, counts))
-        elif known and found < k:
+        elif few:
             kept = region.nonzero()
             counts = yield from kept.counts()
         # A threshold is found more surely among more than k.
         shares = _shares(counts, _most(k) if astray else k)
         share, _ = kept.entries.top(shares[region.team.position])
-        union = yield from self._gather(kept._replace(entries=share), shares)
+        # Numbers were told twice where there are few: those rounds are enough.
+        union = yield from self._gather(kept._replace(entries=share), shares, level=not few)
         yield Phase.SELECT
         largest, _ = union.top(k)
         if astray:
             state.threshold = _threshold_of(largest, k)
         return largest
 
-    def _gather(self, region: Region, counts: Sequence[int]) -> Program[SparseVector]:
-        """All workers' blocks, equal ones if need be."""
+    def _gather(self, region: Region, counts: Sequence[int], *, level: bool = True) -> Program[SparseVector]:
+        """All workers' blocks, made equal if need be and ``level``."""
         team, length = region.team, region.borders[-1]
-        if not self._is_unequal(counts):
+        if not (level and self._is_unequal(counts)):
             slots = [Slot(*pair) for pair in zip(counts, region.lengths, strict=True)]
             return (yield from region.courier.all_gather_joined(team, region.entries, slots))
         block = yield from balance(team, region.in_vector(), counts, region.courier)
@@ -319,10 +320,10 @@ def _gather_cost(workers: int, sums: int) -> Cost:
 
 
 def _select_cost(workers: int, sums: int) -> Cost:
-    """Of one count or two, and of blocks that may be made equal first."""
+    """Of one count, and blocks that may be made equal first, or of two counts and blocks as they are."""
     rounds = log2_ceil(workers)
     longest = max(2 * rounds * sums, 2 * sums + 2 * (workers - 1) * -(-sums // workers))
     return Cost(
-        Bounds(2 * rounds, 3 * rounds + (workers > 1)),
+        Bounds(2 * rounds, 2 * rounds + max(rounds, workers > 1)),
         Bounds(workers - 1, 2 * (workers - 1) + longest),
     )

@@ -39,6 +39,7 @@ class Mass(Enum):
     KEPT = "there is none"
     LEFT = "it stays with the worker, and a residual can keep it"
     UNBIASED = "noise, zero on average"
+    CLIPPED = "noise, and what is clipped, lost"
     ROUNDED = "rounding errors, lost"
 
 
@@ -48,7 +49,7 @@ class Compressor(ABC):
     Attributes:
         name: how configurations call it.
         output: what it makes of a gradient; a communicator must be able to sum that.
-        mass: what becomes of the rest.
+        mass: what becomes of the rest, whatever the options are; see ``own_mass``.
         sparsifies: whether it sends some entries at their own value and nothing of the others.
     """
 
@@ -56,6 +57,11 @@ class Compressor(ABC):
     output: ClassVar[Output]
     mass: ClassVar[Mass]
     sparsifies: ClassVar[bool] = False
+
+    @property
+    def own_mass(self) -> Mass:
+        """What becomes of the rest with this one's options, which may do better than ``mass`` promises."""
+        return self.mass
 
     def init_state(self, layout: Layout, dtype: torch.dtype, device: torch.device | str) -> State:
         """A fresh state for one worker, for gradients of this ``layout``, ``dtype`` and ``device``."""

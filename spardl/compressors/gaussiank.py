@@ -33,6 +33,10 @@ class GaussianK(PiecewiseCompressor):
     not normal, so the threshold is raised or lowered step by step while too many or too few entries exceed it. If in
     the end none does (values without any spread, or a distribution far from normal), the k largest are kept.
 
+    Of heavy tails it selects too many at low densities, as 20 corrections raise the threshold by less than a half: at
+    0.1% 3.2 k of Student's t with three degrees of freedom, and 3 to 6 k of the gradients of a small convolutional
+    network on digits; at 5% too few, down to 0.3 k of the latter. With more ``corrections`` the count comes near k.
+
     Args:
         corrections: the most steps by which the threshold is corrected.
         factor: size of a step, as a share of the threshold.

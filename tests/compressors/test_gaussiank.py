@@ -98,6 +98,16 @@ def test_corrections_go_both_ways() -> None:
         assert 0.75 * k <= corrected <= 1.25 * k
 
 
+@pytest.mark.parametrize("corrections", [20, 80])
+def test_of_heavy_tails_it_keeps_several_k(corrections: int) -> None:
+    """As its docstring says: of Student's t with three degrees of freedom, unless there are more corrections."""
+    source = torch.Generator().manual_seed(1)
+    normal, *others = torch.randn(4, 300_000, generator=source, dtype=torch.float64)
+    values = normal / (torch.stack(others).square().mean(0)).sqrt()
+    share = len(choose(GaussianK(0.001, corrections=corrections), values, 300)) / 300
+    assert 3 < share < 3.6 if corrections == 20 else 0.75 <= share <= 1.25
+
+
 @pytest.mark.parametrize("tries", range(4))
 @pytest.mark.parametrize("k", [4000, 200])
 def test_corrections_are_bounded(k: int, tries: int) -> None:

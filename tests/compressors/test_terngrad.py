@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from spardl.communicators import AllGatherCodes
-from spardl.compressors import TernGrad
+from spardl.compressors import Mass, TernGrad
 from spardl.context import Context
 from spardl.errors import ConfigError
 from spardl.layout import Layout
@@ -87,6 +87,17 @@ def test_right_on_average(clip: float | None, dtype: torch.dtype) -> None:
         chance = np.abs(true / scale)
         deviation = scale * np.sqrt(chance * (1 - chance).clip(0) / times)
         assert np.all(np.abs(rows.mean(0) - true) <= 5 * deviation + 1e-5 * scale)
+
+
+@pytest.mark.parametrize("clip", [None, 2.5])
+def test_it_declares_whether_it_is_biased(clip: float | None) -> None:
+    """By the mean of a layer with an entry far out, which clipping alone moves."""
+    layer, times = torch.cat((torch.full((99,), 0.1), torch.tensor([20.0]))), 400
+    compressor, layout = TernGrad(clip), Layout.of([(100,)] * times)
+    rows = sent(compressor, layer.repeat(times), layout=layout).view(times, -1)
+    off = float(rows[:, -1].mean() - layer[-1])
+    assert (abs(off) < 1e-3) == (compressor.own_mass is Mass.UNBIASED)
+    assert (off < -10) == (compressor.own_mass is Mass.CLIPPED)
 
 
 def test_clipping_moves_what_is_far_out_and_nothing_else() -> None:

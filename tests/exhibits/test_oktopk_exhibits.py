@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -221,3 +222,18 @@ def test_the_published_cases_are_as_large_as_published() -> None:
 def test_topk_is_sparse_enough(watched: ModuleType) -> None:
     compressor = watched.sparse(Method(TopK(0.1), AllGather(), LocalResidual()))
     assert compressor.density == 0.1
+
+
+def test_every_comparison_names_what_is_not_published_of_it() -> None:
+    """Wherever Ok-Topk is among the methods that run, at any scale, and nowhere else."""
+    known = importlib.import_module("exhibits.papers.catalogue").catalogue()
+    with importlib.import_module("choices").composing():
+        jobs = {name: [*exhibit.jobs("smoke"), *exhibit.jobs("laptop")] for name, exhibit in known.items()}
+    runs = {name for name, found in jobs.items() if any("oktopk" in repr(job).replace(name, "") for job in found)}
+    named = {name for name, exhibit in known.items() if "reevaluate_beyond" in exhibit.what_ran("laptop")}
+    assert len(runs) == 11
+    assert runs == named
+    claims = (ROOT / "docs" / "claims.md").read_text().split("\n### ")[1:]
+    for section in claims:
+        (exhibit,) = re.findall(r"Setting:\*\* `(.*?)`", section)
+        assert ("reevaluate_beyond" in section) == (exhibit in runs), section

@@ -169,7 +169,7 @@ def judge(claim: Claim, exhibits: Mapping[str, Exhibit], scale: str, results: Re
         finding, jobs = Finding(Verdict.UNJUDGED, "-", str(missing)), missing.jobs
     else:
         finding = _limited(finding, claim.limits_at(scale))
-    return Judgement(claim, finding, scale, exhibit.caption(scale), exhibit.basis, jobs)
+    return Judgement(claim, finding, scale, exhibit.what_ran(scale), exhibit.basis, jobs)
 
 
 def _limited(finding: Finding, limits: Sequence[Limit]) -> Finding:

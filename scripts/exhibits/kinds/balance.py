@@ -257,6 +257,7 @@ class Balance(Exhibit):
     plans: Mapping[str, BalancePlan]
     network: str
     basis: Basis = BASIS
+    note: str = ""
 
     def job(self, plan: BalancePlan, published: Published) -> Computation:
         """One training."""

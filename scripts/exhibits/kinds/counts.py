@@ -150,6 +150,7 @@ class CountedCosts(Exhibit):
     methods: Mapping[str, tuple[str, tuple[str, ...]]]
     workers: Mapping[str, tuple[int, ...]]
     basis: Basis = BASIS
+    note: str = ""
 
     def job(self, method: str, workers: int) -> Computation:
         """One method at one number of workers."""

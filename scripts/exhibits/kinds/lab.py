@@ -21,6 +21,7 @@ from netlab_inside import LabError
 from exhibits.base import Basis, Picture, Results
 from exhibits.jobs import Computation
 from exhibits.kinds.predictions import Computed, Figures, sheet
+from exhibits.notes import OKTOPK
 from spardl.errors import ConfigError, TrainingError
 
 __all__ = ["DEAR", "SPARDL", "Measured", "Measurement", "in_lab", "schedules", "synchronizations"]
@@ -282,4 +283,5 @@ SPARDL = Measured(
     ),
     unit="seconds",
     time="smoke: 20 s; else 2 minutes, alone on the machine",
+    note=OKTOPK,
 )

@@ -58,6 +58,7 @@ class Computed(Exhibit):
     unit: str
     time: str = "seconds"
     recipe: int = 1
+    note: str = ""
 
     def job(self, scale: str) -> Computation:
         """All of it."""

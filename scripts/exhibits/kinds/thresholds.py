@@ -133,6 +133,7 @@ class Thresholds(Exhibit):
     methods: Mapping[str, tuple[tuple[str, ...], bool]]
     plans: Mapping[str, ThresholdsPlan]
     basis: Basis = BASIS
+    note: str = ""
 
     def job(self, plan: ThresholdsPlan, case: Case, method: str) -> Computation:
         """One training."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from statistics import mean
@@ -81,6 +81,7 @@ class MethodComparison(Exhibit):
     basis: Basis
     methods: Mapping[str, tuple[str, ...]]
     plans: Mapping[str, Plan]
+    note: str = field(default="", kw_only=True)
 
     def compared(self, plan: Plan) -> Sequence[str]:
         """The methods that are trained."""

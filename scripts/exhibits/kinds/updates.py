@@ -128,6 +128,7 @@ class UpdateBreakdown(Exhibit):
     density: Mapping[str, float]
     baseline: str
     basis: Basis = BASIS
+    note: str = ""
 
     def job(self, plan: UpdatePlan, model: str, method: str, workers: int) -> Computation:
         """The counts of one method for gradients of a model's density."""

@@ -55,7 +55,7 @@ def exhibit_section(exhibit: Exhibit, group: str, scale: str, results: Results) 
     about = {
         "Source": exhibit.source,
         "Shows": exhibit.shows,
-        "What ran": exhibit.caption(scale),
+        "What ran": exhibit.what_ran(scale),
     }
     command = f"<p><code>python scripts/reproduce.py {exhibit.name} --scale {scale}</code></p>\n"
     drawn = [figure(picture, f"{own}-figure-{picture.file}", exhibit.basis) for picture in pictures]

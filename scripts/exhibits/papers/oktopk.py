@@ -10,6 +10,7 @@ from exhibits.kinds.gpu import MODELS
 from exhibits.kinds.thresholds import Thresholds, ThresholdsPlan
 from exhibits.kinds.trainings import Case, MethodComparison, Plan
 from exhibits.kinds.updates import Contender, UpdateBreakdown, UpdatePlan
+from exhibits.notes import OKTOPK
 from exhibits.papers.small import PICTURES, SEEDS, SMALL, TINY, VIRTUAL
 
 __all__ = ["EXHIBITS"]
@@ -75,6 +76,7 @@ VOLUME = CountedCosts(
         }
     ),
     workers=MappingProxyType({"smoke": (4, 16), "laptop": (4, 8, 16, 32, 64), "paper": (16, 32, 64, 128, 256)}),
+    note=OKTOPK,
 )
 CONVERGENCE = MethodComparison(
     name="oktopk.convergence",
@@ -82,6 +84,7 @@ CONVERGENCE = MethodComparison(
     source="accuracy, word error rate and loss against time (numbers from memory, medium)",
     shows="what each method reaches, and in how many seconds",
     basis=VIRTUAL,
+    note=OKTOPK,
     methods=METHODS,
     plans=MappingProxyType(
         {
@@ -110,6 +113,7 @@ THRESHOLDS = Thresholds(
     source="selected local and global values over training; deviation below 11% for Ok-Topk, while Gaussian-k "
     "selects too few (from memory, medium)",
     shows="how near to k entries thresholds select that are used again, or fitted to a normal distribution",
+    note=f"{OKTOPK} As published: without the first.",
     methods=MappingProxyType(
         {
             "Ok-Topk": (("compressor=oktopk",), True),
@@ -134,6 +138,7 @@ BALANCE = Balance(
     title="Balance of load",
     source="balanced against naive reduce and all-gather: 1.13x-1.75x and 1.12x-1.43x (from memory, medium)",
     shows="how unequal loads are where large entries cluster in layers, and what it gains to make them equal",
+    note=OKTOPK,
     plans=MappingProxyType(
         {
             "smoke": BalancePlan(
@@ -162,6 +167,7 @@ SCALING = UpdateBreakdown(
     source="weak scaling with breakdown on a Cray XC50; BERT on 256 GPUs 3.29x-12.95x (abstract: certain), VGG on 32 "
     "1.51x-8.83x, LSTM on 64 1.34x-7.71x, efficiency 76.3% (from memory, medium)",
     shows="what more workers cost each method, and what of it is computation, compression and communication",
+    note=OKTOPK,
     methods=MappingProxyType(
         {
             "Ok-Topk": Contender("oktopk"),

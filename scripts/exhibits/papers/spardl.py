@@ -9,6 +9,7 @@ from exhibits.kinds import lab
 from exhibits.kinds.counts import CountedCosts
 from exhibits.kinds.trainings import Case, MethodComparison, Plan
 from exhibits.kinds.updates import Contender, UpdateBreakdown, UpdatePlan
+from exhibits.notes import OKTOPK
 from exhibits.papers.small import PICTURES, SEEDS, SMALL, TINY, VIRTUAL, as_published
 
 __all__ = ["EXHIBITS"]
@@ -100,6 +101,7 @@ COMPLEXITY = CountedCosts(
     title="Rounds and words",
     source="Table I, complexity of sparse all-reduce methods; formulas derived and checked (docs/methods.md)",
     shows="that every message is counted, and that no count leaves its formula",
+    note=OKTOPK,
     methods=MappingProxyType(
         {
             "SparDL": ("spardl", ()),
@@ -122,6 +124,7 @@ CONVERGENCE = MethodComparison(
     source="loss and metric against time for each task; 14 workers, from memory (medium)",
     shows="what each method reaches, and in how many seconds",
     basis=VIRTUAL,
+    note=OKTOPK,
     methods=ALL,
     plans=_plans(
         (PICTURES,),
@@ -176,6 +179,7 @@ WORKERS = MethodComparison(
     title="Number of workers",
     source="5 to 14 workers (from memory, low)",
     shows="that any number of workers will do, and what more of them cost",
+    note=OKTOPK,
     basis=VIRTUAL,
     methods=MappingProxyType(
         {
@@ -247,6 +251,7 @@ BREAKDOWN = UpdateBreakdown(
     source="per-update time of seven cases on 14 workers, in computation and communication; up to 4.9x faster "
     "communication than Ok-Topk (numbers from memory, medium)",
     shows="which part of an update each method saves, and whether latency or bandwidth decides",
+    note=OKTOPK,
     methods=CONTENDERS,
     plans=_updates("vgg16", *PUBLISHED_MODELS),
     network="ethernet_1g",
@@ -258,6 +263,7 @@ FAST_NETWORK = UpdateBreakdown(
     title="Where an update's time goes on a fast network",
     source="ResNet-50 and BERT on an RDMA network (numbers unknown)",
     shows="what is left of the gain where messages are cheap",
+    note=OKTOPK,
     methods=CONTENDERS,
     plans=_updates("resnet50", "resnet50", "bert"),
     network="infiniband_100g",

@@ -80,7 +80,7 @@ def run_processes(count: int, target: Target, folder: Path, *, stops: bool = Fal
             From the second one on they end it at once.
 
     Raises:
-        ConfigError: what a worker found wrong with the configuration.
+        ConfigError: what a worker found wrong with the configuration, or if there are more than this machine allows.
         StoppedError: if the workers stopped as they were asked to.
         WorkerError: if a worker ended early; names its rank, its step and the reason.
     """
@@ -91,7 +91,7 @@ def run_processes(count: int, target: Target, folder: Path, *, stops: bool = Fal
     sys.stderr.flush()
     try:
         with _passing_on(children) if stops else nullcontext():
-            with deferred() if stops else nullcontext():
+            with deferred() if stops else nullcontext(), _within_limits(children, count):
                 # One by one, so that an interruption finds all that were started.
                 children.extend(_start(rank, target, folder, steps, lifeline, held) for rank in range(count))
             _watch(children, steps)
@@ -100,6 +100,17 @@ def run_processes(count: int, target: Target, folder: Path, *, stops: bool = Fal
         _end(children)
         os.close(lifeline)
         os.close(held)
+
+
+@contextmanager
+def _within_limits(children: Sequence[_Child], count: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"worker {len(children)} of {count} cannot be started: {error}; use fewer workers, or allow this user more "
+            "open files and processes (ulimit -n, ulimit -u)"
+        ) from error
 
 
 @contextmanager

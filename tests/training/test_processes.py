@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import resource
 import signal
 import sys
 import time
@@ -36,6 +37,20 @@ def test_nothing_stays_open(tmp_path: Path) -> None:
     with pytest.raises(WorkerError):
         run_processes(3, lambda rank, heartbeat: os._exit(7), tmp_path)
     assert opened() == before
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_more_workers_than_the_machine_allows(tmp_path: Path) -> None:
+    """Those that were started end, and one line says which limit to raise."""
+    open_files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    there = len([*Path("/proc/self/fd").iterdir()])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (there + 20, most))
+    try:
+        with pytest.raises(ConfigError, match=r"worker \d+ of 100 cannot be started: .*Too many open files; use fewer"):
+            run_processes(100, lambda rank, heartbeat: time.sleep(60), tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, most))
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
 

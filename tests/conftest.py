@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections.abc import Iterator
 
 # As train.py sets it: torch reads it once, when it is imported, and tests fork their runs from this process.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
@@ -12,6 +13,8 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from spardl.training import announcing
 
 # A script that starts tests with & makes them deaf to Ctrl-C, and with them all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -26,6 +29,14 @@ settings.load_profile("spardl")
 def one_thread() -> None:
     """Processes are forked in some tests, which no other thread would survive."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patience() -> Iterator[None]:
+    """On a busy machine everything takes long, and tests that compare what is printed would find it said."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(announcing, "_LONG", 1000.0)
+        yield
 
 
 def pytest_collection_finish() -> None:

@@ -105,7 +105,7 @@ CASES = {
     "optimizer.lr=inf": "optimizer.lr must be a finite number, got inf",
     "optimizer.lr=1e999": "optimizer.lr must be a finite number, got inf",
     "optimizer=adamw optimizer.lr=inf": "optimizer.lr must be a finite number, got inf",
-    "optimizer.momentum=nan": "optimizer.momentum must be a finite number, got nan",
+    "optimizer.momentum=nan": "optimizer.momentum must be at least 0 and below 1, got nan",
     "lr_schedule.warmup_epochs=abc": "lr_schedule needs warmup_epochs >= 0",
     "lr_schedule.warmup_epochs=nan": "lr_schedule needs warmup_epochs >= 0",
     "lr_schedule=multistep lr_schedule.milestones=5": "lr_schedule needs a list of epochs as milestones",

@@ -14,7 +14,7 @@ from spardl.training import checkpoint
 from spardl.training.observers import MetricsFile
 from spardl.training.runs import Run, new_run
 from tests.driver import beside, here, only_run, steps_logged, summary, wait_until
-from tests.injections import a_small_disk
+from tests.injections.starts import a_small_disk
 
 RUN = ("cluster=simulated", "cluster.workers=2", "training.eval_examples=16", "training.batch_size=4")
 

@@ -14,13 +14,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from spardl.clusters.base import Cluster
 from spardl.errors import ConfigError
-from spardl.fusion import Range
-from spardl.method import Method
-from spardl.schedules.base import Schedule
-from spardl.schedules.measured import Measured
-from spardl.schedules.synchronizer import Synchronizer, Training
+from spardl.fusion import Linear, Range
+from spardl.schedules.measured import Measuring
 
 __all__ = ["LayerFusion", "optimal"]
 
@@ -97,11 +93,23 @@ def _fewest(waits: Table, costs: Table, goal: float) -> list[Range]:
 
 
 @dataclass(frozen=True)
-class LayerFusion(Schedule):
+class LayerFusion(Measuring):
     """Cuts the gradient where the last synchronization ends first, by what the first steps measure."""
 
     name = "layer_fusion"
 
-    def start(self, method: Method, cluster: Cluster, training: Training) -> Synchronizer:
-        """Measures first."""
-        return Measured(method, cluster, training, optimal)
+    def decide(self, entries: Sequence[int], ready: Sequence[float], cost: Linear) -> list[Range]:
+        """The best partition: see ``optimal``.
+
+        Args:
+            entries: of each layer, in flat order.
+            ready: when the gradient of each layer is there, in seconds since the backward pass began.
+            cost: seconds that the synchronization of so many entries takes.
+
+        Returns:
+            It, in flat order.
+
+        Raises:
+            ConfigError: if a time is not finite.
+        """
+        return optimal(entries, ready, cost)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any, TypeAlias
 
@@ -13,10 +16,12 @@ from spardl.clusters.base import Cluster, gather_rows
 from spardl.fusion import Linear, Range
 from spardl.layout import Layout
 from spardl.method import Method
+from spardl.schedules.base import Schedule
+from spardl.schedules.groups import Groups, agreed_groups
 from spardl.schedules.in_backward import InBackward
-from spardl.schedules.synchronizer import Training
+from spardl.schedules.synchronizer import Synchronizer, Training
 
-__all__ = ["Decide", "Measured", "measure_cost"]
+__all__ = ["Decide", "Measured", "Measuring", "measure_cost"]
 
 Decide: TypeAlias = Callable[[Sequence[int], Sequence[float], Linear], list[Range]]
 """``decide(entries, ready, cost)``: the partition for layers with so many entries, whose gradients are ready so many
@@ -25,6 +30,46 @@ seconds after the backward pass began, if the synchronization of a group takes `
 # The first one finds caches cold, and memory to be allocated.
 _SKIPPED, _COUNTED = 1, 5
 _REPEATS = 3
+
+
+@dataclass(frozen=True)
+class Measuring(Schedule):
+    """A schedule whose groups are chosen by what the first steps measure, or were chosen by another run.
+
+    Times differ from run to run, and so may the groups, and the bits of what sparse methods find.
+
+    Args:
+        groups: a file with the groups that another run chose, to be used from the first step on: ``groups.json`` of its
+            folder; ``None``: measure.
+
+    Raises:
+        ConfigError: if the file holds no groups.
+    """
+
+    groups: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.groups is not None:
+            Groups.read(Path(str(self.groups)))
+
+    @abstractmethod
+    def decide(self, entries: Sequence[int], ready: Sequence[float], cost: Linear) -> list[Range]:
+        """The partition that measurements lead to.
+
+        Args:
+            entries: of each layer, in flat order.
+            ready: when the gradient of each layer is there, in seconds since the backward pass began.
+            cost: seconds that the synchronization of so many entries takes.
+
+        Returns:
+            It, in flat order.
+        """
+
+    def start(self, method: Method, cluster: Cluster, training: Training) -> Synchronizer:
+        """Measures first, unless the groups are known."""
+        if self.groups is None:
+            return Measured(method, cluster, training, self.decide)
+        return InBackward(method, cluster, training, agreed_groups(Path(str(self.groups)), cluster, training))
 
 
 class Measured(InBackward):
@@ -75,6 +120,11 @@ class Measured(InBackward):
         ready = _mean(self._cluster, [mine for _ in self._cluster.local_ranks])
         cost = measure_cost(self._method, self._cluster, self._gradient.vector)
         return self._decide([layer.entries for layer in self._gradient.layers], ready, cost)
+
+    @property
+    def chosen(self) -> list[Range] | None:
+        """The partition, once it is decided."""
+        return self.partition if self._rows is None else None
 
     def state_dict(self, local: int = 0) -> dict[str, Any]:
         """That of every schedule, and whether it is decided."""

@@ -8,12 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from spardl.clusters.base import Cluster
-from spardl.fusion import Range
-from spardl.method import Method
-from spardl.schedules.base import Schedule
-from spardl.schedules.measured import Measured
-from spardl.schedules.synchronizer import Synchronizer, Training
+from spardl.fusion import Linear, Range
+from spardl.schedules.measured import Measuring
 
 __all__ = ["MgWfbp", "merge"]
 
@@ -56,11 +52,20 @@ def merge(entries: Sequence[int], ready: Sequence[float], cost: Callable[[int], 
 
 
 @dataclass(frozen=True)
-class MgWfbp(Schedule):
+class MgWfbp(Measuring):
     """Merges layers by what the first steps measure, and sends them during the backward pass."""
 
     name = "mg_wfbp"
 
-    def start(self, method: Method, cluster: Cluster, training: Training) -> Synchronizer:
-        """Measures first."""
-        return Measured(method, cluster, training, lambda entries, ready, cost: merge(entries, ready, cost, cost.fixed))
+    def decide(self, entries: Sequence[int], ready: Sequence[float], cost: Linear) -> list[Range]:
+        """The partition that merging leads to: see ``merge``.
+
+        Args:
+            entries: of each layer, in flat order.
+            ready: when the gradient of each layer is there, in seconds since the backward pass began.
+            cost: seconds that the synchronization of so many entries takes.
+
+        Returns:
+            It, in flat order.
+        """
+        return merge(entries, ready, cost, cost.fixed)

@@ -170,6 +170,11 @@ class Synchronizer(ABC):
         """Layers that are synchronized together."""
         return [group.layers for group in self._groups]
 
+    @property
+    def chosen(self) -> list[Range] | None:
+        """The groups that measurements have led to, for good; ``None`` before that, and where nothing is measured."""
+        return None
+
     def averages(self, local: int = 0) -> list[Sum]:
         """What the local rank ``local`` computed as the averages of the last step, group by group.
 

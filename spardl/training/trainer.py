@@ -15,7 +15,9 @@ from torch import Tensor
 
 from spardl.clusters.base import Cluster, gather_rows
 from spardl.errors import PeerError, StoppedError, TrainingError
+from spardl.files import write_atomically
 from spardl.refusals import Refusals, Refused
+from spardl.schedules.groups import Groups
 from spardl.sparse import SparseVector, Sum
 from spardl.training.checkpoint import load_part, save_checkpoint, saved_workers
 from spardl.training.evaluation import evaluate
@@ -96,6 +98,7 @@ class Trainer:
         self._restart: Restart | None = None
         self._refusals = Refusals(cluster.size)
         self._doing = "starting"
+        self._groups_kept = False
         if run.checkpoint:
             self._enter("loading the checkpoint")
             self._resume(plan, run.checkpoint, torch.device(device))
@@ -156,6 +159,7 @@ class Trainer:
         step, total, settings = self._progress.step, self._learner.total_steps, self._settings
         leaves = self._heartbeat(step) and step < total
         self._tell("step", step)
+        self._keep_groups()
         if step % settings.check_every == 0 or step == total:
             self._compare(self._digests(), "averaged gradients")
         if step % settings.log_every == 0 or step == total:
@@ -171,6 +175,15 @@ class Trainer:
             self._save()
         if leaves:
             raise StoppedError(f"stopped at step {step} of {total}, as asked; everything is saved")
+
+    def _keep_groups(self) -> None:
+        """Writes down which groups were chosen, for runs that are to have the same."""
+        chosen = self._learner.synchronizer.chosen
+        if chosen is None or self._groups_kept or not self._cluster.leads:
+            return
+        entries = [layer.entries for layer in self._learner.gradient.layers]
+        write_atomically(self._run.folder / "groups.json", Groups(entries, chosen).text().encode())
+        self._groups_kept = True
 
     def _evaluates_after(self, step: int) -> bool:
         return self._learner.ends_part(step, self._settings.eval_every) or step >= self._learner.total_steps

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,9 +22,28 @@ __all__ = ["clip_factor", "largest", "norm_of", "sum_of_squares"]
 # Entries that are squared at a time: a vector of gradients must not need three more of its size.
 _CHUNK = 1 << 20
 _BITS = 62
-# Of each size of a number: whole numbers of that size, and what removes the sign.
-_RAW: Mapping[int, tuple[torch.dtype, int]] = MappingProxyType(
-    {2: (torch.int16, 2**15 - 1), 4: (torch.int32, 2**31 - 1), 8: (torch.int64, 2**63 - 1)}
+# Entries below which torch is faster than the call of a compiled kernel.
+_SMALL = 1 << 13
+
+
+class _Raw(NamedTuple):
+    """How a type's magnitudes compare as integers: bits, what removes the sign, and how to read the largest one."""
+
+    bits: torch.dtype
+    mask: Any
+    # numpy knows no bfloat16, which is the upper half of a float32.
+    shift: int
+    wide: Any
+    number: Any
+
+
+_RAW: Mapping[torch.dtype, _Raw] = MappingProxyType(
+    {
+        torch.float16: _Raw(torch.int16, np.int16(2**15 - 1), 0, np.int16, np.float16),
+        torch.bfloat16: _Raw(torch.int16, np.int16(2**15 - 1), 16, np.int32, np.float32),
+        torch.float32: _Raw(torch.int32, np.int32(2**31 - 1), 0, np.int32, np.float32),
+        torch.float64: _Raw(torch.int64, np.int64(2**63 - 1), 0, np.int64, np.float64),
+    }
 )
 
 
@@ -33,15 +54,17 @@ def largest(parts: Iterable[Tensor]) -> float:
 
 
 def _peak(part: Tensor) -> float:
-    """At the speed of memory: in one thread torch compares numbers of 16 bits more slowly than it adds them up."""
-    if not compiled(part) or torch.get_num_threads() > 1:
-        return float(torch.stack(part.aminmax()).abs().max())
-    from spardl.kernels.magnitudes import largest as key_of_largest  # noqa: PLC0415 - takes seconds to import
+    """At the speed of memory: in one thread, torch compares numbers more slowly than it adds them up."""
+    raw = _RAW.get(part.dtype)
+    if part.device.type != "cpu":
+        return float(torch.stack(part.aminmax()).abs().max())  # waits for the device once
+    if part.numel() < _SMALL or raw is None or not compiled(part) or torch.get_num_threads() > 1:
+        low, high = part.aminmax()
+        return max(-float(low), float(high))
+    from spardl.kernels import magnitudes  # noqa: PLC0415 - takes seconds to import
 
-    whole, mask = _RAW[part.itemsize]
-    bits = part.view(whole).numpy()
-    key = key_of_largest(bits, bits.dtype.type(mask))
-    return float(torch.tensor(key, dtype=whole).view(part.dtype))
+    key = int(magnitudes.largest(part.view(raw.bits).numpy(), raw.mask))
+    return float(raw.wide(key << raw.shift).view(raw.number))
 
 
 def _exponent(peak: float, length: int) -> int:

@@ -168,7 +168,9 @@ def test_the_largest_magnitude(dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
     most, least = torch.finfo(dtype).max, torch.finfo(dtype).smallest_normal
     for kernels in ("compiled", "portable"):
         monkeypatch.setenv("SPARDL_KERNELS", kernels)
-        for values, expected in (([1, -3, 2], 3), ([-most, 1], most), ([least, -0.0], least), ([], 0.0), ([-0.0], 0.0)):
-            assert largest([torch.tensor(values, dtype=dtype)]) == expected
-        assert largest([torch.tensor([1, -math.inf], dtype=dtype)]) == math.inf
-        assert math.isnan(largest([torch.tensor([math.nan, math.inf, -1], dtype=dtype)]))
+        for many in (1, 10_000):
+            for values, expected in (([1, -3, 2], 3), ([-most, 1], most), ([least, -0.0], least), ([-0.0], 0.0)):
+                assert largest([torch.tensor(values, dtype=dtype).repeat(many)]) == expected
+            assert largest([torch.tensor([1, -math.inf], dtype=dtype).repeat(many)]) == math.inf
+            assert math.isnan(largest([torch.tensor([-math.nan, math.inf, -1], dtype=dtype).repeat(many)]))
+    assert largest([]) == largest([torch.empty(0, dtype=dtype)]) == 0

@@ -223,7 +223,7 @@ class Trainer:
 
     def _look(self, step: int, *, evaluates: bool) -> None:
         """Ends a run that has diverged, before anything of it is saved."""
-        self._doing = "looking at the weights"
+        self._enter("looking at the weights")
         learner = self._learner
         learner.synchronizer.flush()
         doubtful = self._watch.look(step, [learner.lasting(local) for local in range(len(learner.workers))])

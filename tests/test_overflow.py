@@ -14,6 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from spardl.accumulator import Accumulator
 from spardl.bounds import Bound
 from spardl.communicators import AllGather, AllGatherCodes, Dense
 from spardl.compressors import NoCompression, RandomK, SignSGD, TopK
@@ -22,6 +23,7 @@ from spardl.method_state import MethodState
 from spardl.momentum import CorrectedMomentum, LocalMomentum, Momentum, OptimizerMomentum
 from spardl.norms import largest
 from spardl.residuals import LocalResidual, NoResidual, PartialResidual
+from spardl.sparse import SparseVector
 from spardl.warmup import Warmup
 from spardl.wire import Wire
 from tests.harness import Bench, all_methods, remembering_methods, same_bits, spardl, to_dense, topka
@@ -174,3 +176,15 @@ def test_the_largest_magnitude(dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
             assert largest([torch.tensor([1, -math.inf], dtype=dtype).repeat(many)]) == math.inf
             assert math.isnan(largest([torch.tensor([-math.nan, math.inf, -1], dtype=dtype).repeat(many)]))
     assert largest([]) == largest([torch.empty(0, dtype=dtype)]) == 0
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_what_arrives_is_cut_before_it_is_sent_on(dtype: torch.dtype) -> None:
+    """Else two infinities of different signs would meet in the next round."""
+    most = torch.finfo(dtype).max
+    vector = Accumulator(torch.tensor([most, -most, 1.0], dtype=dtype), bound=Bound(most))
+    vector.add(0, SparseVector(torch.tensor([0, 1, 2]), torch.tensor([most, -most, 1.0], dtype=dtype), 3))
+    assert vector.values.tolist() == [most, -most, 2]
+    assert vector.overflowed
+    vector.restore()
+    assert vector.values.tolist() == [most, -most, 1]

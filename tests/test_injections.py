@@ -201,6 +201,7 @@ def test_the_tables_are_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert text.startswith(f"before\n<!-- rules -->\n{rules()}\n<!-- end of rules -->\nbetween\n<!-- figures -->\n")
         for fault in FAULTS:
             assert f"| {fault.name} | {fault.injections} | {seconds} | {fault.injections - 1} |\n" in text
+        assert f"| all | {len(planned())} of {len(planned())} | 0 hangs | 0 results that differ |\n" in text
         assert text.endswith("<!-- end of figures -->\nafter\n")
 
 

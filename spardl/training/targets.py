@@ -85,9 +85,13 @@ def public(config: Any) -> Any:
     return _renamed(config, lambda name: _NAMES.get(name, name))
 
 
-def _renamed(value: Any, rename: Callable[[Any], Any]) -> Any:
+def _renamed(value: Any, rename: Callable[[str], str]) -> Any:
     if isinstance(value, Mapping):
-        return {key: rename(each) if key == _TARGET else _renamed(each, rename) for key, each in value.items()}
+        return {key: rename(each) if _names(key, each) else _renamed(each, rename) for key, each in value.items()}
     if isinstance(value, list):
         return [_renamed(each, rename) for each in value]
     return value
+
+
+def _names(key: Any, value: Any) -> bool:
+    return key == _TARGET and isinstance(value, str)

@@ -41,15 +41,23 @@ def test_the_network_of_a_lab(tmp_path: Path) -> None:
             "ip link set eth0 down",
             r"workers: worker 2 did not come to 10\.77\.0\.1:29500 within 5 s \(3 of 4 did\); see",
         ),
-        ("(sleep 12; ip link set eth0 down) &", r"[\w -]+: worker 2 on \S+ did not answer any more; see what"),
+        (
+            # Once all have met, however long that takes.
+            "(until grep -q '^ok  *peers:' {said}; do sleep 0.1; done; ip link set eth0 down) &",
+            r"[\w -]+: worker 2 on \S+ did not answer any more; see what",
+        ),
     ],
     ids=["from the start", "in the middle"],
 )
-def test_a_link_that_is_down(broken: str, said: str) -> None:
+def test_a_link_that_is_down(broken: str, said: str, tmp_path: Path) -> None:
     """Where it breaks in the middle, that is somewhere in a long row of examinations."""
-    again = f"while {sys.executable} scripts/doctor.py --timeout 5; do :; done"
+    printed = tmp_path / "said.txt"
+    printed.touch()
+    again = f"while {sys.executable} scripts/doctor.py --timeout 5 > {tmp_path}/$RANK.txt; do :; done"
+    first = f"while {sys.executable} scripts/doctor.py --timeout 5 > {printed}; do :; done; cat {printed}; exit 1"
     # The first worker must not be ended before it has spoken.
-    done = in_lab(f"if [ $RANK = 2 ]; then {broken}\n {again}; sleep 80; fi; {again}; exit 1")
+    third = f"{broken.format(said=printed)}\n {again}; sleep 80"
+    done = in_lab(f"if [ $RANK = 2 ]; then {third}; fi; if [ $RANK = 0 ]; then {first}; fi; {again}; sleep 80")
     assert done.returncode == 1
     (line,) = lines(done.stdout, "FAILED")
     assert re.match(said, line), line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -153,10 +153,9 @@ class Experiment:
                 found = new_run(root, self.label, self.id)
                 stack.callback(os.close, found.lock)
                 stack.callback(_forget_unless_begun, found.run)
-            others = tuple(f"{each} is in use by another process; this is a second run of the same" for each in busy)
             checkpoint = start or found.run.checkpoint
             with _room_for_a_run():
-                yield replace(found.run, checkpoint=checkpoint, notices=(*others, *found.run.notices))
+                yield replace(found.run, checkpoint=checkpoint, notices=(*_beside(busy), *found.run.notices))
 
     def _branch(self, workers: int | None) -> Path | None:
         """The checkpoint of another run that this one begins with, if it does."""
@@ -260,3 +259,11 @@ def _forget_unless_begun(run: Run) -> None:
     """Removes the folder of a run that has no summary, which is the first thing that a run writes."""
     if not run.summary_file.exists():
         shutil.rmtree(run.folder, ignore_errors=True)
+
+
+def _beside(busy: Sequence[Path]) -> list[str]:
+    """What to say of runs of the same that others work on."""
+    if not busy:
+        return []
+    others = f" (and {len(busy) - 1} more)" if len(busy) > 1 else ""
+    return [f"{busy[0]}{others} is in use by another process; this is a second run of the same"]

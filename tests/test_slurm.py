@@ -85,7 +85,8 @@ def test_a_failure_is_told_and_stops_no_other(slurm: Slurm, tmp_path: Path) -> N
 
 
 def test_what_was_cancelled_is_submitted_again(slurm: Slurm, tmp_path: Path) -> None:
-    slurm.sweep(tmp_path, "-m", "seed=1,2,3", "training.max_steps=300", "cluster.workers=1", "site.at_once=1")
+    # A run must outlast the start of the command that cancels it, on a busy machine too.
+    slurm.sweep(tmp_path, "-m", "seed=1,2,3", "training.max_steps=500", "cluster.workers=1", "site.at_once=1")
     slurm.until(lambda: statuses(tmp_path)["finished"] == 1 and statuses(tmp_path)["running"] == 1)
     assert slurm.submit("cancel", "--outputs", str(tmp_path)).startswith("cancelled: 2 of 3")
     slurm.empty(30)

@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ _MEASURED = 16
 # What every saved state has, besides its owner.
 SAVED: Mapping[str, Any] = MappingProxyType({"names": [], "groups": [], "skipped": [], "factor": 1.0})
 
+T = TypeVar("T")
 # The factor by which losses, and so gradients, are multiplied now.
 Scale = Callable[[], float]
 
@@ -161,9 +162,13 @@ class Averager:
             warnings.warn(f"spardl: {line}{advice}.", stacklevel=3)
         if is_due(self.steps) and self._worker.size > 1:
             row = torch.tensor([own.number], device=self._cluster.device)
-            flight = self._cluster.flight([self._gather_counts(row)], counted=False)
-            flight.release(0)
-            self._refusals.learn(flight.wait(0))
+            self._refusals.learn(self._housekeeping(self._gather_counts(row)))
+
+    def _housekeeping(self, program: Program[T]) -> T:
+        """Runs what is no part of training beside the groups, and waits for it."""
+        flight = self._cluster.flight([program], counted=False)
+        flight.release(0)
+        return flight.wait(0)
 
     def _gather_counts(self, row: Tensor) -> Program[list[int]]:
         ones = [1] * self._worker.size
@@ -187,9 +192,7 @@ class Averager:
     def _begin(self) -> None:
         """What must be done between steps, when nothing is under way."""
         if not self._agreed:
-            flight = self._cluster.flight([compare(self._worker, self._facts(), self._cluster.device)], counted=False)
-            flight.release(0)
-            flight.wait(0)
+            self._housekeeping(compare(self._worker, self._facts(), self._cluster.device))
             self._agreed = True
         self._settle(self._scale() if self._scale else 1.0)
 
@@ -281,8 +284,9 @@ class Averager:
         both = self.method.residual.remembers and other.method.residual.remembers
         for number, name in enumerate(self.names):
             mine = self._groups[self._group_of[number]]
-            theirs = other._groups[other._group_of[other.names.index(name)]]
-            here, there = slice(*mine.ranges[number]), slice(*theirs.ranges[other.names.index(name)])
+            place = other.names.index(name)
+            theirs = other._groups[other._group_of[place]]
+            here, there = slice(*mine.ranges[number]), slice(*theirs.ranges[place])
             if both:
                 mine.state.memory[here] = theirs.state.memory[there] * (self._factor / other._factor)
             if velocities:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from spardl.errors import CheckpointError
 from spardl.training.checkpoint import saved_workers, verify_checkpoint
 
-__all__ = ["FREE", "check_branch"]
+__all__ = ["FREE", "check_branch", "flat"]
 
 # What may differ from the run that saved the checkpoint, nodes or single settings. Of all else, what was saved would
 # not fit, or would win in silence over what is typed.
@@ -37,7 +37,7 @@ def check_branch(checkpoint: Path, before: Mapping[str, Any], now: Mapping[str, 
     step, last = checkpoint.name.removeprefix("step-"), now.get("training", {}).get("max_steps")
     if last is not None and step.isdecimal() and last <= int(step):
         raise CheckpointError(f"start_from={checkpoint} is not before the end, training.max_steps={last}; raise that")
-    old, new = dict(_flat(before)), dict(_flat(now))
+    old, new = dict(flat(before, FREE)), dict(flat(now, FREE))
     for key in sorted(set(old) | set(new)):
         if old.get(key) != new.get(key):
             raise CheckpointError(
@@ -46,13 +46,22 @@ def check_branch(checkpoint: Path, before: Mapping[str, Any], now: Mapping[str, 
             )
 
 
-def _flat(node: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names and values of all settings that must not differ."""
+def flat(node: Mapping[str, Any], without: Collection[str] = (), path: str = "") -> Iterator[tuple[str, Any]]:
+    """The settings of a configuration.
+
+    Args:
+        node: plain data.
+        without: dotted names of nodes and settings that are left out.
+        path: of the node itself, with a dot behind.
+
+    Yields:
+        Dotted names and values.
+    """
     for key, value in node.items():
         name = f"{path}{key}"
-        if name in FREE:
+        if name in without:
             continue
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{name}.")
+            yield from flat(value, without, f"{name}.")
         else:
             yield name, value

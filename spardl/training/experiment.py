@@ -19,7 +19,7 @@ from spardl.errors import CheckpointError, ConfigError, SpardlError, StoppedErro
 from spardl.files import no_room
 from spardl.rehearsal import rehearse
 from spardl.training.announcing import announced
-from spardl.training.branch import check_branch
+from spardl.training.branch import check_branch, flat
 from spardl.training.display import make_display
 from spardl.training.launch import Heartbeat, Launcher
 from spardl.training.learner import Plan
@@ -76,16 +76,6 @@ def _elastic(config: Mapping[str, Any]) -> bool:
     return config.get("training", {}).get("elastic") is True
 
 
-def _flat(node: Mapping[str, Any], path: str = "") -> dict[str, str]:
-    found = {}
-    for key, value in node.items():
-        if isinstance(value, Mapping):
-            found.update(_flat(value, f"{path}{key}."))
-        else:
-            found[f"{path}{key}"] = str(value)
-    return found
-
-
 @dataclass(frozen=True)
 class Experiment:
     """A configuration and the parts that were built from it.
@@ -128,7 +118,7 @@ class Experiment:
     def given(self) -> dict[str, str]:
         """What all processes must have been given the same, by name: all but where each finds and puts things."""
         common = {**decisive(self.config), "training": self.config["training"]}
-        return {"version": __version__, **_flat(common)}
+        return {"version": __version__, **{name: str(value) for name, value in flat(common)}}
 
     @contextmanager
     def prepare(self) -> Iterator[Run]:

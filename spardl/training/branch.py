@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from spardl.errors import CheckpointError
 from spardl.training.checkpoint import saved_workers, verify_checkpoint
+from spardl.training.runs import flat
 
-__all__ = ["FREE", "check_branch", "flat"]
+__all__ = ["FREE", "check_branch"]
 
 # What may differ from the run that saved the checkpoint, nodes or single settings. Of all else, what was saved would
 # not fit, or would win in silence over what is typed.
@@ -44,24 +45,3 @@ def check_branch(checkpoint: Path, before: Mapping[str, Any], now: Mapping[str, 
                 f"start_from={checkpoint}: its run had {key}={old.get(key)}, and this one has {new.get(key)}; only "
                 f"{', '.join(FREE[:-1])} may differ"
             )
-
-
-def flat(node: Mapping[str, Any], without: Collection[str] = (), path: str = "") -> Iterator[tuple[str, Any]]:
-    """The settings of a configuration.
-
-    Args:
-        node: plain data.
-        without: dotted names of nodes and settings that are left out.
-        path: of the node itself, with a dot behind.
-
-    Yields:
-        Dotted names and values.
-    """
-    for key, value in node.items():
-        name = f"{path}{key}"
-        if name in without:
-            continue
-        if isinstance(value, Mapping):
-            yield from flat(value, without, f"{name}.")
-        else:
-            yield name, value

@@ -19,7 +19,7 @@ from spardl.errors import CheckpointError, ConfigError, SpardlError, StoppedErro
 from spardl.files import no_room
 from spardl.rehearsal import rehearse
 from spardl.training.announcing import announced
-from spardl.training.branch import check_branch, flat
+from spardl.training.branch import check_branch
 from spardl.training.display import make_display
 from spardl.training.launch import Heartbeat, Launcher
 from spardl.training.learner import Plan
@@ -27,7 +27,7 @@ from spardl.training.loggers import Logger
 from spardl.training.memory import available_bytes, what_does_not_fit
 from spardl.training.observers import Beside, Guarded, MetricsFile, Observer, attempt
 from spardl.training.report import print_report
-from spardl.training.runs import Run, continue_from, new_run, run_id
+from spardl.training.runs import Run, continue_from, flat, new_run, run_id
 from spardl.training.stopping import AskedToStopError
 from spardl.training.targets import first_edition
 from spardl.training.trainer import Trainer

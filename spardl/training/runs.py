@@ -6,7 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from spardl.files import naming, write_atomically
 from spardl.training.checkpoint import find_checkpoint
 from spardl.training.strict import to_json
 
-__all__ = ["Claimed", "Run", "continue_from", "finished_run", "new_run", "run_id", "runs_of"]
+__all__ = ["Claimed", "Run", "continue_from", "finished_run", "flat", "new_run", "run_id", "runs_of"]
 
 
 # Bytes; a summary has some thousand, and disks have blocks.
@@ -28,6 +28,27 @@ def run_id(config: Mapping[str, Any]) -> str:
     """Ten hexadecimal digits that follow from a resolved configuration alone."""
     canonical = json.dumps(config, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:10]
+
+
+def flat(node: Mapping[str, Any], without: Collection[str] = (), path: str = "") -> Iterator[tuple[str, Any]]:
+    """The settings of a configuration.
+
+    Args:
+        node: plain data.
+        without: dotted names of nodes and settings that are left out.
+        path: of the node itself, with a dot behind.
+
+    Yields:
+        Dotted names and values.
+    """
+    for key, value in node.items():
+        name = f"{path}{key}"
+        if name in without:
+            continue
+        if isinstance(value, Mapping):
+            yield from flat(value, without, f"{name}.")
+        else:
+            yield name, value
 
 
 @dataclass(frozen=True)

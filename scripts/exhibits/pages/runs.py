@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from statistics import mean
@@ -14,6 +14,7 @@ import yaml
 
 from exhibits.measures import Curve, figure_of, final_metric, metric_curve, share_of_bytes
 from spardl.training.experiment import decisive
+from spardl.training.runs import flat
 
 __all__ = ["Comparison", "Finished", "Method", "Unfinished", "caveats", "collect", "compare", "differences", "read"]
 
@@ -76,7 +77,7 @@ class Finished(NamedTuple):
     @property
     def settings(self) -> dict[str, Any]:
         """Whatever may change its result, but the seeds, by dotted names."""
-        found = dict(_flat(decisive(self.config)))
+        found = {name: value for name, value in flat(decisive(self.config)) if name.rpartition(".")[2] != "seed"}
         return {**found, "cluster.workers": self.summary["workers"]}
 
 
@@ -175,15 +176,6 @@ def _state(folder: Path, summary: Mapping[str, Any]) -> str:
     except (OSError, ValueError, LookupError):
         return f"{status}; nothing was logged"
     return f"{status}; step {last} was logged last"
-
-
-def _flat(node: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names and values of a configuration, without seeds."""
-    for key, value in node.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{path}{key}.")
-        elif key != "seed":
-            yield f"{path}{key}", value
 
 
 def compare(runs: Sequence[Finished]) -> list[Comparison]:

@@ -41,7 +41,8 @@ least, most = total.clone(), total.clone()
 dist.all_reduce(least, dist.ReduceOp.MIN)
 dist.all_reduce(most, dist.ReduceOp.MAX)
 stats = handle.stats()
-print(spardl.__version__, stats.steps, stats.bytes_sent < stats.dense_bytes / 10, bool(least == most))
+if dist.get_rank() == 0:  # two workers' lines may fall into each other
+    print(spardl.__version__, stats.steps, stats.bytes_sent < stats.dense_bytes / 10, bool(least == most))
 dist.destroy_process_group()
 """
 
@@ -115,7 +116,7 @@ def test_two_lines_work_with_the_wheel_alone(built: Path, tmp_path: Path) -> Non
     assert len(lines.split("\n\n")) == 2
     (tmp_path / "loop.py").write_text(LOOP.format(lines=lines))
     workers = (programs / "torchrun", "--master-port", str(free_port()), "--nproc-per-node", "2")
-    assert run(*workers, "loop.py", cwd=tmp_path).splitlines() == [f"{spardl.__version__} 5 True True"] * 2
+    assert run(*workers, "loop.py", cwd=tmp_path).strip() == f"{spardl.__version__} 5 True True"
     shutil.copyfile(ROOT / "examples" / "ddp.py", tmp_path / "ddp.py")
     assert "2 workers sent" in run(*workers, "ddp.py", cwd=tmp_path)
     shutil.rmtree(environment)  # some gigabytes

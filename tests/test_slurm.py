@@ -126,12 +126,14 @@ def test_before_its_time_limit_a_run_goes_back_into_the_queue_and_scancel_ends_i
     (stopped,) = re.findall(r"^stopped at step (\d+) of 100000", log.read_text(), flags=re.MULTILINE)
     slurm.until(lambda: f"\ntraining: step {stopped} of 100000" in log.read_text())
     run = only_run(tmp_path)
-    restarts = slurm.job(job)["Restarts"]
-    assert f"is in the queue again (requeue {restarts} of 10)" in log.read_text()
+    assert "is in the queue again (requeue 1 of 10)" in log.read_text()
     slurm.until(lambda: len(list(run.glob("wandb/offline-run-*/*.wandb"))) >= 2)
     slurm.submit("cancel", "--outputs", str(tmp_path))
     slurm.empty(30)
     assert slurm.job(job)["JobState"] == "CANCELLED"
+    # On a busy machine its limit may have come near more than once; each return to the queue was its own, and told.
+    restarts = slurm.job(job)["Restarts"]
+    assert f"is in the queue again (requeue {restarts} of 10)" in log.read_text()
     time.sleep(8)  # longer than a requeued job waits
     assert not slurm.queue()
     assert slurm.job(job)["Restarts"] == restarts

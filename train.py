@@ -38,13 +38,14 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 from yaml import YAMLError
 
+from spardl.basics.errors import ConfigError, DataError, SpardlError, StoppedError
+from spardl.basics.files import write_atomically
 from spardl.communicators.base import Communicator
 from spardl.compressors.base import Compressor
-from spardl.errors import ConfigError, DataError, SpardlError, StoppedError
-from spardl.files import write_atomically
-from spardl.method import Method
-from spardl.momentum import Momentum
-from spardl.residuals import Residual
+from spardl.method.method import Method
+from spardl.method.momentum import Momentum
+from spardl.method.residuals import Residual
+from spardl.method.warmup import Warmup
 from spardl.schedules.base import Schedule
 from spardl.training.announcing import announced
 from spardl.training.experiment import Experiment
@@ -60,8 +61,7 @@ from spardl.training.settings import Settings
 from spardl.training.stopping import AskedToStopError, listening
 from spardl.training.targets import public
 from spardl.training.task import Task
-from spardl.warmup import Warmup
-from spardl.wire import Wire
+from spardl.vector.wire import Wire
 from tasks.datasets.base import Dataset
 
 CONFIGURATIONS = Path(__file__).resolve().parent / "conf"

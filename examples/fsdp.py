@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from spardl.fsdp import attach_fsdp
+from spardl.hooks.fsdp import attach_fsdp
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()

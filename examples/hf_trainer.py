@@ -9,7 +9,7 @@ import sys
 import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments, set_seed
 
-from spardl.adapters.transformers import attach_trainer
+from spardl.hooks.adapters.transformers import attach_trainer
 
 set_seed(0)
 words = torch.randint(2, 50, (1024, 8))

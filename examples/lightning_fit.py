@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from spardl.adapters.lightning import SpardlStrategy
+from spardl.hooks.adapters.lightning import SpardlStrategy
 
 
 class Classifier(lightning.LightningModule):

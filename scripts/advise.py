@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 
 import spardl
+from spardl.basics.errors import ConfigError
 from spardl.clusters.network import PRESETS, Network, parse_network
-from spardl.errors import ConfigError
-from spardl.timeline.profile import Profile
+from spardl.clusters.profile import Profile
 
 
 def _bandwidth(text: str) -> str | Network:

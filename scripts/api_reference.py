@@ -15,8 +15,8 @@ from pathlib import Path
 from referring.library import read
 from referring.pages import pages
 
-from spardl.errors import ConfigError
-from spardl.files import write_atomically
+from spardl.basics.errors import ConfigError
+from spardl.basics.files import write_atomically
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

@@ -42,10 +42,10 @@ from methods import replace
 from timing import Row, complain, positive, table
 from torch import Tensor, nn
 
-from spardl.errors import ConfigError, SpardlError
-from spardl.files import write_atomically
-from spardl.programs import Worker
-from spardl.randomness import seeded_generator
+from spardl.basics.errors import ConfigError, SpardlError
+from spardl.basics.files import write_atomically
+from spardl.protocol.programs import Worker
+from spardl.protocol.randomness import seeded_generator
 from spardl.training.learner import Plan
 from spardl.training.processes import leave
 from spardl.training.sampler import ShuffledSampler

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from spardl.basics.errors import ConfigError, SpardlError
+from spardl.basics.files import write_atomically
 from spardl.clusters import ProcessGroupCluster, parse_network
-from spardl.errors import ConfigError, SpardlError
-from spardl.files import write_atomically
-from spardl.programs import Exchange, Program, Receive, Send
+from spardl.protocol.programs import Exchange, Program, Receive, Send
 
 SHORT = 8  # bytes
 CPU = torch.device("cpu")

@@ -3,9 +3,9 @@
 python scripts/bench_merge.py
 python scripts/bench_merge.py --entries 14700000 --density 0.01 --counts 2 4 16 --json merge.json
 
-"compiled" and "portable" are the two paths of spardl.sparse.merge; the portable one is cat, unique and searchsorted.
-"coalesce" is that of torch.sparse, which promises no order of additions. "copy" is the floor: all entries are read
-and written once.
+"compiled" and "portable" are the two paths of spardl.vector.sparse.merge; the portable one is cat, unique and
+searchsorted. "coalesce" is that of torch.sparse, which promises no order of additions. "copy" is the floor: all
+entries are read and written once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from timing import PATHS, Row, add_options, interleaved, on_path, positive, rows, table, write_json
 from torch import Tensor
 
-from spardl.sparse import SparseVector, merge
+from spardl.vector.sparse import SparseVector, merge
 
 
 def random_vectors(count: int, entries: int, density: float) -> list[SparseVector]:

@@ -40,20 +40,20 @@ from profile_model import SOURCES as MODELS
 from profile_model import Job
 from timing import complain, positive
 
+from spardl.basics.errors import ConfigError, SpardlError
+from spardl.basics.files import write_atomically
 from spardl.clusters import Network, ProcessGroupCluster, gather_rows
-from spardl.errors import ConfigError, SpardlError
-from spardl.files import write_atomically
-from spardl.flat import FlatGradient
-from spardl.fusion import Linear
-from spardl.layout import Layout
-from spardl.method import Method
-from spardl.programs import Phase
+from spardl.clusters.profile import Profile
+from spardl.diagnostics.timeline.costs import halves, whole
+from spardl.diagnostics.timeline.measure import measure
+from spardl.diagnostics.timeline.model import Timeline, after_backward, ideal_halves, in_backward, in_halves
+from spardl.method.method import Method
+from spardl.protocol.programs import Phase
 from spardl.schedules import AfterBackward, Schedule, Synchronizer, Training
-from spardl.timeline.costs import halves, whole
-from spardl.timeline.measure import measure
-from spardl.timeline.model import Timeline, after_backward, ideal_halves, in_backward, in_halves
-from spardl.timeline.profile import Profile
+from spardl.schedules.fusion import Linear
 from spardl.training.processes import leave
+from spardl.vector.flat import FlatGradient
+from spardl.vector.layout import Layout
 
 SOURCES = {**MODELS, "profile": from_profile}
 LOCAL = (Phase.SELECT, Phase.PACK, Phase.MERGE)

@@ -3,9 +3,9 @@
 python scripts/bench_packing.py
 python scripts/bench_packing.py --entries 14700000 --densities 0.01 0.001 --types float32 bfloat16 --json packing.json
 
-"compiled" and "portable" are the two paths of spardl.packing. "plain" is what published codes send: indices as int32
-and values as float32, 8 bytes for each entry. "copy" is the floor: every entry in memory is read and written once.
-What the code costs is what it takes beyond "plain"; it must stay below what the saved bytes take on the wire.
+"compiled" and "portable" are the two paths of spardl.vector.packing. "plain" is what published codes send: indices as
+int32 and values as float32, 8 bytes for each entry. "copy" is the floor: every entry in memory is read and written
+once. What the code costs is what it takes beyond "plain"; it must stay below what the saved bytes take on the wire.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from timing import PATHS, Row, add_options, interleaved, on_path, positive, rows, table, write_json
 from torch import Tensor
 
-from spardl.packing import Slot, message_bytes, pack, unpack
-from spardl.sparse import SparseVector
+from spardl.vector.packing import Slot, message_bytes, pack, unpack
+from spardl.vector.sparse import SparseVector
 
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PLAIN_BYTES = 8

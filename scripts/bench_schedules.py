@@ -24,12 +24,12 @@ import choices
 import compression
 import timeline
 
+from spardl.basics.errors import ConfigError
+from spardl.basics.files import write_atomically
 from spardl.clusters.network import PRESETS, Network
-from spardl.errors import ConfigError
-from spardl.files import write_atomically
-from spardl.fusion import Linear
-from spardl.timeline.model import in_backward
-from spardl.timeline.profile import Profile
+from spardl.clusters.profile import Profile
+from spardl.diagnostics.timeline.model import in_backward
+from spardl.schedules.fusion import Linear
 
 PROFILES = Path(__file__).resolve().parent / "profiles"
 WORKERS = 64

@@ -17,15 +17,15 @@ import torch
 from timing import add_options, interleaved, on_path, positive, rows, table, write_json
 from torch import Tensor
 
-from spardl.accumulator import Accumulator
 from spardl.communicators import AllGather
 from spardl.compressors import TopK
-from spardl.context import Context
-from spardl.layout import Layout
-from spardl.method import Method
-from spardl.programs import Worker
-from spardl.residuals import GlobalResidual
-from spardl.state import State
+from spardl.method.method import Method
+from spardl.method.residuals import GlobalResidual
+from spardl.protocol.context import Context
+from spardl.protocol.programs import Worker
+from spardl.protocol.state import State
+from spardl.vector.accumulator import Accumulator
+from spardl.vector.layout import Layout
 
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 FLOOR, TORCH, OURS = "residual.add_(gradient)", "g + r, torch.topk", "spardl"

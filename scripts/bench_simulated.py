@@ -22,9 +22,9 @@ from timing import positive
 from spardl.clusters import Network, SimulatedCluster
 from spardl.communicators import SparDL
 from spardl.compressors import TopK
-from spardl.layout import Layout
-from spardl.method import Method
-from spardl.residuals import GlobalResidual
+from spardl.method.method import Method
+from spardl.method.residuals import GlobalResidual
+from spardl.vector.layout import Layout
 
 
 def synchronize(workers: int, length: int, density: float, steps: int) -> list[float]:

@@ -22,17 +22,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spardl.accumulator import Accumulator
 from spardl.communicators import Dense
 from spardl.compressors.count_sketch import CountSketch
-from spardl.context import Context
-from spardl.flat import FlatGradient
-from spardl.layout import Layout
-from spardl.programs import Program, Worker
-from spardl.selection import top_k
-from spardl.sketch import Sketch
-from spardl.sparse import SparseVector
-from spardl.state import State
+from spardl.protocol.context import Context
+from spardl.protocol.programs import Program, Worker
+from spardl.protocol.state import State
+from spardl.vector.accumulator import Accumulator
+from spardl.vector.flat import FlatGradient
+from spardl.vector.layout import Layout
+from spardl.vector.selection import top_k
+from spardl.vector.sketch import Sketch
+from spardl.vector.sparse import SparseVector
 from tasks.datasets.digits import load_digits
 from tasks.models.resnet_cifar import CifarResNet
 

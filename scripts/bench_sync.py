@@ -33,14 +33,14 @@ from timing import Row, add_options, complain, positive, table, write_json
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
+from spardl.basics.errors import SpardlError
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.ledger import Ledger
-from spardl.errors import SpardlError
-from spardl.flat import write
-from spardl.layout import Layout
-from spardl.method import Method
-from spardl.programs import Exchange, Phase, Program, Receive, Send
+from spardl.method.method import Method
+from spardl.protocol.programs import Exchange, Phase, Program, Receive, Send
 from spardl.training.processes import leave
+from spardl.vector.flat import write
+from spardl.vector.layout import Layout
 
 DENSE = "torch dense all-reduce"
 

@@ -27,14 +27,14 @@ from exhibits.kinds.gpu import COMPRESSING, MODELS, seconds_to_compress
 from methods import replace
 
 import spardl
-from spardl.advice import Compressing
+from spardl.basics.errors import ConfigError
+from spardl.basics.files import write_atomically
 from spardl.clusters.network import PRESETS, Network
-from spardl.errors import ConfigError
-from spardl.files import write_atomically
-from spardl.fusion import Linear
-from spardl.timeline.compressing import measure_compression
-from spardl.timeline.costs import whole
-from spardl.timeline.profile import Profile
+from spardl.clusters.profile import Profile
+from spardl.diagnostics.advice import Compressing
+from spardl.diagnostics.timeline.compressing import measure_compression
+from spardl.diagnostics.timeline.costs import whole
+from spardl.schedules.fusion import Linear
 
 PROFILES = Path(__file__).resolve().parent / "profiles"
 MEASURED = PROFILES / "break_even.json"

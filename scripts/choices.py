@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from spardl.errors import ConfigError
-from spardl.method import Method
+from spardl.basics.errors import ConfigError
+from spardl.method.method import Method
 from train import CONFIGURATIONS, build_method
 
 __all__ = ["build", "composed", "composing", "names"]

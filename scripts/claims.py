@@ -22,8 +22,8 @@ from exhibits.pages.sections import add, key
 from exhibits.papers.catalogue import catalogue
 from exhibits.tables import markdown
 
-from spardl.errors import ConfigError
-from spardl.files import write_atomically
+from spardl.basics.errors import ConfigError
+from spardl.basics.files import write_atomically
 
 CURRENT, OUT_OF_DATE, BAD_INPUT = 0, 1, 2
 PAGE = Path("docs/claims.md")

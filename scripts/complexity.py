@@ -19,13 +19,13 @@ from typing import NamedTuple
 import choices
 import torch
 
+from spardl.basics.errors import ConfigError
 from spardl.clusters import Ledger, Network, SimulatedCluster
-from spardl.context import Context
-from spardl.costs import Bounds, Cost
-from spardl.errors import ConfigError
-from spardl.layout import Layout
-from spardl.method import Method
-from spardl.programs import Worker
+from spardl.method.method import Method
+from spardl.protocol.context import Context
+from spardl.protocol.costs import Bounds, Cost
+from spardl.protocol.programs import Worker
+from spardl.vector.layout import Layout
 
 WORKERS = (4, 7, 8, 14, 16, 64, 256)
 STEPS = 2

@@ -17,10 +17,10 @@ from pathlib import Path
 import choices
 import torch
 
-from spardl.errors import ConfigError
-from spardl.files import write_atomically
-from spardl.fusion import Linear
-from spardl.timeline.compressing import SIZES, measure_compression
+from spardl.basics.errors import ConfigError
+from spardl.basics.files import write_atomically
+from spardl.diagnostics.timeline.compressing import SIZES, measure_compression
+from spardl.schedules.fusion import Linear
 
 
 def read(path: Path, workers: int) -> Mapping[str, Linear]:

@@ -30,9 +30,9 @@ import torch.distributed as dist
 from doctoring import fit, installation, laws, meeting, pairs
 from doctoring.findings import Findings
 
+from spardl.basics.errors import ConfigError, PeerError, SpardlError, WorkerError
 from spardl.clusters import ProcessGroupCluster
-from spardl.errors import ConfigError, PeerError, SpardlError, WorkerError
-from spardl.rehearsal import rehearse
+from spardl.clusters.rehearsal import rehearse
 from spardl.training.devices import pick_device
 from spardl.training.membership import Membership, find_membership
 from spardl.training.messages import first_line

@@ -16,7 +16,7 @@ import torch
 from profile_model import Job
 from torch import Tensor, nn
 
-from spardl.timeline.profile import Profile
+from spardl.clusters.profile import Profile
 
 __all__ = ["Emulated", "from_profile"]
 

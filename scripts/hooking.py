@@ -13,7 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 import spardl
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 
 __all__ = ["ALONE", "DENSE", "TIMEOUT", "WAYS", "Way", "attached", "parsed"]
 

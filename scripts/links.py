@@ -7,8 +7,8 @@ from statistics import median
 import torch
 
 from spardl.clusters import Network, ProcessGroupCluster
-from spardl.fusion import Linear
-from spardl.programs import Exchange, Program, Receive, Send, Worker
+from spardl.protocol.programs import Exchange, Program, Receive, Send, Worker
+from spardl.schedules.fusion import Linear
 
 __all__ = ["measured_network"]
 

@@ -21,10 +21,10 @@ import yaml
 from exhibits.pages.runs import Finished, collect
 from exhibits.statistics import spread
 
+from spardl.basics.errors import ConfigError
+from spardl.basics.files import write_atomically
 from spardl.compressors import Mass
-from spardl.errors import ConfigError
-from spardl.files import write_atomically
-from spardl.method import Method
+from spardl.method.method import Method
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "methods.md"
 PROSE = Path(__file__).resolve().parent / "methods.yaml"

@@ -232,7 +232,7 @@ def perform(lab: Lab, command: Sequence[str], file: str | None) -> int:
         print(f"warning: the delay line had no room for {lost} packets and dropped them", file=sys.stderr, flush=True)
     if file:
         # spardl brings torch along: seconds that only who wants a file shall wait for.
-        from spardl.files import write_atomically  # noqa: PLC0415
+        from spardl.basics.files import write_atomically  # noqa: PLC0415
 
         write_atomically(Path(file), (json.dumps(report(lab, counted, seconds, code), indent=2) + "\n").encode())
     return code

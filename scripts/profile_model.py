@@ -27,9 +27,9 @@ from hydra.errors import HydraException
 from hydra.utils import instantiate
 from torch import Tensor, nn
 
-from spardl.errors import ConfigError
-from spardl.timeline.measure import measure
-from spardl.timeline.profile import Profile
+from spardl.basics.errors import ConfigError
+from spardl.clusters.profile import Profile
+from spardl.diagnostics.timeline.measure import measure
 from tasks.models.bert import bert_for_pretraining
 from train import KINDS
 

@@ -28,7 +28,7 @@ from exhibits.papers.small import VIRTUAL
 from exhibits.statistics import interval, spread
 from exhibits.tables import Cell, Row, Table, markdown
 
-from spardl.files import write_atomically
+from spardl.basics.files import write_atomically
 
 FINISHED, BAD_INPUT = 0, 2
 COLUMNS = (

@@ -32,7 +32,7 @@ from exhibits.papers.catalogue import catalogue, papers
 from exhibits.tables import Row, Table, markdown
 from exhibits.working import complete
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 
 FINISHED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 EVERYTHING, CLAIMS = "all", "claims"

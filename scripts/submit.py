@@ -45,7 +45,7 @@ from submitting.standing import FINISHED, GOOD, Standing, standing
 from submitting.submissions import Entry, Submission, find_submission, near, new_submission
 from submitting.table import print_table
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 from spardl.training.runs import finished_run
 
 PLACES: dict[str, Callable[[], Place]] = {Here.name: Here, Slurm.name: Slurm}

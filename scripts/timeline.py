@@ -20,17 +20,17 @@ from types import MappingProxyType
 import choices
 import compression
 
+from spardl.basics.errors import ConfigError
+from spardl.basics.files import write_atomically
 from spardl.clusters.network import PRESETS, Network, parse_network
-from spardl.errors import ConfigError
-from spardl.files import write_atomically
-from spardl.fusion import Linear, Range, by_size
-from spardl.method import Method
+from spardl.clusters.profile import Profile
+from spardl.diagnostics.timeline.costs import GroupCost, halves, whole
+from spardl.diagnostics.timeline.model import Timeline, after_backward, in_backward, in_halves
+from spardl.diagnostics.timeline.picture import draw
+from spardl.method.method import Method
+from spardl.schedules.fusion import Linear, Range, by_size
 from spardl.schedules.layer_fusion import optimal
 from spardl.schedules.mg_wfbp import merge
-from spardl.timeline.costs import GroupCost, halves, whole
-from spardl.timeline.model import Timeline, after_backward, in_backward, in_halves
-from spardl.timeline.picture import draw
-from spardl.timeline.profile import Profile
 
 ENTRIES_PER_MB = (1 << 20) // 4
 BUCKET_MB = 25.0

@@ -14,7 +14,7 @@ from statistics import median
 
 import torch
 
-from spardl.files import write_atomically
+from spardl.basics.files import write_atomically
 
 __all__ = [
     "PATHS",
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 PATHS = ("compiled", "portable")
-"""The ways of spardl.kernels."""
+"""The ways of spardl.vector.kernels."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 from spardl.training.loggers import logged_in
 
 FINISHED, FAILED, BAD_INPUT = 0, 1, 2

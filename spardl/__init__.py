@@ -1,8 +1,8 @@
 """Sparse gradient communication for distributed training: methods, clusters, schedules."""
 
-from spardl.advice import Advice, Choice, advise
+from spardl.basics.errors import ConfigError, PeerError, SpardlError
+from spardl.basics.version import __version__
 from spardl.clusters import Network, ProcessGroupCluster, SimulatedCluster
-from spardl.collective import Reduced, all_reduce
 from spardl.communicators import (
     AllGather,
     AllGatherCodes,
@@ -30,19 +30,19 @@ from spardl.compressors import (
     Threshold,
     TopK,
 )
-from spardl.ddp import Hook, attach, hook
-from spardl.errors import ConfigError, PeerError, SpardlError
-from spardl.flat import FlatGradient
-from spardl.method import Method
-from spardl.momentum import CorrectedMomentum, LocalMomentum, OptimizerMomentum
-from spardl.recipes import Recipe, make_method, method_names
-from spardl.residuals import GlobalResidual, LocalResidual, NoResidual, PartialResidual, RescaledResidual
+from spardl.diagnostics.advice import Advice, Choice, advise
+from spardl.hooks.collective import Reduced, all_reduce
+from spardl.hooks.ddp import Hook, attach, hook
+from spardl.hooks.stats import Stats
+from spardl.hooks.synchronizer import Synchronizer
+from spardl.method.method import Method
+from spardl.method.momentum import CorrectedMomentum, LocalMomentum, OptimizerMomentum
+from spardl.method.recipes import Recipe, make_method, method_names
+from spardl.method.residuals import GlobalResidual, LocalResidual, NoResidual, PartialResidual, RescaledResidual
+from spardl.method.warmup import Warmup
 from spardl.schedules import AfterBackward, Dear, LayerFusion, MgWfbp, Training, Wfbp
-from spardl.stats import Stats
-from spardl.synchronizer import Synchronizer
-from spardl.version import __version__
-from spardl.warmup import Warmup
-from spardl.wire import Wire
+from spardl.vector.flat import FlatGradient
+from spardl.vector.wire import Wire
 
 __all__ = [
     "QSGD",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spardl.errors import DataError
+from spardl.basics.errors import DataError
 from tasks.datasets.text import Corpus, SpecialTokens
 
 __all__ = ["IGNORED", "SentencePairs"]

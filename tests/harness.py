@@ -15,21 +15,28 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from spardl import registry
-from spardl.accumulator import Accumulator
 from spardl.clusters import Cluster, Network, ProcessGroupCluster, SimulatedCluster
+from spardl.clusters.rehearsal import rehearse
 from spardl.communicators import AllGather, Communicator, Dense, GTopk, SparDL, TopkDSA
 from spardl.compressors import Cast, Compressor, Mass, NoCompression, PowerSGD, TopK
 from spardl.compressors.base import SparseCompressor
-from spardl.context import Context
-from spardl.layout import Layout, Part
-from spardl.method import Method, MethodState, why_not
-from spardl.programs import Worker
-from spardl.rehearsal import rehearse
-from spardl.residuals import GlobalResidual, LocalResidual, NoResidual, PartialResidual, RescaledResidual, Residual
-from spardl.sparse import SparseVector, Sum
-from spardl.state import State
+from spardl.method import registry
+from spardl.method.method import Method, MethodState, why_not
+from spardl.method.residuals import (
+    GlobalResidual,
+    LocalResidual,
+    NoResidual,
+    PartialResidual,
+    RescaledResidual,
+    Residual,
+)
+from spardl.protocol.context import Context
+from spardl.protocol.programs import Worker
+from spardl.protocol.state import State
 from spardl.training.processes import run_processes
+from spardl.vector.accumulator import Accumulator
+from spardl.vector.layout import Layout, Part
+from spardl.vector.sparse import SparseVector, Sum
 
 NETWORK = Network(alpha=1e-4, gbit=1)
 

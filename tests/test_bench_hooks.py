@@ -17,8 +17,8 @@ import torch
 import torch._dynamo
 from torch import Tensor, nn
 
+from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
-from spardl.errors import ConfigError
 from spardl.training.task import Batch, Task
 from tests.harness import run_workers
 from tests.labs import ROOT, in_a_lab, missing, run

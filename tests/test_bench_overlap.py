@@ -13,9 +13,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from spardl.flat import FlatGradient
-from spardl.timeline.measure import measure
-from spardl.timeline.profile import LayerTimes, Profile
+from spardl.clusters.profile import LayerTimes, Profile
+from spardl.diagnostics.timeline.measure import measure
+from spardl.vector.flat import FlatGradient
 
 ROOT = Path(__file__).resolve().parent.parent
 # The second layer is used last, though it is registered before the third.

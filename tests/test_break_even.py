@@ -15,8 +15,8 @@ import pytest
 
 import spardl
 from spardl.clusters import Network
-from spardl.fusion import Linear
-from spardl.timeline.profile import Profile
+from spardl.clusters.profile import Profile
+from spardl.schedules.fusion import Linear
 from tests.labs import ROOT
 
 

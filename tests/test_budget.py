@@ -9,13 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spardl.accumulator import Accumulator
+from spardl.basics.errors import ConfigError
 from spardl.compressors import Budget, TopK
-from spardl.context import Context
-from spardl.errors import ConfigError
-from spardl.layout import Layout, Part
-from spardl.programs import Worker
-from spardl.state import State
+from spardl.protocol.context import Context
+from spardl.protocol.programs import Worker
+from spardl.protocol.state import State
+from spardl.vector.accumulator import Accumulator
+from spardl.vector.layout import Layout, Part
 from tests.harness import selected
 
 LAYOUT = Layout.of([(20, 10), (5,), (0,), (300,)])

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from spardl.method import Method
-from spardl.momentum import LocalMomentum
-from spardl.programs import Worker
+from spardl.method.method import Method
+from spardl.method.momentum import LocalMomentum
+from spardl.protocol.programs import Worker
 from spardl.training.checkpoint import list_checkpoints, load_part
 from spardl.training.restart import Restart
 from tests.driver import beside, composed, events, here, only_run, steps_logged, summary, wait_until

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spardl.files import write_atomically
+from spardl.basics.files import write_atomically
 from spardl.training import checkpoint
 from spardl.training.observers import MetricsFile
 from spardl.training.runs import Run, new_run

@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from spardl.basics.errors import ConfigError
 from spardl.clusters import Cluster, SimulatedCluster
 from spardl.communicators import AllGather, Backend, Dense, SparDL, TopkDSA
 from spardl.compressors import Cast, CountSketch, NoCompression, PowerSGD, RandomK, TopK
-from spardl.errors import ConfigError
-from spardl.method import Method
-from spardl.programs import Worker
-from spardl.residuals import GlobalResidual, LocalResidual, NoResidual, RescaledResidual
-from spardl.warmup import Warmup
+from spardl.method.method import Method
+from spardl.method.residuals import GlobalResidual, LocalResidual, NoResidual, RescaledResidual
+from spardl.method.warmup import Warmup
+from spardl.protocol.programs import Worker
 from tests.harness import NETWORK, context, layout_of, run_workers, same_bits, spardl, to_dense
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -182,7 +182,7 @@ ON_THE_WIRE = """
 import sys, torch
 import torch.distributed as dist
 from spardl import Dense, Method, NoCompression, NoResidual, ProcessGroupCluster
-from spardl.layout import Layout
+from spardl.vector.layout import Layout
 
 def sent():
     dist.barrier()

@@ -21,6 +21,59 @@ def test_files_and_functions_stay_short(path: Path) -> None:
             assert (node.end_lineno or 0) - node.lineno + 1 <= 60, node.name
 
 
+# From the ground up: a room knows those before it.
+ROOMS = (
+    *("basics", "vector", "protocol", "compressors", "communicators", "method", "clusters", "schedules"),
+    *("hooks", "diagnostics", "training"),
+)
+
+
+def imports() -> dict[str, set[str]]:
+    """What each module of spardl imports of spardl, whenever it does so."""
+    places = {path.relative_to(ROOT).with_suffix("") for path in (ROOT / "spardl").rglob("*.py")}
+    modules = {".".join(place.parts).removesuffix(".__init__"): place for place in places}
+    found: dict[str, set[str]] = {name: set() for name in modules}
+    for name, place in modules.items():
+        for node in ast.walk(ast.parse((ROOT / place).with_suffix(".py").read_text())):
+            if isinstance(node, ast.ImportFrom):
+                inside = [f"{node.module}.{alias.name}" for alias in node.names]
+                found[name] |= {each if each in modules else node.module or "" for each in inside}
+            elif isinstance(node, ast.Import):
+                found[name] |= {alias.name for alias in node.names}
+        found[name] &= modules.keys()
+    return found
+
+
+def test_the_house_has_few_rooms_each_with_its_sentence() -> None:
+    entries = {path.name for path in (ROOT / "spardl").iterdir() if path.name != "__pycache__"}
+    assert entries == {*ROOMS, "__init__.py", "py.typed"}
+    assert len(entries) <= 13
+    for room in ROOMS:
+        assert ast.get_docstring(ast.parse((ROOT / "spardl" / room / "__init__.py").read_text())), room
+
+
+def test_a_room_knows_only_those_below_it() -> None:
+    for module, known in imports().items():
+        for other in known if module != "spardl" else ():
+            assert other != "spardl", module
+            here, there = (ROOMS.index(name.split(".")[1]) for name in (module, other))
+            assert there <= here, f"{module} imports {other}"
+
+
+def test_no_circle_of_imports() -> None:
+    known, seen = imports(), dict[str, bool]()
+
+    def visit(module: str, way: tuple[str, ...]) -> None:
+        assert module not in way, " -> ".join((*way, module))
+        if not seen.get(module):
+            for other in known[module]:
+                visit(other, (*way, module))
+            seen[module] = True
+
+    for module in known:
+        visit(module, ())
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_knowledge_goes_one_way(path: Path) -> None:
     """spardl knows neither tasks nor conf, and communicators know no cluster."""

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from spardl.files import checksum
+from spardl.basics.files import checksum
 from spardl.training.checkpoint import find_checkpoint, verify_checkpoint
 from spardl.training.processes import _NOTICE, _OBEY
 from tests.driver import Beside, beside, only_run, results, summary, wait_until

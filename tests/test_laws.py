@@ -16,11 +16,11 @@ from torch import Tensor
 from spardl.communicators import AllGather, Backend, Dense, OkTopk, TopkDSA
 from spardl.communicators.spardl import srs_rounds
 from spardl.compressors import Mass, NoCompression, TopK
-from spardl.layout import Layout
-from spardl.method import Method
-from spardl.packing import Slot, message_bytes
-from spardl.residuals import GlobalResidual, NoResidual, PartialResidual
-from spardl.wire import EXACT, Wire
+from spardl.method.method import Method
+from spardl.method.residuals import GlobalResidual, NoResidual, PartialResidual
+from spardl.vector.layout import Layout
+from spardl.vector.packing import Slot, message_bytes
+from spardl.vector.wire import EXACT, Wire
 from tests.harness import (
     Bench,
     all_methods,

@@ -14,18 +14,18 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from spardl.accumulator import Accumulator
-from spardl.bounds import Bound
 from spardl.communicators import AllGather, AllGatherCodes, Dense
 from spardl.compressors import NoCompression, RandomK, SignSGD, TopK
-from spardl.method import Method
-from spardl.method_state import MethodState
-from spardl.momentum import CorrectedMomentum, LocalMomentum, Momentum, OptimizerMomentum
-from spardl.norms import largest
-from spardl.residuals import LocalResidual, NoResidual, PartialResidual
-from spardl.sparse import SparseVector
-from spardl.warmup import Warmup
-from spardl.wire import Wire
+from spardl.method.method import Method
+from spardl.method.method_state import MethodState
+from spardl.method.momentum import CorrectedMomentum, LocalMomentum, Momentum, OptimizerMomentum
+from spardl.method.residuals import LocalResidual, NoResidual, PartialResidual
+from spardl.method.warmup import Warmup
+from spardl.vector.accumulator import Accumulator
+from spardl.vector.bounds import Bound
+from spardl.vector.norms import largest
+from spardl.vector.sparse import SparseVector
+from spardl.vector.wire import Wire
 from tests.harness import Bench, all_methods, remembering_methods, same_bits, spardl, to_dense, topka
 
 TYPES = [torch.float16, torch.bfloat16, torch.float32]

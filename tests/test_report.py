@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from spardl.errors import DataError, WorkerError
+from spardl.basics.errors import DataError, WorkerError
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from spardl.errors import ConfigError, WorkerError
+from spardl.basics.errors import ConfigError, WorkerError
 from tests.labs import missing
 
 ROOT = Path(__file__).resolve().parent.parent

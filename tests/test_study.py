@@ -13,8 +13,8 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from spardl import registry
-from spardl.method import why_not
+from spardl.method import registry
+from spardl.method.method import why_not
 from tests.driver import here, only_run, summary
 from train import CONFIGURATIONS, build_method
 

@@ -17,7 +17,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 from spardl.training.runs import Run, new_run
 from tests.slurms import table
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from spardl.timeline.profile import Profile
+from spardl.clusters.profile import Profile
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILES = ROOT / "scripts" / "profiles"

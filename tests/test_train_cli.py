@@ -14,7 +14,7 @@ import pytest
 import torch
 import yaml
 
-from spardl.version import __version__
+from spardl.basics.version import __version__
 from tests.driver import ROOT, STARTED_BY, beside, command, events, here, only_run, processes, results, summary
 
 TINY = ("training.max_steps=2", "cluster.workers=2")

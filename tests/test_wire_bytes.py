@@ -13,10 +13,10 @@ import torch
 from spardl.clusters import SimulatedCluster
 from spardl.communicators import SparDL
 from spardl.compressors import TopK
-from spardl.layout import Layout
-from spardl.method import Method
-from spardl.residuals import GlobalResidual
-from spardl.wire import Wire
+from spardl.method.method import Method
+from spardl.method.residuals import GlobalResidual
+from spardl.vector.layout import Layout
+from spardl.vector.wire import Wire
 from tests.harness import NETWORK
 from tests.labs import ROOT, in_a_lab
 
@@ -30,8 +30,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import spardl
-from spardl.layout import Layout
-from spardl.wire import Wire
+from spardl.vector.layout import Layout
+from spardl.vector.wire import Wire
 
 length, density, wire, turns = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3], 20
 torch.set_num_threads(1)

@@ -11,11 +11,11 @@ import torch
 from bench_link import SHORT, ring, seconds
 
 from doctoring.findings import Findings
+from spardl.basics.files import write_atomically
 from spardl.clusters import Network, ProcessGroupCluster, gather_rows
 from spardl.clusters.network import network_text
-from spardl.files import write_atomically
-from spardl.fusion import Linear
-from spardl.programs import AllReduce, Program
+from spardl.protocol.programs import AllReduce, Program
+from spardl.schedules.fusion import Linear
 
 __all__ = ["check_all_reduce", "fit", "network_of", "write_preset"]
 

@@ -12,8 +12,8 @@ from importlib import metadata
 import torch
 
 from doctoring.findings import Findings
+from spardl.basics.version import __version__
 from spardl.training.addresses import address_of
-from spardl.version import __version__
 
 __all__ = [
     "VARIABLES",

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from doctoring.findings import Findings
-from spardl import registry
 from spardl.clusters import Ledger, Network, ProcessGroupCluster, gather_rows
 from spardl.communicators import Backend, SparDL
 from spardl.compressors import Compressor, Mass, NoCompression, TopK
-from spardl.layout import Layout
-from spardl.method import Method, MethodState
-from spardl.programs import Phase
-from spardl.residuals import GlobalResidual, LocalResidual, NoResidual, Residual
-from spardl.sparse import SparseVector
+from spardl.method import registry
+from spardl.method.method import Method, MethodState
+from spardl.method.residuals import GlobalResidual, LocalResidual, NoResidual, Residual
+from spardl.protocol.programs import Phase
 from spardl.training.summary import Costs, break_even_gbit, gather_costs
+from spardl.vector.layout import Layout
+from spardl.vector.sparse import SparseVector
 
 __all__ = ["check_methods", "check_pace", "check_spardl", "registered", "try_out"]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from exhibits.jobs import Training
-from spardl.files import write_atomically
+from spardl.basics.files import write_atomically
 
 __all__ = ["write_arrays"]
 

@@ -16,8 +16,8 @@ from typing import Any, ClassVar, NamedTuple
 import choices
 
 import train
-from spardl.errors import SpardlError, TrainingError
-from spardl.files import write_atomically
+from spardl.basics.errors import SpardlError, TrainingError
+from spardl.basics.files import write_atomically
 from spardl.training.experiment import experiment_id
 from spardl.training.runs import finished_run, run_id
 

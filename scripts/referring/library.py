@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import griffe
 import yaml
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 
 __all__ = [
     "Docs",

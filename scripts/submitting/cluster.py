@@ -17,7 +17,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 from submitting import task
 from submitting.places import Place, Queued
 from submitting.site import Site

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple, TextIO
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 from submitting.places import Place, Queued
 from submitting.site import Site
 from submitting.standing import GOOD, standing

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from spardl.errors import ConfigError
-from spardl.files import write_atomically
+from spardl.basics.errors import ConfigError
+from spardl.basics.files import write_atomically
 
 __all__ = ["ADDED", "Entry", "Submission", "find_submission", "near", "new_submission"]
 

@@ -18,7 +18,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 import train
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 from spardl.training.experiment import experiment_id
 from spardl.training.launch import Launcher, Simulated
 from submitting.submissions import ADDED

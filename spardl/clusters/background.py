@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from spardl.sparse import SparseVector
+from spardl.vector.sparse import SparseVector
 
 __all__ = ["Background"]
 

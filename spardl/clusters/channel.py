@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from spardl.basics.errors import PeerError
 from spardl.clusters.ledger import Ledger, Stopwatch
 from spardl.clusters.network import Network
 from spardl.clusters.throttle import lasting, traffic
-from spardl.errors import PeerError
-from spardl.programs import (
+from spardl.protocol.programs import (
     AllGather,
     AllReduce,
     Boundary,

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from spardl.programs import Exchange, Phase
+from spardl.protocol.programs import Exchange, Phase
 
 __all__ = ["Ledger", "PhaseStack", "Stopwatch"]
 

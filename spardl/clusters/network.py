@@ -11,8 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from spardl.checks import is_a
-from spardl.errors import ConfigError
+from spardl.basics.checks import is_a
+from spardl.basics.errors import ConfigError
 
 __all__ = ["PRESETS", "Network", "network_text", "parse_network"]
 

@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from spardl.checks import is_a
+from spardl.basics.checks import is_a
+from spardl.basics.errors import ConfigError
 from spardl.clusters.background import Background
 from spardl.clusters.base import Cluster, Flight
 from spardl.clusters.channel import Channel, Journey
 from spardl.clusters.ledger import Ledger, PhaseStack
 from spardl.clusters.network import Network
-from spardl.errors import ConfigError
-from spardl.programs import Boundary, Phase, Program
+from spardl.protocol.programs import Boundary, Phase, Program
 
 __all__ = ["ProcessFlight", "ProcessGroupCluster", "check_streams"]
 

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from spardl.basics.errors import ConfigError, ProgramError
 from spardl.clusters.base import Cluster, Flight
 from spardl.clusters.ledger import Ledger, PhaseStack
 from spardl.clusters.network import Network
 from spardl.clusters.virtual import VirtualRun
-from spardl.errors import ConfigError, ProgramError
-from spardl.programs import Boundary, Phase, Program
+from spardl.protocol.programs import Boundary, Phase, Program
 
 if TYPE_CHECKING:
-    from spardl.timeline.profile import Profile
+    from spardl.clusters.profile import Profile
 
 __all__ = ["SimulatedCluster"]
 
@@ -48,7 +48,7 @@ class SimulatedCluster(Cluster):
         ConfigError: if there is not at least one worker.
 
     Example:
-        >>> from spardl.layout import Layout
+        >>> from spardl.vector.layout import Layout
         >>> method = spardl.make_method("spardl", density=0.01)
         >>> cluster = spardl.SimulatedCluster(8, spardl.Network(alpha=50e-6, gbit=1), count_local=False)
         >>> states = [method.init_state(Layout.flat(100_000), torch.float32) for _ in cluster.local_ranks]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from spardl.clusters.network import Network
-from spardl.programs import Exchange
+from spardl.protocol.programs import Exchange
 
 __all__ = ["lasting", "traffic"]
 

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from spardl.basics.errors import ProgramError
 from spardl.clusters.ledger import Ledger, Stopwatch
 from spardl.clusters.network import Network
-from spardl.errors import ProgramError
-from spardl.programs import (
+from spardl.protocol.programs import (
     AllGather,
     AllReduce,
     Boundary,

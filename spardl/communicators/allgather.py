@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spardl.accumulator import Accumulator
 from spardl.communicators.base import Communicator
-from spardl.communicators.transfer import Courier
+from spardl.communicators.steps.transfer import Courier
 from spardl.compressors.base import Output, SparseCompressor
-from spardl.context import Context
-from spardl.costs import Bounds, Cost, log2_ceil
-from spardl.packing import Slot
-from spardl.programs import Phase, Program, whole_team
-from spardl.sparse import Sum, merge
-from spardl.state import State
+from spardl.protocol.context import Context
+from spardl.protocol.costs import Bounds, Cost, log2_ceil
+from spardl.protocol.programs import Phase, Program, whole_team
+from spardl.protocol.state import State
+from spardl.vector.accumulator import Accumulator
+from spardl.vector.packing import Slot
+from spardl.vector.sparse import Sum, merge
 
 __all__ = ["AllGather"]
 

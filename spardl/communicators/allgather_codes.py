@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 import torch
 
-from spardl.accumulator import Accumulator
 from spardl.communicators.base import Communicator
-from spardl.communicators.bruck import all_gather
+from spardl.communicators.steps.bruck import all_gather
 from spardl.compressors.base import CodeCompressor, Output
-from spardl.context import Context
-from spardl.costs import Bounds, Cost, log2_ceil
-from spardl.programs import Phase, Program, whole_team
-from spardl.sparse import Sum
-from spardl.state import State
+from spardl.protocol.context import Context
+from spardl.protocol.costs import Bounds, Cost, log2_ceil
+from spardl.protocol.programs import Phase, Program, whole_team
+from spardl.protocol.state import State
+from spardl.vector.accumulator import Accumulator
+from spardl.vector.sparse import Sum
 
 __all__ = ["AllGatherCodes"]
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from spardl.basics.errors import ConfigError
 from spardl.communicators.base import DenseCommunicator
-from spardl.costs import Bounds, Cost
-from spardl.errors import ConfigError
-from spardl.programs import AllGather, AllReduce, Boundary, Program, ReduceScatter, Worker
+from spardl.protocol.costs import Bounds, Cost
+from spardl.protocol.programs import AllGather, AllReduce, Boundary, Program, ReduceScatter, Worker
 
 __all__ = ["Backend"]
 

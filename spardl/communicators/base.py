@@ -7,13 +7,13 @@ from typing import ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
-from spardl.accumulator import Accumulator
 from spardl.compressors.base import Compressor, DenseCompressor, Output
-from spardl.context import Context
-from spardl.costs import Cost
-from spardl.programs import Program, Worker
-from spardl.sparse import Sum
-from spardl.state import State
+from spardl.protocol.context import Context
+from spardl.protocol.costs import Cost
+from spardl.protocol.programs import Program, Worker
+from spardl.protocol.state import State
+from spardl.vector.accumulator import Accumulator
+from spardl.vector.sparse import Sum
 
 __all__ = ["Communicator", "DenseCommunicator"]
 

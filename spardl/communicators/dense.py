@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from spardl.communicators.base import DenseCommunicator
-from spardl.costs import Bounds, Cost
-from spardl.programs import Boundary, Exchange, Phase, Program, Receive, Send, Worker, whole_team
+from spardl.protocol.costs import Bounds, Cost
+from spardl.protocol.programs import Boundary, Exchange, Phase, Program, Receive, Send, Worker, whole_team
 
 __all__ = ["Dense"]
 

@@ -21,18 +21,18 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
-from spardl.accumulator import Accumulator
+from spardl.basics.errors import ConfigError
 from spardl.communicators.base import Communicator
-from spardl.communicators.doubling import Target, recursive_doubling
-from spardl.communicators.transfer import Courier
+from spardl.communicators.steps.doubling import Target, recursive_doubling
+from spardl.communicators.steps.transfer import Courier
 from spardl.compressors.base import Output, SparseCompressor
-from spardl.context import Context
-from spardl.costs import Bounds, Cost, log2_ceil
-from spardl.errors import ConfigError
-from spardl.packing import Slot
-from spardl.programs import Exchange, Phase, Program, Team, whole_team
-from spardl.sparse import SparseVector, Sum
-from spardl.state import State
+from spardl.protocol.context import Context
+from spardl.protocol.costs import Bounds, Cost, log2_ceil
+from spardl.protocol.programs import Exchange, Phase, Program, Team, whole_team
+from spardl.protocol.state import State
+from spardl.vector.accumulator import Accumulator
+from spardl.vector.packing import Slot
+from spardl.vector.sparse import SparseVector, Sum
 
 __all__ = ["VARIANTS", "GTopk", "Variant", "folded_doubling", "tree"]
 

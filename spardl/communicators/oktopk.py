@@ -27,23 +27,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spardl.accumulator import Accumulator, Select
-from spardl.checks import is_a
-from spardl.communicators.balance import balance, joined
+from spardl.basics.checks import is_a
+from spardl.basics.errors import ConfigError
 from spardl.communicators.base import Communicator
-from spardl.communicators.split import equal_regions, split_and_reduce, split_cost, swap_counts, swap_words
-from spardl.communicators.transfer import Courier, all_gather_counts
+from spardl.communicators.steps.balance import balance, joined
+from spardl.communicators.steps.split import equal_regions, split_and_reduce, split_cost, swap_counts, swap_words
+from spardl.communicators.steps.transfer import Courier, all_gather_counts
 from spardl.compressors.base import Output, SparseCompressor
-from spardl.context import Context
-from spardl.costs import Bounds, Cost, log2_ceil
-from spardl.errors import ConfigError
-from spardl.layout import Part
-from spardl.packing import Slot
-from spardl.programs import Phase, Program, Team, whole_team
-from spardl.selection import top_k
-from spardl.sparse import SparseVector, Sum
-from spardl.state import State
-from spardl.thresholds import Reuse, check_number, smallest_magnitude
+from spardl.protocol.context import Context
+from spardl.protocol.costs import Bounds, Cost, log2_ceil
+from spardl.protocol.programs import Phase, Program, Team, whole_team
+from spardl.protocol.state import State
+from spardl.vector.accumulator import Accumulator, Select
+from spardl.vector.layout import Part
+from spardl.vector.packing import Slot
+from spardl.vector.selection import top_k
+from spardl.vector.sparse import SparseVector, Sum
+from spardl.vector.thresholds import Reuse, check_number, smallest_magnitude
 
 __all__ = ["OkTopk", "OkTopkState", "consensus_borders"]
 

@@ -22,20 +22,20 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import NamedTuple
 
-from spardl.accumulator import Accumulator, Select
-from spardl.checks import is_a
+from spardl.basics.checks import is_a
+from spardl.basics.errors import ConfigError
 from spardl.communicators.base import Communicator
-from spardl.communicators.doubling import Target, recursive_doubling
-from spardl.communicators.transfer import Courier
+from spardl.communicators.steps.doubling import Target, recursive_doubling
+from spardl.communicators.steps.transfer import Courier
 from spardl.compressors.base import Output, SparseCompressor
-from spardl.context import Context
-from spardl.costs import Bounds, Cost, log2_ceil
-from spardl.errors import ConfigError
-from spardl.layout import Part
-from spardl.packing import Slot
-from spardl.programs import Boundary, Phase, Program, Team
-from spardl.sparse import SparseVector, Sum, merge
-from spardl.state import State
+from spardl.protocol.context import Context
+from spardl.protocol.costs import Bounds, Cost, log2_ceil
+from spardl.protocol.programs import Boundary, Phase, Program, Team
+from spardl.protocol.state import State
+from spardl.vector.accumulator import Accumulator, Select
+from spardl.vector.layout import Part
+from spardl.vector.packing import Slot
+from spardl.vector.sparse import SparseVector, Sum, merge
 
 __all__ = [
     "Blocks",

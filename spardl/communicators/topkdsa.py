@@ -27,19 +27,19 @@ from itertools import pairwise
 
 import torch
 
-from spardl.accumulator import Accumulator
-from spardl.checks import is_a
+from spardl.basics.checks import is_a
+from spardl.basics.errors import ConfigError
 from spardl.communicators.base import Communicator
-from spardl.communicators.bruck import all_gather
-from spardl.communicators.split import equal_regions, split_and_reduce, split_cost
-from spardl.communicators.transfer import Courier
+from spardl.communicators.steps.bruck import all_gather
+from spardl.communicators.steps.split import equal_regions, split_and_reduce, split_cost
+from spardl.communicators.steps.transfer import Courier
 from spardl.compressors.base import Output, SparseCompressor
-from spardl.context import Context
-from spardl.costs import Bounds, Cost, log2_ceil
-from spardl.errors import ConfigError
-from spardl.programs import Boundary, Phase, Program, Team, whole_team
-from spardl.sparse import SparseVector, Sum
-from spardl.state import State
+from spardl.protocol.context import Context
+from spardl.protocol.costs import Bounds, Cost, log2_ceil
+from spardl.protocol.programs import Boundary, Phase, Program, Team, whole_team
+from spardl.protocol.state import State
+from spardl.vector.accumulator import Accumulator
+from spardl.vector.sparse import SparseVector, Sum
 
 __all__ = ["TopkDSA"]
 

@@ -10,12 +10,12 @@ from typing import ClassVar, TypeAlias
 import torch
 from torch import Tensor
 
-from spardl.accumulator import Accumulator, Select
-from spardl.context import Context
-from spardl.layout import Layout, Part
-from spardl.programs import Program
-from spardl.sparse import Sum
-from spardl.state import State
+from spardl.protocol.context import Context
+from spardl.protocol.programs import Program
+from spardl.protocol.state import State
+from spardl.vector.accumulator import Accumulator, Select
+from spardl.vector.layout import Layout, Part
+from spardl.vector.sparse import Sum
 
 __all__ = ["CodeCompressor", "Compressor", "DenseCompressor", "Mass", "Output", "SparseCompressor", "Total"]
 

@@ -15,13 +15,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spardl.accumulator import Accumulator, Select
-from spardl.checks import is_a
+from spardl.basics.checks import is_a
+from spardl.basics.errors import ConfigError
 from spardl.compressors.base import SparseCompressor
-from spardl.context import Context
-from spardl.errors import ConfigError
-from spardl.layout import Layout, Part
-from spardl.state import State
+from spardl.protocol.context import Context
+from spardl.protocol.state import State
+from spardl.vector.accumulator import Accumulator, Select
+from spardl.vector.layout import Layout, Part
 
 __all__ = ["SCOPES", "Budget", "BudgetedCompressor", "Piece", "PiecewiseCompressor"]
 

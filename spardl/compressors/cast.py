@@ -13,13 +13,13 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from spardl.accumulator import Accumulator
+from spardl.basics.errors import ConfigError
 from spardl.compressors.base import DenseCompressor, Mass, Total
-from spardl.context import Context
-from spardl.errors import ConfigError
-from spardl.programs import Program
-from spardl.sparse import Sum
-from spardl.state import State
+from spardl.protocol.context import Context
+from spardl.protocol.programs import Program
+from spardl.protocol.state import State
+from spardl.vector.accumulator import Accumulator
+from spardl.vector.sparse import Sum
 
 __all__ = ["FORMATS", "Cast"]
 

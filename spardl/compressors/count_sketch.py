@@ -18,18 +18,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spardl.accumulator import Accumulator
-from spardl.checks import is_a
+from spardl.basics.checks import is_a
+from spardl.basics.errors import ConfigError
 from spardl.compressors.base import DenseCompressor, Mass, Total
 from spardl.compressors.budget import Budget
-from spardl.context import Context
-from spardl.errors import ConfigError
-from spardl.layout import Part
-from spardl.programs import Phase, Program
-from spardl.selection import top_k
-from spardl.sketch import Sketch, derive, rankable
-from spardl.sparse import SparseVector, Sum
-from spardl.state import State
+from spardl.protocol.context import Context
+from spardl.protocol.programs import Phase, Program
+from spardl.protocol.state import State
+from spardl.vector.accumulator import Accumulator
+from spardl.vector.layout import Part
+from spardl.vector.selection import top_k
+from spardl.vector.sketch import Sketch, derive, rankable
+from spardl.vector.sparse import SparseVector, Sum
 
 __all__ = ["CountSketch", "SketchedPart"]
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spardl.checks import is_a
+from spardl.basics.checks import is_a
+from spardl.basics.errors import ConfigError
 from spardl.compressors.base import Output
 from spardl.compressors.budget import PiecewiseCompressor
-from spardl.context import Context
-from spardl.errors import ConfigError
-from spardl.randomness import seeded_generator
-from spardl.selection import top_k
-from spardl.state import State
+from spardl.protocol.context import Context
+from spardl.protocol.randomness import seeded_generator
+from spardl.protocol.state import State
+from spardl.vector.selection import top_k
 
 __all__ = ["SampledTopK"]
 

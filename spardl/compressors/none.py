@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spardl.accumulator import Accumulator
 from spardl.compressors.base import DenseCompressor, Mass, Total
-from spardl.context import Context
-from spardl.programs import Program
-from spardl.sparse import Sum
-from spardl.state import State
+from spardl.protocol.context import Context
+from spardl.protocol.programs import Program
+from spardl.protocol.state import State
+from spardl.vector.accumulator import Accumulator
+from spardl.vector.sparse import Sum
 
 __all__ = ["NoCompression"]
 

@@ -18,16 +18,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spardl.accumulator import Accumulator
-from spardl.checks import is_a
+from spardl.basics.checks import is_a
+from spardl.basics.errors import ConfigError
 from spardl.compressors.base import DenseCompressor, Mass, Total
-from spardl.context import Context
-from spardl.errors import ConfigError
-from spardl.layout import Layout
-from spardl.programs import Phase, Program
-from spardl.randomness import seeded_generator
-from spardl.sparse import Sum
-from spardl.state import State
+from spardl.protocol.context import Context
+from spardl.protocol.programs import Phase, Program
+from spardl.protocol.randomness import seeded_generator
+from spardl.protocol.state import State
+from spardl.vector.accumulator import Accumulator
+from spardl.vector.layout import Layout
+from spardl.vector.sparse import Sum
 
 __all__ = ["PowerSGD", "PowerSGDState"]
 

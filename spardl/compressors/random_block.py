@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from spardl.compressors.shared_random import SharedChoice
-from spardl.context import Context
-from spardl.layout import Part
-from spardl.randomness import seeded_generator
+from spardl.protocol.context import Context
+from spardl.protocol.randomness import seeded_generator
+from spardl.vector.layout import Part
 
 __all__ = ["RandomBlock"]
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from spardl.compressors.shared_random import SharedChoice
-from spardl.context import Context
-from spardl.randomness import seeded_generator
+from spardl.protocol.context import Context
+from spardl.protocol.randomness import seeded_generator
 
 __all__ = ["RandomK", "draw_distinct"]
 

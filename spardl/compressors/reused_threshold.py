@@ -12,15 +12,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spardl.checks import is_a
+from spardl.basics.checks import is_a
+from spardl.basics.errors import ConfigError
 from spardl.compressors.base import Output
 from spardl.compressors.budget import PiecewiseCompressor
-from spardl.context import Context
-from spardl.errors import ConfigError
-from spardl.layout import Layout
-from spardl.programs import Worker
-from spardl.state import State
-from spardl.thresholds import Reuse, at_least, check_number, exact, smallest_magnitude
+from spardl.protocol.context import Context
+from spardl.protocol.programs import Worker
+from spardl.protocol.state import State
+from spardl.vector.layout import Layout
+from spardl.vector.thresholds import Reuse, at_least, check_number, exact, smallest_magnitude
 
 __all__ = ["ReusedThreshold", "ReusedThresholdState"]
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spardl.accumulator import Accumulator
-from spardl.checks import is_a
+from spardl.basics.checks import is_a
+from spardl.basics.errors import ConfigError
 from spardl.compressors.base import DenseCompressor, Mass, Total
 from spardl.compressors.budget import Budget
-from spardl.context import Context
-from spardl.errors import ConfigError
-from spardl.programs import Program
-from spardl.sparse import SparseVector, Sum
-from spardl.state import State
+from spardl.protocol.context import Context
+from spardl.protocol.programs import Program
+from spardl.protocol.state import State
+from spardl.vector.accumulator import Accumulator
+from spardl.vector.sparse import SparseVector, Sum
 
 __all__ = ["SharedChoice"]
 

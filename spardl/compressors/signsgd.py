@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spardl.bits import ScaledCodes
+from spardl.basics.errors import ConfigError
 from spardl.compressors.base import CodeCompressor, Mass
 from spardl.compressors.budget import SCOPES
-from spardl.context import Context
-from spardl.errors import ConfigError
-from spardl.state import State
+from spardl.protocol.context import Context
+from spardl.protocol.state import State
+from spardl.vector.bits import ScaledCodes
 
 __all__ = ["SignSGD"]
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spardl.bits import ScaledCodes
-from spardl.checks import is_a
+from spardl.basics.checks import is_a
+from spardl.basics.errors import ConfigError
 from spardl.compressors.base import CodeCompressor, Mass
-from spardl.context import Context
-from spardl.errors import ConfigError
-from spardl.randomness import seeded_generator
-from spardl.rounding import round_stochastically
-from spardl.state import State
+from spardl.protocol.context import Context
+from spardl.protocol.randomness import seeded_generator
+from spardl.protocol.state import State
+from spardl.vector.bits import ScaledCodes
+from spardl.vector.rounding import round_stochastically
 
 __all__ = ["TernGrad"]
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spardl.accumulator import Accumulator, Select
-from spardl.checks import is_a
+from spardl.basics.checks import is_a
+from spardl.basics.errors import ConfigError
 from spardl.compressors.base import Output, SparseCompressor
-from spardl.context import Context
-from spardl.errors import ConfigError
-from spardl.layout import Part
-from spardl.selection import reaching
-from spardl.state import State
+from spardl.protocol.context import Context
+from spardl.protocol.state import State
+from spardl.vector.accumulator import Accumulator, Select
+from spardl.vector.layout import Part
+from spardl.vector.selection import reaching
 
 __all__ = ["Threshold"]
 

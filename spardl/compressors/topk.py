@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from spardl.accumulator import Accumulator
 from spardl.compressors.base import Output
 from spardl.compressors.budget import BudgetedCompressor, Piece
-from spardl.context import Context
-from spardl.layout import Part
-from spardl.state import State
+from spardl.protocol.context import Context
+from spardl.protocol.state import State
+from spardl.vector.accumulator import Accumulator
+from spardl.vector.layout import Part
 
 __all__ = ["TopK"]
 

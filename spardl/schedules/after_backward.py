@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spardl.clusters.base import Cluster
-from spardl.method import Method
+from spardl.method.method import Method
 from spardl.schedules.base import Schedule
 from spardl.schedules.synchronizer import Synchronizer, Training
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from spardl.clusters.base import Cluster
-from spardl.method import Method
+from spardl.method.method import Method
 from spardl.schedules.synchronizer import Synchronizer, Training
 
 __all__ = ["Schedule"]

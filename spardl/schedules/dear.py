@@ -19,20 +19,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spardl.checks import is_a
+from spardl.basics.checks import is_a
+from spardl.basics.errors import ConfigError, TrainingError
 from spardl.clusters.base import Cluster, Flight, gather_rows
-from spardl.errors import ConfigError, TrainingError
-from spardl.fusion import Range, by_count, by_size
-from spardl.method import Method
-from spardl.norms import clip_factor, largest, norm_of, sum_of_squares
-from spardl.programs import Phase
+from spardl.method.method import Method
+from spardl.protocol.programs import Phase
 from spardl.schedules.base import Schedule
 from spardl.schedules.first_use import FirstUses
+from spardl.schedules.fusion import Range, by_count, by_size
 from spardl.schedules.in_backward import InBackward
 from spardl.schedules.synchronizer import Group, Synchronizer, Training
 from spardl.schedules.trials import Trials
 from spardl.schedules.wfbp import check_megabytes, entries_of
-from spardl.sparse import Sum
+from spardl.vector.norms import clip_factor, largest, norm_of, sum_of_squares
+from spardl.vector.sparse import Sum
 
 __all__ = ["Dear"]
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from spardl.checks import is_a
+from spardl.basics.checks import is_a
+from spardl.basics.errors import ConfigError
 from spardl.clusters.base import Cluster, gather_rows
-from spardl.errors import ConfigError
-from spardl.fusion import Range
+from spardl.schedules.fusion import Range
 from spardl.schedules.synchronizer import Training
 
 __all__ = ["Groups", "agreed_groups"]

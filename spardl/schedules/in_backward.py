@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from spardl.basics.errors import TrainingError
 from spardl.clusters.base import Cluster, Flight
-from spardl.errors import TrainingError
-from spardl.fusion import Range
-from spardl.method import Method
+from spardl.method.method import Method
+from spardl.schedules.fusion import Range
 from spardl.schedules.synchronizer import Synchronizer, Training
-from spardl.sparse import Sum
+from spardl.vector.sparse import Sum
 
 __all__ = ["InBackward"]
 

@@ -14,8 +14,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from spardl.errors import ConfigError
-from spardl.fusion import Linear, Range
+from spardl.basics.errors import ConfigError
+from spardl.schedules.fusion import Linear, Range
 from spardl.schedules.measured import Measuring
 
 __all__ = ["LayerFusion", "optimal"]

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from spardl.clusters.base import Cluster, gather_rows
-from spardl.fusion import Linear, Range
-from spardl.layout import Layout
-from spardl.method import Method
+from spardl.method.method import Method
 from spardl.schedules.base import Schedule
+from spardl.schedules.fusion import Linear, Range
 from spardl.schedules.groups import Groups, agreed_groups
 from spardl.schedules.in_backward import InBackward
 from spardl.schedules.synchronizer import Synchronizer, Training
+from spardl.vector.layout import Layout
 
 __all__ = ["Decide", "Measured", "Measuring", "measure_cost"]
 

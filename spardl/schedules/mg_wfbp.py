@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from spardl.fusion import Linear, Range
+from spardl.schedules.fusion import Linear, Range
 from spardl.schedules.measured import Measuring
 
 __all__ = ["MgWfbp", "merge"]

@@ -16,18 +16,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from spardl.agreement import compare, facts_of, shapes_of
 from spardl.clusters.base import Cluster, gather_rows
-from spardl.flat import FlatGradient, write
-from spardl.fusion import Range
-from spardl.layout import Layout
-from spardl.method import Method, MethodState
-from spardl.norms import clip_factor, largest, norm_of, sum_of_squares
-from spardl.programs import Phase, Program
-from spardl.refusals import Refused
+from spardl.method.agreement import compare, facts_of, shapes_of
+from spardl.method.method import Method, MethodState
+from spardl.method.refusals import Refused
+from spardl.protocol.programs import Phase, Program
+from spardl.schedules.fusion import Range
 from spardl.schedules.update import Updater
 from spardl.schedules.usage import Usage
-from spardl.sparse import SparseVector, Sum
+from spardl.vector.flat import FlatGradient, write
+from spardl.vector.layout import Layout
+from spardl.vector.norms import clip_factor, largest, norm_of, sum_of_squares
+from spardl.vector.sparse import SparseVector, Sum
 
 __all__ = ["Group", "Synchronizer", "Training"]
 
@@ -211,7 +211,7 @@ class Synchronizer(ABC):
 
         Args:
             local: which rank.
-            parts: of the ranks in ``spardl.dealing.sources``, in that order.
+            parts: of the ranks in ``spardl.method.dealing.sources``, in that order.
             before: how many workers there were.
         """
         self._follow(parts[0])

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from spardl.clusters.base import Cluster, gather_rows
-from spardl.tuning import Tuner
+from spardl.schedules.tuning import Tuner
 
 __all__ = ["Trials"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 
 __all__ = ["Updater"]
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from spardl.checks import is_a
+from spardl.basics.checks import is_a
+from spardl.basics.errors import ConfigError
 from spardl.clusters.base import Cluster
-from spardl.errors import ConfigError
-from spardl.fusion import by_size
-from spardl.method import Method
+from spardl.method.method import Method
 from spardl.schedules.base import Schedule
+from spardl.schedules.fusion import by_size
 from spardl.schedules.in_backward import InBackward
 from spardl.schedules.synchronizer import Synchronizer, Training
 

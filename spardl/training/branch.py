@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spardl.errors import CheckpointError
+from spardl.basics.errors import CheckpointError
 from spardl.training.checkpoint import saved_workers, verify_checkpoint
 from spardl.training.runs import flat
 

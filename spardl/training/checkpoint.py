@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
+from spardl.basics.errors import CheckpointError
+from spardl.basics.files import checksum, write_atomically
 from spardl.clusters.base import Cluster, gather_rows
-from spardl.errors import CheckpointError
-from spardl.files import checksum, write_atomically
 from spardl.training.messages import first_line
 
 __all__ = [

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from spardl.checks import is_a
-from spardl.errors import ConfigError
+from spardl.basics.checks import is_a
+from spardl.basics.errors import ConfigError
 from spardl.training.messages import first_line
 
 __all__ = ["at_least_one", "check_device", "check_threads", "count_gpus", "count_gpus_aside", "pick_device"]

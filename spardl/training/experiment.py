@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
+from spardl.basics.errors import CheckpointError, ConfigError, SpardlError, StoppedError, StorageError
+from spardl.basics.files import no_room
+from spardl.basics.version import __version__
 from spardl.clusters import Cluster
+from spardl.clusters.rehearsal import rehearse
 from spardl.compressors.base import SparseCompressor
-from spardl.errors import CheckpointError, ConfigError, SpardlError, StoppedError, StorageError
-from spardl.files import no_room
-from spardl.rehearsal import rehearse
 from spardl.training.announcing import announced
 from spardl.training.branch import check_branch
 from spardl.training.display import make_display
@@ -31,7 +32,6 @@ from spardl.training.runs import Run, continue_from, flat, new_run, run_id
 from spardl.training.stopping import AskedToStopError
 from spardl.training.targets import first_edition
 from spardl.training.trainer import Trainer
-from spardl.version import __version__
 
 __all__ = ["Experiment", "decisive", "experiment_id"]
 

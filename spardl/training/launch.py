@@ -20,11 +20,11 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 import torch.distributed as dist
 
-from spardl.checks import check_seconds, is_a
+from spardl.basics.checks import check_seconds, is_a
+from spardl.basics.errors import ConfigError, PeerError, StoppedError
 from spardl.clusters import Cluster, ProcessGroupCluster, SimulatedCluster, parse_network
 from spardl.clusters.process_group import check_streams
-from spardl.errors import ConfigError, PeerError, StoppedError
-from spardl.timeline.profile import Profile
+from spardl.clusters.profile import Profile
 from spardl.training.addresses import listen
 from spardl.training.devices import at_least_one, check_device, check_threads, count_gpus_aside, pick_device
 from spardl.training.meeting import Meeting

@@ -12,13 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spardl.checks import is_a
+from spardl.basics.checks import is_a
+from spardl.basics.errors import ConfigError, SpardlError
 from spardl.clusters.base import Cluster
-from spardl.dealing import sources
-from spardl.errors import ConfigError, SpardlError
-from spardl.flat import FlatGradient
-from spardl.method import Method
-from spardl.programs import Worker
+from spardl.method.dealing import sources
+from spardl.method.method import Method
+from spardl.protocol.programs import Worker
 from spardl.schedules.base import Schedule
 from spardl.schedules.synchronizer import Training
 from spardl.training.batches import Batches
@@ -30,6 +29,7 @@ from spardl.training.sampler import LaneSampler, Sampler, ShuffledSampler
 from spardl.training.settings import Settings
 from spardl.training.task import Batch, Task
 from spardl.training.worker import TrainingWorker
+from spardl.vector.flat import FlatGradient
 
 __all__ = ["Learner", "Plan"]
 

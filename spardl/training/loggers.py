@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
-from spardl.checks import check_seconds
-from spardl.errors import ConfigError
+from spardl.basics.checks import check_seconds
+from spardl.basics.errors import ConfigError
 from spardl.training.messages import first_line
 from spardl.training.observers import Bounded, Observer
 from spardl.training.runs import Run

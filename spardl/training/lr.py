@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spardl.checks import is_a, is_finite
-from spardl.errors import ConfigError
+from spardl.basics.checks import is_a, is_finite
+from spardl.basics.errors import ConfigError
 
 __all__ = ["Constant", "Cosine", "Exponential", "LinearDecay", "LrSchedule", "MultiStep"]
 

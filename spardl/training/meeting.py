@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from spardl.agreement import first_difference
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
+from spardl.method.agreement import first_difference
 from spardl.training.addresses import address_of, listen_as
 from spardl.training.membership import Membership
 from spardl.training.messages import first_line

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 
 __all__ = ["Membership", "find_membership", "find_secret", "leads", "what_a_restart_needs"]
 

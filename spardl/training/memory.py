@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from spardl.layout import Layout
-from spardl.method import Method
+from spardl.method.method import Method
+from spardl.vector.layout import Layout
 
 __all__ = ["Need", "available_bytes", "what_does_not_fit"]
 

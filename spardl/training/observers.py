@@ -11,7 +11,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from spardl.files import naming, write_atomically
+from spardl.basics.files import naming, write_atomically
 from spardl.training.messages import first_line, warn
 from spardl.training.strict import to_json
 

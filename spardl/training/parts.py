@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 
 __all__ = ["Kind"]
 

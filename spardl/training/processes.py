@@ -24,8 +24,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TypeAlias
 
-from spardl.errors import ConfigError, PeerError, SpardlError, StoppedError, TrainingError, WorkerError
-from spardl.files import write_atomically
+from spardl.basics.errors import ConfigError, PeerError, SpardlError, StoppedError, TrainingError, WorkerError
+from spardl.basics.files import write_atomically
 from spardl.training.messages import first_line
 from spardl.training.stopping import deferred, end_at_once, listening
 

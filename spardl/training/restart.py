@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from spardl.clusters.base import Cluster, gather_rows
-from spardl.dealing import owners
-from spardl.programs import Worker
+from spardl.method.dealing import owners
+from spardl.protocol.programs import Worker
 from spardl.schedules.synchronizer import Synchronizer
 from spardl.training.checkpoint import load_part
 from spardl.training.learner import Plan

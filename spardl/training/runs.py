@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from spardl.errors import CheckpointError, ConfigError
-from spardl.files import naming, write_atomically
+from spardl.basics.errors import CheckpointError, ConfigError
+from spardl.basics.files import naming, write_atomically
 from spardl.training.checkpoint import find_checkpoint
 from spardl.training.strict import to_json
 

@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from spardl.errors import ConfigError
-from spardl.programs import Worker
-from spardl.randomness import seeded_generator
+from spardl.basics.errors import ConfigError
+from spardl.protocol.programs import Worker
+from spardl.protocol.randomness import seeded_generator
 
 __all__ = ["LaneSampler", "Sampler", "ShuffledSampler"]
 

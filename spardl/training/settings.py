@@ -9,8 +9,8 @@ from types import MappingProxyType
 
 import torch
 
-from spardl.checks import is_a
-from spardl.errors import ConfigError
+from spardl.basics.checks import is_a
+from spardl.basics.errors import ConfigError
 
 __all__ = ["PRECISIONS", "Precision", "Settings"]
 

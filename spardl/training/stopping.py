@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
-from spardl.errors import PeerError
+from spardl.basics.errors import PeerError
 
 __all__ = ["ASKING", "AskedToStopError", "Stopping", "deferred", "end_at_once", "listening"]
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spardl.basics.version import __version__
 from spardl.clusters.base import Cluster, gather_rows
 from spardl.clusters.ledger import Ledger
-from spardl.programs import Phase
-from spardl.version import __version__
+from spardl.protocol.programs import Phase
 
 __all__ = ["Costs", "break_even_gbit", "environment", "gather_costs"]
 

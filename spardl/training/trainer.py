@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spardl.basics.errors import PeerError, StoppedError, TrainingError
+from spardl.basics.files import write_atomically
 from spardl.clusters.base import Cluster, gather_rows
-from spardl.errors import PeerError, StoppedError, TrainingError
-from spardl.files import write_atomically
-from spardl.refusals import Refusals, Refused
+from spardl.method.refusals import Refusals, Refused
 from spardl.schedules.groups import Groups
-from spardl.sparse import SparseVector, Sum
 from spardl.training.checkpoint import load_part, save_checkpoint, saved_workers
 from spardl.training.evaluation import evaluate
 from spardl.training.learner import Learner, Plan, digest
@@ -29,6 +28,7 @@ from spardl.training.runs import Run
 from spardl.training.summary import break_even_gbit, environment, gather_costs
 from spardl.training.watch import Watch
 from spardl.training.window import Window
+from spardl.vector.sparse import SparseVector, Sum
 
 __all__ = ["Trainer"]
 

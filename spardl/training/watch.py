@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from spardl.basics.errors import TrainingError
 from spardl.clusters.base import Cluster, gather_rows
-from spardl.errors import TrainingError
 from spardl.training.checkpoint import at_step, newest_whole
 from spardl.training.runs import Run
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from spardl.clusters.base import Cluster, gather_rows
-from spardl.programs import Phase
+from spardl.protocol.programs import Phase
 
 __all__ = ["Window"]
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from spardl.clusters.base import Cluster, gather_rows
-from spardl.programs import Worker
-from spardl.randomness import derive_seed
+from spardl.protocol.programs import Worker
+from spardl.protocol.randomness import derive_seed
 from spardl.training.sampler import Sampler
 
 __all__ = ["TrainingWorker", "average_buffers"]

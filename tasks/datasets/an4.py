@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from spardl.errors import DataError
+from spardl.basics.errors import DataError
 from tasks.datasets.cache import cached, fingerprint
 from tasks.datasets.speech import ALPHABET, SAMPLE_RATE, SHORTEST, SpeechDataset, SpeechSplit, encode, spectrogram
 from tasks.datasets.synthetic_speech import tone_speech

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from spardl.errors import DataError
+from spardl.basics.errors import DataError
 from tasks.datasets.cache import cached, fingerprint
 from tasks.datasets.download import Remote, fetch
 from tasks.datasets.plain_text import fetch_hint, read_text

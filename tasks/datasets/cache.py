@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from spardl.errors import DataError
-from spardl.files import write_atomically
+from spardl.basics.errors import DataError
+from spardl.basics.files import write_atomically
 
 __all__ = ["cached", "fingerprint"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from spardl.errors import DataError
+from spardl.basics.errors import DataError
 from tasks.datasets.images import ImageDataset, ImageSplit
 from tasks.datasets.synthetic_images import class_splits, stand_in_notice
 

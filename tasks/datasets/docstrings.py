@@ -12,7 +12,7 @@ from typing import Final
 
 from torch import Tensor
 
-from spardl.errors import ConfigError, DataError
+from spardl.basics.errors import ConfigError, DataError
 from tasks.datasets.cache import cached, fingerprint
 from tasks.datasets.labelled_text import LabelledTextDataset, number_texts, texts_from
 from tasks.datasets.words import words_of

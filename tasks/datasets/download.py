@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from spardl.errors import DataError
+from spardl.basics.errors import DataError
 
 __all__ = ["Remote", "fetch"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from spardl.errors import ConfigError, DataError
+from spardl.basics.errors import ConfigError, DataError
 from tasks.datasets.cache import cached, fingerprint
 from tasks.datasets.images import ImageSplit
 from tasks.datasets.measured_images import MeasuredImageDataset

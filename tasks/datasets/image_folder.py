@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from spardl.errors import ConfigError, DataError
+from spardl.basics.errors import ConfigError, DataError
 from tasks.datasets.cache import cached, fingerprint
 from tasks.datasets.images import ImageDataset, normalise
 from tasks.datasets.synthetic_images import class_splits, stand_in_notice

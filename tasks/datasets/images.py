@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from spardl.checks import is_a
-from spardl.errors import ConfigError
+from spardl.basics.checks import is_a
+from spardl.basics.errors import ConfigError
 from spardl.training.task import Split
 from tasks.datasets.base import Dataset
 

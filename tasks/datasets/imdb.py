@@ -7,7 +7,7 @@ from typing import Final
 
 from torch import Tensor
 
-from spardl.errors import DataError
+from spardl.basics.errors import DataError
 from tasks.datasets.cache import cached, fingerprint
 from tasks.datasets.docstrings import docstrings
 from tasks.datasets.download import Remote, fetch

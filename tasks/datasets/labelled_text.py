@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 from spardl.training.task import Split
 from tasks.datasets.base import Dataset
 from tasks.datasets.words import UNKNOWN, number_words

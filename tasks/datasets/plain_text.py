@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from spardl.errors import DataError
+from spardl.basics.errors import DataError
 
 __all__ = ["fetch_hint", "put_hint", "read_text", "require_paths"]
 

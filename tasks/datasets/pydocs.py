@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from spardl.errors import DataError
+from spardl.basics.errors import DataError
 from tasks.datasets.text import Corpus, SpecialTokens, TextDataset
 from tasks.datasets.wordpiece import encode, train_wordpiece
 from tasks.datasets.words import word_dataset

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 from tasks.datasets.digits import split_scans
 from tasks.datasets.images import ImageSplit, normalise
 from tasks.datasets.measured_images import MeasuredImageDataset

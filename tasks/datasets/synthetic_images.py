@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 from tasks.datasets.images import ImageDataset, mirror_and_crop, normalise
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from spardl.errors import DataError
+from spardl.basics.errors import DataError
 from tasks.datasets.bert_text import bert_text, fetch_word_pieces, pydocs_pieces
 from tasks.datasets.cache import fingerprint
 from tasks.datasets.plain_text import put_hint, read_text

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 from tasks.datasets.plain_text import read_text
 from tasks.datasets.text import Corpus, SpecialTokens, TextDataset
 

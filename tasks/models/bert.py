@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 
 __all__ = ["bert_for_pretraining"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 
 __all__ = ["CifarResNet"]
 

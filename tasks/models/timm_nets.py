@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 
 __all__ = ["inception_v4"]
 

@@ -19,7 +19,7 @@ from torchvision.models import (
     resnet152,
 )
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 
 __all__ = ["densenet", "resnet"]
 

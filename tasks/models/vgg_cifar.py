@@ -8,7 +8,7 @@ from typing import Final
 from torch import Tensor, nn
 from torchvision.models.vgg import cfgs, make_layers
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 
 __all__ = ["CifarVgg"]
 

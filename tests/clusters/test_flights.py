@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import nn
 
+from spardl.basics.errors import ConfigError, PeerError, ProgramError, WorkerError
 from spardl.clusters import Cluster, Network, ProcessGroupCluster, SimulatedCluster
 from spardl.clusters.background import Background
 from spardl.clusters.ledger import PhaseStack
-from spardl.errors import ConfigError, PeerError, ProgramError, WorkerError
-from spardl.programs import Boundary, Exchange, Phase, Program, Receive, Send, Worker
-from spardl.timeline.profile import LayerTimes, Profile
+from spardl.clusters.profile import LayerTimes, Profile
+from spardl.protocol.programs import Boundary, Exchange, Phase, Program, Receive, Send, Worker
 from tests.harness import run_workers
 
 # A message of 125 bytes takes 1 s.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from spardl.clusters import Ledger
-from spardl.programs import Exchange, Phase, Receive, Send
+from spardl.protocol.programs import Exchange, Phase, Receive, Send
 
 
 def test_counts_and_round_trip() -> None:

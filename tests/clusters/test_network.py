@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from spardl.basics.errors import ConfigError
 from spardl.clusters import PRESETS, Network, parse_network
 from spardl.clusters.network import network_text
-from spardl.errors import ConfigError
 
 
 def test_presets_are_ordered_by_bandwidth() -> None:

@@ -9,9 +9,9 @@ import time
 import pytest
 import torch
 
+from spardl.basics.errors import PeerError, WorkerError
 from spardl.clusters import ProcessGroupCluster, gather_rows
-from spardl.errors import PeerError, WorkerError
-from spardl.programs import Exchange, Program, Receive, Send
+from spardl.protocol.programs import Exchange, Program, Receive, Send
 from tests.harness import run_workers
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from spardl.clusters import PRESETS, Cluster, Ledger, Network, ProcessGroupCluster, throttle
 from spardl.clusters.channel import Channel
 from spardl.clusters.throttle import lasting, traffic
-from spardl.programs import (
+from spardl.protocol.programs import (
     AllGather,
     AllReduce,
     Boundary,

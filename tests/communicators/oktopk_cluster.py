@@ -12,9 +12,9 @@ from torch import Tensor
 
 from spardl.communicators import OkTopk
 from spardl.compressors import SparseCompressor
-from spardl.method import Method
-from spardl.residuals import PartialResidual, Residual
-from spardl.sparse import SparseVector, Sum
+from spardl.method.method import Method
+from spardl.method.residuals import PartialResidual, Residual
+from spardl.vector.sparse import SparseVector, Sum
 from tests.harness import Bench
 
 CONF = Path(__file__).parents[2] / "conf"

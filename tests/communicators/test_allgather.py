@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from spardl.sparse import SparseVector
+from spardl.vector.sparse import SparseVector
 from tests.harness import Bench, topka
 
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from spardl.basics.errors import ConfigError
 from spardl.communicators import AllGatherCodes, AllGatherDense
 from spardl.compressors import CodeCompressor, Mass, NoCompression
-from spardl.context import Context
-from spardl.errors import ConfigError
-from spardl.method import Method
-from spardl.residuals import LocalResidual, NoResidual
-from spardl.state import State
+from spardl.method.method import Method
+from spardl.method.residuals import LocalResidual, NoResidual
+from spardl.protocol.context import Context
+from spardl.protocol.state import State
 from tests.harness import Bench, context
 
 

@@ -6,8 +6,8 @@ import torch
 
 from spardl.communicators import Backend
 from spardl.compressors import NoCompression
-from spardl.method import Method
-from spardl.residuals import NoResidual
+from spardl.method.method import Method
+from spardl.method.residuals import NoResidual
 from tests.harness import Bench
 
 

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from spardl.basics.errors import ConfigError
 from spardl.clusters import SimulatedCluster
 from spardl.communicators import OkTopk
 from spardl.communicators.oktopk import consensus_borders
 from spardl.compressors import ReusedThreshold, SparseCompressor, TopK
-from spardl.context import Context
-from spardl.errors import ConfigError
-from spardl.programs import Worker, whole_team
-from spardl.residuals import NoResidual, PartialResidual, Residual
-from spardl.sparse import SparseVector
+from spardl.method.residuals import NoResidual, PartialResidual, Residual
+from spardl.protocol.context import Context
+from spardl.protocol.programs import Worker, whole_team
+from spardl.vector.sparse import SparseVector
 from tests.communicators.oktopk_cluster import PUBLISHED, WORKERS, alike, cluster, count, published
 from tests.harness import NETWORK, Bench, layout_of, same_bits
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from spardl.communicators import OkTopk
 from spardl.compressors import ReusedThreshold
-from spardl.sparse import SparseVector
+from spardl.vector.sparse import SparseVector
 from tests.communicators.oktopk_cluster import PUBLISHED, WORKERS, alike, cluster, published
 from tests.communicators.oktopk_reference import Reference
 from tests.harness import context, same_bits

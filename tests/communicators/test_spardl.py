@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from spardl.basics.errors import ConfigError
 from spardl.communicators.spardl import Blocks, SparDL, SparDLState, srs_rounds
 from spardl.compressors import TopK
-from spardl.errors import ConfigError
-from spardl.method import Method
-from spardl.residuals import GlobalResidual
-from spardl.sparse import SparseVector
+from spardl.method.method import Method
+from spardl.method.residuals import GlobalResidual
+from spardl.vector.sparse import SparseVector
 from tests.harness import Bench, context, divisors, spardl
 
 

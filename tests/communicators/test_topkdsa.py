@@ -14,19 +14,19 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from spardl.accumulator import Accumulator, Select
+from spardl.basics.errors import ConfigError
 from spardl.communicators.topkdsa import TopkDSA
 from spardl.compressors import TopK
 from spardl.compressors.base import Output, SparseCompressor
-from spardl.context import Context
-from spardl.errors import ConfigError
-from spardl.layout import Part
-from spardl.method import Method
-from spardl.packing import Slot, message_bytes
-from spardl.programs import Worker
-from spardl.residuals import GlobalResidual, LocalResidual, PartialResidual, Residual
-from spardl.sparse import SparseVector
-from spardl.state import State
+from spardl.method.method import Method
+from spardl.method.residuals import GlobalResidual, LocalResidual, PartialResidual, Residual
+from spardl.protocol.context import Context
+from spardl.protocol.programs import Worker
+from spardl.protocol.state import State
+from spardl.vector.accumulator import Accumulator, Select
+from spardl.vector.layout import Part
+from spardl.vector.packing import Slot, message_bytes
+from spardl.vector.sparse import SparseVector
 from tests.harness import Bench, context, layout_of, same_bits, to_dense
 
 WORKERS = [*range(1, 10), 12, 16]

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
+from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
 from spardl.communicators import Backend, Dense, DenseCommunicator
 from spardl.compressors import Cast, Mass
-from spardl.errors import ConfigError
-from spardl.method import Method
-from spardl.residuals import NoResidual
+from spardl.method.method import Method
+from spardl.method.residuals import NoResidual
 from tests.harness import Bench, context, layout_of, run_method, run_workers, same_bits, to_dense
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}

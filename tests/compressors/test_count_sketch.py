@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
 from spardl.communicators import Dense
 from spardl.compressors import CountSketch
-from spardl.errors import ConfigError
-from spardl.method import Method
-from spardl.momentum import CorrectedMomentum, Momentum, OptimizerMomentum
-from spardl.programs import Worker
-from spardl.residuals import LocalResidual
-from spardl.sparse import SparseVector
+from spardl.method.method import Method
+from spardl.method.momentum import CorrectedMomentum, Momentum, OptimizerMomentum
+from spardl.method.residuals import LocalResidual
+from spardl.protocol.programs import Worker
+from spardl.vector.sparse import SparseVector
 from tests.harness import Bench, context, layout_of, run_method, run_workers, same_bits, to_dense
-from tests.test_sketch import key, slow_estimates, slow_table
+from tests.vector.test_sketch import key, slow_estimates, slow_table
 
 SMALL = CountSketch(density=0.02, rows=3, columns_per_entry=4, candidates=2.5, seed=11)
 

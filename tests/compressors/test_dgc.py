@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from spardl.basics.errors import ConfigError
 from spardl.compressors import SampledTopK
-from spardl.context import Context
-from spardl.errors import ConfigError
-from spardl.layout import Layout
-from spardl.programs import Worker
-from spardl.selection import top_k
-from spardl.state import State
+from spardl.protocol.context import Context
+from spardl.protocol.programs import Worker
+from spardl.protocol.state import State
+from spardl.vector.layout import Layout
+from spardl.vector.selection import top_k
 
 
 def choose(compressor: SampledTopK, values: Tensor, k: int, step: int = 0, rank: int = 0) -> Tensor:

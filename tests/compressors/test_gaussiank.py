@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from spardl.basics.errors import ConfigError
 from spardl.communicators import AllGather
 from spardl.compressors import GaussianK
-from spardl.errors import ConfigError
-from spardl.method import Method
-from spardl.residuals import GlobalResidual
-from spardl.state import State
+from spardl.method.method import Method
+from spardl.method.residuals import GlobalResidual
+from spardl.protocol.state import State
 from tests.harness import Bench, context, selected, to_dense
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from spardl.accumulator import Accumulator
 from spardl.compressors import NoCompression
 from spardl.compressors.base import Output
-from spardl.programs import Program
-from spardl.state import State
+from spardl.protocol.programs import Program
+from spardl.protocol.state import State
+from spardl.vector.accumulator import Accumulator
 from tests.harness import context
 
 

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torch_hooks
 from torch.nn.parallel import DistributedDataParallel
 
+from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster, SimulatedCluster
 from spardl.communicators import Backend, Dense
 from spardl.compressors import PowerSGD
 from spardl.compressors.powersgd import PowerSGDState
-from spardl.errors import ConfigError
-from spardl.layout import Layout
-from spardl.method import Method
-from spardl.programs import Worker
-from spardl.residuals import LocalResidual, NoResidual
+from spardl.method.method import Method
+from spardl.method.residuals import LocalResidual, NoResidual
+from spardl.protocol.programs import Worker
+from spardl.vector.layout import Layout
 from tests.harness import NETWORK, Bench, context, run_method, run_workers, same_bits, to_dense
 
 # Two convolutions of one shape, another, a wide and a tall matrix, and what is sent as it is: vectors, a scalar,

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from spardl.basics.errors import ConfigError
 from spardl.communicators import AllGatherCodes
 from spardl.compressors import QSGD
-from spardl.errors import ConfigError
-from spardl.method import Method
-from spardl.programs import Worker
-from spardl.randomness import seeded_generator
-from spardl.residuals import NoResidual
-from spardl.state import State
+from spardl.method.method import Method
+from spardl.method.residuals import NoResidual
+from spardl.protocol.programs import Worker
+from spardl.protocol.randomness import seeded_generator
+from spardl.protocol.state import State
 from tests.harness import Bench, context
 
 DTYPES = [torch.float32, torch.float64]

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from spardl.basics.errors import ConfigError
 from spardl.clusters import SimulatedCluster
 from spardl.communicators import Dense
 from spardl.compressors import RandomBlock
-from spardl.context import Context
-from spardl.errors import ConfigError
-from spardl.layout import Layout
-from spardl.method import Method
-from spardl.programs import Worker
-from spardl.residuals import LocalResidual, RescaledResidual
+from spardl.method.method import Method
+from spardl.method.residuals import LocalResidual, RescaledResidual
+from spardl.protocol.context import Context
+from spardl.protocol.programs import Worker
+from spardl.vector.layout import Layout
 from tests.harness import NETWORK, Bench, run_method, to_dense
 
 CPU = torch.device("cpu")

@@ -9,17 +9,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spardl.basics.errors import ConfigError
 from spardl.communicators import Dense
 from spardl.compressors import RandomK
 from spardl.compressors.random_k import draw_distinct
-from spardl.context import Context
-from spardl.errors import ConfigError
-from spardl.layout import Layout
-from spardl.method import Method
-from spardl.programs import Worker
-from spardl.randomness import seeded_generator
-from spardl.residuals import LocalResidual, RescaledResidual
-from spardl.sparse import SparseVector
+from spardl.method.method import Method
+from spardl.method.residuals import LocalResidual, RescaledResidual
+from spardl.protocol.context import Context
+from spardl.protocol.programs import Worker
+from spardl.protocol.randomness import seeded_generator
+from spardl.vector.layout import Layout
+from spardl.vector.sparse import SparseVector
 from tests.harness import Bench, to_dense
 
 CPU = torch.device("cpu")

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from spardl.basics.errors import ConfigError
 from spardl.compressors import ReusedThreshold, TopK
 from spardl.compressors.reused_threshold import ReusedThresholdState
-from spardl.context import Context
-from spardl.errors import ConfigError
-from spardl.layout import Layout
-from spardl.programs import Worker
+from spardl.protocol.context import Context
+from spardl.protocol.programs import Worker
+from spardl.vector.layout import Layout
 from tests.harness import selected
 
 ALONE = Worker(0, 1)

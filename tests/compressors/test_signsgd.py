@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from spardl.basics.errors import ConfigError
 from spardl.communicators import AllGatherCodes
 from spardl.compressors import SignSGD
-from spardl.context import Context
-from spardl.errors import ConfigError
-from spardl.layout import Layout
-from spardl.method import Method
-from spardl.programs import Worker
-from spardl.residuals import LocalResidual, NoResidual, Residual
-from spardl.state import State
+from spardl.method.method import Method
+from spardl.method.residuals import LocalResidual, NoResidual, Residual
+from spardl.protocol.context import Context
+from spardl.protocol.programs import Worker
+from spardl.protocol.state import State
+from spardl.vector.layout import Layout
 from tests.harness import Bench, context, layout_of
 
 DTYPES = [torch.float32, torch.float64]

@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from spardl.basics.errors import ConfigError
 from spardl.communicators import AllGatherCodes
 from spardl.compressors import Mass, TernGrad
-from spardl.context import Context
-from spardl.errors import ConfigError
-from spardl.layout import Layout
-from spardl.method import Method
-from spardl.programs import Worker
-from spardl.randomness import seeded_generator
-from spardl.residuals import NoResidual
-from spardl.state import State
+from spardl.method.method import Method
+from spardl.method.residuals import NoResidual
+from spardl.protocol.context import Context
+from spardl.protocol.programs import Worker
+from spardl.protocol.randomness import seeded_generator
+from spardl.protocol.state import State
+from spardl.vector.layout import Layout
 from tests.harness import Bench, context, layout_of
 
 DTYPES = [torch.float32, torch.float64]

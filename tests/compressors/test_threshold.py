@@ -9,12 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spardl.basics.errors import ConfigError
 from spardl.communicators import AllGather
 from spardl.compressors import Threshold
-from spardl.errors import ConfigError
-from spardl.method import Method
-from spardl.residuals import LocalResidual
-from spardl.sparse import SparseVector
+from spardl.method.method import Method
+from spardl.method.residuals import LocalResidual
+from spardl.vector.sparse import SparseVector
 from tests.harness import Bench, context, selected, to_dense
 
 

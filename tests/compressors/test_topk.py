@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spardl.accumulator import Accumulator
+from spardl.basics.errors import ConfigError
 from spardl.compressors import TopK
-from spardl.errors import ConfigError
-from spardl.layout import Part
-from spardl.state import State
+from spardl.protocol.state import State
+from spardl.vector.accumulator import Accumulator
+from spardl.vector.layout import Part
 from tests.harness import context
 
 

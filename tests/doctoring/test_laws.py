@@ -11,11 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from spardl import registry
-from spardl.accumulator import Accumulator
 from spardl.clusters import ProcessGroupCluster
-from spardl.residuals import GlobalResidual
-from spardl.sparse import SparseVector
+from spardl.method import registry
+from spardl.method.residuals import GlobalResidual
+from spardl.vector.accumulator import Accumulator
+from spardl.vector.sparse import SparseVector
 from tests.doctoring.common import Collected
 from tests.harness import run_workers
 
@@ -49,11 +49,15 @@ def _drift(self: SparseVector, divisor: int) -> SparseVector:
     ("target", "broken", "said"),
     [
         (
-            "spardl.residuals.GlobalResidual.keep",
+            "spardl.method.residuals.GlobalResidual.keep",
             _forget,
             "FAILED SparDL at density 0.01: residuals and averages add up",
         ),
-        ("spardl.sparse.SparseVector.divided", _drift, "FAILED SparDL at density 1: the average of worker 1 differs"),
+        (
+            "spardl.vector.sparse.SparseVector.divided",
+            _drift,
+            "FAILED SparDL at density 1: the average of worker 1 differs",
+        ),
     ],
 )
 def test_a_broken_method_is_found(

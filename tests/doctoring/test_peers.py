@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from spardl.errors import PeerError
+from spardl.basics.errors import PeerError
 from tests.doctoring.common import Collected, member
 
 

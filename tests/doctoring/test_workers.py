@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 import yaml
 
+from spardl.basics.errors import PeerError
 from spardl.clusters import ProcessGroupCluster, parse_network
-from spardl.errors import PeerError
 from tests.doctoring.common import Collected, lines, local
 from tests.driver import command
 

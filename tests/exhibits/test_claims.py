@@ -242,7 +242,7 @@ def test_results_are_looked_up_once(tmp_path: Path) -> None:
     job = module("exhibits.jobs").Computation("double", abs, (("x", 1),), "echo")
     results = module("exhibits.claims.catalogue").OnDemand(tmp_path)
     assert results.of(job).reason == "not run yet"
-    job.note(tmp_path, module("spardl.errors").WorkerError("lost"))
+    job.note(tmp_path, module("spardl.basics.errors").WorkerError("lost"))
     assert results.of(job).reason == "not run yet"
     assert module("exhibits.claims.catalogue").OnDemand(tmp_path).of(job).reason == "lost"
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from spardl.errors import ConfigError, TrainingError
+from spardl.basics.errors import ConfigError, TrainingError
 from tests.labs import in_a_lab
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 import torch
 
+from spardl.basics.errors import ConfigError
 from spardl.communicators import AllGather, OkTopk
 from spardl.compressors import ReusedThreshold, TopK
-from spardl.errors import ConfigError
-from spardl.layout import Layout
-from spardl.method import Method
-from spardl.packing import Slot, message_bytes
-from spardl.programs import Worker
-from spardl.residuals import LocalResidual, PartialResidual
-from spardl.sparse import SparseVector
+from spardl.method.method import Method
+from spardl.method.residuals import LocalResidual, PartialResidual
+from spardl.protocol.programs import Worker
+from spardl.vector.layout import Layout
+from spardl.vector.packing import Slot, message_bytes
+from spardl.vector.sparse import SparseVector
 from tests import harness
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import spardl
+from spardl.basics.errors import ConfigError
 from spardl.clusters import Network
-from spardl.errors import ConfigError
-from spardl.fusion import Linear
+from spardl.schedules.fusion import Linear
 from tests.labs import ROOT
 
 
@@ -23,7 +23,7 @@ from tests.labs import ROOT
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compressing takes 1 ms and 2 ns for each entry, whatever the method."""
     line = Linear(1e-3, 2e-9)
-    monkeypatch.setattr("spardl.advice.measure_compression", lambda *arguments: (line, []))
+    monkeypatch.setattr("spardl.diagnostics.advice.measure_compression", lambda *arguments: (line, []))
 
 
 def model() -> nn.Module:
@@ -57,7 +57,7 @@ def test_at_the_break_even_bandwidth_both_take_as_long() -> None:
 
 
 def test_what_compressing_takes_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spardl.advice.measure_compression", None)
+    monkeypatch.setattr("spardl.diagnostics.advice.measure_compression", None)
     asked = []
 
     def compressing(name: str, options: Mapping[str, Any]) -> Callable[[int], float]:

@@ -14,10 +14,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import spardl
-from spardl.agreement import facts_of, first_difference
+from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
-from spardl.errors import ConfigError
-from spardl.fsdp import attach_fsdp
+from spardl.hooks.fsdp import attach_fsdp
+from spardl.method.agreement import facts_of, first_difference
 from tests.harness import run_workers
 from tests.hooks.loops import Hooks, batches, made
 

@@ -11,9 +11,9 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
-from spardl.errors import ConfigError
-from spardl.fsdp import attach_fsdp
+from spardl.hooks.fsdp import attach_fsdp
 from tests.harness import run_workers
 from tests.hooks.loops import Ddp, Loss, Path, batches, loss_of, made, train
 

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import nn
 
 import spardl
+from spardl.basics.errors import ConfigError, SpardlError, WorkerError
 from spardl.clusters import ProcessGroupCluster
-from spardl.errors import ConfigError, SpardlError, WorkerError
-from spardl.layout import Layout
+from spardl.vector.layout import Layout
 from tests.harness import run_workers
 from tests.hooks.loops import Ddp, Hooks, batches, loss_of, made, overflow_is_told, train, weights
 

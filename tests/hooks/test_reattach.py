@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import spardl
+from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
-from spardl.errors import ConfigError
 from tests.harness import run_workers
 from tests.hooks.loops import Ddp, batches, loss_of, made, train, weights
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import spardl
+from spardl.basics.errors import ConfigError
 from spardl.compressors import SampledTopK
-from spardl.errors import ConfigError
-from spardl.recipes import GROUP, RECIPES
+from spardl.method.recipes import GROUP, RECIPES
 from tests.driver import composed
 from train import build_method
 

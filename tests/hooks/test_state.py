@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import spardl
+from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
-from spardl.errors import ConfigError
 from tests.harness import run_workers
 from tests.hooks.loops import Ddp, Hooks, Path, batches, made, weights
 

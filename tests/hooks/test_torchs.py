@@ -17,8 +17,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersg
 from torch.nn.parallel import DistributedDataParallel
 
 import spardl
+from spardl.basics.errors import WorkerError
 from spardl.clusters import ProcessGroupCluster
-from spardl.errors import WorkerError
 from tests.harness import run_workers
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
-from spardl.files import write_atomically
+from spardl.basics.files import write_atomically
 from tests.driver import ROOT
 from tests.injections.faults import FAULTS, Fault
 from tests.injections.scene import EVERY

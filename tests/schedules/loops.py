@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spardl.clusters import Cluster
-from spardl.flat import FlatGradient
-from spardl.method import Method
+from spardl.method.method import Method
 from spardl.schedules import Schedule, Synchronizer, Training
+from spardl.vector.flat import FlatGradient
 from tests.harness import dense
 
 Make: TypeAlias = Callable[[nn.Module], torch.optim.Optimizer]

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from spardl.clusters import SimulatedCluster
-from spardl.flat import FlatGradient
 from spardl.schedules import AfterBackward, Training
+from spardl.vector.flat import FlatGradient
 from tests.harness import NETWORK, same_bits, spardl, to_dense
 from tests.schedules.loops import Loop, Setting, batch, loss_of, make_model, momentum, weights
 

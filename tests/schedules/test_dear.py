@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from spardl.basics.errors import ConfigError, TrainingError
 from spardl.clusters import Cluster, Network, SimulatedCluster
 from spardl.clusters.base import Flight
-from spardl.errors import ConfigError, TrainingError
-from spardl.flat import FlatGradient
-from spardl.method import Method
-from spardl.programs import Phase
+from spardl.method.method import Method
+from spardl.protocol.programs import Phase
 from spardl.schedules import AfterBackward, Dear, Schedule, Training, Wfbp
+from spardl.vector.flat import FlatGradient
 from tests.harness import NETWORK, dense, run_workers, spardl, topka
 from tests.schedules.loops import SETTINGS, Loop, Setting, batch, one_step, weights
 

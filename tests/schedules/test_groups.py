@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from spardl.basics.errors import ConfigError
 from spardl.clusters import Cluster
-from spardl.errors import ConfigError
 from spardl.schedules import LayerFusion, MgWfbp, Wfbp
 from spardl.schedules.groups import Groups
 from spardl.schedules.measured import Measuring

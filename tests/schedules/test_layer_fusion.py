@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spardl.errors import ConfigError
-from spardl.fusion import Linear, Range, by_count, by_size, finish
+from spardl.basics.errors import ConfigError
+from spardl.schedules.fusion import Linear, Range, by_count, by_size, finish
 from spardl.schedules.layer_fusion import optimal
 from spardl.schedules.mg_wfbp import merge
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from spardl.clusters import Cluster, Network, SimulatedCluster
-from spardl.flat import FlatGradient
-from spardl.fusion import Linear, Range, finish
+from spardl.clusters.profile import LayerTimes, Profile
+from spardl.method.warmup import Warmup
 from spardl.schedules import LayerFusion, MgWfbp, Schedule, Training
+from spardl.schedules.fusion import Linear, Range, finish
 from spardl.schedules.measured import Measured, measure_cost
-from spardl.timeline.profile import LayerTimes, Profile
-from spardl.warmup import Warmup
+from spardl.vector.flat import FlatGradient
 from tests.harness import NETWORK, dense, run_workers, spardl
 from tests.schedules.loops import Loop, Setting, make_model, momentum
 

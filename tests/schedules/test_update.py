@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 from spardl.schedules.update import Updater
 from spardl.schedules.usage import Usage
 

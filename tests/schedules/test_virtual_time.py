@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from spardl.clusters import Network, SimulatedCluster
-from spardl.flat import FlatGradient
-from spardl.method import Method
+from spardl.clusters.profile import LayerTimes, Profile
+from spardl.diagnostics.timeline.costs import halves, whole
+from spardl.diagnostics.timeline.model import Timeline, after_backward, in_backward, in_halves
+from spardl.method.method import Method
 from spardl.schedules import AfterBackward, Dear, Schedule, Wfbp
-from spardl.timeline.costs import halves, whole
-from spardl.timeline.model import Timeline, after_backward, in_backward, in_halves
-from spardl.timeline.profile import LayerTimes, Profile
+from spardl.vector.flat import FlatGradient
 from tests.harness import dense, spardl
 from tests.schedules.loops import Loop, make_model
 

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from spardl.basics.errors import ConfigError, TrainingError
 from spardl.clusters import SimulatedCluster
-from spardl.errors import ConfigError, TrainingError
-from spardl.flat import FlatGradient
 from spardl.schedules import Training, Wfbp
+from spardl.vector.flat import FlatGradient
 from tests.harness import NETWORK, dense, spardl, topka
 from tests.schedules.loops import SETTINGS, Loop, Setting, make_model, momentum, one_step
 

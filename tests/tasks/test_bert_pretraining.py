@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 from tasks.bert_pretraining import BertPretraining
 from tasks.datasets.words import word_dataset
 from tasks.models.bert import bert_for_pretraining

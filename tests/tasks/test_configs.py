@@ -12,7 +12,7 @@ import torch
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 from spardl.training.task import Task
 from tasks.datasets.base import Dataset
 from tests.driver import composed

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 from tasks.image_classification import ImageClassification
 from tasks.models.resnet_cifar import CifarResNet
 from tasks.models.vgg_cifar import CifarVgg

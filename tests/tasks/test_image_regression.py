@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 from tasks.datasets.images import ImageSplit
 from tasks.datasets.measured_images import MeasuredImageDataset
 from tasks.image_regression import ImageRegression, RatioRegression, image_regression

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 from tasks.datasets.text import Corpus, SpecialTokens, TextDataset
 from tasks.language_modeling import LanguageModeling, TokenWindows
 from tasks.models.lstm import LstmLanguageModel

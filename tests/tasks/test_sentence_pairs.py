@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spardl.errors import DataError
+from spardl.basics.errors import DataError
 from tasks.datasets.text import Corpus, SpecialTokens
 from tasks.sentence_pairs import IGNORED, SentencePairs
 

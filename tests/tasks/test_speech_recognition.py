@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 from tasks.datasets.speech import NUM_BINS, NUM_LABELS, SpeechDataset, SpeechSplit, encode
 from tasks.datasets.synthetic_speech import tone_speech
 from tasks.models.deepspeech import DeepSpeech

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 from tasks.datasets.labelled_text import LabelledTextDataset, number_texts, texts_from
 from tasks.models.lstm_classifier import LstmClassifier
 from tasks.text_classification import TextClassification

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from spardl.errors import DataError
-from spardl.programs import Worker
+from spardl.basics.errors import DataError
+from spardl.protocol.programs import Worker
 from spardl.training.batches import Batches
 from spardl.training.sampler import ShuffledSampler
 from spardl.training.task import Batch

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from spardl.basics.errors import CheckpointError
+from spardl.basics.files import checksum
 from spardl.clusters import Cluster
-from spardl.errors import CheckpointError
-from spardl.files import checksum
 from spardl.training.checkpoint import (
     find_checkpoint,
     list_checkpoints,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from spardl.errors import ConfigError, WorkerError
+from spardl.basics.errors import ConfigError, WorkerError
 from spardl.training.experiment import Experiment
 from spardl.training.launch import Launcher, Simulated
 from spardl.training.loggers import NoLogger

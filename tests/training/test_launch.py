@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from spardl.basics.errors import ConfigError, PeerError, WorkerError
 from spardl.clusters import Cluster, SimulatedCluster, gather_rows
-from spardl.errors import ConfigError, PeerError, WorkerError
 from spardl.training.devices import count_gpus_aside, pick_device
 from spardl.training.launch import Heartbeat, ProcessGroup, Simulated
 from spardl.training.meeting import Meeting

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 from spardl.training.learner import Learner, digest
 from spardl.training.lr import LinearDecay
 from tests.harness import dense, spardl

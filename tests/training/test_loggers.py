@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 from spardl.training.loggers import Logger, NoLogger, Wandb, logged_in
 from spardl.training.observers import MetricsFile, Observer
 from spardl.training.runs import Run

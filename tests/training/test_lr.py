@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 from spardl.training.lr import Constant, Cosine, Exponential, LinearDecay, LrSchedule, MultiStep
 
 

@@ -19,8 +19,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from spardl.basics.errors import ConfigError
 from spardl.clusters import Cluster, gather_rows
-from spardl.errors import ConfigError
 from spardl.training import meeting as meetings
 from spardl.training.addresses import address_of, listen, listen_as
 from spardl.training.launch import Heartbeat, ProcessGroup

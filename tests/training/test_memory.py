@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from spardl.momentum import LocalMomentum
+from spardl.method.momentum import LocalMomentum
 from spardl.training.launch import Hosted, ProcessGroup, Simulated
 from spardl.training.memory import Need, available_bytes, what_does_not_fit
 from tests.harness import spardl

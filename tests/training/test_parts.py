@@ -10,9 +10,9 @@ import pytest
 from omegaconf import OmegaConf
 
 import train
+from spardl.basics.errors import ConfigError
 from spardl.communicators.base import Communicator
 from spardl.compressors.base import Compressor
-from spardl.errors import ConfigError
 from spardl.training.parts import Kind
 from tests.driver import ROOT
 
@@ -51,7 +51,7 @@ def test_all_that_is_in_conf_can_be_made() -> None:
         ("spardl.compressors.nowhere.TopK", "has no attribute 'nowhere'"),
         ("spardl.nowhere.at.all.TopK", "No module named 'spardl.nowhere'"),
         ("spardl.compressors.topk", "it is no Compressor of spardl"),
-        ("spardl.momentum.OptimizerMomentum", "it is no Compressor of spardl"),
+        ("spardl.OptimizerMomentum", "it is no Compressor of spardl"),
         ("spardl.training.processes.leave", "it is no Compressor of spardl"),
         ("spardl.training.processes.os.system", "it is no Compressor of spardl"),
         ("spardl.training.processes.Path", "it is no Compressor of spardl"),

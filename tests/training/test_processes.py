@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from spardl.errors import ConfigError, PeerError, ProgramError, TrainingError, WorkerError
+from spardl.basics.errors import ConfigError, PeerError, ProgramError, TrainingError, WorkerError
 from spardl.training.processes import _watch, run_each, run_processes
 
 Heartbeat = Callable[[int], None]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spardl.errors import CheckpointError, ConfigError
+from spardl.basics.errors import CheckpointError, ConfigError
 from spardl.training.checkpoint import save_checkpoint
 from spardl.training.runs import Run, continue_from, finished_run, new_run, run_id
 from tests.training.toy import simulated

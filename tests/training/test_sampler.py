@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spardl.errors import ConfigError
-from spardl.programs import Worker
+from spardl.basics.errors import ConfigError
+from spardl.protocol.programs import Worker
 from spardl.training.sampler import LaneSampler, ShuffledSampler
 
 

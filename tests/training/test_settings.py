@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 from spardl.training.settings import is_a
 from tests.training.toy import settings
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from spardl.programs import Phase
+from spardl.protocol.programs import Phase
 from spardl.training.summary import Costs, break_even_gbit, environment, gather_costs
 from tests.training.toy import simulated
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from spardl.basics.errors import TrainingError
 from spardl.clusters import Cluster
-from spardl.errors import TrainingError
-from spardl.method import Method
-from spardl.programs import Phase
+from spardl.method.method import Method
+from spardl.protocol.programs import Phase
 from spardl.schedules import Synchronizer
 from spardl.training.checkpoint import list_checkpoints
 from spardl.training.lr import Cosine

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from spardl.basics.errors import TrainingError
 from spardl.clusters import Cluster
-from spardl.errors import TrainingError
-from spardl.method import Method
+from spardl.method.method import Method
 from spardl.training.checkpoint import list_checkpoints, load_part
 from spardl.training.learner import Learner
 from spardl.training.lr import LrSchedule

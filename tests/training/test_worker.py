@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from spardl.programs import Worker
+from spardl.protocol.programs import Worker
 from spardl.training.sampler import ShuffledSampler
 from spardl.training.worker import TrainingWorker, average_buffers
 from tests.training.toy import simulated

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spardl.clusters import Network, SimulatedCluster
-from spardl.method import Method
+from spardl.method.method import Method
 from spardl.schedules import AfterBackward
 from spardl.training.learner import Plan
 from spardl.training.lr import Constant, LrSchedule

@@ -18,15 +18,15 @@ from exhibits.kinds.watched import Watcher, selection, sparse, train_watched
 from exhibits.tables import Cell, Row, Table
 from spardl.clusters import Network, SimulatedCluster
 from spardl.clusters.network import PRESETS
-from spardl.communicators.balance import balance, joined
 from spardl.communicators.oktopk import OkTopk, OkTopkState, Region, consensus_borders
-from spardl.communicators.split import equal_regions, split_and_reduce
-from spardl.communicators.transfer import Courier, all_gather_counts
-from spardl.context import Context
-from spardl.method import Method, MethodState
-from spardl.packing import Slot
-from spardl.programs import Program, Team, Worker, whole_team
-from spardl.sparse import SparseVector
+from spardl.communicators.steps.balance import balance, joined
+from spardl.communicators.steps.split import equal_regions, split_and_reduce
+from spardl.communicators.steps.transfer import Courier, all_gather_counts
+from spardl.method.method import Method, MethodState
+from spardl.protocol.context import Context
+from spardl.protocol.programs import Program, Team, Worker, whole_team
+from spardl.vector.packing import Slot
+from spardl.vector.sparse import SparseVector
 
 __all__ = ["Balance", "BalancePlan", "Snapshot", "compare", "record_loads"]
 

@@ -15,12 +15,12 @@ from exhibits.failures import failed
 from exhibits.jobs import Computation, Outcome
 from exhibits.tables import Cell, Row, Table
 from spardl.clusters import SimulatedCluster
-from spardl.context import Context
-from spardl.costs import Cost
-from spardl.fusion import Linear
-from spardl.layout import Layout
-from spardl.method import Method
-from spardl.programs import Worker
+from spardl.method.method import Method
+from spardl.protocol.context import Context
+from spardl.protocol.costs import Cost
+from spardl.protocol.programs import Worker
+from spardl.schedules.fusion import Linear
+from spardl.vector.layout import Layout
 
 __all__ = ["CountedCosts", "Cycle", "count_costs", "count_cycle"]
 

@@ -22,7 +22,7 @@ from exhibits.base import Basis, Picture, Results
 from exhibits.jobs import Computation
 from exhibits.kinds.predictions import Computed, Figures, sheet
 from exhibits.notes import OKTOPK
-from spardl.errors import ConfigError, TrainingError
+from spardl.basics.errors import ConfigError, TrainingError
 
 __all__ = ["DEAR", "SPARDL", "Measured", "Measurement", "in_lab", "schedules", "synchronizations"]
 

@@ -14,10 +14,10 @@ from exhibits.jobs import Computation, Outcome
 from exhibits.kinds.trainings import Case
 from exhibits.kinds.watched import Watcher, selection, sparse, train_watched
 from exhibits.tables import Cell, Row, Table
-from spardl.context import Context
-from spardl.method import Method, MethodState
-from spardl.programs import Worker
-from spardl.sparse import SparseVector, Sum
+from spardl.method.method import Method, MethodState
+from spardl.protocol.context import Context
+from spardl.protocol.programs import Worker
+from spardl.vector.sparse import SparseVector, Sum
 
 __all__ = ["Thresholds", "ThresholdsPlan", "count_selected", "deviations"]
 

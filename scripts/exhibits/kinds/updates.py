@@ -16,7 +16,7 @@ from exhibits.kinds.counts import Cycle, count_cycle
 from exhibits.kinds.gpu import MODELS, Model, seconds_to_compress
 from exhibits.tables import Cell, Row, Table
 from spardl.clusters.network import PRESETS, Network
-from spardl.fusion import Linear
+from spardl.schedules.fusion import Linear
 
 __all__ = ["Contender", "Parts", "UpdateBreakdown", "UpdatePlan", "predict"]
 

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 import train
-from spardl.accumulator import Accumulator
+from spardl.basics.errors import ConfigError
 from spardl.clusters import Network, SimulatedCluster
 from spardl.compressors.base import SparseCompressor
-from spardl.context import Context
-from spardl.errors import ConfigError
-from spardl.method import Method, MethodState
-from spardl.programs import Program, Worker
-from spardl.sparse import Sum
+from spardl.method.method import Method, MethodState
+from spardl.protocol.context import Context
+from spardl.protocol.programs import Program, Worker
 from spardl.training.learner import Learner
+from spardl.vector.accumulator import Accumulator
+from spardl.vector.sparse import Sum
 
 __all__ = ["Watched", "Watcher", "selection", "sparse", "train_watched"]
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from exhibits.base import Basis, Exhibit, Results
 from exhibits.pages.page import Section, Source, definitions, figure, here, in_words, page, table
 from exhibits.tables import Row, Table
-from spardl.errors import DataError
-from spardl.files import write_atomically
+from spardl.basics.errors import DataError
+from spardl.basics.files import write_atomically
 
 __all__ = ["add", "exhibit_section", "key", "sources", "tables_section"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from exhibits.base import Exhibit, Results
 from exhibits.pages.vector import SIZE
 from exhibits.tables import WRITERS, Table
-from spardl.files import write_atomically
+from spardl.basics.files import write_atomically
 
 __all__ = ["write"]
 

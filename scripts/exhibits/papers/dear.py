@@ -16,9 +16,9 @@ from exhibits.base import Basis
 from exhibits.kinds import lab
 from exhibits.kinds.predictions import Computed, sheet
 from spardl.clusters.network import PRESETS
-from spardl.timeline.model import Lane, Timeline
-from spardl.timeline.profile import Profile
-from spardl.tuning import Tuner
+from spardl.clusters.profile import Profile
+from spardl.diagnostics.timeline.model import Lane, Timeline
+from spardl.schedules.tuning import Tuner
 
 __all__ = ["EXHIBITS", "breakdown", "scaling", "speed", "tuning"]
 

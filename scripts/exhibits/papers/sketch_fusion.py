@@ -15,8 +15,8 @@ from exhibits.kinds.predictions import Computed, sheet
 from exhibits.kinds.trainings import MethodComparison, Plan
 from exhibits.papers.small import PICTURES, SEEDS, SMALL, TINY, VIRTUAL, as_published
 from spardl.clusters.network import PRESETS
-from spardl.fusion import Linear
-from spardl.timeline.model import in_backward
+from spardl.diagnostics.timeline.model import in_backward
+from spardl.schedules.fusion import Linear
 
 __all__ = ["EXHIBITS", "fusion", "scaling"]
 

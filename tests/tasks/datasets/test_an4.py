@@ -7,7 +7,7 @@ import pytest
 import soundfile
 import torch
 
-from spardl.errors import DataError
+from spardl.basics.errors import DataError
 from tasks.datasets.an4 import an4
 from tasks.datasets.speech import decode, spectrogram
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from spardl.errors import DataError
+from spardl.basics.errors import DataError
 from tasks.datasets.bert_text import bert_text, pydocs_pieces, read_word_pieces
 from tasks.datasets.text import SpecialTokens
 

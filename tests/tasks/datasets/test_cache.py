@@ -10,7 +10,7 @@ from filelock import FileLock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spardl.errors import DataError
+from spardl.basics.errors import DataError
 from tasks.datasets import cache as module
 from tasks.datasets.cache import cached, fingerprint
 

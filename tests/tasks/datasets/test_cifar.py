@@ -9,7 +9,7 @@ import pytest
 import torch
 import torchvision
 
-from spardl.errors import DataError
+from spardl.basics.errors import DataError
 from tasks.datasets.cifar import cifar10, cifar100
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 from tasks.datasets.base import require
 from tasks.datasets.images import ImageDataset
 from tasks.datasets.text import Corpus, TextDataset

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spardl.errors import ConfigError, DataError
+from spardl.basics.errors import ConfigError, DataError
 from tasks.datasets import docstrings as module
 from tasks.datasets.docstrings import SUBJECTS, docstrings, docstrings_of
 

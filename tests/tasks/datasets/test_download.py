@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from spardl.errors import DataError
+from spardl.basics.errors import DataError
 from tasks.datasets.download import Remote, fetch
 
 

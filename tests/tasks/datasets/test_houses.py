@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from spardl.errors import ConfigError, DataError
+from spardl.basics.errors import ConfigError, DataError
 from tasks.datasets.houses import ROOMS, houses
 
 PRICES = [100_000, 250_000, 480_000, 999_999]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from PIL import Image
 
-from spardl.errors import ConfigError, DataError
+from spardl.basics.errors import ConfigError, DataError
 from tasks.datasets.image_folder import Crop, _box, _cut, draw_crops, imagenet
 
 CLASSES = ("n01", "n02", "n03")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from spardl.errors import DataError
+from spardl.basics.errors import DataError
 from tasks.datasets import imdb as module
 from tasks.datasets.download import Remote
 from tasks.datasets.imdb import imdb

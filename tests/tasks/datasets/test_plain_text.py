@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from spardl.errors import DataError
+from spardl.basics.errors import DataError
 from tasks.datasets.plain_text import fetch_hint, put_hint, read_text, require_paths
 
 

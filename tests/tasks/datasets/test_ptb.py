@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from spardl.errors import ConfigError, DataError
+from spardl.basics.errors import ConfigError, DataError
 from tasks.datasets import ptb as module
 from tasks.datasets.download import Remote
 from tasks.datasets.ptb import ptb

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from spardl.errors import DataError
+from spardl.basics.errors import DataError
 from tasks.datasets import pydocs as module
 from tasks.datasets.pydocs import paragraphs_of, sentences_of, split_documents
 from tasks.datasets.wordpiece import train_wordpiece

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 from tasks.datasets.rotated_digits import _turn, rotated_digits
 from tasks.image_regression import image_regression
 from tasks.models.resnet_cifar import CifarResNet

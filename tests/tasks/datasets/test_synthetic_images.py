@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 from tasks.datasets.synthetic_images import class_splits, draw_pictures, patterns, synthetic_images
 
 

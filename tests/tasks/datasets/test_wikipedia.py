@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from spardl.errors import DataError
+from spardl.basics.errors import DataError
 from tasks.datasets.text import SpecialTokens
 from tasks.datasets.wikipedia import documents_of, wikipedia
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from spardl.errors import ConfigError, DataError
+from spardl.basics.errors import ConfigError, DataError
 from tasks.datasets import bert_text, wikitext
 from tasks.datasets.download import Remote
 from tasks.datasets.wikitext import articles_of, wikitext2, wikitext2_articles

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spardl.errors import ConfigError, DataError
+from spardl.basics.errors import ConfigError, DataError
 from tasks.datasets.words import check_held_out, number_words, read_lines, word_dataset, words_of
 
 TRAIN = [["b", "a"], [], ["a", "c", "a", "<unk>"]]

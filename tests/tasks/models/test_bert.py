@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 from tasks.models.bert import bert_for_pretraining
 
 SMALL = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 32, "max_positions": 12}

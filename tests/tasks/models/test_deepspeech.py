@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 from tasks.models.deepspeech import DeepSpeech
 
 BINS = 21

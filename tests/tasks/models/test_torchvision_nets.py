@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spardl.errors import ConfigError
+from spardl.basics.errors import ConfigError
 from tasks.models.torchvision_nets import densenet, resnet
 
 COUNTS = {

@@ -1,0 +1,1 @@
+"""What every other room may use: errors, checks of arguments, files written whole, the version."""

@@ -1,0 +1,72 @@
+"""Checks of values that come from a configuration, or from a caller."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from spardl.basics.errors import ConfigError
+
+__all__ = ["check_real", "check_seconds", "check_settings", "is_a", "is_finite"]
+
+# Eleven days. Libraries count milliseconds in 31 bits.
+_LONGEST = 1_000_000
+
+
+def is_a(kind: type[int | float], value: Any) -> bool:
+    """Whether a value is a whole number (``int``), or any number (``float``); a truth value is neither."""
+    return isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
+
+
+def is_finite(value: Any) -> bool:
+    """Whether a value is a number, and neither NaN nor infinite."""
+    return is_a(float, value) and math.isfinite(value)
+
+
+def check_settings(bucket_mb: float, timeout: float) -> None:
+    """Accepts a size of groups and a time to wait.
+
+    Args:
+        bucket_mb: most MB in a group.
+        timeout: seconds.
+
+    Raises:
+        ConfigError: if one of them is not above 0, or the time is too long for what waits.
+    """
+    if not is_a(float, bucket_mb) or not bucket_mb > 0:
+        raise ConfigError(f"bucket_mb must be above 0, got {bucket_mb!r}")
+    check_seconds("timeout", timeout)
+
+
+def check_real(named: Iterable[tuple[str, Tensor]]) -> None:
+    """Accepts parameters whose gradients can be averaged.
+
+    Args:
+        named: the parameters, of any shape, with their names; those that are not trained do not matter.
+
+    Raises:
+        ConfigError: if one of them is not a floating-point tensor.
+    """
+    for name, parameter in named:
+        if parameter.requires_grad and not parameter.is_floating_point():
+            raise ConfigError(
+                f"{name} is {str(parameter.dtype).removeprefix('torch.')}, and only floating-point gradients are "
+                "averaged; keep a complex parameter as torch.view_as_real(...) of it"
+            )
+
+
+def check_seconds(name: str, value: Any) -> None:
+    """Accepts a time to wait.
+
+    Args:
+        name: of the setting.
+        value: seconds.
+
+    Raises:
+        ConfigError: if it is not a number above 0, or too long for what waits.
+    """
+    if not is_a(float, value) or not 0 < value <= _LONGEST:
+        raise ConfigError(f"{name} must be above 0 seconds, and at most {_LONGEST}, got {value!r}")

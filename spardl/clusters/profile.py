@@ -1,0 +1,193 @@
+"""How long a model's layers take: the measured half of what the timeline model needs.
+
+Times are those of one worker's training step without communication. A layer is what a schedule may cut between: the
+neighbouring tensors of one module, in the order in which the model registers them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from spardl.basics.checks import is_a
+from spardl.basics.errors import ConfigError
+from spardl.basics.files import write_atomically
+
+__all__ = ["LayerTimes", "Profile"]
+
+DIGITS = 6
+
+
+@dataclass(frozen=True)
+class LayerTimes:
+    """One layer of a profile.
+
+    Attributes:
+        name: path of the module.
+        entries: entries of all its tensors.
+        needed: seconds from the start of the forward pass to the first use of its parameters.
+        ready: seconds from the start of the backward pass until all its gradients are there.
+    """
+
+    name: str
+    entries: int
+    needed: float
+    ready: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The times of one model on one device.
+
+    Attributes:
+        model: what was measured.
+        device: on what.
+        batch: examples in one pass.
+        layers: in flat order, that of registration.
+        forward: seconds of the forward pass, loss included.
+        backward: seconds of the backward pass.
+        update: seconds that the optimizer takes for one entry.
+
+    Raises:
+        ConfigError: if there are no layers, or a value is out of range.
+    """
+
+    model: str
+    device: str
+    batch: int
+    layers: tuple[LayerTimes, ...]
+    forward: float
+    backward: float
+    update: float
+
+    def __post_init__(self) -> None:
+        for name in ("model", "device"):
+            _demand_text(name, getattr(self, name))
+        _demand(is_a(int, self.batch) and self.batch >= 1, "batch", self.batch, "a whole number, at least 1")
+        for name in ("forward", "backward", "update"):
+            _demand_seconds(name, getattr(self, name), math.inf)
+        if not self.layers:
+            raise ConfigError("layers is empty; a model without parameters has nothing to send")
+        for number, layer in enumerate(self.layers):
+            where = f"layers[{number}]."
+            count = layer.entries
+            _demand_text(f"{where}name", layer.name)
+            _demand(is_a(int, count) and count >= 0, f"{where}entries", count, "a whole number, at least 0")
+            _demand_seconds(f"{where}needed", layer.needed, self.forward)
+            _demand_seconds(f"{where}ready", layer.ready, self.backward)
+
+    @cached_property
+    def entries(self) -> tuple[int, ...]:
+        """Entries of each layer."""
+        return tuple(layer.entries for layer in self.layers)
+
+    @cached_property
+    def ready(self) -> tuple[float, ...]:
+        """Seconds from the start of the backward pass until each layer's gradients are there."""
+        return tuple(layer.ready for layer in self.layers)
+
+    @property
+    def compute(self) -> float:
+        """Seconds of forward and backward pass together."""
+        return self.forward + self.backward
+
+    def scaled(self, seconds: float) -> Profile:
+        """The same shape on a faster or slower device.
+
+        Args:
+            seconds: of forward and backward pass together. The update is stretched by the same factor.
+
+        Returns:
+            Another profile.
+
+        Raises:
+            ConfigError: if that is negative, or this profile has no seconds to stretch.
+        """
+        _demand_seconds("seconds", seconds, math.inf)
+        if not self.compute:
+            raise ConfigError(f"the profile of {self.model} takes no time, so it cannot be scaled; measure it again")
+        return self.stretched(seconds / self.compute)
+
+    def stretched(self, factor: float) -> Profile:
+        """Every time multiplied by ``factor``."""
+        layers = tuple(
+            LayerTimes(layer.name, layer.entries, layer.needed * factor, layer.ready * factor) for layer in self.layers
+        )
+        times = (self.forward * factor, self.backward * factor, self.update * factor)
+        return Profile(self.model, self.device, self.batch, layers, *times)
+
+    def write(self, path: Path) -> None:
+        """Writes JSON to ``path``, one line for each layer, times with 6 significant digits.
+
+        Raises:
+            OSError: if the file cannot be written.
+        """
+        plain = _rounded(asdict(self))
+        lines = ",\n".join(f"  {json.dumps(layer)}" for layer in plain.pop("layers"))
+        head = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in plain.items())
+        write_atomically(path, f'{{\n{head} "layers": [\n{lines}\n ]\n}}\n'.encode())
+
+    @classmethod
+    def read(cls, path: Path) -> Profile:
+        """Reads what ``write`` wrote to ``path``.
+
+        Raises:
+            ConfigError: if the file is not there or not a profile; the message names the field.
+        """
+        try:
+            plain = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"{path} cannot be read as a profile ({error}); scripts/profile_model.py makes one"
+            ) from error
+        try:
+            return cls(**{**_fields(cls, plain, ""), "layers": _layers(plain["layers"])})
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
+
+
+def _layers(rows: Any) -> tuple[LayerTimes, ...]:
+    _demand(isinstance(rows, list), "layers", type(rows).__name__, "a list")
+    return tuple(LayerTimes(**_fields(LayerTimes, row, f"layers[{number}].")) for number, row in enumerate(rows))
+
+
+def _fields(kind: type[Profile | LayerTimes], plain: Any, where: str) -> Mapping[str, Any]:
+    """The mapping, if it has just the fields of a class."""
+    _demand(isinstance(plain, dict), where.rstrip(".") or "the file", type(plain).__name__, "a mapping")
+    names = [field.name for field in fields(kind)]
+    absent = [name for name in names if name not in plain]
+    unknown = [name for name in plain if name not in names]
+    if absent or unknown:
+        raise ConfigError(f"{where}{(absent or unknown)[0]} is {'missing' if absent else 'unknown'}")
+    return dict(plain)
+
+
+def _rounded(value: Any) -> Any:
+    """Plain data with every float cut to a few significant digits."""
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, Mapping):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_rounded(item) for item in value]
+    return value
+
+
+def _demand_text(name: str, value: object) -> None:
+    _demand(isinstance(value, str), name, value, "text")
+
+
+def _demand_seconds(name: str, value: Any, limit: float) -> None:
+    finite = is_a(float, value) and math.isfinite(value)
+    most = f" to {limit:g}" if math.isfinite(limit) else " up"
+    _demand(finite and 0 <= value <= limit, name, value, f"seconds from 0{most}")
+
+
+def _demand(holds: bool, name: str, value: object, wanted: str) -> None:
+    if not holds:
+        raise ConfigError(f"{name} must be {wanted}, got {value!r}")

@@ -1,0 +1,1 @@
+"""Pieces that several communicators are made of."""

@@ -1,0 +1,63 @@
+"""All-gather in ceil(log2 m) rounds for any number of workers.
+
+Source: Bruck et al., Efficient Algorithms for All-to-All Communications in Multiport Message-Passing
+Systems, IEEE TPDS 1997.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from torch import Tensor
+
+from spardl.protocol.programs import Exchange, Program, Receive, Send, Team
+
+__all__ = ["all_gather", "all_gather_around"]
+
+
+def all_gather(team: Team, item: Tensor, sizes: Sequence[int], words: Sequence[int]) -> Program[list[Tensor]]:
+    """Gives every member the items of all members.
+
+    Args:
+        team: who takes part.
+        item: this member's, shape (m,).
+        sizes: number of elements of each member's item, by position.
+        words: the same in the papers' unit.
+
+    Returns:
+        The items, shape (sizes[position],) each, by position in the team.
+    """
+    around = yield from all_gather_around(team, item, sizes, words)
+    held = around.split([sizes[team.at(j)] for j in range(team.size)])
+    return [held[(position - team.position) % team.size] for position in range(team.size)]
+
+
+def all_gather_around(team: Team, item: Tensor, sizes: Sequence[int], words: Sequence[int]) -> Program[Tensor]:
+    """The same; all items end to end, this member's first, then those of the members after it, counted around.
+
+    In the round with distance g a member holds the items of itself and the g - 1 members after it, and sends as many
+    of them as are missing g places before it. What arrives is received where it belongs.
+
+    Args:
+        team: who takes part.
+        item: this member's, shape (m,).
+        sizes: number of elements of each member's item, by position.
+        words: the same in the papers' unit.
+
+    Returns:
+        Shape (sum of sizes,).
+    """
+    ends = list(accumulate((sizes[team.at(j)] for j in range(team.size)), initial=0))
+    around = item.new_empty(ends[-1])
+    around[: ends[1]] = item
+    gap = 1
+    while gap < team.size:
+        count = min(gap, team.size - gap)
+        outgoing, incoming = around[: ends[count]], around[ends[gap] : ends[gap + count]]
+        yield Exchange(
+            sends=[Send(team.rank(-gap), outgoing, sum(words[team.at(j)] for j in range(count)))],
+            receives=[Receive(team.rank(gap), incoming.numel(), item.dtype, incoming)],
+        )
+        gap += count
+    return around

@@ -1,0 +1,66 @@
+"""Hugging Face Accelerate: a method for a model that ``accelerator.prepare`` has wrapped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from torch import nn
+
+from spardl.hooks import ddp
+from spardl.hooks.adapters.states import load_state, save_state
+from spardl.hooks.adapters.wrapped import distributed
+from spardl.method.method import Method
+
+__all__ = ["attach"]
+
+
+def attach(
+    accelerator: Accelerator,
+    model: nn.Module,
+    method: str | Method = "spardl",
+    *,
+    fresh: bool = False,
+    **options: Any,
+) -> ddp.Hook:
+    """Lets a prepared model average its gradients with a method of this library.
+
+    Call it once, on all workers, after ``accelerator.prepare``. With mixed precision, residuals follow the
+    accelerator's ``GradScaler``. ``accelerator.save_state`` and ``load_state`` save and load each worker's state, too.
+
+    Args:
+        accelerator: that prepared the model.
+        model: as prepared: a ``DistributedDataParallel``.
+        method: a name (``spardl.method_names()``), or a :class:`spardl.Method`.
+        fresh: whether residuals begin at zero where ``load_state`` finds none, instead of an error.
+        **options: of :func:`spardl.attach`, and of the method, for instance ``density=0.01``.
+
+    Returns:
+        The hook's state: ``state_dict``, ``load_state_dict``, ``stats``, ``detach``.
+
+    Raises:
+        ConfigError: if the model is not distributed by DDP, the method or an option is unknown, or does not fit so many
+            workers.
+        CheckpointError: in ``load_state``, if it finds no state of this worker.
+    """
+    wrapped = distributed(model, "accelerate launch, or torchrun")
+    handle = ddp.attach(wrapped, method, scaler=accelerator.scaler, **options)
+    first = next(model.parameters())
+
+    def prefixes(models: list[nn.Module]) -> list[str]:
+        # The accelerator lists models as they were before it wrapped them; their parameters are the same. One that it
+        # has forgotten is in none of its checkpoints.
+        return [f"spardl-{number}" for number, each in enumerate(models) if next(each.parameters()) is first]
+
+    def save(models: list[nn.Module], weights: object, folder: str) -> None:
+        for prefix in prefixes(models):
+            save_state(handle, Path(folder), prefix)
+
+    def load(models: list[nn.Module], folder: str) -> None:
+        for prefix in prefixes(models):
+            load_state(handle, Path(folder), prefix, fresh=fresh)
+
+    accelerator.register_save_state_pre_hook(save)
+    accelerator.register_load_state_pre_hook(load)
+    return handle

@@ -1,0 +1,114 @@
+"""Lightning: DDP with a method of this library, as a strategy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from torch.nn.parallel import DistributedDataParallel
+
+from spardl.basics.errors import ConfigError
+from spardl.hooks.adapters.states import load_state, save_state, state_file
+from spardl.hooks.adapters.wrapped import distributed
+from spardl.hooks.ddp import Hook, attach
+from spardl.method.method import Method
+
+__all__ = ["SpardlStrategy"]
+
+
+class SpardlStrategy(DDPStrategy):
+    """``Trainer(strategy=SpardlStrategy("spardl", density=0.01))``: DDP whose gradients a method averages.
+
+    Each worker's state is kept beside every checkpoint, in a folder ``CHECKPOINT.spardl``, and goes where it goes.
+
+    Args:
+        method: a name (``spardl.method_names()``), or a :class:`spardl.Method`.
+        ddp: options of Lightning's ``DDPStrategy``, for instance ``{"find_unused_parameters": True}``.
+        fresh: whether residuals begin at zero where a checkpoint has none, instead of an error.
+        **options: of :func:`spardl.attach`, and of the method, for instance ``density=0.01``.
+
+    Attributes:
+        handle: of the model that is trained; ``None`` before training begins.
+
+    Raises:
+        ConfigError: when training begins, if the method or an option is unknown, or does not fit so many workers, or
+            checkpoints are not written into a local folder.
+        CheckpointError: when training goes on, if the checkpoint has no state of this worker.
+    """
+
+    def __init__(
+        self,
+        method: str | Method = "spardl",
+        *,
+        ddp: Mapping[str, Any] | None = None,
+        fresh: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(**(ddp or {}))
+        self.handle: Hook | None = None
+        self._method, self._fresh, self._options = method, fresh, options
+        self._continued: tuple[str | Path, int] | None = None
+
+    def configure_ddp(self) -> None:
+        """Wraps the model, which is about to be trained."""
+        super().configure_ddp()
+        if self.handle is not None:
+            self.handle.detach()
+        scaler = getattr(self.precision_plugin, "scaler", None)
+        assert self.model is not None and self.lightning_module is not None
+        trainer = self.lightning_module.trainer
+        for folder in (
+            trainer.default_root_dir,
+            *(getattr(each, "dirpath", None) for each in trainer.checkpoint_callbacks),
+        ):
+            _beside(folder or ".")
+        self.handle = attach(distributed(self.model, "devices=N"), self._method, scaler=scaler, **self._options)
+        if self._continued is not None:
+            self._load(*self._continued)
+            self._continued = None
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
+    ) -> None:
+        """Writes a checkpoint, and each worker's state beside it."""
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+        if self.handle is not None and "optimizer_states" in checkpoint:
+            save_state(self.handle, _beside(filepath), step=checkpoint["global_step"])
+
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        """Reads a checkpoint, and this worker's state: now, or once the model is wrapped."""
+        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+        assert self.lightning_module is not None
+        if self.lightning_module.trainer.state.fn == TrainerFn.FITTING and "global_step" in checkpoint:
+            if isinstance(self.model, DistributedDataParallel):  # a callback goes back, as the search for a rate does
+                self._load(checkpoint_path, checkpoint["global_step"])
+            else:
+                self._continued = checkpoint_path, checkpoint["global_step"]
+        return checkpoint
+
+    def _load(self, checkpoint: str | Path, step: int) -> None:
+        assert self.handle is not None
+        folder = _beside(checkpoint)
+        if Path(checkpoint).is_symlink():  # the states are beside what it leads to
+            folder = _beside(os.path.realpath(checkpoint))
+        load_state(self.handle, folder, step=step, fresh=self._fresh)
+
+    def remove_checkpoint(self, filepath: str | Path) -> None:
+        """Removes a checkpoint, and this worker's state."""
+        super().remove_checkpoint(filepath)
+        folder = _beside(filepath)
+        state_file(folder).unlink(missing_ok=True)
+        with suppress(OSError):  # the last worker's
+            folder.rmdir()
+
+
+def _beside(checkpoint: str | Path) -> Path:
+    """The folder of workers' states."""
+    if "://" in str(checkpoint):
+        raise ConfigError(f"{checkpoint} is not in a local folder, and SpardlStrategy writes into one; set dirpath")
+    return Path(f"{checkpoint}.spardl")

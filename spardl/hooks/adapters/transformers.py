@@ -1,0 +1,110 @@
+"""The ``Trainer`` of Hugging Face's transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from spardl.basics.errors import ConfigError
+from spardl.hooks.adapters.states import load_state, save_state
+from spardl.hooks.adapters.wrapped import distributed
+from spardl.hooks.ddp import Hook, attach
+from spardl.method.method import Method
+
+__all__ = ["SpardlCallback", "attach_trainer"]
+
+
+class SpardlCallback(TrainerCallback):
+    """What :func:`attach_trainer` adds to a trainer.
+
+    Args:
+        trainer: of the model.
+        method: a name, or a :class:`spardl.Method`.
+        fresh: whether residuals begin at zero where the checkpoint has none, instead of an error.
+        options: of :func:`spardl.attach`, and of the method.
+
+    Attributes:
+        handle: of the model that is trained; ``None`` before training begins.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        method: str | Method,
+        fresh: bool,
+        options: dict[str, Any],
+    ) -> None:
+        self.handle: Hook | None = None
+        self._model: nn.Module | None = None
+        self._trainer, self._method, self._options = trainer, method, options
+        self._fresh = fresh
+        self._resumed: str | None = None
+        self._train = trainer.train
+        trainer.train = self._note_where  # type: ignore[method-assign]
+
+    def _note_where(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        # The trainer tells no callback from where it goes on.
+        named = not isinstance(resume_from_checkpoint, bool | None)
+        self._resumed = str(resume_from_checkpoint) if named else None
+        return self._train(resume_from_checkpoint, *args, **kwargs)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The trainer has wrapped the model, and loaded a checkpoint if there is one."""
+        if state.is_hyper_param_search:
+            raise ConfigError("attach_trainer() does not work in hyperparameter_search(): call train() for each trial")
+        model = distributed(self._trainer.model_wrapped, "torchrun --nproc-per-node N")
+        if self.handle is not None and model is not self._model:
+            self.handle.detach()
+            self.handle = None
+        if self.handle is None:
+            self.handle = attach(model, self._method, scaler=self._trainer.accelerator.scaler, **self._options)
+            self._model = model
+        if state.global_step:
+            folder = Path(self._resumed or _checkpoint(args, state))
+            load_state(self.handle, folder, step=state.global_step, fresh=self._fresh)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """The trainer has written a checkpoint."""
+        if self.handle is not None and not args.save_only_model:
+            save_state(self.handle, _checkpoint(args, state), step=state.global_step)
+
+
+def attach_trainer(
+    trainer: Trainer,
+    method: str | Method = "spardl",
+    *,
+    fresh: bool = False,
+    **options: Any,
+) -> SpardlCallback:
+    """Lets a ``Trainer`` average its gradients with a method of this library.
+
+    Call it once, on all workers, before ``trainer.train()``. With ``fp16``, residuals follow the trainer's
+    ``GradScaler``. Checkpoints have each worker's state, and ``resume_from_checkpoint`` goes on with it.
+
+    Args:
+        trainer: of the model.
+        method: a name (``spardl.method_names()``), or a :class:`spardl.Method`.
+        fresh: whether residuals begin at zero where the checkpoint has none, instead of an error.
+        **options: of :func:`spardl.attach`, and of the method, for instance ``density=0.01``.
+
+    Returns:
+        The callback; its ``handle`` has ``stats`` and so on, once training has begun.
+
+    Raises:
+        ConfigError: when training begins, if the model is not distributed by DDP, the method or an option is unknown,
+            or does not fit so many workers.
+        CheckpointError: when training goes on, if the checkpoint has no state of this worker.
+    """
+    callback = SpardlCallback(trainer, method, fresh, options)
+    trainer.add_callback(callback)
+    return callback
+
+
+def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
+    """Where the trainer keeps what it has at this step."""
+    return Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"

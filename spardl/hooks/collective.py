@@ -1,0 +1,107 @@
+"""The collective alone: the average of a tensor over all workers, and what it cost."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from spardl.basics.errors import ConfigError
+from spardl.clusters import ProcessGroupCluster
+from spardl.hooks.stats import Meter, Stats
+from spardl.method import agreement
+from spardl.method.agreement import facts_of
+from spardl.method.method import Method
+from spardl.method.recipes import make_method
+from spardl.method.refusals import Refusals, Refused
+from spardl.vector.flat import write
+from spardl.vector.layout import Layout
+
+__all__ = ["Reduced", "all_reduce"]
+
+
+class Reduced(NamedTuple):
+    """What :func:`all_reduce` found.
+
+    Attributes:
+        average: of the tensor's shape, bit-identical on all workers.
+        residual: of the tensor's shape: what of this worker's tensor is in no average yet. Add it to the next tensor.
+        cost: what this worker sent and spent.
+    """
+
+    average: Tensor
+    residual: Tensor
+    cost: Stats
+
+
+def all_reduce(
+    tensor: Tensor,
+    method: str | Method = "spardl",
+    *,
+    group: Any = None,
+    step: int = 0,
+    compare: bool = True,
+    **options: Any,
+) -> Reduced:
+    """Averages a tensor over all workers, who call this with tensors of one shape and type.
+
+    Args:
+        tensor: floating-point, of any shape; stays as it is.
+        method: a name (``spardl.method_names()``), or a :class:`Method`. It begins anew with each call.
+        group: a process group; ``None`` for the default one. Its timeout bounds every wait.
+        step: number of the call, counted from 0 and equal on all workers; methods that draw random numbers draw others
+            in each step, those with a warm-up are past it some time.
+        compare: whether workers first compare what they were given, and all end with one line if it differs. That takes
+            ceil(log2 P) rounds of 32 bytes more, which ``cost`` leaves out.
+        **options: of the method, for instance ``density=0.01``, ``teams=2``; see :class:`Recipe`.
+
+    Returns:
+        The average, this worker's residual, and the cost.
+
+    Raises:
+        ConfigError: if the method or an option is unknown, or does not fit so many workers, or the tensor is of another
+            type; on all workers, if they were not given the same.
+        PeerError: if another worker is lost, or does not answer in time.
+
+    Example:
+        >>> reduced = spardl.all_reduce(torch.tensor([3.0, -1.0, 0.5, -4.0]), "spardl", density=0.5)
+        >>> reduced.average
+        tensor([ 3.,  0.,  0., -4.])
+        >>> reduced.residual
+        tensor([ 0.0000, -1.0000,  0.5000,  0.0000])
+    """
+    _check(tensor)
+    made = make_method(method, **options)
+    cluster = ProcessGroupCluster(group, tensor.device)
+    made.communicator.check_workers(cluster.size)
+    state = made.init_state(Layout.of([tensor.shape]), tensor.dtype, tensor.device)
+    state.step = step
+    meter = Meter(cluster.ledgers[0], cluster.size)
+    if compare:
+        facts = {**facts_of(made), "handle": "all_reduce", "step": str(step)}
+        facts |= {"shape": str(tuple(tensor.shape)), "dtype": str(tensor.dtype).removeprefix("torch.")}
+        cluster.run_aside([agreement.compare(cluster.local_workers[0], facts, cluster.device)])
+    with torch.no_grad():
+        made.accumulate(tensor.detach().reshape(-1), state)
+        (total,) = cluster.run([made.average(cluster.local_workers[0], state)])
+        average = torch.empty_like(state.memory)
+        write(total, average)
+        residual = state.memory.clone() if made.residual.remembers else torch.zeros_like(average)
+    line = Refusals(cluster.size).notice({cluster.local_ranks[0]: Refused.of([state])})
+    if line:
+        warnings.warn(f"spardl: {line}.", stacklevel=2)
+    meter.step()
+    cost = meter.stats(average.nbytes, state.refused)
+    return Reduced(average.view(tensor.shape), residual.view(tensor.shape), cost)
+
+
+def _check(tensor: Tensor) -> None:
+    if not isinstance(tensor, Tensor):
+        raise ConfigError(
+            f"all_reduce() averages a tensor, got a {type(tensor).__name__}; torch.tensor(...) makes one of it"
+        )
+    if not tensor.is_floating_point():
+        way = "; give torch.view_as_real(tensor)" if tensor.is_complex() else ""
+        raise ConfigError(f"all_reduce() averages floating-point tensors, got {tensor.dtype}{way}")

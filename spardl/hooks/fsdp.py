@@ -1,0 +1,179 @@
+"""Hybrid sharding: dense inside a node, by FSDP2, and a method of this library between nodes.
+
+Every FSDP unit ends its backward pass with a reduce-scatter inside the node. torch calls a hook with what that leaves
+to each worker, its shard of the node's gradient; here the hook averages it with the same shard of the other nodes.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from spardl.basics.checks import check_real
+from spardl.basics.errors import ConfigError
+from spardl.clusters import ProcessGroupCluster
+from spardl.clusters.base import gather_rows
+from spardl.hooks.stats import Meter, Stats
+from spardl.method.agreement import compare, facts_of, kind_of
+from spardl.method.method import Method
+from spardl.method.method_state import MethodState
+from spardl.method.owners import check_owner, check_whole, owner_of
+from spardl.method.recipes import make_method
+from spardl.method.refusals import Refusals, Refused, is_due
+from spardl.protocol.state import copied
+from spardl.vector.flat import write
+from spardl.vector.layout import Layout
+
+__all__ = ["Sharded", "attach_fsdp"]
+
+
+class Sharded:
+    """The hooks of a model's FSDP units, and what they carry from step to step; made by :func:`attach_fsdp`.
+
+    Args:
+        units: the model's, by name.
+        method: how to average.
+        cluster: the workers that have the same shards.
+    """
+
+    def __init__(self, units: Mapping[str, FSDPModule], method: Method, cluster: ProcessGroupCluster) -> None:
+        self.method, self._cluster = method, cluster
+        self._states: dict[str, MethodState] = {}
+        self._saved: dict[str, Any] = {}
+        self._worker = cluster.local_workers[0]
+        self._owner = owner_of(method, self._worker.rank, self._worker.size)
+        self._meter = Meter(cluster.ledgers[0], cluster.size)
+        self._done: set[str] = set()  # units that are averaged in this step
+        self._units = dict(units)
+        self._refusals = Refusals(self._worker.size)
+        for name, unit in units.items():
+            unit.set_all_reduce_hook(partial(self._average, name))
+
+    @torch.no_grad()
+    def _average(self, name: str, shard: Tensor) -> None:
+        flat = shard.view(-1)
+        if name not in self._states:
+            self._begin(name, flat)
+        if name in self._done:  # it was the last step's
+            self._meter.step()
+            self._done.clear()
+        state = self._states[name]
+        if len(flat) != len(state.memory):
+            raise ConfigError(
+                f"the shard of {name or 'the model'} had {len(state.memory)} entries, and now {len(flat)}: FSDP leaves "
+                "out parameters that a step does not use; freeze none later, and let each step use all"
+            )
+        self.method.accumulate(flat, state)
+        (average,) = self._cluster.run([self.method.average(self._worker, state)])
+        write(average, flat)
+        self._done.add(name)
+        self._tell_refusals(name, state.step)
+
+    def _tell_refusals(self, name: str, step: int) -> None:
+        own = Refused.of(self._states.values())
+        line = self._refusals.notice({self._worker.rank: own})
+        if line:
+            warnings.warn(f"spardl: {line}.", stacklevel=3)
+        if is_due(step) and name == next(iter(self._units)):
+            rows = gather_rows(self._cluster, [torch.tensor([own.number])])
+            self._refusals.learn([int(row) for row in rows])
+
+    def _begin(self, name: str, flat: Tensor) -> None:
+        state = self.method.init_state(Layout.flat(flat.numel()), flat.dtype, flat.device)
+        if name in self._saved:
+            saved = self._saved.pop(name)
+            check_whole(saved, state.state_dict(), f"units.{name}")
+            state.load_state_dict(saved)
+        facts = {**facts_of(self.method), "handle": "attach_fsdp", "unit": name, "step": str(state.step)}
+        facts["shard"] = kind_of(flat)
+        self._cluster.run_aside([compare(self._worker, facts, self._cluster.device)])
+        self._states[name] = state
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this worker carries from step to step, by unit; plain data, to be saved by each rank."""
+        begun = {name: copied(state.state_dict()) for name, state in self._states.items()}
+        return {"owner": dict(self._owner), "units": {**self._saved, **begun}}
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Continues from what ``state_dict`` gave on the same rank, of as many.
+
+        Args:
+            values: as saved.
+
+        Raises:
+            ConfigError: if it is of another rank, another number of nodes, another method, or other units, or lacks
+                something; for units that had no backward pass yet, in the first one.
+            ValueError: if a shard has another length; for units that had no backward pass yet, in the first one.
+        """
+        check_owner(values, self._owner, "units")
+        check_whole(values, {"units": {name: state.state_dict() for name, state in self._states.items()}})
+        unknown = sorted(values["units"].keys() - self._units.keys())
+        if unknown:
+            raise ConfigError(f"this state has FSDP units that the model has not: {', '.join(unknown)}")
+        for name, saved in values["units"].items():
+            if name in self._states:
+                self._states[name].load_state_dict(copied(saved))
+            else:
+                self._saved[name] = copied(saved)
+
+    def stats(self) -> Stats:
+        """What this worker sent between nodes and spent on it so far; see :class:`Stats`."""
+        nbytes = sum(state.memory.nbytes for state in self._states.values())
+        return self._meter.stats(nbytes, self._refusals.total, under_way=bool(self._done))
+
+    def reset(self) -> None:
+        """Lets ``stats`` begin anew; what is carried from step to step stays."""
+        if self._done:
+            self._meter.step()
+            self._done.clear()
+        self._meter.reset(self._refusals.total)
+
+
+def attach_fsdp(model: nn.Module, method: str | Method = "spardl", *, group: Any, **options: Any) -> Sharded:
+    """Averages the shards of a model between nodes, after each reduce-scatter inside them.
+
+    The model is sharded inside a node only: ``fully_shard(model, mesh=mesh["inside"])`` with a mesh of nodes and of
+    workers inside them; ``group=mesh["nodes"].get_group()`` holds the workers that have the same shard. Weights must be
+    equal on all nodes at first. All workers must call this, after ``fully_shard``.
+
+    Args:
+        model: with one FSDP unit or several.
+        method: a name (``spardl.method_names()``), or a :class:`Method`.
+        group: the process group of the workers with the same shard; its timeout bounds every wait.
+        **options: of the method, for instance ``density=0.01``.
+
+    Returns:
+        The hooks' state: ``state_dict``, ``load_state_dict``, ``stats``.
+
+    Raises:
+        ConfigError: if the model has no FSDP unit, or is sharded among workers of the group, the method or an option
+            is unknown, or does not fit so many nodes; in a step, if FSDP leaves out other parameters than in the first.
+    """
+    units = {name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)}
+    if not units:
+        raise ConfigError("attach_fsdp() needs a model that fully_shard() has been applied to; with DDP use attach()")
+    check_real(model.named_parameters())
+    made = make_method(method, **options)
+    cluster = ProcessGroupCluster(group, next(model.parameters()).device)
+    _check_shards(model, cluster.group)
+    made.communicator.check_workers(cluster.size)
+    return Sharded(units, made, cluster)
+
+
+def _check_shards(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Sees to it that a group and the model's meshes have this worker in common, and nobody else."""
+    among = set(dist.get_process_group_ranks(group)) - {dist.get_rank()}
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, DTensor) and among & set(parameter.device_mesh.mesh.flatten().tolist()):
+            raise ConfigError(
+                f"{name} is sharded or copied among workers of the group; shard inside a node only, "
+                'fully_shard(model, mesh=mesh["inside"]), and give group=mesh["nodes"].get_group()'
+            )

@@ -1,0 +1,189 @@
+"""Averages the gradients of any parameters, without DDP: beside the backward pass, as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+
+from spardl.basics.checks import check_real, check_settings
+from spardl.basics.errors import ConfigError
+from spardl.clusters import ProcessGroupCluster
+from spardl.clusters.base import gather_rows
+from spardl.hooks.stats import Meter, Stats
+from spardl.method.method import Method
+from spardl.method.recipes import make_method
+from spardl.schedules.averager import Averager, scale_of
+from spardl.schedules.parameter_groups import Named
+from spardl.schedules.usage import Usage
+
+__all__ = ["Synchronizer"]
+
+
+class Synchronizer:
+    """Replaces every ``.grad`` by its average over all workers, who call the same in the same order.
+
+    A hook at each parameter hands its gradient over as soon as a backward pass has completed it; messages travel while
+    the pass goes on. At the end of a ``with`` block, or at :meth:`wait`, gradients are averages::
+
+        synchronizer = spardl.Synchronizer(model.named_parameters(), "spardl", density=0.01)
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            with synchronizer:
+                loss_function(model(inputs), targets).backward()
+            optimizer.step()
+
+    Weights must be equal on all workers at first; this sends none.
+
+    Args:
+        parameters: as ``model.named_parameters()`` or ``model.parameters()`` has them, in the order in which the model
+            uses them. Those without ``requires_grad`` are left alone.
+        method: a name (``spardl.method_names()``), or a :class:`Method`.
+        group: a process group; ``None`` for the default one.
+        bucket_mb: most megabytes (2^20 bytes) of gradients that are averaged together; a parameter is never cut.
+        timeout: seconds after which a silent worker counts as lost.
+        scaler: the ``GradScaler`` that scales the loss, if there is one.
+        find_unused: whether workers ask one another in every step which parameters nobody used; otherwise only until a
+            step in which all used all. One that is left out later then gets zeros for a gradient.
+        **options: of the method, for instance ``density=0.01``, ``teams=2``; see :class:`Recipe`.
+
+    Raises:
+        ConfigError: if there are no parameters, or complex ones, or no process group, the method or an option is
+            unknown, or does not fit so many workers.
+
+    Example:
+        >>> model = nn.Linear(100, 10)
+        >>> synchronizer = spardl.Synchronizer(model.named_parameters(), "spardl", density=0.01)
+        >>> with synchronizer:
+        ...     model(torch.randn(5, 100)).sum().backward()
+        >>> gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+        >>> print(f"{gradient.count_nonzero()} of {len(gradient)} entries after {synchronizer.stats().steps} step")
+        10 of 1010 entries after 1 step
+        >>> synchronizer.detach()
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]],
+        method: str | Method = "spardl",
+        *,
+        group: Any = None,
+        bucket_mb: float = 25.0,
+        timeout: float = 1800.0,
+        scaler: GradScaler | None = None,
+        find_unused: bool = False,
+        **options: Any,
+    ) -> None:
+        check_settings(bucket_mb, timeout)
+        self.method = make_method(method, **options)
+        named = [pair for pair in _named(parameters) if pair.parameter.requires_grad]
+        if not named:
+            raise ConfigError("there are no parameters to average the gradients of")
+        check_real(named)
+        self._parameters = [parameter for _, parameter in named]
+        self._cluster = ProcessGroupCluster(group, self._parameters[0].device, timeout)
+        self._cluster.open()
+        given = {"handle": "Synchronizer", "find_unused": find_unused}
+        self._averager = Averager(self.method, named, self._cluster, bucket_mb, scale_of(scaler), given=given)
+        self._meter = Meter(self._cluster.ledgers[0], self._cluster.size)
+        self._usage = Usage(1, len(named), always=find_unused)
+        self._watches, self._detached = True, False
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(self._arrive, number))
+            for number, parameter in enumerate(self._parameters)
+        ]
+
+    def _arrive(self, number: int, parameter: Tensor) -> None:
+        self._usage.note(0, number)
+        if self._watches:
+            self._averager.put(number, parameter.grad)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Lets the backward passes inside add to ``.grad`` only: all but the last of a step."""
+        before, self._watches = self._watches, False
+        try:
+            yield
+        finally:
+            self._watches = before
+
+    def wait(self) -> None:
+        """Waits until every ``.grad`` is an average. One that is known to be nobody's stays ``None``.
+
+        Raises:
+            PeerError: if another worker is lost, or does not answer in time.
+        """
+        if self._detached:
+            return
+        for number in self._averager.missing():
+            self._averager.put(number, self._parameters[number].grad)
+        self._averager.wait()
+        self._meter.step()
+        rows = self._usage.rows()
+        unused = set(self._usage.unused(gather_rows(self._cluster, rows) if rows else []))
+        for number, parameter in enumerate(self._parameters):
+            if number not in unused and parameter.requires_grad:
+                if parameter.grad is None:
+                    parameter.grad = torch.empty_like(parameter)
+                self._averager.take(number, parameter.grad)
+        self._usage.begin(0)
+
+    def __enter__(self) -> Synchronizer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.wait()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this worker carries from step to step; plain data, to be saved by each rank."""
+        return {**self._averager.state_dict(), "usage": self._usage.state_dict()}
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Continues from what ``state_dict`` gave on the same rank, of as many.
+
+        Args:
+            values: as saved.
+
+        Raises:
+            ConfigError: if it is of another rank, another number of workers, another method, other parameters, or of
+                another ``bucket_mb``, or lacks something; nothing is changed then.
+        """
+        if isinstance(values, Mapping) and "usage" not in values:
+            raise ConfigError("this is no state of a Synchronizer; load what its state_dict() gave")
+        self._averager.load_state_dict(values)
+        self._usage.load_state_dict(values["usage"])
+
+    def stats(self) -> Stats:
+        """What this worker sent and spent so far; see :class:`Stats`."""
+        nbytes = sum(parameter.nbytes for parameter in self._parameters)
+        return self._meter.stats(nbytes, self._averager.refused, self._averager.residual_ratio())
+
+    def reset(self) -> None:
+        """Lets ``stats`` begin anew; what is carried from step to step stays."""
+        self._meter.reset(self._averager.refused)
+
+    def detach(self) -> None:
+        """Takes the hooks off the parameters: gradients are each worker's own again."""
+        self._detached = True
+        for hook in self._hooks:
+            hook.remove()
+        self._cluster.release()
+
+
+def _named(parameters: Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]]) -> list[Named]:
+    found = []
+    for number, each in enumerate([parameters] if isinstance(parameters, nn.Module) else parameters):
+        named = Named(str(number), each) if isinstance(each, nn.Parameter) else each
+        if not (isinstance(named, tuple) and len(named) == 2 and isinstance(named[1], nn.Parameter)):
+            raise ConfigError(f"parameters has a {type(each).__name__}; give model.named_parameters()")
+        found.append(Named(*named))
+    return found

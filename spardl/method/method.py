@@ -1,0 +1,358 @@
+"""A method is a compressor, a communicator and a residual that fit together.
+
+gradient -> (momentum) -> accumulate -> compress -> communicate -> feed back
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spardl.basics.errors import ConfigError
+from spardl.communicators.base import Communicator
+from spardl.compressors.base import Compressor, DenseCompressor, Mass, Output, SparseCompressor
+from spardl.method import registry
+from spardl.method.method_state import MethodState
+from spardl.method.momentum import Momentum, OptimizerMomentum
+from spardl.method.residuals import Residual
+from spardl.method.warmup import Warmup
+from spardl.protocol.context import Context
+from spardl.protocol.costs import Cost
+from spardl.protocol.programs import Boundary, Phase, Program, Worker
+from spardl.vector.accumulator import Accumulator
+from spardl.vector.bounds import Bound, cut
+from spardl.vector.layout import Layout
+from spardl.vector.norms import largest
+from spardl.vector.packing import Slot, message_bytes, message_words
+from spardl.vector.shortlist import Shortlist
+from spardl.vector.sparse import SparseVector, Sum
+from spardl.vector.wire import EXACT, Wire
+
+__all__ = ["Method", "MethodState", "why_not"]
+
+
+def why_not(
+    compressor: type[Compressor],
+    communicator: type[Communicator[Any]],
+    residual: type[Residual],
+    momentum: type[Momentum] = OptimizerMomentum,
+) -> str | None:
+    """Why parts do not fit together.
+
+    Args:
+        compressor: what one worker sends.
+        communicator: how the sent is added up.
+        residual: where the rest goes.
+        momentum: what is compressed.
+
+    Returns:
+        One sentence, naming those that would fit; ``None`` if these do.
+    """
+    if compressor.output not in communicator.sums:
+        legal = [name for name, kind in registry.communicators().items() if compressor.output in kind.sums]
+        others = [name for name, kind in registry.compressors().items() if kind.output in communicator.sums]
+        return (
+            f"communicator={communicator.name} cannot add up {compressor.output.value}, which compressor="
+            f"{compressor.name} makes; with it use communicator={' or '.join(legal)}, or with "
+            f"communicator={communicator.name} use compressor={' or '.join(others)}"
+        )
+    if not _residual_fits(compressor, residual):
+        rules = [name for name, rule in registry.residual_rules().items() if _residual_fits(compressor, rule)]
+        return (
+            f"residual={residual.name} does not fit compressor={compressor.name} ({_nature(compressor)}); "
+            f"with it use residual={' or '.join(rules)}"
+        )
+    if momentum.masks and not compressor.sparsifies:
+        return (
+            f"momentum={momentum.name} stops the velocity at the entries that were sent, and compressor="
+            f"{compressor.name} sends no single entries; use momentum=local or momentum=optimizer"
+        )
+    return None
+
+
+def _residual_fits(compressor: type[Compressor], residual: type[Residual]) -> bool:
+    return not (
+        (residual.remembers and compressor.mass is not Mass.LEFT)
+        or (residual.needs_entries and not compressor.sparsifies)
+        or (residual.needs_count and compressor.output is Output.ANY_COUNT)
+    )
+
+
+def _nature(compressor: type[Compressor]) -> str:
+    entries = "sends single entries" if compressor.sparsifies else "sends no single entries"
+    number = ", any number of them" if compressor.output is Output.ANY_COUNT else ""
+    return f"it {entries}{number}; what it leaves out: {compressor.mass.value}"
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to turn P gradients into their average.
+
+    Args:
+        compressor: what one worker sends.
+        communicator: how the sent is added up.
+        residual: where the rest goes.
+        momentum: what is compressed: gradients, or their momentum.
+        warmup: how many steps are dense at first.
+        wire: how the values of sparse messages travel.
+
+    Raises:
+        ConfigError: if the parts do not fit; the message names those that do.
+
+    Example:
+        >>> from spardl.protocol.context import Context
+        >>> from spardl.vector.layout import Layout
+        >>> from spardl.protocol.programs import Worker
+        >>> sparse = spardl.Method(spardl.TopK(density=0.01), spardl.SparDL(teams=2), spardl.GlobalResidual())
+        >>> for method in (sparse, spardl.make_method("none")):
+        ...     rounds, words = method.cost(Context(Worker(rank=0, size=8), Layout.flat(1_000_000), step=0))
+        ...     print(f"{rounds.high} rounds, at most {words.high} words")
+        5 rounds, at most 35000 words
+        14 rounds, at most 1750000 words
+    """
+
+    compressor: Compressor
+    communicator: Communicator[Any]
+    residual: Residual
+    momentum: Momentum = OptimizerMomentum()  # noqa: RUF009 - immutable
+    warmup: Warmup = Warmup()  # noqa: RUF009 - immutable
+    wire: Wire = EXACT
+
+    def __post_init__(self) -> None:
+        reason = why_not(type(self.compressor), type(self.communicator), type(self.residual), type(self.momentum))
+        if reason:
+            raise ConfigError(reason)
+        if self.wire != EXACT and not isinstance(self.compressor, SparseCompressor):
+            raise ConfigError(
+                f"wire.values={self.wire.values} is for messages of single entries, and compressor="
+                f"{self.compressor.name} makes {self.compressor.output.value}; use wire.values={EXACT.values}"
+            )
+
+    def init_state(self, layout: Layout, dtype: torch.dtype, device: torch.device | str = "cpu") -> MethodState:
+        """A fresh state of one worker, zeros, for gradients of this ``layout``, ``dtype`` and ``device``."""
+        length = layout.length
+        velocity = torch.zeros(length if self.momentum.remembers else 0, dtype=dtype, device=device)
+        state = self.state_in(layout, torch.zeros(length, dtype=dtype, device=device), velocity)
+        state.bound.value = state.velocity_bound.value = 0.0
+        return state
+
+    def state_in(self, layout: Layout, memory: Tensor, velocity: Tensor) -> MethodState:
+        """A fresh state whose residual and velocity are given: parts of longer vectors, that outlive it.
+
+        Args:
+            layout: of the gradients.
+            memory: residual, shape (n,).
+            velocity: shape (n,), or (0,) if the optimizer has the momentum.
+
+        Returns:
+            The state; it shares their memory.
+        """
+        return MethodState(
+            layout=layout,
+            memory=memory,
+            velocity=velocity,
+            compression=self.compressor.init_state(layout, memory.dtype, memory.device),
+            communication=self.communicator.init_state(),
+        )
+
+    def cost(self, context: Context) -> Cost:
+        """Rounds and words of one synchronization, ``context``, after the dense warm-up: the limits for any worker."""
+        return self.communicator.cost(context, self.compressor)
+
+    def published_cost(self, context: Context) -> Cost:
+        """The same of ``context`` by the published formula, which may hold for the mean over all workers only."""
+        return self.communicator.published_cost(context, self.compressor)
+
+    def word_bytes(self, context: Context, dtype: torch.dtype = torch.float32) -> float:
+        """Bytes of a word on the wire in ``context``, of gradients of type ``dtype``.
+
+        Indices are coded, and take less than values.
+        """
+        if isinstance(self.compressor, DenseCompressor):
+            return float(self.compressor.summed_as(dtype).itemsize)
+        if not isinstance(self.compressor, SparseCompressor):
+            return float(dtype.itemsize)
+        length, count = context.layout.length, self.compressor.count(context)
+        return message_bytes(Slot(count, length), self.wire.dtype(dtype)) / message_words(Slot(count, length))
+
+    def half_costs(self, context: Context) -> tuple[Cost, Cost]:
+        """The published cost of ``context`` up to the boundary in the middle of a synchronization, and after it.
+
+        Raises:
+            ConfigError: if there is none.
+        """
+        self.check_split()
+        return self.communicator.half_costs(context, self.compressor)
+
+    def check_split(self) -> None:
+        """Accepts methods that may rest in the middle of a synchronization.
+
+        Raises:
+            ConfigError: if this one may not; the message names what would.
+        """
+        several = isinstance(self.compressor, DenseCompressor) and not self.compressor.one_sum
+        if not self.communicator.splits or several:
+            raise ConfigError(
+                f"compressor={self.compressor.name} with communicator={self.communicator.name} cannot be cut into a "
+                f"reduce-scatter and an all-gather; use {_splitting()}, or another schedule"
+            )
+        if self.warmup.steps and not self.warmup.communicator.splits:
+            raise ConfigError(
+                f"warmup.communicator={self.warmup.communicator.name} cannot be cut into a reduce-scatter and an "
+                "all-gather; use warmup.communicator=dense, or another schedule"
+            )
+
+    def check_shards(self) -> None:
+        """Accepts methods whose sum at the boundary is the result.
+
+        Raises:
+            ConfigError: if it is changed later.
+        """
+        if self.residual.rescales:
+            raise ConfigError(
+                f"residual={self.residual.name} changes sums after the all-gather, so their norm is not known before "
+                "it: use training.clip_norm=null, or another schedule"
+            )
+
+    def shard(self, boundary: Boundary, worker: Worker, state: MethodState) -> Tensor:
+        """What a worker knows of the average at the boundary; all workers' shards are all of it.
+
+        Args:
+            boundary: that its program yielded.
+            worker: who.
+            state: the worker's.
+
+        Returns:
+            Entries of the average in any order, shape (m,).
+        """
+        shard = boundary.shard
+        if isinstance(shard, SparseVector):
+            shard = shard.values
+        elif state.step >= self.warmup.steps and isinstance(self.compressor, DenseCompressor):
+            context = Context(worker, state.layout, state.step - self.warmup.steps)
+            shard = self.compressor.entries(shard, context, state.memory.dtype)
+        cuts = self._carries or isinstance(boundary.shard, SparseVector)
+        return (cut(shard.clone()) if cuts and not math.isfinite(largest([shard])) else shard) / worker.size
+
+    def accumulate(self, gradient: Tensor, state: MethodState, *, clear: bool = False) -> None:
+        """Adds a worker's gradient to what it carried over.
+
+        One with a NaN or an infinity is left out where it could do lasting harm or be lost in a selection: in a
+        residual or a velocity it would come back at every step. Dense sums pass it on, as torch does. Where a finite
+        gradient and what was carried over add up to more than their type can hold, the entry becomes the largest
+        number that it can.
+
+        Args:
+            gradient: shape (n,).
+            state: the worker's.
+            clear: whether the gradient becomes zero, or stays as it is.
+
+        Raises:
+            ValueError: if the gradient has another length than the state is for.
+        """
+        if gradient.shape != state.memory.shape:
+            raise ValueError(f"a gradient of {gradient.numel()} entries, expected {state.memory.numel()}")
+        peak = 0.0 if self._passes_on else largest([gradient])
+        if math.isfinite(peak):
+            clear = self._apply(gradient, peak, state, clear=clear) and clear
+        else:
+            self.residual.accumulate(state.memory, None, state.shortlist)
+            state.refuse()
+        if clear:
+            gradient.zero_()
+
+    def _apply(self, gradient: Tensor, peak: float, state: MethodState, *, clear: bool) -> bool:
+        """Adds a gradient whose magnitudes are at most ``peak``; returns whether it is still there."""
+        applied = self.momentum.apply(gradient, state.velocity)
+        found = False
+        if self.momentum.remembers:
+            found = state.velocity_bound.grow(state.velocity, peak)
+            most = Bound(state.velocity_bound.value)
+            if applied is not state.velocity:
+                found = most.grow(applied, peak) or found
+            peak = most.value
+        moved = clear and applied is gradient
+        self.residual.accumulate(state.memory, applied, state.shortlist, clear=moved)
+        if not self.residual.remembers:
+            state.bound.value = peak
+        elif state.bound.grow(state.memory, peak):
+            state.shortlist = Shortlist()
+            found = True
+        if found:
+            state.refuse()
+        return not moved
+
+    @property
+    def _passes_on(self) -> bool:
+        return self.compressor.mass in (Mass.KEPT, Mass.ROUNDED) and not self.momentum.remembers
+
+    @property
+    def _carries(self) -> bool:
+        return self.residual.remembers or self.momentum.remembers
+
+    def average(self, worker: Worker, state: MethodState) -> Program[Sum]:
+        """The program of one worker: from accumulated gradients to their average over all workers.
+
+        Args:
+            worker: who runs it.
+            state: the worker's.
+
+        Returns:
+            The average, sparse or dense as the method has it, bit-identical on every worker. A dense one may share
+            the memory of ``state``: use it before the next step. A sum that overflows becomes the largest number of
+            its type, before it is divided; where nothing is carried over, a dense one is infinite, as in plain
+            training.
+        """
+        yield Phase.SELECT
+        state.overflowed = False
+        run = self._run_dense if state.step < self.warmup.steps else self._run
+        average = yield from run(worker, state)
+        state.step += 1
+        return average
+
+    def _run_dense(self, worker: Worker, state: MethodState) -> Program[Sum]:
+        total = yield from self.warmup.communicator.total(worker, state.memory.clone())
+        state.memory.zero_()
+        state.bound.value = 0.0
+        return self._limited(total, state).div_(worker.size) if self._carries else total.div_(worker.size)
+
+    def _run(self, worker: Worker, state: MethodState) -> Program[Sum]:
+        context = Context(worker, state.layout, state.step - self.warmup.steps)
+        accumulated = Accumulator(state.memory, state.shortlist, self.wire, state.bound)
+        total = yield from self.communicator.reduce(
+            context, accumulated, self.compressor, state.compression, state.communication
+        )
+        yield Phase.MERGE
+        if not isinstance(total, SparseVector):
+            if self.residual.remembers:
+                accumulated.forget_overflows()
+            return self._limited(total, state).div_(worker.size) if self._carries else total.div_(worker.size)
+        if self.momentum.masks:
+            taken = accumulated.taken()
+            self.momentum.mask(state.velocity, taken[torch.isin(taken, total.indices, assume_unique=True)])
+        if accumulated.overflowed:
+            state.refuse()
+        self.residual.keep(accumulated, total.indices)
+        scaled = self.residual.scale(total, self.compressor.parts(context))
+        return SparseVector(scaled.indices, self._limited(scaled.values, state), scaled.length).divided(worker.size)
+
+    def _limited(self, total: Tensor, state: MethodState) -> Tensor:
+        """A sum over all workers that overflowed, here or on its way, is cut, and counted."""
+        peak = largest([total])
+        if peak < torch.finfo(total.dtype).max:
+            return total
+        state.overflowed = True
+        state.refuse()
+        # A copy: simulated workers may share what arrived.
+        return total if math.isfinite(peak) else cut(total.clone())
+
+
+def _splitting() -> str:
+    ways = [name for name, kind in registry.communicators().items() if kind().splits]
+    dense = [kind for kind in registry.compressors().values() if issubclass(kind, DenseCompressor)]
+    whole = [kind.name for kind in dense if not kind.one_sum]
+    return f"communicator={' or '.join(ways)}, with any compressor that fits but {' and '.join(whole)}"

@@ -1,0 +1,130 @@
+"""What one worker carries from one synchronization to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from spardl.method.dealing import deal, owners, sources
+from spardl.protocol.programs import Worker
+from spardl.protocol.state import State
+from spardl.vector.bounds import Bound
+from spardl.vector.layout import Layout
+from spardl.vector.shortlist import Shortlist
+
+__all__ = ["MethodState"]
+
+
+@dataclass
+class MethodState:
+    """What one worker carries from step to step.
+
+    Attributes:
+        layout: the tensors in its gradient; not saved.
+        memory: shape (n,): the residual between steps, the accumulated vector within one.
+        velocity: shape (n,), or empty if the optimizer has the momentum.
+        compression: the compressor's state.
+        communication: the communicator's state.
+        step: synchronizations so far, dense warm-up included.
+        refused: steps so far in which a gradient was left out because it held a NaN or an infinity, or in which a sum
+            of finite numbers was cut because it overflowed.
+        refused_last: the last of these steps, counted from 1; 0 if there was none since the state was made. Not saved.
+        overflowed: whether the last average was cut; the same on all workers.
+        shortlist: of the memory's largest entries; not saved, since no result depends on it.
+        bound: of the memory's magnitudes; not saved, like the next one.
+        velocity_bound: of the velocity's magnitudes.
+    """
+
+    layout: Layout
+    memory: Tensor
+    velocity: Tensor
+    compression: State
+    communication: State
+    step: int = 0
+    refused: int = 0
+    refused_last: int = 0
+    overflowed: bool = False
+    shortlist: Shortlist = field(default_factory=Shortlist)
+    bound: Bound = field(default_factory=Bound)
+    velocity_bound: Bound = field(default_factory=Bound)
+
+    def refuse(self) -> None:
+        """Counts this step, once, as one whose gradient was left out, or cut."""
+        if self.refused_last != self.step + 1:
+            self.refused += 1
+            self.refused_last = self.step + 1
+
+    def change(self, factor: float = 1.0, more: Tensor | None = None) -> None:
+        """Changes what is carried over, between two steps.
+
+        Args:
+            factor: the factor that residual and velocity are multiplied by.
+            more: what is added to the residual, shape (n,), finite.
+        """
+        if more is not None:
+            self.memory.add_(more)
+        if factor != 1:
+            self.memory.mul_(factor)
+            self.velocity.mul_(factor)
+        found = [self.bound.look(self.memory), self.velocity_bound.look(self.velocity)]
+        if any(found):
+            self.refuse()
+        self.shortlist = Shortlist()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data; residual and velocity are shared, not copied."""
+        return {
+            "memory": self.memory,
+            "velocity": self.velocity,
+            "compression": self.compression.state_dict(),
+            "communication": self.communication.state_dict(),
+            "step": self.step,
+            "refused": self.refused,
+        }
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Continues from ``values``, as saved; residual and velocity are copied in place.
+
+        Raises:
+            ValueError: if one of these has another length.
+        """
+        for name, mine in (("residual", self.memory), ("velocity", self.velocity)):
+            saved = values["memory" if name == "residual" else name]
+            if saved.shape != mine.shape:
+                raise ValueError(f"{name} of {saved.numel()} entries, expected {mine.numel()}")
+            mine.copy_(saved)
+        self.compression.load_state_dict(values["compression"])
+        self.communication.load_state_dict(values["communication"])
+        self.step = values["step"]
+        self.refused = values["refused"]
+        self._look_anew()
+
+    def _look_anew(self) -> None:
+        self.bound, self.velocity_bound, self.refused_last = Bound(), Bound(), 0
+
+    def adopt(self, parts: Sequence[Mapping[str, Any]], worker: Worker, before: int) -> None:
+        """Continues from what another number of workers saved; compressor and communicator begin anew.
+
+        Residuals keep their sum over all workers (see ``spardl.method.dealing``), velocities their mean.
+
+        Args:
+            parts: ``state_dict`` of those who have something for this worker, in the order of ``sources``.
+            worker: whose state this is.
+            before: how many workers there were.
+
+        Raises:
+            ValueError: if a residual or a velocity has another length.
+        """
+        deal([part["memory"] for part in parts], worker, before, self.memory)
+        deal([part["velocity"] for part in parts], worker, before, self.velocity)
+        self.velocity.mul_(worker.size / before)
+        self.step = parts[0]["step"]
+        self._look_anew()
+        self.refused = sum(
+            part["refused"]
+            for rank, part in zip(sources(worker, before), parts, strict=True)
+            if owners(rank, before, worker.size)[0] == worker.rank
+        )

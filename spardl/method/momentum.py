@@ -1,0 +1,121 @@
+"""Where momentum and weight decay are applied: by the optimizer to the average, or by each worker to its gradient.
+
+Source: Lin et al., Deep Gradient Compression, ICLR 2018, section 3.2 (momentum correction, momentum factor
+masking); Foroutan Eghlidi and Jaggi, Sparse Communication for Training Deep Networks, 2020 (the axis).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from spardl.basics.checks import is_a
+from spardl.basics.errors import ConfigError
+
+__all__ = ["CorrectedMomentum", "LocalMomentum", "Momentum", "OptimizerMomentum"]
+
+
+class Momentum(ABC):
+    """A rule for what is compressed: the gradient, or a momentum of it.
+
+    Attributes:
+        name: how configurations call it.
+        remembers: whether each worker carries a velocity.
+        masks: whether the velocity is stopped at the entries that were sent.
+    """
+
+    name: ClassVar[str]
+    remembers: ClassVar[bool] = True
+    masks: ClassVar[bool] = False
+
+    @property
+    def decay(self) -> float:
+        """Weight decay that each worker adds to its gradient before compression."""
+        return 0.0
+
+    @abstractmethod
+    def apply(self, gradient: Tensor, velocity: Tensor) -> Tensor:
+        """What is to be compressed.
+
+        Args:
+            gradient: shape (n,), not changed.
+            velocity: shape (n,), changed in place; empty if nothing is remembered.
+
+        Returns:
+            Shape (n,).
+        """
+
+    def mask(self, velocity: Tensor, sent: Tensor) -> None:
+        """Stops the velocity where this worker sent; called if ``masks``.
+
+        Args:
+            velocity: shape (n,), changed in place.
+            sent: int64 positions, shape (m,).
+        """
+        velocity[sent] = 0
+
+
+class OptimizerMomentum(Momentum):
+    """Compresses the gradient; momentum and weight decay are the optimizer's, applied to the average."""
+
+    name = "optimizer"
+    remembers = False
+
+    def apply(self, gradient: Tensor, velocity: Tensor) -> Tensor:
+        """The gradient itself."""
+        return gradient
+
+
+@dataclass(frozen=True)
+class LocalMomentum(Momentum):
+    """Each worker compresses a momentum of its own gradient; the optimizer must have none.
+
+    Args:
+        factor: share of the velocity that is left in the next step.
+        weight_decay: multiple of the weights that is added to the gradient.
+        nesterov: whether the gradient is looked ahead.
+
+    Raises:
+        ConfigError: if a value is out of range.
+    """
+
+    factor: float = 0.9
+    weight_decay: float = 0.0
+    nesterov: bool = False
+
+    name = "local"
+
+    def __post_init__(self) -> None:
+        if not is_a(float, self.factor) or not 0 <= self.factor < 1:
+            raise ConfigError(f"momentum.factor must be at least 0 and below 1, got {self.factor!r}")
+        if not is_a(float, self.weight_decay) or not 0 <= self.weight_decay < math.inf:
+            raise ConfigError(f"momentum.weight_decay must be a number, at least 0, got {self.weight_decay!r}")
+        if not isinstance(self.nesterov, bool):
+            raise ConfigError(f"momentum.nesterov must be true or false, got {self.nesterov!r}")
+
+    @property
+    def decay(self) -> float:
+        """The configured weight decay."""
+        return self.weight_decay
+
+    def apply(self, gradient: Tensor, velocity: Tensor) -> Tensor:
+        """Factor * velocity + gradient, which is the velocity from now on."""
+        velocity.mul_(self.factor).add_(gradient)
+        return torch.add(gradient, velocity, alpha=self.factor) if self.nesterov else velocity
+
+
+@dataclass(frozen=True)
+class CorrectedMomentum(LocalMomentum):
+    """Momentum correction with factor masking; see ``LocalMomentum`` for the arguments.
+
+    What is sent late was multiplied by the momentum for as long as it waited; stopping the velocity where an
+    entry was sent keeps stale momentum from pushing on.
+    """
+
+    name = "corrected"
+    masks = True

@@ -1,0 +1,38 @@
+"""Dense warm-up: the first steps of a run without compression, while gradients still change fast.
+
+Source: the official Ok-Topk code trains its first 512 (VGG) or 128 (LSTM) steps densely; torch's PowerSGD hook its
+first ``start_powerSGD_iter``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spardl.basics.checks import is_a
+from spardl.basics.errors import ConfigError
+from spardl.communicators.base import DenseCommunicator
+from spardl.communicators.dense import Dense
+
+__all__ = ["Warmup"]
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """How a run begins.
+
+    Args:
+        steps: synchronizations that send the whole gradient.
+        communicator: how they add it up.
+
+    Raises:
+        ConfigError: if the number of steps is not a whole number, at least 0, or the communicator not a dense one.
+    """
+
+    steps: int = 0
+    communicator: DenseCommunicator = Dense()  # noqa: RUF009 - immutable
+
+    def __post_init__(self) -> None:
+        if not is_a(int, self.steps) or self.steps < 0:
+            raise ConfigError(f"warmup.steps must be a whole number, at least 0, got {self.steps!r}")
+        if not isinstance(self.communicator, DenseCommunicator):
+            raise ConfigError("warmup.communicator must sum dense tensors: dense, backend or allgather_dense")

@@ -1,0 +1,72 @@
+"""Single entries of a long vector: read, replace, cut out, add to.
+
+Everywhere ``values`` has shape (n,), and ``positions`` are int64, shape (k,), in ``[0, n)``, no two equal.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spardl.vector.kernels import compiled
+
+__all__ = ["add", "cut", "gather", "put"]
+
+
+def gather(values: Tensor, positions: Tensor) -> Tensor:
+    """The entries, shape (k,)."""
+    if not compiled(values):
+        return values[positions]
+    from spardl.vector.kernels import entries  # noqa: PLC0415 - takes seconds to import
+
+    out = values.new_empty(positions.numel())
+    entries.gather(_raw(values), positions.numpy(), _raw(out))
+    return out
+
+
+def put(values: Tensor, positions: Tensor, new: Tensor) -> None:
+    """Replaces the entries by others, shape (k,), of the same type."""
+    if not compiled(values):
+        values[positions] = new
+        return
+    from spardl.vector.kernels import entries  # noqa: PLC0415
+
+    entries.put(_raw(values), positions.numpy(), _raw(new))
+
+
+def cut(values: Tensor, positions: Tensor) -> Tensor:
+    """The entries, shape (k,), which become zero."""
+    if not compiled(values):
+        out = values[positions]
+        values[positions] = 0
+        return out
+    from spardl.vector.kernels import entries  # noqa: PLC0415
+
+    out = values.new_empty(positions.numel())
+    entries.cut(_raw(values), positions.numpy(), _raw(out))
+    return out
+
+
+def add(values: Tensor, positions: Tensor, amounts: Tensor) -> Tensor:
+    """Adds amounts, shape (k,), of the same type, to the entries.
+
+    Returns:
+        What they were before.
+    """
+    if not compiled(values) or values.itemsize == 2:
+        before = values[positions]
+        values[positions] = before + amounts
+        return before
+    from spardl.vector.kernels import entries  # noqa: PLC0415
+
+    before = values.new_empty(positions.numel())
+    entries.add(values.detach().numpy(), positions.numpy(), amounts.numpy(), before.numpy())
+    return before
+
+
+def _raw(values: Tensor) -> Any:
+    # Copied as they are; numpy has no bfloat16.
+    same = values.detach()
+    return (same.view(torch.int16) if same.itemsize == 2 else same).numpy()

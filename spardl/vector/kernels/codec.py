@@ -1,0 +1,207 @@
+"""Indices as bits, and back, in compiled form: what ``spardl.vector.packing`` describes, with the same bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from spardl.vector.bits import low_bits
+from spardl.vector.kernels.words import lowest_bit, number_of_bits
+
+__all__ = ["decode", "encode"]
+
+# Numba turns whole numbers of both signs into floating point where they meet.
+_ZERO = np.uint64(0)
+_ONE = np.uint64(1)
+_BYTE = np.uint64(8)
+
+_low_bits = njit(nogil=True, cache=True)(low_bits)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def encode(indices: Any, capacity: int, length: int, out: Any) -> None:
+    """Writes the code of indices.
+
+    Args:
+        indices: int64, strictly increasing, below ``length``, at most ``capacity``.
+        capacity: how many the code is for; indices that are ``length`` fill it up.
+        length: of the dense vector.
+        out: uint8; what is longer than the code is filled up with zeros.
+    """
+    low = _low_bits(capacity, length)
+    planes = low // 8
+    for plane in range(planes):
+        _write_plane(indices, length, 8 * plane, out[plane * capacity : (plane + 1) * capacity])
+    begin = planes * capacity
+    if low % 8:
+        size = (capacity + 1) // 2
+        _write_nibbles(indices, length, 8 * planes, capacity, out[begin : begin + size])
+        begin += size
+    _write_bits(indices, length, low, capacity, out[begin:])
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _write_plane(indices: Any, length: int, shift: int, out: Any) -> None:
+    for entry in range(indices.size):
+        out[entry] = (indices[entry] >> shift) & 0xFF
+    out[indices.size :] = (length >> shift) & 0xFF
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _write_nibbles(indices: Any, length: int, shift: int, capacity: int, out: Any) -> None:
+    size, count = out.size, indices.size
+    filling = (length >> shift) & 0xF
+    for entry in range(min(size, count)):
+        out[entry] = (indices[entry] >> shift) & 0xF
+    out[count:] = filling
+    for entry in range(size, count):
+        out[entry - size] |= ((indices[entry] >> shift) & 0xF) << 4
+    for entry in range(max(size, count), capacity):
+        out[entry - size] |= filling << 4
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _write_bits(indices: Any, length: int, low: int, capacity: int, out: Any) -> None:
+    """Writes the bitmap; a word stays in a register until all its bits are known."""
+    place, word = 0, _ZERO
+    for entry in range(indices.size):
+        bit = (indices[entry] >> low) + entry
+        while bit >= 64 * (place + 1):
+            place, word = _write_word(word, place, out), _ZERO
+        word |= _ONE << np.uint64(bit & 63)
+    for entry in range(indices.size, capacity):
+        bit = (length >> low) + entry
+        while bit >= 64 * (place + 1):
+            place, word = _write_word(word, place, out), _ZERO
+        word |= _ONE << np.uint64(bit & 63)
+    place = _write_word(word, place, out)
+    out[8 * place :] = 0
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _write_word(word: Any, place: int, out: Any) -> int:
+    """Writes what of a word is within ``out``; returns the place of the next one."""
+    if 8 * place + 8 <= out.size:
+        for byte in range(8):
+            out[8 * place + byte] = word >> np.uint64(8 * byte)
+    else:
+        for byte in range(max(0, out.size - 8 * place)):
+            out[8 * place + byte] = word >> np.uint64(8 * byte)
+    return place + 1
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def decode(messages: Any, raw: Any, slots: Any, indices: Any, values: Any) -> int:
+    """Reads messages that lie end to end, as one vector.
+
+    Args:
+        messages: uint8, whole values long.
+        raw: the same memory as whole numbers of the size of a value.
+        slots: int64, shape (messages, 2): capacity and length of each.
+        indices: int64, as long as all capacities together; to write.
+        values: the type of ``raw``, as long; to write.
+
+    Returns:
+        How many entries there are, or -1 if there are fewer bytes than the slots say.
+    """
+    begin, start, done = 0, 0, 0
+    for message in range(slots.shape[0]):
+        capacity, length = slots[message, 0], slots[message, 1]
+        low = _low_bits(capacity, length)
+        lows = begin + capacity * raw.itemsize
+        uppers = lows + (capacity * low + 7) // 8
+        end = uppers + (capacity + (length >> low) + 7) // 8 if capacity else begin
+        if end > messages.size:
+            return -1
+        room = indices[done : done + capacity]
+        found = _read_bits(messages[uppers:end], low, room)
+        found = _read_lows(messages[lows:uppers], low, length, start, room, found)
+        first = begin // raw.itemsize
+        _copy(raw[first : first + found], values[done : done + found])
+        done += found
+        start += length
+        begin = (end + raw.itemsize - 1) // raw.itemsize * raw.itemsize
+    return done
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _copy(values: Any, out: Any) -> None:
+    for entry in range(out.size):
+        out[entry] = values[entry]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _read_bits(code: Any, low: int, out: Any) -> Any:
+    """Reads upper parts until the room or the bitmap ends; returns how many there are."""
+    found = 0
+    for place in range(code.size // 8):
+        word = _word(code, place)
+        end = found + np.int64(number_of_bits(word))
+        if end + 3 > out.size:
+            return _read_rest(code, place, low, found, out)
+        # Four at a time is faster; up to three too many are written, and overwritten next.
+        while found < end:
+            first = np.int64(lowest_bit(word))
+            word &= word - _ONE
+            second = np.int64(lowest_bit(word))
+            word &= word - _ONE
+            third = np.int64(lowest_bit(word))
+            word &= word - _ONE
+            fourth = np.int64(lowest_bit(word))
+            word &= word - _ONE
+            before = 64 * place - found
+            out[found] = (before + first) << low
+            out[found + 1] = (before + second - 1) << low
+            out[found + 2] = (before + third - 2) << low
+            out[found + 3] = (before + fourth - 3) << low
+            found += 4
+        found = end
+    return _read_rest(code, code.size // 8, low, found, out)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _read_rest(code: Any, place: int, low: int, found: int, out: Any) -> Any:
+    """Reads upper parts from a word on, one at a time."""
+    for later in range(place, (code.size + 7) // 8):
+        word = _word(code, later)
+        while word and found < out.size:
+            out[found] = (64 * later + np.int64(lowest_bit(word)) - found) << low
+            word &= word - _ONE
+            found += 1
+    return found
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _word(code: Any, place: int) -> Any:
+    word = _ZERO
+    if 8 * place + 8 <= code.size:
+        for byte in range(8):
+            word |= np.uint64(code[8 * place + byte]) << np.uint64(8 * byte)
+    else:
+        for byte in range(code.size - 8 * place):
+            word |= np.uint64(code[8 * place + byte]) << np.uint64(8 * byte)
+    return word
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _read_lows(code: Any, low: int, length: int, start: int, out: Any, found: int) -> int:
+    """Completes indices, and adds ``start``; returns how many there are before those that fill up."""
+    capacity, planes = out.size, low // 8
+    for plane in range(planes):
+        part = code[plane * capacity :]
+        for entry in range(found):
+            out[entry] |= np.int64(part[entry]) << (8 * plane)
+    if low % 8:
+        part, size = code[planes * capacity :], (capacity + 1) // 2
+        for entry in range(min(found, size)):
+            out[entry] |= np.int64(part[entry] & 0xF) << (8 * planes)
+        for entry in range(size, found):
+            out[entry] |= np.int64(part[entry - size] >> 4) << (8 * planes)
+    while found and out[found - 1] >= length:
+        found -= 1
+    if start:
+        for entry in range(found):
+            out[entry] += start
+    return found

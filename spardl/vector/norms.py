@@ -1,0 +1,112 @@
+"""The norm of a vector whose parts are with different workers, the same bits however it is cut.
+
+A sum of floating-point numbers depends on their order, and so would the factor of a clipped gradient on the cut. Here
+squares are rounded to multiples of one power of two and added up as whole numbers, of which the order does not matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spardl.vector.kernels import compiled
+
+__all__ = ["clip_factor", "largest", "norm_of", "sum_of_squares"]
+
+# Entries that are squared at a time: a vector of gradients must not need three more of its size.
+_CHUNK = 1 << 20
+_BITS = 62
+# Entries below which torch is faster than the call of a compiled kernel.
+_SMALL = 1 << 13
+
+
+class _Raw(NamedTuple):
+    """How a type's magnitudes compare as integers: bits, what removes the sign, and how to read the largest one."""
+
+    bits: torch.dtype
+    mask: Any
+    # numpy knows no bfloat16, which is the upper half of a float32.
+    shift: int
+    wide: Any
+    number: Any
+
+
+_RAW: Mapping[torch.dtype, _Raw] = MappingProxyType(
+    {
+        torch.float16: _Raw(torch.int16, np.int16(2**15 - 1), 0, np.int16, np.float16),
+        torch.bfloat16: _Raw(torch.int16, np.int16(2**15 - 1), 16, np.int32, np.float32),
+        torch.float32: _Raw(torch.int32, np.int32(2**31 - 1), 0, np.int32, np.float32),
+        torch.float64: _Raw(torch.int64, np.int64(2**63 - 1), 0, np.int64, np.float64),
+    }
+)
+
+
+def largest(parts: Iterable[Tensor]) -> float:
+    """The largest magnitude in ``parts``, tensors of shape (m,); NaN if there is one, 0 if there is nothing."""
+    found = [_peak(part.detach()) for part in parts if part.numel()]
+    return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
+
+
+def _peak(part: Tensor) -> float:
+    """At the speed of memory: in one thread, torch compares numbers more slowly than it adds them up."""
+    raw = _RAW.get(part.dtype)
+    if part.device.type != "cpu":
+        return float(torch.stack(part.aminmax()).abs().max())  # waits for the device once
+    if part.numel() < _SMALL or raw is None or not compiled(part) or torch.get_num_threads() > 1:
+        low, high = part.aminmax()
+        return max(-float(low), float(high))
+    from spardl.vector.kernels import magnitudes  # noqa: PLC0415 - takes seconds to import
+
+    key = int(magnitudes.largest(part.view(raw.bits).numpy(), raw.mask))
+    return float(raw.wide(key << raw.shift).view(raw.number))
+
+
+def _exponent(peak: float, length: int) -> int:
+    """Of the power of two that ``length`` squares of at most ``peak``, divided by it, stay in 62 bits with."""
+    return 2 * math.frexp(peak)[1] + length.bit_length() - _BITS
+
+
+def sum_of_squares(parts: Iterable[Tensor], peak: float, length: int) -> int:
+    """The sum of squares of one worker's part of a vector, in units that depend on the whole vector only.
+
+    Args:
+        parts: tensors of shape (m,).
+        peak: the largest magnitude in the whole vector.
+        length: entries of the whole vector.
+
+    Returns:
+        A whole number, 0 if ``peak`` is not finite; those of all workers add up to what ``norm_of`` reads.
+    """
+    if not math.isfinite(peak):
+        return 0
+    scale = -_exponent(peak, length)
+    return sum(_chunk_sum(chunk, scale) for part in parts for chunk in part.split(_CHUNK) if part.numel())
+
+
+def _chunk_sum(chunk: Tensor, scale: int) -> int:
+    # Half of the scale before squaring, or the square of a small number could be lost; and this half in two steps,
+    # since older versions of torch multiply by a power of two, which must be finite.
+    quarter = scale // 4
+    half = torch.ldexp(torch.ldexp(chunk.double(), torch.tensor(quarter)), torch.tensor(scale // 2 - quarter))
+    squares = torch.ldexp(half.square_(), torch.tensor(scale % 2))
+    return int(squares.round_().to(torch.int64).sum())
+
+
+def norm_of(total: int, peak: float, length: int) -> float:
+    """The Euclidean norm from the sum over all workers; NaN or infinite if ``peak`` is."""
+    if not math.isfinite(peak):
+        return peak
+    exponent = _exponent(peak, length)
+    return math.ldexp(math.sqrt(math.ldexp(total, exponent % 2)), exponent // 2)
+
+
+def clip_factor(norm: float, limit: float) -> float:
+    """What a gradient is multiplied by so that its norm is at most ``limit``, as ``clip_grad_norm_`` has it."""
+    factor = limit / (norm + 1e-6)
+    return factor if math.isnan(factor) else min(1.0, factor)

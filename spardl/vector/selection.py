@@ -1,0 +1,316 @@
+"""Which entries of a vector are kept: exact selection with a rule for ties.
+
+A *finder* adds a gradient to a vector, lists which entries are large then, and later finds the k largest of some
+ranges among those: exactly, since where too few are listed it looks at all entries.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from spardl.vector.kernels import compiled, runs_triton
+from spardl.vector.layout import Part
+
+__all__ = ["Chosen", "Finder", "Integers", "Ranges", "finder_for", "reaching", "top_k"]
+
+Integers = NDArray[np.int64]
+
+
+class Ranges(NamedTuple):
+    """Ranges of a vector, and from which magnitude on their entries are large.
+
+    Attributes:
+        starts: shape (r,), increasing; ranges do not overlap.
+        stops: shape (r,).
+        bounds: shape (r,), above 0, of the vector's type, on the CPU.
+        rooms: shape (r,): how many large entries each may have; of one that has more, none is listed.
+    """
+
+    starts: Integers
+    stops: Integers
+    bounds: Tensor
+    rooms: Integers
+
+
+class Chosen(NamedTuple):
+    """The largest entries of some ranges.
+
+    Attributes:
+        parts: int64, shape (r, 3): the ranges, and how many were wanted of each.
+        positions: int64, shape (chosen,): of all ranges in their order, increasing in each.
+        cuts: magnitudes, shape (r,), on the CPU: of the smallest entry that was chosen; 0 where nothing was compared.
+        looked: shape (r,): entries that were compared; -1 for all of the range.
+    """
+
+    parts: Integers
+    positions: Tensor
+    cuts: Tensor
+    looked: Integers
+
+
+class Finder(ABC):
+    """Lists the large entries of one vector, and finds the largest ones."""
+
+    @abstractmethod
+    def add(self, values: Tensor, gradient: Tensor | None, ranges: Ranges, *, clear: bool = False) -> Integers:
+        """Adds a gradient to a vector, and lists the entries that reach their range's bound.
+
+        Args:
+            values: shape (n,), changed in place.
+            gradient: shape (n,), or ``None``.
+            ranges: what is listed; replaces what was listed before.
+            clear: whether the gradient becomes zero, or stays as it is.
+
+        Returns:
+            Shape (r,): how many are listed; -1 if there are too many.
+        """
+
+    @abstractmethod
+    def largest(self, values: Tensor, parts: Sequence[Part], touched: Sequence[Tensor]) -> Chosen:
+        """The k largest entries of each of some ranges; ties: the lowest positions.
+
+        Args:
+            values: shape (n,), as for ``add``, but for the touched entries.
+            parts: not empty, k from 0 to the range's length.
+            touched: positions of entries that may have changed since: int64, shape (m,) each, increasing.
+        """
+
+
+class PortableFinder(Finder):
+    """For any device and type."""
+
+    def __init__(self) -> None:
+        self._lists: dict[tuple[int, int], tuple[Tensor, float]] = {}
+
+    def add(self, values: Tensor, gradient: Tensor | None, ranges: Ranges, *, clear: bool = False) -> Integers:
+        """One pass to add, one to compare."""
+        if gradient is not None:
+            values.add_(gradient)
+            if clear:
+                gradient.zero_()
+        self._lists, counts = {}, []
+        for start, stop, bound, room in zip(*(each.tolist() for each in ranges), strict=True):
+            positions = reaching(values, start, stop, bound)
+            fits = positions.numel() <= room
+            counts.append(positions.numel() if fits else -1)
+            if fits:
+                self._lists[start, stop] = (positions, bound)
+        return np.array(counts, np.int64)
+
+    def largest(self, values: Tensor, parts: Sequence[Part], touched: Sequence[Tensor]) -> Chosen:
+        """Range by range."""
+        found = [self._largest(values, part, touched) for part in parts]
+        cuts = [
+            values[positions].abs().min() if 0 < part.k < part.stop - part.start else values.new_zeros(())
+            for part, (positions, _) in zip(parts, found, strict=True)
+        ]
+        return Chosen(
+            np.array(parts, np.int64),
+            torch.cat([positions for positions, _ in found]),
+            torch.stack(cuts).cpu(),
+            np.array([looked for _, looked in found]),
+        )
+
+    def _largest(self, values: Tensor, part: Part, touched: Sequence[Tensor]) -> tuple[Tensor, int]:
+        listed, bound = self._lists.get((part.start, part.stop), (None, 0.0))
+        if listed is not None:
+            inside = [other[(other >= part.start) & (other < part.stop)] for other in touched]
+            near = torch.cat([listed, *inside]).unique(sorted=True) if inside else listed
+            near = near[values[near].abs() >= bound]
+            if near.numel() >= part.k:
+                return near[_top_k(values[near], part.k)], near.numel()
+        return _top_k(values[part.start : part.stop], part.k) + part.start, -1
+
+
+class GpuFinder(PortableFinder):
+    """For CUDA: adds and compares in one pass."""
+
+    def add(self, values: Tensor, gradient: Tensor | None, ranges: Ranges, *, clear: bool = False) -> Integers:
+        """In one kernel, which waits for the GPU once."""
+        from spardl.vector.kernels.gpu import add_and_list  # noqa: PLC0415 - triton is there only where CUDA is
+
+        bounds: list[float] = ranges.bounds.tolist()
+        starts, stops = ranges.starts.tolist(), ranges.stops.tolist()
+        positions, counts = add_and_list(values, gradient, starts, stops, bounds, int(ranges.rooms.sum()))
+        if clear and gradient is not None:
+            gradient.zero_()
+        self._lists = {}
+        parts = positions.split([max(0, count) for count in counts])
+        for start, stop, bound, part, count in zip(starts, stops, bounds, parts, counts, strict=True):
+            if count >= 0:
+                self._lists[start, stop] = (part, bound)
+        return np.array(counts, np.int64)
+
+
+class _Kind(NamedTuple):
+    """How a type's magnitudes compare as integers: bits, bits without the sign, and their number."""
+
+    bits: torch.dtype
+    mask: Any
+    width: int
+    # numpy knows no bfloat16.
+    array: torch.dtype
+
+
+_KINDS: Mapping[torch.dtype, _Kind] = MappingProxyType(
+    {
+        torch.float32: _Kind(torch.int32, np.int32(2**31 - 1), 31, torch.float32),
+        torch.float64: _Kind(torch.int64, np.int64(2**63 - 1), 63, torch.float64),
+        torch.bfloat16: _Kind(torch.int16, np.int16(2**15 - 1), 15, torch.uint16),
+    }
+)
+_NOWHERE: Integers = np.empty(0, np.int64)
+_BLOCK = 1 << 17
+
+
+class CompiledFinder(Finder):
+    """For the CPU: adds, compares and lists in one pass, without a temporary vector.
+
+    Args:
+        dtype: of the vector.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._kind = _KINDS[dtype]
+        self._rows: dict[tuple[int, int], int] = {}
+        # Short integers for all but the longest vectors; another type would be compiled for again.
+        self._places: NDArray[Any] = np.empty(0, np.int32)
+        self._listed = torch.empty(0, dtype=dtype)
+        self._firsts = self._lasts = self._bounds = _NOWHERE
+
+    def add(self, values: Tensor, gradient: Tensor | None, ranges: Ranges, *, clear: bool = False) -> Integers:
+        """In one kernel; the lists' memory is used again from step to step."""
+        from spardl.vector.kernels.selection import add_and_list  # noqa: PLC0415 - takes seconds to import
+
+        room = int(ranges.rooms.sum())
+        if self._places.size < room:
+            small = values.numel() < 2**31
+            self._places = np.empty(room, np.int32 if small else np.int64)
+            self._listed = values.new_empty(room)
+        count = ranges.starts.size
+        self._firsts, self._lasts = np.empty(count, np.int64), np.empty(count, np.int64)
+        add_and_list(
+            self._array(values),
+            None if gradient is None else self._array(gradient),
+            clear,
+            ranges.starts,
+            ranges.stops,
+            self._array(ranges.bounds),
+            ranges.rooms,
+            self._places,
+            self._array(self._listed),
+            self._firsts,
+            self._lasts,
+        )
+        self._bounds = ranges.bounds.view(self._kind.bits).to(torch.int64).numpy()
+        pairs = zip(ranges.starts.tolist(), ranges.stops.tolist(), strict=True)
+        self._rows = {pair: row for row, pair in enumerate(pairs)}
+        return np.where(self._firsts < 0, -1, self._lasts - self._firsts)
+
+    def _array(self, values: Tensor) -> NDArray[Any]:
+        return values.detach().view(self._kind.array).numpy()
+
+    def _row(self, parts: Sequence[Part]) -> Integers:
+        return np.array([self._rows.get((part.start, part.stop), -1) for part in parts])
+
+    def largest(self, values: Tensor, parts: Sequence[Part], touched: Sequence[Tensor]) -> Chosen:
+        """All ranges in one kernel."""
+        from spardl.vector.kernels.selection import largest  # noqa: PLC0415 - takes seconds to import
+
+        kind, rows = self._kind, self._row(parts)
+        table = np.array(parts, np.int64)
+        starts, stops, wanted = table.T.copy()
+        out = torch.empty(int(wanted.sum()), dtype=torch.int64)
+        looked, cuts = np.empty(len(parts), np.int64), np.empty(len(parts), np.int64)
+        largest(
+            values.detach().view(kind.bits).numpy(),
+            kind.mask,
+            kind.width,
+            starts,
+            stops,
+            wanted,
+            self._places,
+            self._listed.view(kind.bits).numpy(),
+            np.append(self._firsts, -1)[rows],
+            np.append(self._lasts, -1)[rows],
+            np.append(self._bounds, 0)[rows],
+            torch.cat(list(touched)).numpy() if touched else _NOWHERE,
+            np.cumsum([part.numel() for part in touched], dtype=np.int64),
+            out.numpy(),
+            looked,
+            cuts,
+        )
+        keys = torch.from_numpy(np.maximum(cuts, 0)).to(kind.bits)
+        return Chosen(table, out, keys.view(values.dtype), looked)
+
+
+def reaching(values: Tensor, start: int, stop: int, bound: float) -> Tensor:
+    """The positions of a range whose entries reach a bound.
+
+    Args:
+        values: shape (n,).
+        start: first position of the range.
+        stop: the position after its last.
+        bound: least magnitude.
+
+    Returns:
+        int64, shape (found,), increasing.
+    """
+    # In blocks that fit into a cache.
+    block = _BLOCK if values.device.type == "cpu" else max(1, stop - start)
+    found = [
+        (values[begin : min(begin + block, stop)].abs() >= bound).nonzero().squeeze(1) + begin
+        for begin in range(start, stop, block)
+    ]
+    return torch.cat(found) if found else torch.empty(0, dtype=torch.int64, device=values.device)
+
+
+def finder_for(values: Tensor) -> Finder:
+    """The fastest one for vectors like ``values``, shape (n,)."""
+    if compiled(values) and values.dtype in _KINDS:
+        return CompiledFinder(values.dtype)
+    return GpuFinder() if runs_triton(values) and values.dtype in _KINDS else PortableFinder()
+
+
+def top_k(values: Tensor, k: int) -> Tensor:
+    """The positions of the k entries of largest magnitude.
+
+    Ties go to the lowest index, so equal inputs give equal selections on every worker and device.
+
+    Args:
+        values: floating point, shape (n,), finite.
+        k: how many; at most 0 selects nothing, at least n selects everything.
+
+    Returns:
+        int64, shape (min(max(k, 0), n),), strictly increasing.
+    """
+    length = values.numel()
+    return finder_for(values).largest(values, [Part(0, length, min(max(k, 0), length))], []).positions
+
+
+def _top_k(values: Tensor, k: int) -> Tensor:
+    length = values.numel()
+    if k == length:
+        return torch.arange(length, device=values.device)
+    if not k:
+        return torch.empty(0, dtype=torch.int64, device=values.device)
+    magnitude = values.abs()
+    threshold = magnitude.kthvalue(length - k + 1).values
+    candidates = (magnitude >= threshold).nonzero().squeeze(1)
+    if candidates.numel() == k:
+        return candidates
+    return _drop_late_ties(candidates, magnitude[candidates] > threshold, k)
+
+
+def _drop_late_ties(candidates: Tensor, above: Tensor, k: int) -> Tensor:
+    """Keeps every candidate above the threshold and as many of the equal ones, from the front, as fit."""
+    room = k - int(above.sum())
+    return candidates[above | (torch.cumsum(~above, 0) <= room)]

@@ -1,0 +1,35 @@
+"""Bruck's all-gather for any number of workers and uneven items."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from spardl.clusters import SimulatedCluster
+from spardl.communicators.steps.bruck import all_gather
+from spardl.protocol.programs import Team, whole_team
+from tests.harness import NETWORK
+
+
+@pytest.mark.parametrize("workers", [*range(1, 18), 33])
+def test_everybody_gets_everything_in_order(workers: int) -> None:
+    cluster = SimulatedCluster(workers, NETWORK)
+    sizes = [rank % 3 for rank in range(workers)]
+    items = [torch.full((size,), float(rank)) for rank, size in enumerate(sizes)]
+    programs = [all_gather(whole_team(worker), items[worker.rank], sizes, sizes) for worker in cluster.local_workers]
+    for gathered in cluster.run(programs):
+        assert all(torch.equal(found, item) for found, item in zip(gathered, items, strict=True))
+    for rank, ledger in enumerate(cluster.ledgers):
+        assert ledger.rounds == math.ceil(math.log2(workers))
+        assert ledger.bytes_received == 4 * (sum(sizes) - sizes[rank])
+    assert sum(ledger.words for ledger in cluster.ledgers) == (workers - 1) * sum(sizes)
+
+
+def test_teams_do_not_mix() -> None:
+    cluster = SimulatedCluster(6, NETWORK)
+    teams = [Team(range(rank % 2, 6, 2), rank // 2) for rank in range(6)]
+    programs = [all_gather(team, torch.tensor([float(rank)]), [1] * 3, [1] * 3) for rank, team in enumerate(teams)]
+    for rank, gathered in enumerate(cluster.run(programs)):
+        assert torch.cat(gathered).tolist() == [rank % 2, rank % 2 + 2, rank % 2 + 4]

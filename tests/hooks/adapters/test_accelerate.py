@@ -1,0 +1,161 @@
+"""A model that Accelerate has prepared, against Accelerate itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from spardl.basics.errors import CheckpointError, ConfigError
+from tests.hooks.adapters.workers import imported, launched
+from tests.hooks.loops import weights
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True, scope="module")
+def library() -> None:
+    imported("spardl.hooks.adapters.accelerate", "accelerate")
+
+
+class Job:
+    """A small model, its optimizer and data, prepared; ``options`` of ``None`` leave DDP as it is."""
+
+    def __init__(self, options: dict[str, Any] | None, **accelerator: Any) -> None:
+        from accelerate import Accelerator
+
+        from spardl.hooks.adapters.accelerate import attach
+
+        torch.manual_seed(3)
+        data = TensorDataset(torch.randn(64, 6), torch.randn(64, 2))
+        model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        self.accelerator = Accelerator(cpu=True, **accelerator)
+        self.model, self.optimizer, self.loader = self.accelerator.prepare(
+            model, optimizer, DataLoader(data, batch_size=4)
+        )
+        self.handle = None if options is None else attach(self.accelerator, self.model, **options)
+
+    def train(self, epochs: int = 1) -> torch.Tensor:
+        for _ in range(epochs):
+            for inputs, targets in self.loader:
+                with self.accelerator.accumulate(self.model):
+                    self.accelerator.backward(nn.functional.mse_loss(self.model(inputs), targets))
+                    self.optimizer.step()
+                    self.optimizer.zero_grad()
+        return weights(self.model)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_density_1_is_accelerate_itself(passes: int) -> None:
+    def work() -> tuple[torch.Tensor, torch.Tensor, int]:
+        plain = Job(None, gradient_accumulation_steps=passes).train(3)
+        job = Job({"method": "spardl", "density": 1}, gradient_accumulation_steps=passes)
+        return plain, job.train(3), job.handle.stats().steps  # type: ignore[union-attr]
+
+    for plain, ours, steps in launched(work):
+        assert steps == 3 * 8 // passes
+        torch.testing.assert_close(ours, plain)
+
+
+def test_a_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    """By Accelerate's own save_state and load_state; without residuals, it would not."""
+    options = {"method": "spardl", "density": 0.1}
+
+    def work() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        first, second, third = Job(options), Job(options), Job(options)
+        first.train()
+        first.accelerator.save_state(str(tmp_path / "saved"))
+        undisturbed = first.train()
+        for job in (second, third):
+            job.accelerator.load_state(str(tmp_path / "saved"))
+        third.handle.load_state_dict({})  # type: ignore[union-attr]
+        return undisturbed, second.train(), third.train()
+
+    for undisturbed, continued, forgetful in launched(work):
+        assert torch.equal(continued, undisturbed)
+        assert not torch.equal(forgetful, undisturbed)
+
+
+def test_two_models_of_one_accelerator_and_none_that_it_forgot(tmp_path: Path) -> None:
+    def work() -> list[bool]:
+        from spardl.hooks.adapters.accelerate import attach
+
+        job = Job({"method": "topka", "density": 0.1})
+        other = job.accelerator.prepare(nn.Linear(6, 2))
+        handles: list[Any] = [job.handle, attach(job.accelerator, other, "spardl", density=0.5)]
+        other(torch.ones(3, 6)).square().sum().backward()
+        job.train()
+        job.accelerator.save_state(str(tmp_path / "saved"))
+        before = [handle.state_dict()["groups"][0]["memory"] for handle in handles]
+        for handle in handles:
+            handle.load_state_dict({})
+        job.accelerator.load_state(str(tmp_path / "saved"))
+        after = [handle.state_dict()["groups"][0]["memory"] for handle in handles]
+        job.accelerator.free_memory()
+        job.accelerator.save_state(str(tmp_path / "empty"))
+        nothing = not list((tmp_path / "empty").glob("spardl*"))
+        return [*(torch.equal(*pair) for pair in zip(before, after, strict=True)), bool(before[0].any()), nothing]
+
+    assert launched(work) == [[True] * 4] * 2
+
+
+def test_an_overflow_on_one_worker_is_skipped_by_all() -> None:
+    """With the accelerator's GradScaler, which a CPU has none of unless one is given."""
+
+    def work() -> tuple[float, bool, bool]:
+        import torch.distributed as dist
+        from accelerate.optimizer import AcceleratedOptimizer
+
+        from spardl.hooks.adapters.accelerate import attach
+
+        job = Job(None)
+        job.accelerator.scaler = scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        optimizer = AcceleratedOptimizer(job.optimizer.optimizer, scaler=scaler)
+        attach(job.accelerator, job.model, "spardl", density=0.2)
+        before = weights(job.model).clone()
+        for number in range(3):
+            harm = torch.inf if number == 0 and dist.get_rank() == 1 else 1.0
+            optimizer.zero_grad()
+            job.accelerator.backward(job.model(torch.ones(2, 6)).square().mean() * harm)
+            optimizer.step()
+            if number == 0:
+                untouched = torch.equal(weights(job.model), before)
+        moved = weights(job.model)
+        return scaler.get_scale(), untouched, bool(moved.isfinite().all()) and not torch.equal(moved, before)
+
+    assert launched(work) == [(512.0, True, True)] * 2
+
+
+def test_a_checkpoint_without_residuals_is_told(tmp_path: Path) -> None:
+    def work() -> str:
+        Job(None).accelerator.save_state(str(tmp_path / "dense"))
+        job = Job({"method": "topka", "fresh": True})
+        job.accelerator.load_state(str(tmp_path / "dense"))
+        job.train()
+        with pytest.raises(CheckpointError) as error:
+            Job({"method": "topka"}).accelerator.load_state(str(tmp_path / "dense"))
+        return str(error.value)
+
+    for rank, said in enumerate(launched(work)):
+        missing = f"no states of residuals, and no spardl-0-{rank}-of-2.pt"
+        way_out = "go on with as many workers as saved it, or let residuals begin at zero by fresh=True"
+        assert said == f"{tmp_path}/dense has {missing}: {way_out}"
+
+
+def test_one_process_is_told_to_start_several() -> None:
+    def work() -> str:
+        from spardl.hooks.adapters.accelerate import attach
+
+        with pytest.raises(ConfigError) as error:
+            attach(Job(None).accelerator, nn.Linear(2, 2))
+        return str(error.value)
+
+    (said,) = launched(work, workers=1)
+    assert said.startswith(
+        "the model is a Linear, not distributed by DDP: start several workers (accelerate launch, or torchrun)"
+    )

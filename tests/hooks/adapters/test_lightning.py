@@ -1,0 +1,186 @@
+"""Lightning's strategy with a method, against DDPStrategy itself."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from spardl.basics.errors import CheckpointError, ConfigError
+from tests.hooks.adapters.workers import imported, launched
+from tests.hooks.loops import weights
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True, scope="module")
+def library() -> None:
+    imported("spardl.hooks.adapters.lightning", "lightning")
+
+
+def module() -> Any:
+    import lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(3)
+            self.net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2))
+
+        def training_step(self, batch: list[torch.Tensor], number: int) -> torch.Tensor:
+            return nn.functional.mse_loss(self.net(batch[0]), batch[1])
+
+        def validation_step(self, batch: list[torch.Tensor], number: int) -> None:
+            self.log("val_loss", self.training_step(batch, number), sync_dist=True)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+    return Module()
+
+
+def loader() -> DataLoader[Any]:
+    draws = torch.Generator().manual_seed(2)
+    return DataLoader(TensorDataset(torch.randn(64, 6, generator=draws), torch.randn(64, 2, generator=draws)), 4)
+
+
+def trainer(folder: Path, strategy: Any, epochs: int, **arguments: Any) -> Any:
+    import lightning
+
+    return lightning.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy=strategy,
+        max_epochs=epochs,
+        default_root_dir=str(folder),
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **arguments,
+    )
+
+
+def trained(folder: Path, strategy: Any, epochs: int = 2, resume: Path | None = None, **arguments: Any) -> torch.Tensor:
+    made, model = trainer(folder, strategy, epochs, **arguments), module()
+    made.fit(model, loader(), loader(), ckpt_path=resume)
+    return weights(model)
+
+
+def ours(**options: Any) -> Any:
+    from spardl.hooks.adapters.lightning import SpardlStrategy
+
+    return SpardlStrategy(**options)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_density_1_is_ddp_itself(tmp_path: Path, passes: int) -> None:
+    def work() -> tuple[torch.Tensor, torch.Tensor, int]:
+        from lightning.pytorch.strategies import DDPStrategy
+
+        strategy = ours(method="spardl", density=1, ddp={"find_unused_parameters": True})
+        plain = trained(tmp_path, DDPStrategy(), accumulate_grad_batches=passes, enable_checkpointing=False)
+        sparse = trained(tmp_path, strategy, accumulate_grad_batches=passes, enable_checkpointing=False)
+        return plain, sparse, strategy.handle.stats().steps
+
+    for plain, sparse, steps in launched(work):
+        assert steps == 2 * 8 // passes
+        torch.testing.assert_close(sparse, plain)
+
+
+def test_a_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    options = {"method": "spardl", "density": 0.1}
+
+    def work() -> list[torch.Tensor]:
+        from lightning.pytorch.callbacks import ModelCheckpoint
+
+        keep = ModelCheckpoint(dirpath=tmp_path / "kept", filename="{epoch}", save_top_k=-1)
+        undisturbed = trained(tmp_path, ours(**options), 2, callbacks=[keep])
+        saved = tmp_path / "kept" / "epoch=0.ckpt"
+        if dist.get_rank() == 0:
+            shutil.copy(saved, tmp_path / "dense.ckpt")
+        dist.barrier()
+        continued = trained(tmp_path, ours(**options), 2, saved, enable_checkpointing=False)
+        with pytest.raises(CheckpointError, match=r"dense.ckpt.spardl has no states of residuals"):
+            trained(tmp_path, ours(**options), 2, tmp_path / "dense.ckpt", enable_checkpointing=False)
+        fresh = ours(fresh=True, **options)
+        return [
+            undisturbed,
+            continued,
+            trained(tmp_path, fresh, 2, tmp_path / "dense.ckpt", enable_checkpointing=False),
+        ]
+
+    for undisturbed, continued, fresh in launched(work):
+        assert torch.equal(continued, undisturbed)
+        assert not torch.equal(fresh, undisturbed)
+
+
+def test_states_go_with_their_checkpoints(tmp_path: Path) -> None:
+    """Of three epochs, the last one is kept; a test of weights leaves nothing that a training would go on from."""
+
+    def work() -> list[str]:
+        from lightning.pytorch.callbacks import ModelCheckpoint
+
+        keep = ModelCheckpoint(dirpath=tmp_path, filename="{epoch}", save_top_k=1, monitor="epoch", mode="max")
+        strategy = ours(method="topka")
+        made, model = trainer(tmp_path, strategy, 3, callbacks=[keep]), module()
+        made.fit(model, loader(), loader())
+        made.validate(model, loader(), ckpt_path=keep.best_model_path, verbose=False)
+        assert strategy._continued is None
+        dist.barrier()
+        return sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+
+    for found in launched(work):
+        folder = "epoch=2.ckpt.spardl"
+        assert found == ["epoch=2.ckpt", folder, f"{folder}/spardl-0-of-2.pt", f"{folder}/spardl-1-of-2.pt"]
+
+
+def test_a_link_to_a_checkpoint_and_a_return_within_a_fit(tmp_path: Path) -> None:
+    """As Lightning's search for a learning rate does it: saves, tries steps, loads, removes; then the training."""
+
+    def work() -> list[torch.Tensor]:
+        from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+
+        class Search(Callback):
+            def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+                if trainer.current_epoch == 1:
+                    path = str(tmp_path / "search.ckpt")
+                    trainer.save_checkpoint(path)
+                    for group in trainer.strategy.handle._averager._groups:
+                        group.state.memory.add_(1.0)
+                    trainer.strategy.load_checkpoint(path)
+                    trainer.strategy.remove_checkpoint(path)
+
+        def options() -> Any:
+            return ours(method="spardl", density=0.1)
+
+        keep = ModelCheckpoint(dirpath=tmp_path / "kept", filename="{epoch}", save_top_k=-1, save_last="link")
+        undisturbed = trained(tmp_path, options(), 3)
+        searched = trained(tmp_path, options(), 3, callbacks=[Search()])
+        trained(tmp_path, options(), 2, callbacks=[keep])
+        assert (tmp_path / "kept" / "last.ckpt").is_symlink()
+        strategy = options()
+        linked = trained(tmp_path, strategy, 3, tmp_path / "kept" / "last.ckpt", enable_checkpointing=False)
+        assert strategy._continued is None
+        return [undisturbed, searched, linked]
+
+    for undisturbed, searched, linked in launched(work):
+        assert torch.equal(searched, undisturbed)
+        assert torch.equal(linked, undisturbed)
+
+
+def test_a_folder_far_away_is_refused_before_training(tmp_path: Path) -> None:
+    def work() -> str:
+        from lightning.pytorch.callbacks import ModelCheckpoint
+
+        with pytest.raises(ConfigError) as error:
+            trained(tmp_path, ours(), callbacks=[ModelCheckpoint(dirpath="memory://far")])
+        return str(error.value)
+
+    for said in launched(work):
+        assert said == "memory://far is not in a local folder, and SpardlStrategy writes into one; set dirpath"

@@ -1,0 +1,155 @@
+"""The Trainer of transformers with a method, against the Trainer itself."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from spardl.basics.errors import CheckpointError, ConfigError
+from tests.hooks.adapters.workers import imported, launched
+from tests.hooks.loops import weights
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True, scope="module")
+def library() -> None:
+    imported("spardl.hooks.adapters.transformers", "accelerate")
+
+
+def trainer(folder: Path, steps: int = 8, **arguments: Any) -> Any:
+    """Of a BERT with one layer, on words drawn at random."""
+    from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments, set_seed
+
+    set_seed(7)
+    config = BertConfig(
+        vocab_size=40,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=12,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    draws = torch.Generator().manual_seed(1)
+    words = torch.randint(40, (64, 8), generator=draws)
+    examples = [{"input_ids": row, "labels": row.sum() % 2} for row in words]
+    given = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=2,
+        learning_rate=0.01,
+        lr_scheduler_type="constant",
+        save_steps=4,
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        logging_strategy="no",
+        **arguments,
+    )
+    return Trainer(model=BertForSequenceClassification(config), args=given, train_dataset=examples)
+
+
+def trained(folder: Path, options: dict[str, Any] | None, resume: str | None = None, **arguments: Any) -> torch.Tensor:
+    from spardl.hooks.adapters.transformers import attach_trainer
+
+    made = trainer(folder, **arguments)
+    if options is not None:
+        attach_trainer(made, **options)
+    made.train(resume_from_checkpoint=resume)
+    return weights(made.model)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_density_1_is_the_trainer_itself(tmp_path: Path, passes: int) -> None:
+    def work() -> tuple[torch.Tensor, torch.Tensor]:
+        plain = trained(tmp_path / "plain", None, gradient_accumulation_steps=passes)
+        return plain, trained(tmp_path / "ours", {"method": "spardl", "density": 1}, gradient_accumulation_steps=passes)
+
+    for plain, ours in launched(work):
+        torch.testing.assert_close(ours, plain)
+
+
+def test_a_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    options = {"method": "spardl", "density": 0.05}
+
+    def work() -> list[torch.Tensor]:
+        undisturbed = trained(tmp_path / "run", options)
+        halfway = tmp_path / "run" / "checkpoint-4"
+        continued = trained(tmp_path / "run", options, str(halfway))
+        moved = tmp_path / "moved"
+        if dist.get_rank() == 0:
+            shutil.copytree(halfway, moved)
+            shutil.copytree(halfway, tmp_path / "dense")
+            for path in (tmp_path / "dense").glob("spardl-*"):
+                path.unlink()
+        dist.barrier()
+        # Where it writes is another run's checkpoint of the same step.
+        (tmp_path / "other" / "checkpoint-4").mkdir(parents=True, exist_ok=True)
+        elsewhere = trained(tmp_path / "other", options, str(moved))
+        fresh = {**options, "fresh": True}
+        return [undisturbed, continued, elsewhere, trained(tmp_path / "third", fresh, str(tmp_path / "dense"))]
+
+    for undisturbed, continued, elsewhere, fresh in launched(work):
+        assert torch.equal(continued, undisturbed)
+        assert torch.equal(elsewhere, undisturbed)
+        assert not torch.equal(fresh, undisturbed)
+
+
+def test_files_of_another_save_are_refused(tmp_path: Path) -> None:
+    """By all workers, also where only one of them has such a file."""
+
+    def work() -> str:
+        trained(tmp_path, {"method": "topka"}, steps=8)
+        if dist.get_rank() == 1:
+            name = "spardl-1-of-2.pt"
+            shutil.copy(tmp_path / "checkpoint-8" / name, tmp_path / "checkpoint-4" / name)
+        dist.barrier()
+        with pytest.raises(CheckpointError) as error:
+            trained(tmp_path, {"method": "topka"}, str(tmp_path / "checkpoint-4"))
+        return str(error.value)
+
+    wanted = "not of step 4, as the checkpoint is; take an older checkpoint"
+    assert launched(work) == [f"states in {tmp_path}/checkpoint-4 are of steps 4, 8, {wanted}"] * 2
+
+
+def test_a_trainer_that_trains_twice_goes_on(tmp_path: Path) -> None:
+    def work() -> tuple[int, int]:
+        from spardl.hooks.adapters.transformers import attach_trainer
+
+        made = trainer(tmp_path, steps=3)
+        callback = attach_trainer(made, "topka", density=0.1)
+        made.train()
+        first = callback.handle.stats().steps  # type: ignore[union-attr]
+        made.train()
+        return first, callback.handle.stats().steps  # type: ignore[union-attr]
+
+    assert launched(work) == [(3, 6), (3, 6)]
+
+
+def test_what_does_not_work_is_told(tmp_path: Path) -> None:
+    def work() -> list[str]:
+        from spardl.hooks.adapters.transformers import attach_trainer
+
+        said = []
+        made = trainer(tmp_path, steps=1)
+        attach_trainer(made, "topka", density=2)
+        with pytest.raises(ConfigError) as error:
+            made.train()
+        said.append(str(error.value))
+        made = trainer(tmp_path, steps=1)
+        callback = attach_trainer(made)
+        made.state.is_hyper_param_search = True
+        with pytest.raises(ConfigError, match="hyperparameter_search") as error:
+            callback.on_train_begin(made.args, made.state, made.control)
+        return [*said, str(error.value)]
+
+    for density, search in launched(work):
+        assert "density" in density
+        assert "call train() for each trial" in search

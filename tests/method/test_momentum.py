@@ -1,0 +1,79 @@
+"""Where momentum is applied, on cases worked out by hand and against torch's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from spardl.basics.errors import ConfigError
+from spardl.communicators import AllGather, Dense
+from spardl.compressors import NoCompression, TopK
+from spardl.method.method import Method
+from spardl.method.momentum import CorrectedMomentum, LocalMomentum
+from spardl.method.residuals import LocalResidual, NoResidual
+from spardl.method.warmup import Warmup
+from tests.harness import Bench, to_dense
+
+
+@pytest.mark.parametrize(("field", "value"), [("factor", 1), ("factor", "a"), ("weight_decay", -1), ("nesterov", 1)])
+def test_values_that_make_no_sense(field: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"momentum.{field} must be"):
+        LocalMomentum(**{field: value})
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_without_compression_it_is_the_optimizers(nesterov: bool) -> None:
+    """SGD over averaged local momenta = SGD with momentum over averaged gradients."""
+    mine, theirs = (torch.nn.Parameter(torch.ones(6, dtype=torch.float64)) for _ in range(2))
+    method = Method(NoCompression(), Dense(), NoResidual(), LocalMomentum(0.9, nesterov=nesterov))
+    bench = Bench.build(method, 3, 6)
+    plain = torch.optim.SGD([mine], lr=0.1)
+    reference = torch.optim.SGD([theirs], lr=0.1, momentum=0.9, nesterov=nesterov)
+    for _ in range(4):
+        gradients = [torch.randn(6, dtype=torch.float64) for _ in range(3)]
+        mine.grad = to_dense(bench.step(gradients)[0])
+        theirs.grad = torch.stack(gradients).mean(0)
+        plain.step()
+        reference.step()
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_masking_stops_what_was_sent() -> None:
+    method = Method(TopK(0.5), AllGather(), LocalResidual(), CorrectedMomentum(0.5))
+    bench = Bench.build(method, 1, 2)
+    assert to_dense(bench.step([torch.tensor([4.0, 1.0]).double()])[0]).tolist() == [4, 0]
+    (state,) = bench.states
+    assert state.velocity.tolist() == [0, 1]
+    # Second step: velocity [1, 0.5 + 1], residual [0, 1] + velocity.
+    assert to_dense(bench.step([torch.tensor([1.0, 1.0]).double()])[0]).tolist() == [0, 2.5]
+    assert state.velocity.tolist() == [1, 0]
+    assert state.memory.tolist() == [1, 0]
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_velocity_alone() -> None:
+    for method in (
+        Method(TopK(0.5), AllGather(), LocalResidual(), CorrectedMomentum()),
+        Method(NoCompression(), Dense(), NoResidual(), LocalMomentum()),
+    ):
+        bench = Bench.build(method, 2, 2)
+        bench.step([torch.tensor([float("nan"), 1.0]).double(), torch.tensor([2.0, 4.0]).double()])
+        assert bench.states[0].refused == 1
+        assert bench.states[0].velocity.tolist() == [0, 0]
+        assert bench.states[0].memory.isfinite().all()
+
+
+def test_masking_needs_single_entries() -> None:
+    with pytest.raises(ConfigError, match="momentum=local or momentum=optimizer"):
+        Method(NoCompression(), Dense(), NoResidual(), CorrectedMomentum())
+
+
+def test_the_first_steps_are_dense() -> None:
+    method = Method(TopK(0.5), AllGather(), LocalResidual(), warmup=Warmup(2))
+    bench = Bench.build(method, 2, 2)
+    gradients = [torch.tensor([4.0, 1.0]).double(), torch.tensor([2.0, 1.0]).double()]
+    for _ in range(2):
+        assert to_dense(bench.step(gradients)[0]).tolist() == [3, 1]
+        assert bench.residuals().tolist() == [0, 0]
+    assert to_dense(bench.step(gradients)[0]).tolist() == [3, 0]
+    with pytest.raises(ConfigError, match=r"warmup\.steps must be"):
+        Warmup(-1)

@@ -1,0 +1,72 @@
+"""Refused gradients are counted by all workers, and one line tells of a burst of them."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+import spardl
+from spardl.clusters import ProcessGroupCluster
+from spardl.method.refusals import Refusals, Refused, is_due
+from tests.harness import run_workers
+
+
+def told(found: list[tuple[int, int, int]], size: int = 4) -> list[str]:
+    """The lines about (step, rank, whose how many-th)."""
+    refusals = Refusals(size)
+    return [line for step, rank, number in found if (line := refusals.notice({rank: Refused(number, step)}))]
+
+
+def test_a_line_names_rank_and_step() -> None:
+    (line,) = told([(7, 1, 1)])
+    assert line.startswith("rank 1 refused a gradient in step 7: ")
+    refusals = Refusals(16)
+    line = refusals.notice({rank: Refused(int(rank > 3), 5 * (rank > 3)) for rank in range(16)}) or ""
+    assert line.startswith("ranks 4, 5, 6, 7, 8, 9, 10, 11 and 4 others refused a gradient in step 5: ")
+    assert "(12 so far" in line
+    assert refusals.total == 12
+
+
+def test_a_burst_is_told_once_and_again_when_it_has_grown_tenfold() -> None:
+    lines = told([(step, 2, step) for step in range(1, 2001)])
+    assert [line.split(":")[0].split()[-1] for line in lines] == ["1", "10", "100", "1000"]
+
+
+def test_another_burst_is_told_again() -> None:
+    assert len(told([(3, 0, 1), (4, 0, 2), (50, 0, 3)])) == 1
+    assert len(told([(3, 0, 1), (4, 0, 2), (150, 0, 3), (151, 1, 1)])) == 2
+
+
+def test_what_was_saved_is_counted_and_no_news() -> None:
+    refusals = Refusals(2)
+    assert refusals.notice({0: Refused(5, 0), 1: Refused(1, 0)}) is None
+    assert refusals.total == 6
+
+
+def test_when_workers_tell_one_another() -> None:
+    assert [step for step in range(1, 200) if is_due(step)] == [1, 2, 4, 8, 16, 32, 64, 128, 192]
+
+
+def test_all_workers_count_what_one_refused_and_that_one_says_so() -> None:
+    """The exchange is no part of what a method costs."""
+
+    def work(cluster: ProcessGroupCluster) -> tuple[list[str], list[int], float]:
+        parameter = torch.nn.Parameter(torch.zeros(10))
+        synchronizer = spardl.Synchronizer([parameter], "spardl", density=0.5)
+        known = []
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(1, 6):
+                parameter.grad = None
+                bad = step in (3, 5) and cluster.local_ranks[0] == 1
+                parameter.backward(torch.full((10,), torch.nan if bad else 1.0))
+                synchronizer.wait()
+                known.append(synchronizer._averager.refused)
+        rounds = synchronizer.stats().rounds
+        synchronizer.detach()
+        return [str(each.message).split(":")[1].strip() for each in caught], known, rounds
+
+    first, second = run_workers(2, work)
+    assert first == ([], [0, 0, 0, 1, 1], 2.0)
+    assert second == (["rank 1 refused a gradient in step 3"], [0, 0, 1, 1, 2], 2.0)

@@ -1,0 +1,108 @@
+"""Where the discarded mass goes, on a case worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from spardl.communicators import AllGather, SparDL
+from spardl.compressors import TopK
+from spardl.method.method import Method
+from spardl.method.residuals import (
+    GlobalResidual,
+    LocalResidual,
+    NoResidual,
+    PartialResidual,
+    RescaledResidual,
+    Residual,
+)
+from spardl.vector.accumulator import Accumulator
+from spardl.vector.layout import Part
+from spardl.vector.shortlist import Shortlist
+from spardl.vector.sparse import SparseVector
+from tests.harness import Bench
+
+
+def select_first(accumulated: Accumulator, parts: Sequence[Part]) -> torch.Tensor:
+    return torch.cat([torch.arange(part.start, part.start + part.k) for part in parts])
+
+
+def accumulated() -> Accumulator:
+    """Original 1..6; 0 and 1 were taken, 10 and 20 arrived at 1 and 4, and 4 was taken after that."""
+    vector = Accumulator(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))
+    vector.take([Part(0, 3, 2)], select_first)
+    vector.add(0, SparseVector(torch.tensor([1, 4]), torch.tensor([10.0, 20.0]), 6))
+    vector.take([Part(4, 6, 1)], select_first)
+    return vector
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        # final result: positions 1 and 3
+        (LocalResidual(), [0.0, 0.0, 3.0, 4.0, 0.0, 6.0]),
+        (PartialResidual(), [1.0, 0.0, 3.0, 4.0, 5.0, 6.0]),
+        (GlobalResidual(), [1.0, 10.0, 3.0, 4.0, 5.0, 6.0]),
+    ],
+    ids=["LRES", "PRES", "GRES"],
+)
+def test_by_hand(rule: Residual, expected: list[float]) -> None:
+    vector = accumulated()
+    rule.keep(vector, torch.tensor([1, 3]))
+    assert vector.values.tolist() == expected
+
+
+def test_take_and_add_report_what_they_did() -> None:
+    vector = Accumulator(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    block = vector.take([Part(2, 4, 1)], select_first)
+    assert (block.indices.tolist(), block.values.tolist(), block.length) == ([0], [3.0], 2)
+    assert vector.values.tolist() == [1.0, 2.0, 0.0, 4.0]
+    assert vector.taken().tolist() == [2]
+    vector.restore()
+    assert vector.values.tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_a_position_touched_twice_gets_its_first_value_back() -> None:
+    vector = accumulated()
+    vector.restore()
+    assert vector.values.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+
+
+def test_accumulate() -> None:
+    memory, gradient = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
+    GlobalResidual().accumulate(memory, gradient, Shortlist())
+    assert memory.tolist() == [4.0, 6.0]
+    GlobalResidual().accumulate(memory, None, Shortlist())
+    assert memory.tolist() == [4.0, 6.0]
+    NoResidual().accumulate(memory, gradient, Shortlist())
+    assert memory.tolist() == [3.0, 4.0]
+    NoResidual().accumulate(memory, None, Shortlist())
+    assert memory.tolist() == [0.0, 0.0]
+
+
+def test_rescaled_is_right_on_average() -> None:
+    rule = RescaledResidual()
+    average = Bench.build(Method(TopK(0.5), AllGather(), rule), 1, 2).step([torch.tensor([1.0, 3.0]).double()])[0]
+    assert isinstance(average, SparseVector)
+    assert average.values.tolist() == [6.0]
+    total = SparseVector(torch.tensor([1, 4, 9]), torch.tensor([1.0, 1.0, 1.0]), 10)
+    # 2 of the first 4 entries, 1 of the 6 others.
+    assert rule.scale(total, [Part(0, 4, 2), Part(4, 10, 1)]).values.tolist() == [2.0, 6.0, 6.0]
+
+
+def test_each_rule_keeps_what_the_one_before_keeps_and_more() -> None:
+    """LRES, PRES, GRES: what is lost shrinks, and GRES loses nothing."""
+    source = torch.Generator().manual_seed(0)
+    common = torch.randn(400, generator=source, dtype=torch.float64)
+    gradients = [common + torch.randn(400, generator=source, dtype=torch.float64) for _ in range(16)]
+    lost = []
+    for rule in (NoResidual(), LocalResidual(), PartialResidual(), GlobalResidual()):
+        bench = Bench.build(Method(TopK(0.2), SparDL(), rule), 16, 400)
+        average = bench.step(gradients)[0]
+        assert isinstance(average, SparseVector)
+        missing = torch.stack(gradients).sum(0) - bench.residuals() - 16 * average.dense()
+        lost.append(missing.abs().sum().item())
+    assert lost[0] > lost[1] > lost[2] > lost[3]
+    assert lost[3] < 1e-10

@@ -1,0 +1,34 @@
+"""Law 5 for every method: what is sent is what the formula says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from spardl.protocol.context import Context
+from spardl.protocol.costs import Bounds, Cost, log2_ceil
+from spardl.protocol.programs import Worker
+from tests.harness import Bench, layout_of, representatives
+from tests.test_laws import WORKERS, random_gradients
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_the_ledger_is_within_the_formula(workers: int) -> None:
+    length, steps = 40 * workers + 3, 3
+    for method in representatives(workers, 0.1):
+        bench = Bench.build(method, workers, length)
+        for step in range(steps):
+            before = [(ledger.rounds, ledger.words) for ledger in bench.cluster.ledgers]
+            bench.step(random_gradients(workers, length, torch.float64, seed=step))
+            for rank, ledger in enumerate(bench.cluster.ledgers):
+                cost = method.cost(Context(Worker(rank, workers), layout_of(length), step))
+                assert ledger.rounds - before[rank][0] in cost.rounds, (method, cost)
+                assert ledger.words - before[rank][1] in cost.words, (method, cost)
+
+
+def test_costs_add_up() -> None:
+    one = Cost(Bounds.exactly(2), Bounds(3, 5))
+    assert Cost.total([one, one]) == Cost(Bounds(4, 4), Bounds(6, 10))
+    assert 4 in one.words
+    assert 6 not in one.words
+    assert [log2_ceil(count) for count in (1, 2, 3, 4, 5, 8, 9)] == [0, 1, 2, 2, 3, 3, 4]

@@ -1,0 +1,202 @@
+"""A vector that knows what was done to it: around its end, undone, and rounded on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from unittest.mock import patch
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from spardl.method.residuals import GlobalResidual, LocalResidual, PartialResidual, Residual
+from spardl.vector.accumulator import Accumulator
+from spardl.vector.layout import Part
+from spardl.vector.shortlist import Shortlist
+from spardl.vector.sparse import SparseVector
+from spardl.vector.wire import EXACT, Wire
+from tests.harness import same_bits
+from tests.vector.test_selection import PATHS
+
+INFINITY = float("inf")
+
+
+def largest(accumulated: Accumulator, parts: Sequence[Part]) -> Tensor:
+    return accumulated.largest(parts)
+
+
+def sparse(indices: list[int], values: list[float], length: int) -> SparseVector:
+    return SparseVector(torch.tensor(indices, dtype=torch.int64), torch.tensor(values), length)
+
+
+def test_a_block_goes_around_the_end() -> None:
+    vector = Accumulator(torch.tensor([1.0, -6.0, 3.0, 4.0, -5.0, 2.0]))
+    taken = vector.take([Part(4, 6, 1), Part(0, 2, 1)], largest)
+    assert (taken.indices.tolist(), taken.values.tolist(), taken.length) == ([0, 3], [-5.0, -6.0], 4)
+    assert vector.values.tolist() == [1.0, 0.0, 3.0, 4.0, 0.0, 2.0]
+    assert vector.taken().tolist() == [1, 4]
+    vector.add(4, sparse([0, 1, 2, 3], [1.0, 2.0, 3.0, 4.0], 4))
+    assert vector.values.tolist() == [4.0, 4.0, 3.0, 4.0, 1.0, 4.0]
+    # What it finds next knows of both.
+    assert vector.largest([Part(0, 2, 1), Part(4, 6, 1)]).tolist() == [0, 5]
+    vector.restore()
+    assert vector.values.tolist() == [1.0, -6.0, 3.0, 4.0, -5.0, 2.0]
+
+
+@pytest.mark.parametrize("wire", [EXACT, Wire("bfloat16")], ids=str)
+@given(st.integers(0, 10**6), st.integers(1, 60), st.data())
+def test_around_the_end_is_like_anywhere_else(wire: Wire, seed: int, length: int, data: st.DataObject) -> None:
+    """Turning the vector changes nothing but the positions; and all of it can be undone."""
+    source = torch.Generator().manual_seed(seed)
+    values = torch.randn(length, generator=source)
+    shift = data.draw(st.integers(0, length - 1))
+    straight, turned = Accumulator(values.clone(), wire=wire), Accumulator(values.roll(shift), wire=wire)
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, length - 1))
+        stop = data.draw(st.integers(start + 1, length))
+        k = data.draw(st.integers(0, stop - start))
+        block = Part(start, stop, k)
+        # What is cut at the end of the vector is chosen from as one range: all or nothing, so that it is the same.
+        picked = straight.largest([block])
+        whole = [part._replace(k=0) for part in around(start + shift, stop - start, length)]
+        one = straight.take([block], lambda accumulated, parts, picked=picked: picked)
+        order = (picked + shift) % length
+        other = turned.take(whole, lambda accumulated, parts, order=order: order)
+        assert torch.equal(one.indices, other.indices)
+        assert same_bits(one.values, other.values)
+        assert one.length == other.length
+        arrived = SparseVector(one.indices, torch.randn(len(one), generator=source), one.length)
+        straight.add(start, arrived)
+        turned.add((start + shift) % length, arrived)
+        assert same_bits(straight.values.roll(shift), turned.values)
+        check_largest(turned)
+    straight.restore()
+    turned.restore()
+    assert same_bits(straight.values, values)
+    assert same_bits(turned.values, values.roll(shift))
+
+
+def around(start: int, size: int, length: int) -> list[Part]:
+    """A range that may go around the end of the vector, as ranges that do not."""
+    start %= length
+    first = Part(start, min(start + size, length), 0)
+    rest = size - (first.stop - first.start)
+    return [first, Part(0, rest, 0)] if rest else [first]
+
+
+def check_largest(vector: Accumulator) -> None:
+    length = vector.values.numel()
+    halves = [Part(0, length // 2, length // 4), Part(length // 2, length, 1)][length == 1 :]
+    assert vector.largest(halves).tolist() == picked(vector, halves)
+
+
+def by_hand(values: Tensor, part: Part) -> list[int]:
+    order = sorted(range(part.start, part.stop), key=lambda place: (-abs(values[place].item()), place))
+    return sorted(order[: part.k])
+
+
+@pytest.mark.parametrize("name", PATHS)
+@given(st.integers(0, 10**6), st.lists(st.sampled_from(["take", "take_at", "add", "round"]), max_size=6), st.data())
+def test_a_list_of_candidates_is_told_of_every_change(
+    name: str, seed: int, changes: list[str], data: st.DataObject
+) -> None:
+    length, halves = 300, [Part(0, 150, 6), Part(150, 300, 6)]
+    source = torch.Generator().manual_seed(seed)
+    values, shortlist = torch.randn(length, generator=source), Shortlist()
+    with patch.dict("os.environ", SPARDL_KERNELS=name):
+        for _ in range(2):
+            shortlist.add(values, None)
+            vector = Accumulator(values, shortlist, Wire("bfloat16"))
+            assert vector.largest(halves).tolist() == picked(vector, halves)
+        # What it is not told of, it does not see: there is a list.
+        smallest = int(values.abs().argmin())
+        values[smallest] += 100
+        assert smallest not in vector.largest(halves).tolist()
+        values[smallest] -= 100
+        for change in changes:
+            start, size = data.draw(st.integers(0, length - 1)), data.draw(st.integers(1, 200))
+            drawn = torch.randint(size, (20,), generator=source).unique()
+            block = SparseVector(drawn, 3 * torch.randn(drawn.numel(), generator=source), size)
+            if change == "take":
+                parts = [part._replace(k=min(3, part.stop - part.start)) for part in around(start, size, length)]
+                vector.take(parts, lambda *both: torch.tensor(picked(*both)))
+            elif change == "take_at":
+                vector.take_at((drawn + start)[drawn + start < length])
+            elif change == "add":
+                vector.add(start, block)
+            elif start + size <= length:
+                vector.rounded(start, block)
+            assert vector.largest(halves).tolist() == picked(vector, halves)
+
+
+def picked(vector: Accumulator, parts: Sequence[Part]) -> list[int]:
+    return [place for part in parts for place in by_hand(vector.values, part)]
+
+
+def test_entries_that_were_chosen_elsewhere() -> None:
+    vector = Accumulator(torch.tensor([1.0, 2.0, 3.0]))
+    assert vector.take_at(torch.tensor([0, 2])).tolist() == [1.0, 3.0]
+    assert vector.values.tolist() == [0.0, 2.0, 0.0]
+    assert vector.taken().tolist() == [0, 2]
+    assert vector.largest([Part(0, 3, 1)]).tolist() == [1]
+    vector.restore()
+    assert vector.values.tolist() == [1.0, 2.0, 3.0]
+
+
+# 1 + 2^-9 is not of bfloat16, whose numbers are 2^-7 apart there.
+FINE = 1 + 2.0**-9
+
+
+def test_an_exact_wire_changes_nothing() -> None:
+    vector = Accumulator(torch.tensor([FINE, 2.0]))
+    assert vector.take([Part(0, 2, 1)], lambda *_: torch.tensor([0])).values.tolist() == [FINE]
+    assert vector.values.tolist() == [0.0, 2.0]
+    block = sparse([1], [FINE], 2)
+    assert vector.rounded(0, block) is block
+    vector.add_errors(torch.tensor([0, 1]))
+    assert vector.values.tolist() == [0.0, 2.0]
+
+
+def test_what_rounding_takes_stays_in_the_vector() -> None:
+    vector = Accumulator(torch.tensor([FINE, -4.0, 2.0, -FINE]), wire=Wire("bfloat16"))
+    taken = vector.take([Part(3, 4, 1), Part(0, 2, 1)], lambda *_: torch.tensor([3, 0]))
+    assert (taken.indices.tolist(), taken.values.tolist()) == ([0, 1], [-1.0, 1.0])
+    assert vector.values.tolist() == [2.0**-9, -4.0, 2.0, -(2.0**-9)]
+    sent = vector.rounded(1, sparse([0, 1], [FINE, 1.0], 2), holders=2)
+    assert (sent.indices.tolist(), sent.values.tolist(), sent.length) == ([0, 1], [1.0, 1.0], 2)
+    assert vector.values.tolist() == [2.0**-9, -4.0 + 2.0**-10, 2.0, -(2.0**-9)]
+    vector.restore()
+    assert vector.values.tolist() == [FINE, -4.0, 2.0, -FINE]
+    # Of those in the result only.
+    vector.add_errors(torch.tensor([0, 1]))
+    assert vector.values.tolist() == [FINE + 2.0**-9, -4.0 + 2.0**-10, 2.0, -FINE]
+
+
+def test_an_overflow_of_the_wire_stays_in_the_vector_and_an_infinity_does_not() -> None:
+    vector = Accumulator(torch.tensor([1e6, -INFINITY, 1e-9, 1.0]), wire=Wire("float16"))
+    taken = vector.take_at(torch.tensor([0, 1, 2]))
+    assert taken.tolist() == [65504.0, -INFINITY, 0.0]
+    assert vector.values.tolist() == [1e6 - 65504, 0.0, torch.tensor(1e-9).item(), 1.0]
+    sent = vector.rounded(0, sparse([3], [INFINITY], 4))
+    assert sent.values.tolist() == [INFINITY]
+    assert vector.values.tolist()[3] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        # Taken: 0 and 1; the result: 1 and 2. Each number's rest of rounding is 2^-9.
+        (LocalResidual(), [0.0, 2.0**-9, FINE + 2.0**-9]),
+        (PartialResidual(), [FINE, 2.0**-9, FINE + 2.0**-9]),
+        (GlobalResidual(), [FINE, 2.0**-9, FINE + 2.0**-9]),
+    ],
+    ids=["LRES", "PRES", "GRES"],
+)
+def test_each_rule_keeps_the_errors_of_what_it_clears(rule: Residual, expected: list[float]) -> None:
+    vector = Accumulator(torch.full((3,), FINE), wire=Wire("bfloat16"))
+    vector.take_at(torch.tensor([0, 1]))
+    vector.rounded(0, sparse([2], [FINE], 3))
+    rule.keep(vector, torch.tensor([1, 2]))
+    assert vector.values.tolist() == expected

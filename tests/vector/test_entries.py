@@ -1,0 +1,89 @@
+"""Single entries of a long vector: compiled and in torch, the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from spardl.vector import entries
+from tests.harness import same_bits
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+SPECIAL = [0.0, -0.0, 1.5, -2.25, float("inf"), float("-inf"), float("nan"), 6e4, 1e-7]
+
+
+@st.composite
+def drawn(draw: st.DrawFn) -> tuple[list[float], list[int], list[float]]:
+    """A vector's entries, positions in any order, no two equal, and as many other values."""
+    values = draw(st.lists(st.sampled_from(SPECIAL), max_size=30))
+    positions = draw(st.lists(st.integers(0, len(values) - 1), unique=True)) if values else []
+    size = len(positions)
+    return values, positions, draw(st.lists(st.sampled_from(SPECIAL), min_size=size, max_size=size))
+
+
+def both(patch: pytest.MonkeyPatch, call: str, values: Tensor, *arguments: Tensor) -> tuple[Tensor, Tensor | None]:
+    """What one function leaves and returns on both paths, if that is the same."""
+    found = []
+    for name in ("compiled", "portable"):
+        patch.setenv("SPARDL_KERNELS", name)
+        own = values.clone()
+        result = getattr(entries, call)(own, *arguments)
+        found.append((own, result))
+    (one, result), (other, same) = found
+    assert same_numbers(one, other)
+    assert (result is None) == (same is None)
+    assert result is None or same_numbers(result, same)
+    return one, result
+
+
+def same_numbers(one: Tensor, other: Tensor) -> bool:
+    """To the last bit, but for which NaN it is."""
+    nan = one.isnan()
+    assert one.dtype is other.dtype
+    return torch.equal(nan, other.isnan()) and same_bits(one[~nan], other[~nan])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@hypothesis_settings(max_examples=30)
+@given(case=drawn())
+def test_as_by_hand(dtype: torch.dtype, case: tuple[list[float], list[int], list[float]]) -> None:
+    values, where, others = case
+    vector, new = torch.tensor(values, dtype=dtype), torch.tensor(others, dtype=dtype)
+    positions = torch.tensor(where, dtype=torch.int64)
+    expected = torch.tensor([vector[place] for place in where], dtype=dtype)
+    without, replaced, raised = (vector.clone() for _ in range(3))
+    for place, value in zip(where, new, strict=True):
+        without[place] = 0
+        replaced[place] = value
+        raised[place] = vector[place] + value
+    with pytest.MonkeyPatch.context() as patch:
+        left, found = both(patch, "gather", vector, positions)
+        assert found is not None
+        assert same_numbers(left, vector)
+        assert same_numbers(found, expected)
+        left, found = both(patch, "cut", vector, positions)
+        assert found is not None
+        assert same_numbers(left, without)
+        assert same_numbers(found, expected)
+        left, found = both(patch, "put", vector, positions, new)
+        assert found is None
+        assert same_numbers(left, replaced)
+        left, found = both(patch, "add", vector, positions, new)
+        assert found is not None
+        assert same_numbers(left, raised)
+        assert same_numbers(found, expected)
+
+
+def test_a_view_is_changed_in_place() -> None:
+    """A residual is part of a longer vector."""
+    whole = torch.arange(6.0)
+    part, positions = whole[2:5], torch.tensor([2, 0])
+    assert entries.cut(part, positions).tolist() == [4.0, 2.0]
+    assert entries.add(part, positions, torch.tensor([7.0, 8.0])).tolist() == [0.0, 0.0]
+    entries.put(part, positions[:1], torch.tensor([9.0]))
+    assert whole.tolist() == [0.0, 1.0, 8.0, 3.0, 9.0, 5.0]
+    assert entries.gather(part, positions).tolist() == [9.0, 8.0]

@@ -1,0 +1,55 @@
+"""The norm that does not depend on the cut."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spardl.vector.norms import clip_factor, largest, norm_of, sum_of_squares
+
+numbers = st.lists(st.floats(-1e150, 1e150, allow_nan=False), min_size=1, max_size=40)
+
+
+def norm(values: torch.Tensor, cut: int = 0) -> float:
+    parts = [values[:cut], values[cut:]]
+    peak = largest(parts)
+    return norm_of(sum(sum_of_squares([part], peak, len(values)) for part in parts), peak, len(values))
+
+
+@given(numbers, st.integers(0, 40))
+def test_any_cut_gives_the_same_bits(values: list[float], cut: int) -> None:
+    vector = torch.tensor(values, dtype=torch.float64)
+    assert norm(vector, cut) == norm(vector)
+    assert norm(vector.flip(0)) == norm(vector)
+
+
+@given(numbers)
+def test_it_is_the_norm(values: list[float]) -> None:
+    assert norm(torch.tensor(values, dtype=torch.float64)) == pytest.approx(math.hypot(*values), rel=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_long_vectors(dtype: torch.dtype) -> None:
+    vector = torch.randn(3_000_001, generator=torch.Generator().manual_seed(1)).to(dtype)
+    assert norm(vector, 1_234_567) == norm(vector)
+    assert norm(vector) == pytest.approx(float(vector.double().norm()), rel=1e-12)
+
+
+def test_what_is_not_finite() -> None:
+    assert math.isnan(norm_of(0, largest([torch.tensor([1.0, math.nan]), torch.tensor([math.inf])]), 3))
+    assert norm_of(0, largest([torch.tensor([-math.inf]), torch.empty(0)]), 1) == math.inf
+    assert norm_of(0, largest([torch.empty(0)]), 0) == 0
+
+
+def test_the_factor_is_torchs() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    for scale in (0.1, 1.0, 30.0, math.inf):
+        parameter.grad = torch.tensor([1.0, 2.0, 2.0], dtype=torch.float64) * scale
+        ours = parameter.grad * clip_factor(3.0 * scale, 2.0)
+        torch.nn.utils.clip_grad_norm_([parameter], 2.0)
+        torch.testing.assert_close(ours, parameter.grad, equal_nan=True)
+    assert math.isnan(clip_factor(math.nan, 1.0))

@@ -1,0 +1,178 @@
+"""Candidates carried over from step to step: always exact, and nearly always few."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from unittest.mock import patch
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from spardl.vector.accumulator import Accumulator
+from spardl.vector.layout import Part
+from spardl.vector.selection import Chosen, CompiledFinder, Finder, Integers, PortableFinder, Ranges, finder_for
+from spardl.vector.shortlist import Shortlist
+from spardl.vector.sparse import SparseVector
+from tests.vector.test_selection import DTYPES, PATHS, exact
+
+LENGTH = 60_000
+
+
+class Watched(Finder):
+    """Keeps what a finder said."""
+
+    def __init__(self, finder: Finder) -> None:
+        self.finder = finder
+        self.said: list[Chosen] = []
+
+    def add(self, values: Tensor, gradient: Tensor | None, ranges: Ranges, *, clear: bool = False) -> Integers:
+        return self.finder.add(values, gradient, ranges, clear=clear)
+
+    def largest(self, values: Tensor, parts: Sequence[Part], touched: Sequence[Tensor]) -> Chosen:
+        self.said.append(self.finder.largest(values, parts, touched))
+        return self.said[-1]
+
+
+class Line:
+    """Error feedback on one vector: what is selected is cut out, and something else comes back."""
+
+    def __init__(self, length: int = LENGTH, dtype: torch.dtype = torch.float32) -> None:
+        self.memory = torch.zeros(length, dtype=dtype)
+        self.watched = Watched(finder_for(self.memory))
+        self.shortlist = Shortlist()
+        self.source = torch.Generator().manual_seed(length)
+
+    def gradient(self, scale: float = 1.0) -> Tensor:
+        drawn = torch.randn(self.memory.numel(), generator=self.source, dtype=torch.float64)
+        return (scale * drawn).to(self.memory.dtype)
+
+    def step(self, gradient: Tensor | None, selections: Sequence[Sequence[Part]]) -> list[int]:
+        """Selects, and after each selection takes what it found and adds a block; how many each range looked at."""
+        expected_memory = self.memory if gradient is None else self.memory + gradient
+        expected_memory = expected_memory.clone()
+        with patch("spardl.vector.shortlist.finder_for", lambda values: self.watched):
+            self.shortlist.add(self.memory, gradient)
+            assert torch.equal(self.memory, expected_memory)
+            vector, before = Accumulator(self.memory, self.shortlist), len(self.watched.said)
+            for parts in selections:
+                wanted = exact(self.memory, parts)
+                positions = vector.largest(parts)
+                assert positions.tolist() == wanted
+                vector.take_at(positions[positions.argsort()])
+                vector.add(0, self.block())
+        looked = [count for chosen in self.watched.said[before:] for count in chosen.looked.tolist()]
+        vector.restore()
+        self.memory[vector.taken()] = 0
+        return looked
+
+    def block(self) -> SparseVector:
+        """What arrives: some of it among the largest."""
+        length = self.memory.numel()
+        indices = torch.randint(length, (length // 100,), generator=self.source).unique()
+        values = 2 * self.memory.abs().mean() * torch.randn(indices.numel(), generator=self.source)
+        return SparseVector(indices, values.to(self.memory.dtype), length)
+
+
+HALVES = [[Part(0, 25_000, 250)], [Part(40_000, LENGTH, 200), Part(25_000, 40_000, 150)]]
+COUNTS = [250, 200, 150]
+
+
+@pytest.fixture(params=PATHS)
+def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "compiled":
+        pytest.importorskip("numba")
+    monkeypatch.setenv("SPARDL_KERNELS", request.param)
+    return str(request.param)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_in_the_long_run_it_looks_at_little_more_than_k(name: str, dtype: torch.dtype) -> None:
+    line = Line(dtype=dtype)
+    found = [line.step(line.gradient(), HALVES) for _ in range(30)]
+    assert isinstance(line.watched.finder, CompiledFinder if name == "compiled" else PortableFinder)
+    assert found[0] == [-1, -1, -1]
+    late = found[10:]
+    listed = [(count, k) for counts in late for count, k in zip(counts, COUNTS, strict=True) if count >= 0]
+    assert len(listed) >= 0.95 * len(late) * len(COUNTS)
+    assert sum(count for count, _ in listed) <= 2 * sum(k for _, k in listed)
+
+
+def test_with_a_constant_gradient_all_is_listed_soon(name: str) -> None:
+    line = Line()
+    gradient = line.gradient()
+    found = [line.step(gradient, HALVES) for _ in range(12)]
+    assert all(count >= k for counts in found[5:] for count, k in zip(counts, COUNTS, strict=True))
+
+
+def test_after_a_change_of_scale_it_finds_its_way_back(name: str) -> None:
+    line = Line()
+    for scale in (1.0, 0.01, 100.0):
+        found = [line.step(line.gradient(scale), HALVES) for _ in range(15)]
+        assert sum(count < 0 for counts in found[5:] for count in counts) <= 2
+
+
+SCALES = {
+    "growing": [1.1**step for step in range(30)],
+    "shrinking at once": [1.0 if step < 12 else 0.01 for step in range(30)],
+    "growing at once": [1.0 if step < 12 else 100.0 for step in range(30)],
+    "turned off and on": [float(step % 7 != 3) for step in range(30)],
+    "nothing but zeros": [0.0] * 30,
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scales", SCALES.values(), ids=SCALES)
+def test_exact_whatever_the_gradients(name: str, scales: list[float], dtype: torch.dtype) -> None:
+    line = Line(1500, dtype)
+    for scale in scales:
+        line.step(line.gradient(scale), [[Part(0, 700, 7), Part(900, 1500, 6)], [Part(700, 900, 2)]])
+
+
+def test_steps_without_a_gradient_or_a_selection(name: str) -> None:
+    """A gradient that was refused, and dense steps, which select nothing: what was learnt is forgotten or kept."""
+    line = Line()
+    for step in range(30):
+        found = line.step(None if step % 5 == 4 else line.gradient(), HALVES if step % 7 else [])
+        assert len(found) == (3 if step % 7 else 0)
+
+
+def test_parts_and_counts_that_change(name: str) -> None:
+    line = Line(1000)
+    turns = [
+        [[Part(0, 500, 5)], [Part(500, 1000, 5)]],
+        [[Part(0, 500, 50)], [Part(500, 1000, 1)]],
+        [[Part(500, 1000, 0), Part(0, 500, 500)]],
+        [[Part(0, 300, 3), Part(300, 999, 9)], [Part(999, 1000, 1)]],
+        [[Part(0, 500, 5)], [Part(0, 500, 9)], [Part(250, 750, 5), Part(750, 1000, 2)]],
+        [[Part(0, 1000, 10)]],
+    ]
+    for step in range(30):
+        line.step(line.gradient(), turns[step * 5 // 3 % len(turns)])
+
+
+@hypothesis_settings(max_examples=30)
+@given(data=st.data(), name=st.sampled_from(PATHS), dtype=st.sampled_from(DTYPES))
+def test_exact_over_any_steps(data: st.DataObject, name: str, dtype: torch.dtype) -> None:
+    with patch.dict("os.environ", SPARDL_KERNELS=name):
+        line = Line(data.draw(st.integers(2, 300)), dtype)
+        for _ in range(6):
+            borders = [0, *sorted(data.draw(st.sets(st.integers(1, len(line.memory) - 1), max_size=3)))]
+            stops = [*borders[1:], len(line.memory)]
+            ks = [data.draw(st.integers(0, stop - start)) for start, stop in zip(borders, stops, strict=True)]
+            parts = [Part(*three) for three in zip(borders, stops, ks, strict=True)]
+            gradient = data.draw(st.sampled_from([0.0, 1e-3, 1.0, 1e3, None]))
+            turn = data.draw(st.integers(0, len(parts) - 1))
+            line.step(None if gradient is None else line.gradient(gradient), [parts[turn:], parts[:turn]])
+
+
+def test_nothing_to_select_from() -> None:
+    shortlist, nothing = Shortlist(), torch.zeros(0)
+    shortlist.add(nothing, nothing)
+    assert shortlist.largest(nothing, [], []).tolist() == []
+    found = shortlist.largest(nothing, [Part(0, 0, 0)], [])
+    assert (found.tolist(), found.dtype) == ([], torch.int64)
+    shortlist.add(nothing, None)

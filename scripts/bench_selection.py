@@ -50,7 +50,7 @@ class Steps:
         """Adds the next gradient to the residual."""
         self._step += 1
         self._method.accumulate(self._gradients[self._step % len(self._gradients)], self.state)
-        return Accumulator(self.state.memory, self.state.shortlist)
+        return Accumulator(self.state.memory, self.state.candidates)
 
     def take(self, accumulated: Accumulator) -> Tensor:
         """Cuts out the largest entries; gives their values."""

@@ -32,7 +32,7 @@ from doctoring.findings import Findings
 
 from spardl.basics.errors import ConfigError, PeerError, SpardlError, WorkerError
 from spardl.clusters import ProcessGroupCluster
-from spardl.clusters.rehearsal import rehearse
+from spardl.clusters.precompile import precompile
 from spardl.training.devices import pick_device
 from spardl.training.membership import Membership, find_membership
 from spardl.training.messages import first_line
@@ -224,7 +224,7 @@ def main(words: Sequence[str]) -> int:
         for variable in installation.VARIABLES.values() if arguments.interface else ():
             os.environ[variable] = arguments.interface
         # Compiled once, before workers are forked and before they wait for one another.
-        rehearse(torch.float32)
+        precompile(torch.float32)
         return join(arguments, member) if member else start(arguments)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)

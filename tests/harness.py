@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from spardl.clusters import Cluster, Network, ProcessGroupCluster, SimulatedCluster
-from spardl.clusters.rehearsal import rehearse
+from spardl.clusters.precompile import precompile
 from spardl.communicators import AllGather, Communicator, Dense, GTopk, SparDL, TopkDSA
 from spardl.compressors import Cast, Compressor, Mass, NoCompression, PowerSGD, TopK
 from spardl.compressors.base import SparseCompressor
@@ -213,7 +213,7 @@ def run_method(method: Method, cluster: Cluster, states: Sequence[MethodState]) 
 @cache
 def _compiled() -> None:
     """Compiles what a fresh checkout has not compiled yet: once, instead of in all workers at the same time."""
-    rehearse(torch.float32)
+    precompile(torch.float32)
 
 
 def run_workers(workers: int, work: Callable[[ProcessGroupCluster], Any], timeout: float = 60.0) -> list[Any]:

@@ -123,7 +123,7 @@ def test_partial_residuals_lose_no_mass_where_nothing_is_dropped(workers: int) -
 def test_compiled_and_portable_synchronizations_are_bit_identical(
     workers: int, dtype: torch.dtype, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Averages and residuals, over steps in which shortlists come to work."""
+    """Averages and residuals, over steps in which candidates come to work."""
     pytest.importorskip("numba")
     length = 400 + workers
     for method in sparse_methods(workers, 0.05):

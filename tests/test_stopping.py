@@ -117,7 +117,7 @@ def test_a_sweep_is_stopped_as_a_whole(tmp_path: Path) -> None:
     assert len(list((tmp_path / "out").glob("*/summary.json"))) == 1
 
 
-@pytest.mark.parametrize("moment", ["train.build", "spardl.training.experiment.rehearse"])
+@pytest.mark.parametrize("moment", ["train.build", "spardl.training.experiment.precompile"])
 def test_asked_before_training_began(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def ask() -> None:
         monkeypatch.setattr(moment, lambda argument: signal.raise_signal(signal.SIGTERM))

@@ -168,7 +168,7 @@ def _room(bag: Sequence[Part]) -> Slot:
     return Slot(sum(part.k for part in bag), sum(part.stop - part.start for part in bag))
 
 
-class Reduced(NamedTuple):
+class ReducedBlock(NamedTuple):
     """A team's own block after Spar-Reduce-Scatter, about to be added up over the teams.
 
     Attributes:
@@ -188,19 +188,19 @@ class Reduced(NamedTuple):
         return self.accumulated.take([Part(self.start, self.start + self.slot.length, k)], self.select)
 
 
-def _shard(block: SparseVector, own: Reduced, peers: Team) -> SparseVector:
+def _shard(block: SparseVector, own: ReducedBlock, peers: Team) -> SparseVector:
     """The block with indices of the whole vector: all teams end with the same one, and the first counts it."""
     count = 0 if peers.position else len(block)
     return SparseVector(block.indices[:count] + own.start, block.values[:count], own.accumulated.values.numel())
 
 
-def recursive_gather(peers: Team, own: Reduced, state: SparDLState) -> Program[SparseVector]:
+def recursive_gather(peers: Team, own: ReducedBlock, state: SparDLState) -> Program[SparseVector]:
     """R-SAG: recursive doubling over a power of two of teams, re-selecting k_b entries in every round."""
     target = Target(own.accumulated, own.start, own.slot)
     return (yield from recursive_doubling(peers, own.take(own.slot.capacity), target))
 
 
-def bruck_gather(peers: Team, own: Reduced, state: SparDLState) -> Program[SparseVector]:
+def bruck_gather(peers: Team, own: ReducedBlock, state: SparDLState) -> Program[SparseVector]:
     """B-SAG: one all-gather of h entries per team, any number of teams; the union is cut to k_b entries.
 
     All workers add up in the order of the teams; otherwise their sums could differ in the last bit.
@@ -232,7 +232,7 @@ class Gather(NamedTuple):
         words: what it sends, of a number of teams and a block of which the result holds some number of entries.
     """
 
-    run: Callable[[Team, Reduced, SparDLState], Program[SparseVector]]
+    run: Callable[[Team, ReducedBlock, SparDLState], Program[SparseVector]]
     words: Callable[[int, int], Bounds]
 
 
@@ -327,7 +327,7 @@ class SparDL(Communicator[SparseCompressor]):
         select = compressor.selector(context, compression)
         yield from spar_reduce_scatter(team, accumulated, blocks, select)
         yield Phase.SELECT
-        own = Reduced(accumulated, blocks.parts[team.position].start, blocks.slots[team.position], select)
+        own = ReducedBlock(accumulated, blocks.parts[team.position].start, blocks.slots[team.position], select)
         block = yield from GATHERS[self.gather].run(peers, own, state)
         yield Boundary(_shard(block, own, peers))
         return (yield from Courier.of(accumulated).all_gather_joined(team, block, blocks.slots))

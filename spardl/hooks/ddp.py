@@ -19,7 +19,7 @@ from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
 from spardl.hooks.stats import Meter, Stats
 from spardl.method.method import Method
-from spardl.method.owners import check_owner, check_whole, owner_of
+from spardl.method.provenance import check_owner, check_whole, owner_of
 from spardl.method.recipes import make_method
 from spardl.schedules.averager import SAVED, Averager, scale_of
 from spardl.schedules.parameter_groups import Named

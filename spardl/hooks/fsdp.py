@@ -25,7 +25,7 @@ from spardl.hooks.stats import Meter, Stats
 from spardl.method.agreement import compare, facts_of, kind_of
 from spardl.method.method import Method
 from spardl.method.method_state import MethodState
-from spardl.method.owners import check_owner, check_whole, owner_of
+from spardl.method.provenance import check_owner, check_whole, owner_of
 from spardl.method.recipes import make_method
 from spardl.method.refusals import Refusals, Refused, is_due
 from spardl.protocol.state import copied

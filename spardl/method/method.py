@@ -25,10 +25,10 @@ from spardl.protocol.costs import Cost
 from spardl.protocol.programs import Boundary, Phase, Program, Worker
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.bounds import Bound, cut
+from spardl.vector.candidates import Candidates
 from spardl.vector.layout import Layout
 from spardl.vector.norms import largest
 from spardl.vector.packing import Slot, message_bytes, message_words
-from spardl.vector.shortlist import Shortlist
 from spardl.vector.sparse import SparseVector, Sum
 from spardl.vector.wire import EXACT, Wire
 
@@ -260,7 +260,7 @@ class Method:
         if math.isfinite(peak):
             clear = self._apply(gradient, peak, state, clear=clear) and clear
         else:
-            self.residual.accumulate(state.memory, None, state.shortlist)
+            self.residual.accumulate(state.memory, None, state.candidates)
             state.refuse()
         if clear:
             gradient.zero_()
@@ -276,11 +276,11 @@ class Method:
                 found = most.grow(applied, peak) or found
             peak = most.value
         moved = clear and applied is gradient
-        self.residual.accumulate(state.memory, applied, state.shortlist, clear=moved)
+        self.residual.accumulate(state.memory, applied, state.candidates, clear=moved)
         if not self.residual.remembers:
             state.bound.value = peak
         elif state.bound.grow(state.memory, peak):
-            state.shortlist = Shortlist()
+            state.candidates = Candidates()
             found = True
         if found:
             state.refuse()
@@ -322,7 +322,7 @@ class Method:
 
     def _run(self, worker: Worker, state: MethodState) -> Program[Sum]:
         context = Context(worker, state.layout, state.step - self.warmup.steps)
-        accumulated = Accumulator(state.memory, state.shortlist, self.wire, state.bound)
+        accumulated = Accumulator(state.memory, state.candidates, self.wire, state.bound)
         total = yield from self.communicator.reduce(
             context, accumulated, self.compressor, state.compression, state.communication
         )

@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from spardl.method.dealing import deal, owners, sources
+from spardl.method.elastic import deal, owners, sources
 from spardl.protocol.programs import Worker
 from spardl.protocol.state import State
 from spardl.vector.bounds import Bound
+from spardl.vector.candidates import Candidates
 from spardl.vector.layout import Layout
-from spardl.vector.shortlist import Shortlist
 
 __all__ = ["MethodState"]
 
@@ -33,7 +33,7 @@ class MethodState:
             of finite numbers was cut because it overflowed.
         refused_last: the last of these steps, counted from 1; 0 if there was none since the state was made. Not saved.
         overflowed: whether the last average was cut; the same on all workers.
-        shortlist: of the memory's largest entries; not saved, since no result depends on it.
+        candidates: of the memory's largest entries; not saved, since no result depends on it.
         bound: of the memory's magnitudes; not saved, like the next one.
         velocity_bound: of the velocity's magnitudes.
     """
@@ -47,7 +47,7 @@ class MethodState:
     refused: int = 0
     refused_last: int = 0
     overflowed: bool = False
-    shortlist: Shortlist = field(default_factory=Shortlist)
+    candidates: Candidates = field(default_factory=Candidates)
     bound: Bound = field(default_factory=Bound)
     velocity_bound: Bound = field(default_factory=Bound)
 
@@ -72,7 +72,7 @@ class MethodState:
         found = [self.bound.look(self.memory), self.velocity_bound.look(self.velocity)]
         if any(found):
             self.refuse()
-        self.shortlist = Shortlist()
+        self.candidates = Candidates()
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data; residual and velocity are shared, not copied."""
@@ -108,7 +108,7 @@ class MethodState:
     def adopt(self, parts: Sequence[Mapping[str, Any]], worker: Worker, before: int) -> None:
         """Continues from what another number of workers saved; compressor and communicator begin anew.
 
-        Residuals keep their sum over all workers (see ``spardl.method.dealing``), velocities their mean.
+        Residuals keep their sum over all workers (see ``spardl.method.elastic``), velocities their mean.
 
         Args:
             parts: ``state_dict`` of those who have something for this worker, in the order of ``sources``.

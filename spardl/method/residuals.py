@@ -24,9 +24,9 @@ from torch import Tensor
 
 from spardl.vector import entries
 from spardl.vector.accumulator import Accumulator
+from spardl.vector.candidates import Candidates
 from spardl.vector.layout import Part
 from spardl.vector.norms import largest
-from spardl.vector.shortlist import Shortlist
 from spardl.vector.sparse import SparseVector
 
 __all__ = ["GlobalResidual", "LocalResidual", "NoResidual", "PartialResidual", "RescaledResidual", "Residual"]
@@ -49,16 +49,18 @@ class Residual(ABC):
     needs_count: ClassVar[bool] = False
     rescales: ClassVar[bool] = False
 
-    def accumulate(self, memory: Tensor, gradient: Tensor | None, shortlist: Shortlist, *, clear: bool = False) -> None:
+    def accumulate(
+        self, memory: Tensor, gradient: Tensor | None, candidates: Candidates, *, clear: bool = False
+    ) -> None:
         """Adds a gradient to what was carried over, in place.
 
         Args:
             memory: shape (n,): the residual; afterwards residual plus gradient.
             gradient: finite, shape (n,); ``None`` for a step without one.
-            shortlist: of the memory's largest entries; up to date afterwards.
+            candidates: of the memory's largest entries; up to date afterwards.
             clear: whether the gradient becomes zero, or stays as it is.
         """
-        shortlist.add(memory, gradient, clear=clear)
+        candidates.add(memory, gradient, clear=clear)
 
     def scale(self, total: SparseVector, parts: Sequence[Part]) -> SparseVector:
         """What the result is made of the sum: itself.
@@ -88,7 +90,9 @@ class NoResidual(Residual):
     name = "none"
     remembers = False
 
-    def accumulate(self, memory: Tensor, gradient: Tensor | None, shortlist: Shortlist, *, clear: bool = False) -> None:
+    def accumulate(
+        self, memory: Tensor, gradient: Tensor | None, candidates: Candidates, *, clear: bool = False
+    ) -> None:
         """Replaces the memory by the gradient: nothing is carried over."""
         if gradient is None:
             memory.zero_()
@@ -96,7 +100,7 @@ class NoResidual(Residual):
             memory.copy_(gradient)
             if clear:
                 gradient.zero_()
-        shortlist.add(memory, None)
+        candidates.add(memory, None)
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
         """Keeps nothing; the next gradient overwrites the memory."""

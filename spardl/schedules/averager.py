@@ -22,14 +22,14 @@ from spardl.clusters.process_group import ProcessGroupCluster
 from spardl.communicators.steps.bruck import all_gather
 from spardl.method.agreement import compare, facts_of, shapes_of
 from spardl.method.method import Method
-from spardl.method.owners import check_owner, check_whole, owner_of
+from spardl.method.provenance import check_owner, check_whole, owner_of
 from spardl.method.refusals import Refusals, Refused, is_due
 from spardl.protocol.programs import Program, whole_team
 from spardl.protocol.state import copied
 from spardl.schedules.parameter_groups import Group, Named, cut
+from spardl.vector.candidates import Candidates
 from spardl.vector.flat import write
 from spardl.vector.norms import largest
-from spardl.vector.shortlist import Shortlist
 
 __all__ = ["SAVED", "Averager", "Scale", "scale_of"]
 
@@ -319,7 +319,7 @@ class Averager:
             raise ConfigError("this state is of other parameters, or of another bucket_mb; load it where it was saved")
         for place, (group, saved) in enumerate(zip(self._groups, values["groups"], strict=True)):
             group.state.load_state_dict(copied(saved))
-            group.state.shortlist = Shortlist()
+            group.state.candidates = Candidates()
             group.refused = False
             if values["skipped"]:
                 vector = values["skipped"][place]

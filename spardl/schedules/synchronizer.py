@@ -211,7 +211,7 @@ class Synchronizer(ABC):
 
         Args:
             local: which rank.
-            parts: of the ranks in ``spardl.method.dealing.sources``, in that order.
+            parts: of the ranks in ``spardl.method.elastic.sources``, in that order.
             before: how many workers there were.
         """
         self._follow(parts[0])

@@ -17,7 +17,7 @@ from spardl.basics.errors import CheckpointError, ConfigError, SpardlError, Stop
 from spardl.basics.files import no_room
 from spardl.basics.version import __version__
 from spardl.clusters import Cluster
-from spardl.clusters.rehearsal import rehearse
+from spardl.clusters.precompile import precompile
 from spardl.compressors.base import SparseCompressor
 from spardl.training.announcing import announced
 from spardl.training.branch import check_branch
@@ -179,7 +179,7 @@ class Experiment:
         try:
             if isinstance(self.plan.method.compressor, SparseCompressor):
                 with announced("compiling", quiet=not self.launcher.leads):
-                    rehearse(self.plan.settings.formats.weights)
+                    precompile(self.plan.settings.formats.weights)
             self.launcher.launch(lambda *worker: self._work(run, *worker), run.folder)
         except StoppedError as error:
             self._write_outcome(run, "stopped", reason=str(error))

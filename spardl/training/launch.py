@@ -27,10 +27,10 @@ from spardl.clusters.process_group import check_streams
 from spardl.clusters.profile import Profile
 from spardl.training.addresses import listen
 from spardl.training.devices import at_least_one, check_device, check_threads, count_gpus_aside, pick_device
-from spardl.training.meeting import Meeting
 from spardl.training.membership import Membership, find_membership, find_secret
 from spardl.training.messages import first_line
 from spardl.training.processes import fault_of, run_processes
+from spardl.training.rendezvous import Rendezvous
 from spardl.training.runs import Run
 from spardl.training.stopping import Stopping, end_at_once, listening
 
@@ -139,7 +139,7 @@ class ProcessGroup(Launcher):
     ) -> None:
         self._member = find_membership(os.environ)
         secret = find_secret(os.environ)
-        self._meeting = Meeting(self._member, timeout, None, secret, interface) if self._member else None
+        self._rendezvous = Rendezvous(self._member, timeout, None, secret, interface) if self._member else None
         self.leads = self._member is None or self._member.rank == 0
         started = self._member.size if self._member else None
         if workers is not None and started is not None and workers != started:
@@ -204,16 +204,16 @@ class ProcessGroup(Launcher):
                 member = Membership(rank, self.workers, rank, self.workers, "127.0.0.1", port)
                 if rank:
                     listener.close()
-                meeting = Meeting(member, self._timeout, None if rank else listener, secret)
+                rendezvous = Rendezvous(member, self._timeout, None if rank else listener, secret)
                 # A second signal changes nothing here: who is in a hurry ends the launcher.
-                self._work(job, member, meeting, heartbeat, lambda: None)
+                self._work(job, member, rendezvous, heartbeat, lambda: None)
 
             run_processes(self.workers, target, folder, stops=True)
 
     def _join(self, job: Job, member: Membership, folder: Path) -> None:
         try:
-            assert self._meeting
-            self._work(job, member, self._meeting, lambda step: None, end_at_once)
+            assert self._rendezvous
+            self._work(job, member, self._rendezvous, lambda step: None, end_at_once)
         except StoppedError:
             raise
         except Exception as error:
@@ -225,16 +225,16 @@ class ProcessGroup(Launcher):
         Raises:
             ConfigError: on every rank, if rank 0 finds something wrong, or they were not all given the same.
         """
-        if self._member is None or self._meeting is None:
+        if self._member is None or self._rendezvous is None:
             return decide()
-        store = self._meeting.store
+        store = self._rendezvous.store
         if self._member.rank:
-            self._meeting.tell(given)
+            self._rendezvous.tell(given)
             text = _read(store, "run")
             store.set(f"heard/{self._member.rank}", "")
             return _run_from_json(text)
         try:
-            self._meeting.compare(given)
+            self._rendezvous.compare(given)
             run = decide()
         except Exception as error:
             store.set("run", json.dumps({"error": str(error)}))
@@ -252,7 +252,7 @@ class ProcessGroup(Launcher):
         self,
         job: Job,
         member: Membership,
-        meeting: Meeting,
+        rendezvous: Rendezvous,
         heartbeat: Callable[[int], None],
         hurry: Callable[[], None],
     ) -> None:
@@ -261,7 +261,7 @@ class ProcessGroup(Launcher):
         backend = self._backend_for(device.type)
         if self._interface:
             os.environ.update(GLOO_SOCKET_IFNAME=self._interface, NCCL_SOCKET_IFNAME=self._interface)
-        patience, store = timedelta(seconds=self._timeout), meeting.store
+        patience, store = timedelta(seconds=self._timeout), rendezvous.store
         try:
             dist.init_process_group(backend, store=store, rank=member.rank, world_size=member.size, timeout=patience)
         except RuntimeError as error:
@@ -269,7 +269,7 @@ class ProcessGroup(Launcher):
         cluster = ProcessGroupCluster(
             device=device, timeout=self._timeout, throttle=self._throttle, streams=self._streams
         )
-        stopping = Stopping(meeting.connect, member.rank, member.size, self._timeout)
+        stopping = Stopping(rendezvous.connect, member.rank, member.size, self._timeout)
         with listening(stopping.ask, hurry), stopping.watching():
             job(cluster, device, _beat(heartbeat, stopping))
         cluster.close()

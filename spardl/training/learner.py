@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from spardl.basics.checks import is_a
 from spardl.basics.errors import ConfigError, SpardlError
 from spardl.clusters.base import Cluster
-from spardl.method.dealing import sources
+from spardl.method.elastic import sources
 from spardl.method.method import Method
 from spardl.protocol.programs import Worker
 from spardl.schedules.base import Schedule

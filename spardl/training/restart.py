@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from spardl.clusters.base import Cluster, gather_rows
-from spardl.method.dealing import owners
+from spardl.method.elastic import owners
 from spardl.protocol.programs import Worker
 from spardl.schedules.synchronizer import Synchronizer
 from spardl.training.checkpoint import load_part

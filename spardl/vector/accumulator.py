@@ -17,9 +17,9 @@ from torch import Tensor
 
 from spardl.vector import entries
 from spardl.vector.bounds import Bound, cut, fits
+from spardl.vector.candidates import Candidates
 from spardl.vector.layout import Part
 from spardl.vector.norms import largest
-from spardl.vector.shortlist import Shortlist
 from spardl.vector.sparse import SparseVector
 from spardl.vector.wire import EXACT, Wire
 
@@ -31,7 +31,7 @@ class Accumulator:
 
     Args:
         values: shape (n,): gradient plus residual. It is changed in place.
-        shortlist: what is known of the vector's largest entries, if it added the gradient.
+        candidates: what is known of the vector's largest entries, if it added the gradient.
         wire: how values travel. What rounding takes from them stays in the vector.
         bound: of the vector's magnitudes. Who writes larger ones to ``values`` tells it.
 
@@ -40,7 +40,7 @@ class Accumulator:
     """
 
     def __init__(
-        self, values: Tensor, shortlist: Shortlist | None = None, wire: Wire = EXACT, bound: Bound | None = None
+        self, values: Tensor, candidates: Candidates | None = None, wire: Wire = EXACT, bound: Bound | None = None
     ) -> None:
         self.values = values
         self.wire = wire
@@ -48,7 +48,7 @@ class Accumulator:
         self.overflowed = False
         # What entries can be by now.
         self._reach = self.bound.value
-        self._shortlist = shortlist or Shortlist()
+        self._candidates = candidates or Candidates()
         self._before: list[tuple[Tensor, Tensor]] = []
         self._taken: list[Tensor] = []
         self._errors: list[tuple[Tensor, Tensor]] = []
@@ -69,7 +69,7 @@ class Accumulator:
             for start, stop, positions in self._touched
             if any(start < part.stop and part.start < stop for part in parts)
         ]
-        return self._shortlist.largest(self.values, parts, touched)
+        return self._candidates.largest(self.values, parts, touched)
 
     def take(self, parts: Sequence[Part], select: Select) -> SparseVector:
         """Cuts the entries that ``select`` picks out of some ranges, which adjoin one another.

@@ -40,7 +40,7 @@ def doctor(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.fixture
 def brief(doctor: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """With the first checks only."""
-    monkeypatch.setattr(doctor, "rehearse", lambda dtype: None)
+    monkeypatch.setattr(doctor, "precompile", lambda dtype: None)
     for check in LATER:
         monkeypatch.setattr(f"doctoring.{check}", lambda *arguments: None)
     return doctor

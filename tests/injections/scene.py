@@ -15,7 +15,7 @@ from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.channel import Channel
 from spardl.training.checkpoint import list_checkpoints
 from spardl.training.learner import Learner
-from spardl.training.meeting import Meeting
+from spardl.training.rendezvous import Rendezvous
 from tests.driver import Beside, wait_until
 
 STEPS, EVERY = 18, 3  # steps of a run, and between two of its checkpoints
@@ -74,8 +74,8 @@ class Phase:
 PHASES = {
     "starting": Phase(
         (
-            (Meeting, "_open", 1),
-            (Meeting, "_greet", 1),
+            (Rendezvous, "_open", 1),
+            (Rendezvous, "_greet", 1),
             (dist, "init_process_group", 1),
             (ProcessGroupCluster, "__init__", 1),
         ),

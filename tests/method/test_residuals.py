@@ -19,8 +19,8 @@ from spardl.method.residuals import (
     Residual,
 )
 from spardl.vector.accumulator import Accumulator
+from spardl.vector.candidates import Candidates
 from spardl.vector.layout import Part
-from spardl.vector.shortlist import Shortlist
 from spardl.vector.sparse import SparseVector
 from tests.harness import Bench
 
@@ -72,13 +72,13 @@ def test_a_position_touched_twice_gets_its_first_value_back() -> None:
 
 def test_accumulate() -> None:
     memory, gradient = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
-    GlobalResidual().accumulate(memory, gradient, Shortlist())
+    GlobalResidual().accumulate(memory, gradient, Candidates())
     assert memory.tolist() == [4.0, 6.0]
-    GlobalResidual().accumulate(memory, None, Shortlist())
+    GlobalResidual().accumulate(memory, None, Candidates())
     assert memory.tolist() == [4.0, 6.0]
-    NoResidual().accumulate(memory, gradient, Shortlist())
+    NoResidual().accumulate(memory, gradient, Candidates())
     assert memory.tolist() == [3.0, 4.0]
-    NoResidual().accumulate(memory, None, Shortlist())
+    NoResidual().accumulate(memory, None, Candidates())
     assert memory.tolist() == [0.0, 0.0]
 
 

@@ -17,8 +17,8 @@ from spardl.basics.errors import ConfigError, PeerError, WorkerError
 from spardl.clusters import Cluster, SimulatedCluster, gather_rows
 from spardl.training.devices import count_gpus_aside, pick_device
 from spardl.training.launch import Heartbeat, ProcessGroup, Simulated
-from spardl.training.meeting import Meeting
 from spardl.training.membership import Membership, find_membership, what_a_restart_needs
+from spardl.training.rendezvous import Rendezvous
 from spardl.training.runs import Run
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "h"}
@@ -60,12 +60,12 @@ def test_what_former_workers_left_with_the_agent_misleads_nobody() -> None:
     agent.set("spardl/port", "1")
     agent.set("run", "old")
     members = [Membership(rank, 3, rank, 3, "127.0.0.1", agent.port, served=True) for rank in range(3)]
-    meetings = [Meeting(member, 10) for member in members]
+    meetings = [Rendezvous(member, 10) for member in members]
     with ThreadPoolExecutor() as pool:
-        stores = list(pool.map(lambda meeting: meeting.store, meetings))
+        stores = list(pool.map(lambda rendezvous: rendezvous.store, meetings))
     stores[1].set("mark", "of 1")
     assert not stores[0].check(["run"])
-    assert all(meeting.connect().get("mark") == b"of 1" for meeting in meetings)
+    assert all(rendezvous.connect().get("mark") == b"of 1" for rendezvous in meetings)
 
 
 @pytest.mark.parametrize(
@@ -189,14 +189,14 @@ def test_gpus_are_counted_in_a_process_that_is_gone(monkeypatch: pytest.MonkeyPa
 @pytest.mark.timeout(60)
 def test_a_worker_that_never_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spardl.training.processes._NOTICE", 1.0)
-    opens = Meeting._open
+    opens = Rendezvous._open
 
-    def late(self: Meeting) -> Any:
+    def late(self: Rendezvous) -> Any:
         if self._member.rank == 1:
             time.sleep(60)
         return opens(self)
 
-    monkeypatch.setattr(Meeting, "_open", late)
+    monkeypatch.setattr(Rendezvous, "_open", late)
     with pytest.raises(
         ConfigError, match=r"rank 0 cannot meet the others at 127\.0\.0\.1:\d+: no sign of rank 1 within"
     ):
@@ -226,8 +226,8 @@ def member(rank: int, content: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
     for name, value in {**TORCHRUN, "RANK": str(rank), "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     found = ProcessGroup()
-    monkeypatch.setattr(Meeting, "_open", lambda meeting: MemoryStore(content))
-    monkeypatch.setattr(Meeting, "_greet", lambda meeting, store: None)
+    monkeypatch.setattr(Rendezvous, "_open", lambda rendezvous: MemoryStore(content))
+    monkeypatch.setattr(Rendezvous, "_greet", lambda rendezvous, store: None)
     return found
 
 

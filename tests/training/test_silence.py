@@ -50,11 +50,11 @@ def test_what_the_kernel_does_not_take(seconds: float, expected: int) -> None:
 WAITING = """
 import os, subprocess, time
 from spardl.training.launch import _read
-from spardl.training.meeting import Meeting
+from spardl.training.rendezvous import Rendezvous
 from spardl.training.membership import find_membership
 
 member = find_membership(os.environ)
-store = Meeting(member, 3).store
+store = Rendezvous(member, 3).store
 began = time.monotonic()
 if member.rank == 0:
     time.sleep(12)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from spardl.method.residuals import GlobalResidual, LocalResidual, PartialResidual, Residual
 from spardl.vector.accumulator import Accumulator
+from spardl.vector.candidates import Candidates
 from spardl.vector.layout import Part
-from spardl.vector.shortlist import Shortlist
 from spardl.vector.sparse import SparseVector
 from spardl.vector.wire import EXACT, Wire
 from tests.harness import same_bits
@@ -104,11 +104,11 @@ def test_a_list_of_candidates_is_told_of_every_change(
 ) -> None:
     length, halves = 300, [Part(0, 150, 6), Part(150, 300, 6)]
     source = torch.Generator().manual_seed(seed)
-    values, shortlist = torch.randn(length, generator=source), Shortlist()
+    values, candidates = torch.randn(length, generator=source), Candidates()
     with patch.dict("os.environ", SPARDL_KERNELS=name):
         for _ in range(2):
-            shortlist.add(values, None)
-            vector = Accumulator(values, shortlist, Wire("bfloat16"))
+            candidates.add(values, None)
+            vector = Accumulator(values, candidates, Wire("bfloat16"))
             assert vector.largest(halves).tolist() == picked(vector, halves)
         # What it is not told of, it does not see: there is a list.
         smallest = int(values.abs().argmin())

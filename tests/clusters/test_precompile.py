@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from spardl.clusters import Network, SimulatedCluster
-from spardl.clusters.rehearsal import rehearse
+from spardl.clusters.precompile import precompile
 from spardl.vector.layout import Layout
 from tests.harness import spardl, topka
 
@@ -32,7 +32,7 @@ def compiled() -> dict[str, int]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_nothing_is_left_to_compile(dtype: torch.dtype) -> None:
-    rehearse(dtype)
+    precompile(dtype)
     before = compiled()
     assert all(count > 0 for count in before.values())
     for method in (spardl(0.01), spardl(0.01, teams=2), topka(0.01)):

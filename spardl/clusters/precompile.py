@@ -13,13 +13,13 @@ from spardl.method.method import Method
 from spardl.method.residuals import GlobalResidual
 from spardl.vector.layout import Layout
 
-__all__ = ["rehearse"]
+__all__ = ["precompile"]
 
 # Long enough that lists, merges and messages of several entries come up.
 _LENGTH, _STEPS = 300, 2
 
 
-def rehearse(dtype: torch.dtype) -> None:
+def precompile(dtype: torch.dtype) -> None:
     """Synchronizes small vectors of a type a few times, on simulated workers.
 
     Takes about a second, and some more the first time on a machine; later, compiled functions are read from a cache.

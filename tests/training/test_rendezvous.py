@@ -21,11 +21,11 @@ import torch.distributed as dist
 
 from spardl.basics.errors import ConfigError
 from spardl.clusters import Cluster, gather_rows
-from spardl.training import meeting as meetings
+from spardl.training import rendezvous as meetings
 from spardl.training.addresses import address_of, listen, listen_as
 from spardl.training.launch import Heartbeat, ProcessGroup
-from spardl.training.meeting import Meeting, hold_store
 from spardl.training.membership import Membership, find_secret
+from spardl.training.rendezvous import Rendezvous, hold_store
 from tests.driver import ROOT, STARTED_BY, only_run, processes, steps_logged, summary, wait_until
 from tests.test_train_cli import TORCHRUN
 
@@ -98,9 +98,9 @@ def met(interface: str | None = None) -> tuple[list[Any], set[Place]]:
     agent = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     before = listening(os.getpid())
     members = [Membership(rank, 2, rank, 2, "127.0.0.1", agent.port, served=True) for rank in range(2)]
-    both = [Meeting(member, 10, interface=interface) for member in members]
+    both = [Rendezvous(member, 10, interface=interface) for member in members]
     with ThreadPoolExecutor() as pool:
-        stores = list(pool.map(lambda meeting: meeting.store, both))
+        stores = list(pool.map(lambda rendezvous: rendezvous.store, both))
     return [both, stores], listening(os.getpid()) - before
 
 
@@ -115,7 +115,7 @@ def test_under_torchrun_rank_0_listens_on_the_address_it_was_given(interface: st
         other.set(key, "from a stranger")
     assert not any(store.check(["stop"]) or store.check(["run"]) for store in stores)
     stores[1].set("mark", "of 1")
-    assert all(meeting.connect().get("mark") == b"of 1" for meeting in both)
+    assert all(rendezvous.connect().get("mark") == b"of 1" for rendezvous in both)
 
 
 def test_every_run_has_another_word() -> None:
@@ -133,11 +133,11 @@ def test_every_run_has_another_word() -> None:
 def test_who_was_told_another_secret_is_not_heard() -> None:
     with closing(listen("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        first = Meeting(Membership(0, 2, 0, 2, "127.0.0.1", port), 0.5, listener, "ours")
+        first = Rendezvous(Membership(0, 2, 0, 2, "127.0.0.1", port), 0.5, listener, "ours")
         opened = first._open()
-        Meeting(Membership(1, 2, 1, 2, "127.0.0.1", port), 5, secret="theirs")._open().set("here/1", "")
+        Rendezvous(Membership(1, 2, 1, 2, "127.0.0.1", port), 5, secret="theirs")._open().set("here/1", "")
         assert not opened.check(["here/1"])
-        Meeting(Membership(1, 2, 1, 2, "127.0.0.1", port), 5, secret="ours")._open().set("here/1", "")
+        Rendezvous(Membership(1, 2, 1, 2, "127.0.0.1", port), 5, secret="ours")._open().set("here/1", "")
         assert opened.check(["here/1"])
 
 
@@ -194,7 +194,7 @@ def test_a_port_that_is_taken() -> None:
     with closing(listen("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(ConfigError, match=f"at 127.0.0.1:{port}: Address already in use; MASTER_ADDR and MASTER_P"):
-            Meeting(Membership(0, 2, 0, 1, "127.0.0.1", port), 5).store  # noqa: B018
+            Rendezvous(Membership(0, 2, 0, 1, "127.0.0.1", port), 5).store  # noqa: B018
 
 
 @pytest.mark.slow

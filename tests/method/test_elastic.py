@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from spardl.method.dealing import deal, owners, sources
+from spardl.method.elastic import deal, owners, sources
 from spardl.protocol.programs import Worker
 
 NUMBERS = st.integers(1, 12)

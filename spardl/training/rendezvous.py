@@ -22,7 +22,7 @@ from spardl.training.membership import Membership
 from spardl.training.messages import first_line
 from spardl.training.silence import end_when_silent
 
-__all__ = ["Meeting", "hold_store"]
+__all__ = ["Rendezvous", "hold_store"]
 
 # Where rank 0 tells, in the store of torchrun's agent, the port, the address and the secret of its own.
 _KEY = "spardl/port"
@@ -30,7 +30,7 @@ _KEY = "spardl/port"
 _TRY = 2.0
 
 
-class Meeting:
+class Rendezvous:
     """A store that rank 0 holds, on the host and port that all were told.
 
     With torchrun that port is its agent's, whose store outlives restarts: what former workers left there, such as their

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from spardl.vector.accumulator import Accumulator
+from spardl.vector.candidates import Candidates
 from spardl.vector.layout import Part
 from spardl.vector.selection import Chosen, CompiledFinder, Finder, Integers, PortableFinder, Ranges, finder_for
-from spardl.vector.shortlist import Shortlist
 from spardl.vector.sparse import SparseVector
 from tests.vector.test_selection import DTYPES, PATHS, exact
 
@@ -43,7 +43,7 @@ class Line:
     def __init__(self, length: int = LENGTH, dtype: torch.dtype = torch.float32) -> None:
         self.memory = torch.zeros(length, dtype=dtype)
         self.watched = Watched(finder_for(self.memory))
-        self.shortlist = Shortlist()
+        self.candidates = Candidates()
         self.source = torch.Generator().manual_seed(length)
 
     def gradient(self, scale: float = 1.0) -> Tensor:
@@ -54,10 +54,10 @@ class Line:
         """Selects, and after each selection takes what it found and adds a block; how many each range looked at."""
         expected_memory = self.memory if gradient is None else self.memory + gradient
         expected_memory = expected_memory.clone()
-        with patch("spardl.vector.shortlist.finder_for", lambda values: self.watched):
-            self.shortlist.add(self.memory, gradient)
+        with patch("spardl.vector.candidates.finder_for", lambda values: self.watched):
+            self.candidates.add(self.memory, gradient)
             assert torch.equal(self.memory, expected_memory)
-            vector, before = Accumulator(self.memory, self.shortlist), len(self.watched.said)
+            vector, before = Accumulator(self.memory, self.candidates), len(self.watched.said)
             for parts in selections:
                 wanted = exact(self.memory, parts)
                 positions = vector.largest(parts)
@@ -170,9 +170,9 @@ def test_exact_over_any_steps(data: st.DataObject, name: str, dtype: torch.dtype
 
 
 def test_nothing_to_select_from() -> None:
-    shortlist, nothing = Shortlist(), torch.zeros(0)
-    shortlist.add(nothing, nothing)
-    assert shortlist.largest(nothing, [], []).tolist() == []
-    found = shortlist.largest(nothing, [Part(0, 0, 0)], [])
+    candidates, nothing = Candidates(), torch.zeros(0)
+    candidates.add(nothing, nothing)
+    assert candidates.largest(nothing, [], []).tolist() == []
+    found = candidates.largest(nothing, [Part(0, 0, 0)], [])
     assert (found.tolist(), found.dtype) == ([], torch.int64)
-    shortlist.add(nothing, None)
+    candidates.add(nothing, None)

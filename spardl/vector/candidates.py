@@ -20,7 +20,7 @@ from torch import Tensor
 from spardl.vector.layout import Part
 from spardl.vector.selection import Chosen, Finder, Integers, Ranges, finder_for
 
-__all__ = ["Shortlist"]
+__all__ = ["Candidates"]
 
 # How far below the expected magnitude entries are listed, as a share of it: at first, and at least and most.
 _SLACK, _LEAST, _MOST = 0.05, 1e-4, 0.2
@@ -34,7 +34,7 @@ _OVERFLOW, _MISS = 0.4, 3.0
 _ROOM, _SPARE = 4, 64
 
 
-class Shortlist:
+class Candidates:
     """The candidates of one vector."""
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 ``tests/golden`` holds them as the first edition (0.1.0) made them. Where a change of results is meant, write them anew:
 
-    SPARDL_WRITE_GOLDEN=1 python -m pytest tests/test_golden.py
+    SPARDL_WRITE_GOLDEN=1 python -m pytest tests/test_golden.py tests/hooks/test_golden.py
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ from spardl.diagnostics.timeline.measure import measure
 from spardl.diagnostics.timeline.model import Timeline, after_backward, ideal_halves, in_backward, in_halves
 from spardl.method.method import Method
 from spardl.protocol.programs import Phase
-from spardl.schedules import AfterBackward, Schedule, Synchronizer, Training
+from spardl.schedules import AfterBackward, Engine, Schedule, Training
 from spardl.schedules.fusion import Linear
 from spardl.training.processes import leave
 from spardl.vector.flat import FlatGradient
@@ -75,7 +75,7 @@ class Case:
 
     method: str
     schedule: str
-    synchronizer: Synchronizer
+    synchronizer: Engine
     job: Job
     seconds: list[float]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spardl.basics.errors import ConfigError
 
-__all__ = ["check_real", "check_seconds", "check_settings", "is_a", "is_finite"]
+__all__ = ["check_real", "check_seconds", "is_a", "is_finite"]
 
 # Eleven days. Libraries count milliseconds in 31 bits.
 _LONGEST = 1_000_000
@@ -24,21 +24,6 @@ def is_a(kind: type[int | float], value: Any) -> bool:
 def is_finite(value: Any) -> bool:
     """Whether a value is a number, and neither NaN nor infinite."""
     return is_a(float, value) and math.isfinite(value)
-
-
-def check_settings(bucket_mb: float, timeout: float) -> None:
-    """Accepts a size of groups and a time to wait.
-
-    Args:
-        bucket_mb: most MB in a group.
-        timeout: seconds.
-
-    Raises:
-        ConfigError: if one of them is not above 0, or the time is too long for what waits.
-    """
-    if not is_a(float, bucket_mb) or not bucket_mb > 0:
-        raise ConfigError(f"bucket_mb must be above 0, got {bucket_mb!r}")
-    check_seconds("timeout", timeout)
 
 
 def check_real(named: Iterable[tuple[str, Tensor]]) -> None:

@@ -2,10 +2,8 @@
 
 # torch looks at the annotations of a hook, and they must not be strings.
 
-import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -14,48 +12,49 @@ from torch.amp.grad_scaler import GradScaler
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from spardl.basics.checks import check_real, check_settings
+from spardl.basics.checks import check_real, check_seconds
 from spardl.basics.errors import ConfigError
-from spardl.clusters import ProcessGroupCluster
+from spardl.hooks.averager import SAVED, Averager, Beside, Named
+from spardl.hooks.choosing import choose_schedule, options_of
 from spardl.hooks.stats import Meter, Stats
 from spardl.method.method import Method
 from spardl.method.provenance import check_owner, check_whole, owner_of
 from spardl.method.recipes import make_method
-from spardl.schedules.averager import SAVED, Averager, scale_of
-from spardl.schedules.parameter_groups import Named
+from spardl.schedules import Schedule, Training
+from spardl.schedules.scaling import scale_of
+from spardl.vector.storage import CopiedGradient
 
 __all__ = ["Hook", "attach", "hook"]
 
 
-@dataclass
-class _Bucket:
+class _Bucket(NamedTuple):
     """A bucket of DDP whose gradients are being averaged.
 
     Attributes:
-        views: of the gradients in its buffer, by number of the parameter.
+        views: of the gradients in its buffer, by parameter.
         buffer: what DDP takes the averages from.
         ready: what DDP waits for.
-        groups: those that its parameters are in and that are not averaged yet.
     """
 
-    views: Mapping[int, Tensor]
+    views: Mapping[Tensor, Tensor]
     buffer: Tensor
     ready: torch.futures.Future[Tensor]
-    groups: set[int]
 
 
 class Hook:
     """What a communication hook carries from step to step: ``ddp.register_comm_hook(state, spardl.hook)``.
 
     DDP forms buckets anew after the first step and in each new process. The groups in which gradients are averaged are
-    others, which never change: so training does not depend on the buckets, and continues bit for bit.
+    others, which do not follow them: so training does not depend on the buckets, and continues bit for bit.
 
     Args:
         ddp: the model.
         method: how to average.
-        bucket_mb: most megabytes (2^20 bytes) of gradients that are averaged together; a parameter is never cut.
+        bucket_mb: most megabytes (2^20 bytes) of gradients that are averaged together, where the schedule has such a
+            limit; ``None`` for the schedule's own, 25. A parameter is never cut.
         timeout: seconds after which a silent worker counts as lost.
         scaler: the GradScaler that scales the loss, if there is one.
+        schedule: when gradients are sent, as for :func:`attach`.
 
     Raises:
         ConfigError: if the method does not run on so many workers, a number is not above 0, or the model has sparse
@@ -66,29 +65,27 @@ class Hook:
         self,
         ddp: DistributedDataParallel,
         method: Method,
-        bucket_mb: float = 25.0,
+        bucket_mb: float | None = None,
         timeout: float = 1800.0,
         scaler: GradScaler | None = None,
+        schedule: str | Schedule = "wfbp",
     ) -> None:
-        check_settings(bucket_mb, timeout)
+        check_seconds("timeout", timeout)
         for name, module in ddp.module.named_modules():
             if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
                 raise ConfigError(f"{name or 'the model'} has sparse gradients; make it with sparse=False")
-        self.method = method
+        self.method, self._schedule = method, choose_schedule(schedule, bucket_mb)
         self._named = [Named(*pair) for pair in ddp.module.named_parameters()]
         check_real(self._named)
         self._device = self._named[0].parameter.device
-        self._cluster = ProcessGroupCluster(ddp.process_group, self._device, timeout)
+        self._cluster = Beside(ddp.process_group, self._device, timeout)
         method.communicator.check_workers(self._cluster.size)
         self._cluster.open()
-        self._bucket_mb = bucket_mb
         self._scale = scale_of(scaler)
         self._averager: Averager | None = None
         self._saved: Mapping[str, Any] | None = None
-        self._seen: list[tuple[GradBucket, torch.futures.Future[Tensor]]] = []
         self._numbers: dict[Tensor, int] = {}
         self._buckets: list[_Bucket] = []
-        self._lock = threading.Lock()
         self._attached = True
         self._meter = Meter(self._cluster.ledgers[0], self._cluster.size)
         # torch keeps the first hook of a model for ever: that one knows the last.
@@ -112,59 +109,69 @@ class Hook:
             return self._last.average(bucket)
         if not self._attached:
             return _dense(bucket, self._cluster.group)
+        if bucket.index() == 0:
+            self._give_up()
+        views = dict(zip(bucket.parameters(), bucket.gradients(), strict=True))
         ready: torch.futures.Future[Tensor] = torch.futures.Future(
             devices=[self._device] if self._device.type == "cuda" else []
         )
-        if self._averager is None:
-            self._learn(bucket, ready)
-        else:
-            self._enter(self._averager, bucket, ready)
-        if bucket.is_last() and self._averager is not None:
-            # DDP would wait, too, but raise another error than what it waits for: one of many lines.
-            self._averager.wait()
-            self._meter.step()
-            self._buckets = []
+        self._buckets.append(_Bucket(views, bucket.buffer(), ready))
+        if self._averager is not None:
+            self._put(self._averager, views)
+        if bucket.is_last():
+            self._end(self._averager or self._learned())
         # An error is passed on by a callback only; as a value, DDP takes it for a tensor.
         return ready.then(lambda done: done.wait())
 
-    def _learn(self, bucket: GradBucket, ready: torch.futures.Future[Tensor]) -> None:
+    def _give_up(self) -> None:
+        """If the last backward pass ended early: what was sent is waited for, and the rest left out."""
+        self._buckets = []
+        if self._averager is not None:
+            self._averager.give_up()
+
+    def _put(self, averager: Averager, views: Mapping[Tensor, Tensor]) -> None:
+        for parameter, view in views.items():
+            averager.put(self._numbers[parameter], view)
+
+    def _end(self, averager: Averager) -> None:
+        """The last bucket is there: averages go where DDP looks for them."""
+        # DDP would wait, too, but raise another error than what it waits for: one of many lines.
+        averager.wait()
+        self._meter.step()
+        for views, buffer, ready in self._buckets:
+            for parameter, view in views.items():
+                averager.gradient.take(self._numbers[parameter], view)
+            ready.set_result(buffer)
+        self._buckets = []
+
+    def _learned(self) -> Averager:
         """In the first step: which parameters DDP synchronizes is known when it has shown all its buckets."""
-        self._seen.append((bucket, ready))
-        if not bucket.is_last():
-            return
-        shown = {parameter for each, _ in self._seen for parameter in each.parameters()}
-        named = [pair for pair in self._named if pair.parameter in shown]
-        self._numbers = {parameter: number for number, (_, parameter) in enumerate(named)}
-        self._averager = self._made(named)
-        before = self._before._handed_over(named) if self._before else None
+        shown = {parameter for bucket in self._buckets for parameter in bucket.views}
+        averager = self._made([pair for pair in self._named if pair.parameter in shown])
+        before = self._before._handed_over(averager) if self._before else None
         if before:
-            self._averager.inherit(before)
+            averager.inherit(before)
         self._before = None
-        for each, future in self._seen:
-            self._enter(self._averager, each, future)
-        self._seen = []
+        for bucket in self._buckets:
+            self._put(averager, bucket.views)
+        return averager
 
     def _made(self, named: Sequence[Named]) -> Averager:
-        given = {"handle": "attach"}
-        averager = Averager(
-            self.method,
-            named,
-            self._cluster,
-            self._bucket_mb,
-            self._scale,
-            self._arrive,
-            self._give_up,
-            given=given,
-        )
+        gradient = CopiedGradient(named)
+        self._numbers = {parameter: number for number, parameter in enumerate(gradient.parameters)}
+        training = Training(None, gradient, None, scale=self._scale)
+        given = {"handle": "attach", **options_of(self._schedule)}
+        averager = self._averager = Averager(self.method, self._schedule, training, self._cluster, given)
         if self._saved is not None:
             averager.load_state_dict(self._saved)
             self._saved = None
         return averager
 
-    def _handed_over(self, named: Sequence[Named]) -> Averager | None:
-        """What is carried over of some parameters, if anything is; from here on it is the caller's."""
+    def _handed_over(self, to: Averager) -> Averager | None:
+        """What is carried over of some parameters, if anything is; from here on it is the caller's, ``to``."""
         if self._averager is None and self._saved is not None:
-            self._averager = self._made(named)
+            names, parameters = to.gradient.forward()
+            self._made([Named(*pair) for pair in zip(names, parameters, strict=True)])
         averager, self._averager = self._averager, None
         return averager
 
@@ -186,35 +193,6 @@ class Hook:
         """
         if (self._last or self)._attached:
             raise ConfigError("a handle averages this model's gradients already; call its detach() before attach()")
-
-    def _enter(self, averager: Averager, bucket: GradBucket, ready: torch.futures.Future[Tensor]) -> None:
-        if bucket.index() == 0 and averager.begun:
-            averager.wait()  # the last backward pass ended early
-            self._buckets = []
-        views = {self._numbers[p]: view for p, view in zip(bucket.parameters(), bucket.gradients(), strict=True)}
-        groups = {averager.group_of(number) for number in views}
-        with self._lock:
-            self._buckets.append(_Bucket(views, bucket.buffer(), ready, groups))
-        for number, view in views.items():
-            averager.put(number, view)
-
-    def _arrive(self, group: int) -> None:
-        """A group is averaged: buckets that waited for nothing else are ready."""
-        assert self._averager is not None
-        with self._lock:
-            touched = [bucket for bucket in self._buckets if group in bucket.groups]
-        for bucket in touched:
-            for number in bucket.views.keys() & set(self._averager.members(group)):
-                self._averager.take(number, bucket.views[number])
-            bucket.groups.discard(group)
-            if not bucket.groups:
-                bucket.ready.set_result(bucket.buffer)
-
-    def _give_up(self, error: BaseException) -> None:
-        with self._lock:
-            waiting = [bucket for bucket in self._buckets if not bucket.ready.done()]
-        for bucket in waiting:
-            bucket.ready.set_exception(error)  # type: ignore[arg-type]
 
     # --- what others may ask for
 
@@ -245,7 +223,7 @@ class Hook:
                 check_whole(values, SAVED)
             self._saved = dict(values) or None
         elif fresh:
-            self._averager.forget()
+            self._averager.engine.forget()
         else:
             self._averager.load_state_dict(values)
 
@@ -299,9 +277,10 @@ def attach(
     ddp: DistributedDataParallel,
     method: str | Method = "spardl",
     *,
-    bucket_mb: float = 25.0,
+    bucket_mb: float | None = None,
     timeout: float = 1800.0,
     scaler: GradScaler | None = None,
+    schedule: str | Schedule = "wfbp",
     **options: Any,
 ) -> Hook:
     """Lets DDP average its gradients with a method of this library, from the next backward pass on.
@@ -312,11 +291,13 @@ def attach(
     Args:
         ddp: the model; nothing else in the training loop changes.
         method: a name (``spardl.method_names()``), or a :class:`Method`.
-        bucket_mb: most megabytes (2^20 bytes) of gradients that are averaged together. Larger groups have less
-            overhead, smaller ones start earlier.
+        bucket_mb: most megabytes (2^20 bytes) of gradients that are averaged together, 25 unless said otherwise.
+            Larger groups have less overhead, smaller ones start earlier.
         timeout: seconds after which a silent worker counts as lost.
         scaler: the ``GradScaler`` that scales the loss, if there is one: residuals then follow its scale, and a step
             in which some worker's gradient overflowed is skipped by all, without loss.
+        schedule: in which groups: ``"wfbp"`` (of ``bucket_mb``), ``"mg_wfbp"`` or ``"layer_fusion"`` (as measured in
+            the first steps), or a schedule such as ``spardl.Wfbp(bucket_mb=50)``.
         **options: of the method, for instance ``density=0.01``, ``teams=2``; see :class:`Recipe`.
 
     Returns:
@@ -336,13 +317,13 @@ def attach(
         10 of 1010 entries are averages; the rest is in the residual
         >>> state = handle.state_dict()
         >>> print(f"step {handle.stats().steps}; to be saved: {', '.join(state)}")
-        step 1; to be saved: owner, names, groups, skipped, factor
+        step 1; to be saved: owner, names, partition, groups, usage, kept, factor, skipped
     """
     _check_wrapped(ddp)
     registered = _registered(ddp)
     if registered:
         registered._check_detached()
-    made = Hook(ddp, make_method(method, **options), bucket_mb, timeout, scaler)
+    made = Hook(ddp, make_method(method, **options), bucket_mb, timeout, scaler, schedule)
     if registered:
         registered._follow(made)
         return made

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from spardl.basics.checks import check_real, check_settings
+from spardl.basics.checks import check_real, check_seconds
 from spardl.basics.errors import ConfigError
-from spardl.clusters import ProcessGroupCluster
-from spardl.clusters.base import gather_rows
+from spardl.hooks.averager import Averager, Beside, Named
+from spardl.hooks.choosing import choose_schedule, options_of
 from spardl.hooks.stats import Meter, Stats
 from spardl.method.method import Method
 from spardl.method.recipes import make_method
-from spardl.schedules.averager import Averager, scale_of
-from spardl.schedules.parameter_groups import Named
-from spardl.schedules.usage import Usage
+from spardl.schedules import Dear, Schedule, Training
+from spardl.schedules.scaling import scale_of
+from spardl.vector.storage import CopiedGradient
 
 __all__ = ["Synchronizer"]
 
@@ -46,11 +46,14 @@ class Synchronizer:
             uses them. Those without ``requires_grad`` are left alone.
         method: a name (``spardl.method_names()``), or a :class:`Method`.
         group: a process group; ``None`` for the default one.
-        bucket_mb: most megabytes (2^20 bytes) of gradients that are averaged together; a parameter is never cut.
+        bucket_mb: most megabytes (2^20 bytes) of gradients that are averaged together, 25 unless said otherwise; a
+            parameter is never cut.
         timeout: seconds after which a silent worker counts as lost.
         scaler: the ``GradScaler`` that scales the loss, if there is one.
         find_unused: whether workers ask one another in every step which parameters nobody used; otherwise only until a
             step in which all used all. One that is left out later then gets zeros for a gradient.
+        schedule: in which groups: ``"wfbp"`` (of ``bucket_mb``), ``"mg_wfbp"`` or ``"layer_fusion"`` (as measured in
+            the first steps), or a schedule such as ``spardl.Wfbp(bucket_mb=50)``.
         **options: of the method, for instance ``density=0.01``, ``teams=2``; see :class:`Recipe`.
 
     Raises:
@@ -74,25 +77,33 @@ class Synchronizer:
         method: str | Method = "spardl",
         *,
         group: Any = None,
-        bucket_mb: float = 25.0,
+        bucket_mb: float | None = None,
         timeout: float = 1800.0,
         scaler: GradScaler | None = None,
         find_unused: bool = False,
+        schedule: str | Schedule = "wfbp",
         **options: Any,
     ) -> None:
-        check_settings(bucket_mb, timeout)
+        check_seconds("timeout", timeout)
+        chosen = choose_schedule(schedule, bucket_mb)
+        if isinstance(chosen, Dear):
+            raise ConfigError(
+                "schedule=dear updates parameters during the next forward pass, which this does not see; wrap the "
+                'model in DDP, and call spardl.attach(ddp_model, ..., schedule="dear", optimizer=optimizer)'
+            )
         self.method = make_method(method, **options)
         named = [pair for pair in _named(parameters) if pair.parameter.requires_grad]
         if not named:
             raise ConfigError("there are no parameters to average the gradients of")
         check_real(named)
-        self._parameters = [parameter for _, parameter in named]
-        self._cluster = ProcessGroupCluster(group, self._parameters[0].device, timeout)
+        gradient = CopiedGradient(named)
+        self._parameters = gradient.parameters
+        self._cluster = Beside(group, self._parameters[0].device, timeout)
         self._cluster.open()
-        given = {"handle": "Synchronizer", "find_unused": find_unused}
-        self._averager = Averager(self.method, named, self._cluster, bucket_mb, scale_of(scaler), given=given)
+        training = Training(None, gradient, None, scale=scale_of(scaler), find_unused=find_unused)
+        given = {"handle": "Synchronizer", **options_of(chosen), "find_unused": find_unused}
+        self._averager = Averager(self.method, chosen, training, self._cluster, given)
         self._meter = Meter(self._cluster.ledgers[0], self._cluster.size)
-        self._usage = Usage(1, len(named), always=find_unused)
         self._watches, self._detached = True, False
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._arrive, number))
@@ -100,7 +111,7 @@ class Synchronizer:
         ]
 
     def _arrive(self, number: int, parameter: Tensor) -> None:
-        self._usage.note(0, number)
+        self._averager.engine.note(number)
         if self._watches:
             self._averager.put(number, parameter.grad)
 
@@ -125,14 +136,12 @@ class Synchronizer:
             self._averager.put(number, self._parameters[number].grad)
         self._averager.wait()
         self._meter.step()
-        rows = self._usage.rows()
-        unused = set(self._usage.unused(gather_rows(self._cluster, rows) if rows else []))
+        unused = set(self._averager.engine.unused())
         for number, parameter in enumerate(self._parameters):
             if number not in unused and parameter.requires_grad:
                 if parameter.grad is None:
                     parameter.grad = torch.empty_like(parameter)
-                self._averager.take(number, parameter.grad)
-        self._usage.begin(0)
+                self._averager.gradient.take(number, parameter.grad)
 
     def __enter__(self) -> Synchronizer:
         return self
@@ -145,7 +154,7 @@ class Synchronizer:
 
     def state_dict(self) -> dict[str, Any]:
         """What this worker carries from step to step; plain data, to be saved by each rank."""
-        return {**self._averager.state_dict(), "usage": self._usage.state_dict()}
+        return self._averager.state_dict()
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Continues from what ``state_dict`` gave on the same rank, of as many.
@@ -160,7 +169,6 @@ class Synchronizer:
         if isinstance(values, Mapping) and "usage" not in values:
             raise ConfigError("this is no state of a Synchronizer; load what its state_dict() gave")
         self._averager.load_state_dict(values)
-        self._usage.load_state_dict(values["usage"])
 
     def stats(self) -> Stats:
         """What this worker sent and spent so far; see :class:`Stats`."""

@@ -44,4 +44,6 @@ def copied(values: Any) -> Any:
         return values.clone()
     if isinstance(values, Mapping):
         return {name: copied(value) for name, value in values.items()}
+    if isinstance(values, list):
+        return [copied(value) for value in values]
     return values

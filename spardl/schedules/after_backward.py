@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from spardl.clusters.base import Cluster
 from spardl.method.method import Method
 from spardl.schedules.base import Schedule
-from spardl.schedules.synchronizer import Synchronizer, Training
+from spardl.schedules.engine import Engine, Training
 
 __all__ = ["AfterBackward"]
 
@@ -22,20 +22,22 @@ class AfterBackward(Schedule):
 
     name = "after_backward"
 
-    def start(self, method: Method, cluster: Cluster, training: Training) -> Synchronizer:
+    def make(self, method: Method, cluster: Cluster, training: Training) -> Engine:
         """With one group of all layers."""
         return _AtTheEnd(method, cluster, training, [(0, len(training.gradient.layers))])
 
 
-class _AtTheEnd(Synchronizer):
+class _AtTheEnd(Engine):
     def collect(self) -> None:
         """Adds the flat gradient to what the rank carried over."""
-        self._accumulate(self._groups[0])
+        for number in range(len(self._groups)):
+            self._hand_over(number)
 
     def finish(self) -> None:
         """Runs the method's program on every worker, and updates."""
-        (group,) = self._groups
-        averages = self._cluster.run(self._programs(group))
-        self._averages = [{0: average} for average in averages]
-        self._take_over(group, averages[0])
+        for number, group in enumerate(self._groups):
+            averages = self._cluster.run(self._programs(number))
+            for own, average in zip(self._averages, averages, strict=True):
+                own[number] = average
+            self._take_over(group, averages[0])
         self._update_all()

@@ -7,13 +7,13 @@ from typing import ClassVar
 
 from spardl.clusters.base import Cluster
 from spardl.method.method import Method
-from spardl.schedules.synchronizer import Synchronizer, Training
+from spardl.schedules.engine import Engine, Training
 
 __all__ = ["Schedule"]
 
 
 class Schedule(ABC):
-    """A way to interleave communication with computation. Immutable: what changes is in the ``Synchronizer``.
+    """A way to interleave communication with computation. Immutable: what changes is in the ``Engine``.
 
     Attributes:
         name: how configurations call it.
@@ -32,8 +32,7 @@ class Schedule(ABC):
             ConfigError: if this schedule cannot run it; the message says what to do instead.
         """
 
-    @abstractmethod
-    def start(self, method: Method, cluster: Cluster, training: Training) -> Synchronizer:
+    def start(self, method: Method, cluster: Cluster, training: Training) -> Engine:
         """Makes what goes through the steps of one training; all workers must call this at once.
 
         Args:
@@ -43,4 +42,14 @@ class Schedule(ABC):
 
         Returns:
             The object whose methods the training loop calls.
+
+        Raises:
+            ConfigError: on all workers, if they were not given the same.
         """
+        engine = self.make(method, cluster, training)
+        engine.compare()
+        return engine
+
+    @abstractmethod
+    def make(self, method: Method, cluster: Cluster, training: Training) -> Engine:
+        """The same as ``start``, with the same arguments; workers do not compare what they were given yet."""

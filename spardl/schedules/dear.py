@@ -11,7 +11,7 @@ worker dropped is put back when its all-gather has ended, which is before its ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,14 +25,17 @@ from spardl.clusters.base import Cluster, Flight, gather_rows
 from spardl.method.method import Method
 from spardl.protocol.programs import Phase
 from spardl.schedules.base import Schedule
+from spardl.schedules.carried import Group
+from spardl.schedules.engine import Engine, Training
 from spardl.schedules.first_use import FirstUses
-from spardl.schedules.fusion import Range, by_count, by_size
+from spardl.schedules.fusion import Range, by_count
 from spardl.schedules.in_backward import InBackward
-from spardl.schedules.synchronizer import Group, Synchronizer, Training
+from spardl.schedules.partition import by_megabytes, flat_order
 from spardl.schedules.trials import Trials
-from spardl.schedules.wfbp import check_megabytes, entries_of
-from spardl.vector.norms import clip_factor, largest, norm_of, sum_of_squares
+from spardl.schedules.wfbp import check_megabytes
+from spardl.vector.norms import largest, norm_of, sum_of_squares
 from spardl.vector.sparse import Sum
+from spardl.vector.storage import Storage
 
 __all__ = ["Dear"]
 
@@ -83,16 +86,16 @@ class Dear(Schedule):
         if clips:
             method.check_shards()
 
-    def start(self, method: Method, cluster: Cluster, training: Training) -> Synchronizer:
+    def make(self, method: Method, cluster: Cluster, training: Training) -> Engine:
         """With groups by size or by number."""
-        cut = partial(self._partition, training)
+        cut = partial(self._partition, training.gradient)
         return _InHalves(method, cluster, training, cut, self.threshold_mb, self._tuner() if self.trials else None)
 
-    def _partition(self, training: Training, megabytes: float) -> list[Range]:
-        sizes = [layer.entries for layer in training.gradient.layers]
+    def _partition(self, gradient: Storage, megabytes: float) -> list[Range]:
         if self.layers is not None:
-            return by_count(len(sizes), self.layers)
-        return by_size(sizes, entries_of(megabytes, training))
+            count = self.layers
+            return flat_order(gradient, lambda order: by_count(len(order), count))
+        return by_megabytes(gradient, megabytes)
 
 
 class _InHalves(InBackward):
@@ -113,9 +116,10 @@ class _InHalves(InBackward):
         self._pending: set[int] = set()
         self._late: set[int] = set()
         self._skipped: set[nn.Parameter] = set()
-        self._factor: float | None = None
+        self._multiple: float | None = None
         self._computing = False
         super().__init__(method, cluster, training, cut(megabytes))
+        assert training.model and training.optimizer
         self._uses = FirstUses(training.model, training.gradient.layer_of(), self._need)
         self._hooks += [
             training.model.register_state_dict_pre_hook(lambda *_: self.flush()),
@@ -136,9 +140,9 @@ class _InHalves(InBackward):
             self.flush()
             self._regroup(self._cut(megabytes))
 
-    def _regroup(self, partition: Sequence[Range]) -> None:
+    def _begin_groups(self) -> None:
         self._landing, self._landed = [], []
-        super()._regroup(partition)
+        super()._begin_groups()
 
     def before_backward(self, *, last: bool) -> None:
         """What the forward passes did not use is updated now at the latest, before there are new gradients."""
@@ -147,14 +151,15 @@ class _InHalves(InBackward):
         self._late = set(range(len(self._groups))) - self._landed[self._local] if self._landed else set()
         self._land_all(self._local)
 
-    def _on_gradient(self, number: int) -> None:
+    def complete(self, number: int) -> None:
+        """Checks that the forward pass waited for the parameter."""
         group = self._group_of[number]
         if group in self._late:
             raise TrainingError(
                 f"the forward pass used {self._gradient.names[number]} where it did not in the first step, before the "
                 "parameter was up to date; use schedule=wfbp for models that change their way"
             )
-        super()._on_gradient(number)
+        super().complete(number)
 
     def collect(self) -> None:
         """The rest of the reduce-scatters begin."""
@@ -163,21 +168,21 @@ class _InHalves(InBackward):
 
     def finish(self) -> None:
         """Orders the update; the all-gathers begin, in the order of the forward pass."""
-        self._skipped = set(self._unused())
-        limit = self._training.clip_norm
-        self._factor = None if limit is None else clip_factor(self._norm(), limit)
-        self._updater.hold()
+        self._skipped = {self._gradient.parameters[number] for number in self.unused()}
+        self._multiple = self._factor(self._norm)
+        if self._updater:
+            self._updater.hold()
         self._landing, self._flights = self._flights, []
         self._landed = [set() for _ in self._cluster.local_ranks]
         self._pending = set(range(len(self._groups)))
         self._averages = [{} for _ in self._cluster.local_ranks]
-        for flight in self._landing:
-            flight.resume()
+        for number in reversed(self._order()):
+            self._landing[number].resume()
 
     def _norm(self) -> float:
         """Of the average, from the shards that each worker has."""
         shards = [self._shards(local) for local in range(len(self._cluster.local_ranks))]
-        length = self._gradient.vector.numel()
+        length = self._gradient.layout.length
         rows = [torch.tensor([largest(parts)], dtype=torch.float64) for parts in shards]
         peak = largest(gather_rows(self._cluster, rows, counted=True))
         rows = [torch.tensor([sum_of_squares(parts, peak, length)]) for parts in shards]
@@ -219,12 +224,19 @@ class _InHalves(InBackward):
 
     def _update(self, group: Group, average: Sum) -> None:
         self._take_over(group, average)
-        gradient = group.of(self._gradient.vector)
-        if self._factor is not None:
-            gradient.mul_(self._factor)
-        members = self._gradient.parameters[slice(*group.tensors)]
-        self._updater.apply(parameter for parameter in members if parameter not in self._skipped)
+        gradient = self._part(group)
+        if self._multiple is not None:
+            gradient.mul_(self._multiple)
+        if self._updater:
+            members = self._gradient.parameters[slice(*group.tensors)]
+            with self._gradient.exposed(range(*group.tensors)):
+                self._updater.apply(parameter for parameter in members if parameter not in self._skipped)
         gradient.zero_()
+
+    @property
+    def fixed(self) -> bool:
+        """Unless sizes are tried."""
+        return self._trials is None
 
     def flush(self) -> None:
         """Waits for all that is on its way, and updates."""
@@ -239,7 +251,7 @@ class _InHalves(InBackward):
 
     def _follow(self, values: Mapping[str, Any]) -> None:
         super()._follow(values)
-        if self._trials and values["trials"] is not None:
+        if self._trials and values.get("trials") is not None:
             self._trials.load_state_dict(values["trials"])
 
     def close(self) -> None:

@@ -12,15 +12,17 @@ from typing import ClassVar
 from spardl.basics.errors import TrainingError
 from spardl.clusters.base import Cluster, Flight
 from spardl.method.method import Method
+from spardl.schedules.engine import Engine, Training
 from spardl.schedules.fusion import Range
-from spardl.schedules.synchronizer import Synchronizer, Training
 from spardl.vector.sparse import Sum
 
 __all__ = ["InBackward"]
 
 
-class InBackward(Synchronizer):
-    """Releases every group as soon as its gradients are there, strictly from the last one to the first.
+class InBackward(Engine):
+    """Releases every group as soon as its gradients are there, strictly in the order of the backward pass.
+
+    All workers must release in one order, and that in which gradients are complete may differ between them.
 
     Attributes:
         pauses: whether synchronizations rest at their boundary.
@@ -31,20 +33,27 @@ class InBackward(Synchronizer):
     def __init__(self, method: Method, cluster: Cluster, training: Training, partition: Sequence[Range]) -> None:
         self._flights: list[Flight[Sum]] = []
         self._missing: list[set[int]] = []
-        self._next = -1
+        self._waiting: list[int] = []
         super().__init__(method, cluster, training, partition)
 
-    def _regroup(self, partition: Sequence[Range]) -> None:
-        super()._regroup(partition)
+    def _begin_groups(self) -> None:
+        super()._begin_groups()
         self._group_of = [number for number, group in enumerate(self._groups) for _ in range(*group.tensors)]
+
+    def _order(self) -> list[int]:
+        """The groups as the backward pass completes them."""
+        numbers = list(range(len(self._groups)))
+        return numbers if self._gradient.backwards else numbers[::-1]
 
     def begin(self, local: int = 0) -> None:
         """Prepares the step's synchronizations when the first local rank begins."""
         super().begin(local)
         if local == 0:
-            self._flights = [self._cluster.flight(self._programs(each), pauses=self.pauses) for each in self._groups]
+            self._flights = [
+                self._cluster.flight(self._programs(number), pauses=self.pauses) for number in range(len(self._groups))
+            ]
         self._missing = []
-        self._next = len(self._groups) - 1
+        self._waiting = self._order()[::-1]
 
     def before_backward(self, *, last: bool) -> None:
         """From the last backward pass on, complete gradients are sent."""
@@ -52,37 +61,49 @@ class InBackward(Synchronizer):
         if last:
             self._missing = [set(range(*group.tensors)) for group in self._groups]
 
-    def _on_gradient(self, number: int) -> None:
+    def awaits(self, number: int) -> bool:
+        """Whether the gradient of parameter ``number`` is to come in this step."""
+        return bool(self._missing) and number in self._missing[self._group_of[number]]
+
+    def complete(self, number: int) -> None:
+        """Sends what is complete with this gradient."""
         if not self._missing:
             return
-        group = self._group_of[number]
-        if number not in self._missing[group]:
+        if not self.awaits(number):
             raise TrainingError(
                 f"the gradient of {self._gradient.names[number]} was complete twice in one backward pass, and may be "
                 "on its way already (reentrant checkpointing does that); use schedule=after_backward"
             )
-        self._missing[group].remove(number)
-        while self._next >= 0 and not self._missing[self._next]:
-            self._cluster.reach(self._local, range(*self._groups[self._next].layers), backward=True)
+        self._missing[self._group_of[number]].remove(number)
+        while self._waiting and not self._missing[self._waiting[-1]]:
+            self._cluster.reach(self._local, range(*self._groups[self._waiting[-1]].layers), backward=True)
             self._release()
 
     def _release(self) -> None:
-        self._accumulate(self._groups[self._next])
-        self._flights[self._next].release(self._local)
-        self._next -= 1
+        number = self._waiting.pop()
+        self._hand_over(number)
+        self._flights[number].release(self._local)
 
     def collect(self) -> None:
         """Sends what waited for a gradient that did not come."""
         self._missing = []
-        while self._next >= 0:
+        while self._waiting:
             self._release()
 
     def finish(self) -> None:
         """Waits for all groups, and updates."""
         ranks = range(len(self._cluster.local_ranks))
         self._averages = [{} for _ in ranks]
-        for number, group in reversed(list(enumerate(self._groups))):
+        for number in self._order():
             for local in ranks:
                 self._averages[local][number] = self._flights[number].wait(local)
-            self._take_over(group, self._averages[0][number])
+            self._take_over(self._groups[number], self._averages[0][number])
         self._update_all()
+
+    def give_up(self) -> None:
+        """Ends a step whose backward pass ended early: what was sent is waited for, and the rest left out."""
+        self._missing = []
+        released = [number for number in self._order() if number not in self._waiting]
+        self._waiting = []
+        for number in released:
+            self._flights[number].wait(0)

@@ -15,10 +15,11 @@ from torch import Tensor
 from spardl.clusters.base import Cluster, gather_rows
 from spardl.method.method import Method
 from spardl.schedules.base import Schedule
+from spardl.schedules.engine import Engine, Training
 from spardl.schedules.fusion import Linear, Range
 from spardl.schedules.groups import Groups, agreed_groups
 from spardl.schedules.in_backward import InBackward
-from spardl.schedules.synchronizer import Synchronizer, Training
+from spardl.schedules.partition import flat_order
 from spardl.vector.layout import Layout
 
 __all__ = ["Decide", "Measured", "Measuring", "measure_cost"]
@@ -65,7 +66,7 @@ class Measuring(Schedule):
             It, in flat order.
         """
 
-    def start(self, method: Method, cluster: Cluster, training: Training) -> Synchronizer:
+    def make(self, method: Method, cluster: Cluster, training: Training) -> Engine:
         """Measures first, unless the groups are known."""
         if self.groups is None:
             return Measured(method, cluster, training, self.decide)
@@ -106,20 +107,30 @@ class Measured(InBackward):
         if self._rows is not None:
             self._began = self._cluster.now(self._local)
 
-    def _on_gradient(self, number: int) -> None:
+    def complete(self, number: int) -> None:
+        """Takes the time."""
         # One rank of a process is enough.
         if self._rows is not None and self._local == 0:
             layer = self._layer_of[number]
             self._cluster.reach(self._local, [layer], backward=True)
             self._rows[-1][layer] = self._cluster.now(self._local) - self._began
-        super()._on_gradient(number)
+        super().complete(number)
 
     def _found(self, rows: Sequence[Sequence[float]]) -> list[Range]:
         """What all workers' measurements lead to: the same on each of them."""
         mine = torch.tensor([median(times) for times in zip(*rows, strict=True)], dtype=torch.float64)
         ready = _mean(self._cluster, [mine for _ in self._cluster.local_ranks])
-        cost = measure_cost(self._method, self._cluster, self._gradient.vector)
-        return self._decide([layer.entries for layer in self._gradient.layers], ready, cost)
+        cost = measure_cost(self._method, self._cluster, max(self._gradient.vectors, key=Tensor.numel))
+        entries = self._gradient.entries
+        return flat_order(
+            self._gradient,
+            lambda order: self._decide([entries[each] for each in order], [ready[each] for each in order], cost),
+        )
+
+    @property
+    def fixed(self) -> bool:
+        """Not before they are chosen."""
+        return False
 
     @property
     def chosen(self) -> list[Range] | None:
@@ -133,7 +144,7 @@ class Measured(InBackward):
     def _follow(self, values: Mapping[str, Any]) -> None:
         # Measurements that were not complete begin anew.
         super()._follow(values)
-        self._rows = None if values["decided"] else []
+        self._rows = None if values.get("decided") else []
 
 
 def measure_cost(method: Method, cluster: Cluster, gradient: Tensor) -> Linear:

@@ -28,9 +28,10 @@ class Usage:
         self._used = [bytearray(parameters) for _ in range(local)]
         self._watching, self._always = True, always
 
-    def begin(self, local: int) -> None:
-        """A step of a local rank begins."""
-        self._used[local][:] = bytes(len(self._used[local]))
+    def clear(self) -> None:
+        """A step ends."""
+        for used in self._used:
+            used[:] = bytes(len(used))
 
     def note(self, local: int, number: int) -> None:
         """A local rank used a parameter."""

@@ -14,13 +14,11 @@ from spardl.basics.errors import ConfigError
 from spardl.clusters.base import Cluster
 from spardl.method.method import Method
 from spardl.schedules.base import Schedule
-from spardl.schedules.fusion import by_size
+from spardl.schedules.engine import Engine, Training
 from spardl.schedules.in_backward import InBackward
-from spardl.schedules.synchronizer import Synchronizer, Training
+from spardl.schedules.partition import by_megabytes
 
-__all__ = ["Wfbp", "check_megabytes", "entries_of"]
-
-_MEGABYTE = 1024 * 1024
+__all__ = ["Wfbp", "check_megabytes"]
 
 
 def check_megabytes(name: str, value: object) -> None:
@@ -31,11 +29,6 @@ def check_megabytes(name: str, value: object) -> None:
     """
     if not is_a(float, value) or not (isinstance(value, int | float) and value >= 0) or math.isnan(value):
         raise ConfigError(f"{name} must be a number of megabytes, at least 0 (0: every layer alone), got {value!r}")
-
-
-def entries_of(megabytes: float, training: Training) -> float:
-    """How many entries of a gradient fill so many megabytes."""
-    return megabytes * _MEGABYTE / training.gradient.vector.itemsize
 
 
 @dataclass(frozen=True)
@@ -56,7 +49,6 @@ class Wfbp(Schedule):
     def __post_init__(self) -> None:
         check_megabytes("schedule.bucket_mb", self.bucket_mb)
 
-    def start(self, method: Method, cluster: Cluster, training: Training) -> Synchronizer:
+    def make(self, method: Method, cluster: Cluster, training: Training) -> Engine:
         """With buckets filled from the last layer on."""
-        sizes = [layer.entries for layer in training.gradient.layers]
-        return InBackward(method, cluster, training, by_size(sizes, entries_of(self.bucket_mb, training)))
+        return InBackward(method, cluster, training, by_megabytes(training.gradient, self.bucket_mb))

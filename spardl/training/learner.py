@@ -19,7 +19,7 @@ from spardl.method.elastic import sources
 from spardl.method.method import Method
 from spardl.protocol.programs import Worker
 from spardl.schedules.base import Schedule
-from spardl.schedules.synchronizer import Training
+from spardl.schedules.engine import Training
 from spardl.training.batches import Batches
 from spardl.training.evaluation import autocast
 from spardl.training.lr import LrSchedule
@@ -234,7 +234,7 @@ class Learner:
             "weights are": list(self.model.parameters()),
             "optimizer's state is": [value for value in moments if isinstance(value, Tensor)],
             "running statistics are": [self.workers[local].floating_buffers()],
-            "residuals are": self.synchronizer.carried(local),
+            "residuals are": self.synchronizer.carried.lasting(local),
         }
 
     def shared_state(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 from spardl.clusters.base import Cluster, gather_rows
 from spardl.method.elastic import owners
 from spardl.protocol.programs import Worker
-from spardl.schedules.synchronizer import Synchronizer
+from spardl.schedules.engine import Engine
 from spardl.training.checkpoint import load_part
 from spardl.training.learner import Plan
 
@@ -55,14 +55,14 @@ class Restart:
         epoch, within = divmod(step - shift, old)
         return step - (epoch * new + min(new, within * self.before // size))
 
-    def figures(self, cluster: Cluster, synchronizer: Synchronizer) -> dict[str, float]:
+    def figures(self, cluster: Cluster, engine: Engine) -> dict[str, float]:
         """What is logged: numbers of workers, and the sum over all residuals, before and after."""
-        remembers = synchronizer.remembers
+        remembers = engine.carried.remembers
         rows = []
         for local, rank in enumerate(cluster.local_ranks):
             # An old residual counts where its first owner is.
             first = [old for old in self._sums if owners(old, self.before, cluster.size)[0] == rank]
-            found = [sum(self._sums[old] for old in first), synchronizer.residual_sum(local)]
+            found = [sum(self._sums[old] for old in first), engine.carried.residual_sum(local)]
             rows.append(torch.tensor(found if remembers else [0.0, 0.0], dtype=torch.float64))
         sums = torch.stack(gather_rows(cluster, rows)).sum(0).tolist()
         return {

@@ -214,7 +214,7 @@ class Trainer:
 
     def _refused(self) -> int:
         """Gradients of all workers that were left out, or cut; one line tells of new ones."""
-        rows = [torch.tensor(own) for own in self._learner.synchronizer.refusals()]
+        rows = [torch.tensor(own) for own in self._learner.synchronizer.carried.refusals()]
         gathered = [Refused(*row.tolist()) for row in gather_rows(self._cluster, rows)]
         line = self._refusals.notice(dict(enumerate(gathered)))
         if line and self._cluster.leads:

@@ -132,7 +132,7 @@ def test_states_of_other_workers_and_methods_are_refused() -> None:
                     handle.load_state_dict(state)
                 said.append(str(error.value))
         with pytest.raises(ConfigError, match="no state of a Synchronizer"):
-            paths[1].handle.load_state_dict(states[0])
+            paths[1].handle.load_state_dict({name: value for name, value in states[0].items() if name != "usage"})
         assert fresh.handle.state_dict() == {}
         assert all(
             torch.equal(group["memory"], before["memory"])
@@ -149,6 +149,26 @@ def test_states_of_other_workers_and_methods_are_refused() -> None:
             "this state is of A + B + C + D, and this method is TopK + SparDL + GlobalResidual + "
         )
         assert said[3:5] == ["this is no state of such a handle; load what its state_dict() gave"] * 2
+
+
+def test_all_handles_have_one_kind_of_state() -> None:
+    """What attach saved, a Synchronizer of the same parameters loads, and the other way round."""
+
+    def work(cluster: ProcessGroupCluster) -> list[bool]:
+        (batch,) = batches(made("cnn"), [0])
+        found = []
+        for kind, other in ((Ddp, Hooks), (Hooks, Ddp)):
+            path, follower = begun(kind, METHODS["spardl"])[0], begun(other, METHODS["spardl"])[0]
+            path.backward([batch])
+            follower.backward([batch])
+            for each in (path, path):
+                each.backward([batch])
+            follower.handle.load_state_dict(path.handle.state_dict())
+            mine, theirs = (each.handle.state_dict()["groups"] for each in (follower, path))
+            found.append(all(torch.equal(a["memory"], b["memory"]) for a, b in zip(mine, theirs, strict=True)))
+        return found
+
+    assert run_workers(2, work) == [[True, True]] * 2
 
 
 def test_what_is_no_state_changes_nothing() -> None:

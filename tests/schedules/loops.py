@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from spardl.clusters import Cluster
 from spardl.method.method import Method
-from spardl.schedules import Schedule, Synchronizer, Training
+from spardl.schedules import Engine, Schedule, Training
 from spardl.vector.flat import FlatGradient
 from tests.harness import dense
 
@@ -94,7 +94,7 @@ def weights(model: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def one_step(synchronizer: Synchronizer, make_loss: Callable[[], Tensor]) -> None:
+def one_step(synchronizer: Engine, make_loss: Callable[[], Tensor]) -> None:
     """A step of a single local rank with one backward pass."""
     synchronizer.begin()
     loss = make_loss()
@@ -115,7 +115,7 @@ class Loop:
         self.gradient = FlatGradient(self.model.named_parameters())
         self.optimizer = self.setting.optimizer(self.model)
         training = Training(self.model, self.gradient, self.optimizer, self.setting.clip_norm)
-        self.synchronizer: Synchronizer = schedule.start(method or dense(), cluster, training)
+        self.synchronizer: Engine = schedule.start(method or dense(), cluster, training)
 
     def step(self, step: int) -> None:
         for local, rank in enumerate(self.cluster.local_ranks):

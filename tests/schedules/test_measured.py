@@ -39,7 +39,7 @@ def test_ready_times_are_those_of_the_profile() -> None:
         return [(0, 2), (2, 7)]
 
     class Spy(Schedule):
-        def start(self, method: Any, cluster: Cluster, training: Training) -> Measured:
+        def make(self, method: Any, cluster: Cluster, training: Training) -> Measured:
             return Measured(method, cluster, training, decide)
 
     loop = Loop(Spy(), cluster)

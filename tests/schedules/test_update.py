@@ -70,15 +70,14 @@ def test_an_optimizer_that_needs_everything() -> None:
 def test_usage() -> None:
     usage = Usage(2, 3)
     for local, numbers in enumerate([(0,), (0, 2)]):
-        usage.begin(local)
         for number in numbers:
             usage.note(local, number)
     rows = usage.rows()
     assert [row.tolist() for row in rows] == [[1, 0, 0], [1, 0, 1]]
     assert usage.unused(rows) == [1]
     assert usage.state_dict() is True
+    usage.clear()
     for local in range(2):
-        usage.begin(local)
         for number in range(3):
             usage.note(local, number)
     assert usage.unused(usage.rows()) == []

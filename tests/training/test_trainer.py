@@ -12,7 +12,7 @@ from spardl.basics.errors import TrainingError
 from spardl.clusters import Cluster
 from spardl.method.method import Method
 from spardl.protocol.programs import Phase
-from spardl.schedules import Synchronizer
+from spardl.schedules import Engine
 from spardl.training.checkpoint import list_checkpoints
 from spardl.training.lr import Cosine
 from spardl.training.observers import Observer
@@ -231,12 +231,12 @@ def test_nothing_but_nan_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_replicas_that_differ_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Synchronizer.averages
+    right = Engine.averages
 
-    def drifting(synchronizer: Synchronizer, local: int) -> list[Any]:
+    def drifting(synchronizer: Engine, local: int) -> list[Any]:
         return [-average if local == 2 else average for average in right(synchronizer, local)]
 
-    monkeypatch.setattr(Synchronizer, "averages", drifting)
+    monkeypatch.setattr(Engine, "averages", drifting)
     with pytest.raises(TrainingError, match=r"averaged gradients of ranks \[2\] differ from rank 0's at step 3"):
         trainer(plan(dense(), check_every=3), tmp_path).fit()
 

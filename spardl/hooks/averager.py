@@ -1,0 +1,229 @@
+"""Gradients that come one by one, in any order, and go back as averages: what all handles of a loop share."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from spardl.basics.errors import ConfigError, SpardlError
+from spardl.clusters.base import gather_rows
+from spardl.clusters.process_group import ProcessGroupCluster
+from spardl.method.method import Method
+from spardl.method.provenance import check_owner, check_whole, owner_of
+from spardl.method.refusals import Refusals, is_due
+from spardl.protocol.programs import Program
+from spardl.protocol.state import copied
+from spardl.schedules.base import Schedule
+from spardl.schedules.engine import Training
+from spardl.schedules.in_backward import InBackward
+from spardl.vector.storage import CopiedGradient
+
+__all__ = ["SAVED", "Averager", "Beside", "Named"]
+
+# What every saved state has, besides its owner.
+SAVED: Mapping[str, Any] = MappingProxyType({"names": [], "groups": [], "skipped": [], "factor": 1.0})
+
+T = TypeVar("T")
+
+
+class Named(NamedTuple):
+    """A parameter and its name."""
+
+    name: str
+    parameter: nn.Parameter
+
+
+class Beside(ProcessGroupCluster):
+    """Workers whose own group is the caller's: everything goes through another one, which has our timeout."""
+
+    def run_aside(self, programs: Sequence[Program[T]]) -> list[T]:
+        """Runs what is no part of training in the other thread, too, and waits for it."""
+        flight = self.flight(programs, counted=False)
+        flight.release(0)
+        return [flight.wait(0)]
+
+
+class Averager:
+    """The gradients of some parameters and their averages over all workers.
+
+    In each step, ``put`` every gradient once, in any order; then ``wait``; then ``take`` the averages. In the first
+    one, workers compare what they were given. Parameters have the numbers that ``gradient`` gives them.
+
+    Args:
+        method: how to average.
+        schedule: in which groups.
+        training: what is trained; its gradients are copies.
+        cluster: the workers.
+        given: what else all workers must be given the same, by name.
+
+    Raises:
+        ConfigError: if the method does not run on so many workers.
+    """
+
+    def __init__(
+        self, method: Method, schedule: Schedule, training: Training, cluster: Beside, given: Mapping[str, Any]
+    ) -> None:
+        method.communicator.check_workers(cluster.size)
+        assert isinstance(training.gradient, CopiedGradient)
+        self.method, self.gradient, self._cluster = method, training.gradient, cluster
+        self._scaled = training.scale is not None
+        engine = schedule.make(method, cluster, training)
+        assert isinstance(engine, InBackward)
+        self.engine = engine
+        (worker,) = cluster.local_workers
+        self._rank = worker.rank
+        self._owner = owner_of(method, worker.rank, worker.size)
+        self._given = {**given, "scaler": self._scaled}
+        self._agreed = False
+        self._refusals = Refusals(worker.size)
+        self.begun = self._sending = False
+
+    # --- a step
+
+    def begin(self) -> None:
+        """Begins a step, unless it has begun.
+
+        Raises:
+            ConfigError: on all workers, in the first step, if they were not given the same.
+            PeerError: if another worker is lost, or does not come to the first step in time.
+        """
+        if self.begun:
+            return
+        if not self._agreed:
+            self.engine.compare(self._given)
+            self._agreed = True
+        device = self._cluster.device
+        # A schedule may measure what random gradients cost; the caller's random numbers are the caller's.
+        with torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=not self.engine.fixed):
+            self.engine.begin()
+        self.begun = True
+        self._sending = False
+
+    def put(self, number: int, gradient: Tensor | None) -> None:
+        """Takes over a parameter's gradient.
+
+        Args:
+            number: of the parameter.
+            gradient: of its shape; ``None`` is one of zeros.
+
+        Raises:
+            SpardlError: if it was there already in this step.
+            ConfigError: if it is a sparse tensor; on all workers, if they were not given the same.
+            PeerError: if another worker is lost in the first step, or does not come to it in time.
+        """
+        name = self.gradient.names[number]
+        if gradient is not None and gradient.layout is not torch.strided:
+            raise ConfigError(f"the gradient of {name} is sparse; use sparse=False where it is made")
+        self.begin()
+        if not self._sending:
+            self.engine.before_backward(last=True)
+            self._sending = True
+        if not self.engine.awaits(number):
+            raise SpardlError(
+                f"a second gradient of {name} came before the first was averaged; leave all backward passes of a step "
+                "but the last to no_sync(), or, after one that failed, let all workers call wait()"
+            )
+        self.gradient.put(number, gradient)
+        self.engine.complete(number)
+
+    def missing(self) -> list[int]:
+        """The parameters whose gradients are not there yet."""
+        numbers = range(len(self.gradient.names))
+        return [number for number in numbers if not (self.begun and self._sending) or self.engine.awaits(number)]
+
+    def wait(self) -> None:
+        """Waits until all groups that were complete are averaged; then the next step may begin.
+
+        Raises:
+            PeerError: if another worker is lost, or does not answer in time.
+        """
+        if not self.begun:
+            return
+        self.begun = False
+        self.engine.finish()
+        self.tell_refusals()
+
+    def give_up(self) -> None:
+        """Ends a step whose backward pass ended early, if there is one."""
+        if self.begun:
+            self.begun = False
+            self.engine.give_up()
+
+    def tell_refusals(self) -> None:
+        """The user at once, the other workers now and then."""
+        (own,) = self.engine.carried.refusals()
+        line = self._refusals.notice({self._rank: own})
+        if line:
+            advice = "" if self._scaled else ". A GradScaler learns of it only if it is given (scaler=scaler)"
+            warnings.warn(f"spardl: {line}{advice}.", stacklevel=3)
+        if is_due(self.engine.steps) and self._cluster.size > 1:
+            row = torch.tensor([own.number], device=self._cluster.device)
+            self._refusals.learn([int(each) for each in gather_rows(self._cluster, [row])])
+
+    # --- what lasts
+
+    @property
+    def refused(self) -> int:
+        """Gradients (of a group) that all workers left out, as they were not finite, or cut; see ``Refusals``."""
+        return self._refusals.total
+
+    def residual_ratio(self) -> float | None:
+        """Norm of what is carried over, as a multiple of that of the gradient, if one was measured; reads it all."""
+        gradient = math.hypot(*self.engine.norms)
+        if not gradient:
+            return None
+        memories = self.engine.carried.residuals()
+        return math.hypot(*map(self.engine.norm_of, memories)) / gradient
+
+    def inherit(self, other: Averager) -> None:
+        """Goes on with what another method carried over, where this one carries the same kind of thing.
+
+        Args:
+            other: of the same parameters, in other groups or not; nothing of it may be under way.
+        """
+        other.engine.settle()
+        velocities = type(self.method.momentum) is type(other.method.momentum) and self.method.momentum.remembers
+        both = self.method.residual.remembers and other.method.residual.remembers
+        factor = self.engine.scale / other.engine.scale
+        for number, name in enumerate(self.gradient.names):
+            pairs = zip(
+                self.engine.carried.of(number), other.engine.carried.of(other.gradient.names.index(name)), strict=True
+            )
+            for (mine, theirs), wanted in zip(pairs, (both, velocities), strict=True):
+                if wanted:
+                    mine.copy_(theirs * factor)
+        self.engine.carried.changed()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this worker carries from step to step, as plain data that shares no memory with it."""
+        return {
+            "owner": dict(self._owner),
+            "names": self.gradient.forward()[0],
+            **{name: copied(value) for name, value in self.engine.state_dict().items()},
+        }
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Continues from what ``state_dict`` gave on the same rank.
+
+        Raises:
+            ConfigError: if it is of another rank, another number of workers, another method, other parameters, or of
+                other groups, or lacks something; nothing is changed then.
+        """
+        check_owner(values, self._owner, "groups")
+        check_whole(values, SAVED)
+        self.engine.follow_groups(values.get("partition"))
+        mine = self.engine.carried.state_dicts()
+        check_whole(values["groups"], mine, "groups")
+        if values["names"] != self.gradient.forward()[0] or _sizes(values["groups"]) != _sizes(mine):
+            raise ConfigError("this state is of other parameters, or of another bucket_mb; load it where it was saved")
+        self.engine.load_state_dict(0, {name: copied(value) for name, value in values.items()})
+
+
+def _sizes(groups: Sequence[Mapping[str, Any]]) -> list[Any]:
+    return [getattr(group[name], "shape", None) for group in groups for name in ("memory", "velocity")]

@@ -1,0 +1,59 @@
+"""Which schedule a handle runs: chosen by name, or given."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from spardl.basics.checks import is_a
+from spardl.basics.errors import ConfigError
+from spardl.schedules import Dear, LayerFusion, MgWfbp, Schedule, Wfbp
+
+__all__ = ["choose_schedule", "options_of"]
+
+_KINDS: tuple[type[Schedule], ...] = (Wfbp, MgWfbp, LayerFusion, Dear)
+# What a limit on the size of groups is called, where there is one.
+_LIMITS: tuple[tuple[type[Schedule], str], ...] = ((Wfbp, "bucket_mb"), (Dear, "threshold_mb"))
+
+
+def choose_schedule(schedule: str | Schedule, bucket_mb: float | None) -> Schedule:
+    """The schedule that a handle was asked for.
+
+    Args:
+        schedule: its name, or itself.
+        bucket_mb: most megabytes of gradients in a group, where a schedule has such a limit; ``None`` for its own.
+
+    Raises:
+        ConfigError: if there is none of that name, or it has no such limit, or does not send beside the computation.
+    """
+    if bucket_mb is not None and (not is_a(float, bucket_mb) or not bucket_mb > 0):
+        raise ConfigError(f"bucket_mb must be above 0, got {bucket_mb!r}")
+    if isinstance(schedule, str):
+        kind = {each.name: each for each in _KINDS}.get(schedule)
+        if kind is None:
+            raise ConfigError(f"there is no schedule {schedule!r} for this handle; use one of {_names()}")
+        return _limited(kind, bucket_mb)
+    if bucket_mb is not None:
+        raise ConfigError("bucket_mb is for schedules that are given by name; set it in the schedule itself")
+    if not isinstance(schedule, _KINDS):
+        raise ConfigError(f"schedule must be one of {_names()}, or a schedule of that kind, got {schedule!r}")
+    return schedule
+
+
+def _limited(kind: type[Schedule], bucket_mb: float | None) -> Schedule:
+    if bucket_mb is None:
+        return kind()
+    name = next((name for each, name in _LIMITS if each is kind), None)
+    if name is None:
+        raise ConfigError(f"schedule={kind.name} chooses the sizes of groups itself; leave bucket_mb out")
+    return kind(**{name: bucket_mb})
+
+
+def options_of(schedule: Schedule) -> dict[str, Any]:
+    """A schedule's name and options, which all workers must be given the same."""
+    options = {field.name: getattr(schedule, field.name) for field in fields(schedule)}  # type: ignore[arg-type]
+    return {"schedule": schedule.name, **options}
+
+
+def _names() -> str:
+    return ", ".join(kind.name for kind in _KINDS)

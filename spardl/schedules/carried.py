@@ -1,0 +1,175 @@
+"""What workers carry from step to step, cut into the groups in which gradients are averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spardl.method.method import Method
+from spardl.method.method_state import MethodState
+from spardl.method.refusals import Refused
+from spardl.protocol.programs import Worker
+from spardl.schedules.fusion import Range
+from spardl.schedules.partition import within
+from spardl.vector.layout import Layout
+from spardl.vector.storage import CopiedGradient, Storage
+
+__all__ = ["Carried", "Group"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Neighbouring layers that are synchronized together.
+
+    Attributes:
+        layers: numbers of the first one and of the one after the last.
+        tensors: likewise.
+        entries: first position in flat order, and the position after the last.
+        states: of the method, one per local rank; residual and velocity are parts of those of the whole model.
+    """
+
+    layers: Range
+    tensors: tuple[int, int]
+    entries: tuple[int, int]
+    states: list[MethodState]
+
+
+class Carried:
+    """Residuals and velocities of the whole model, and the states of its groups.
+
+    Residuals and velocities belong to the parameters: where groups change, they stay.
+
+    Args:
+        method: whose states these are.
+        gradient: of the model.
+        ranks: how many local ranks there are.
+        partition: layers that are synchronized together; groups end where type or place of the gradients change.
+
+    Attributes:
+        groups: in flat order.
+        remembers: whether there are residuals.
+    """
+
+    def __init__(self, method: Method, gradient: Storage, ranks: int, partition: Sequence[Range]) -> None:
+        self._method, self._gradient = method, gradient
+        self.remembers = method.residual.remembers
+        self._memories = [self._zeros(1) for _ in range(ranks)]
+        self._velocities = [self._zeros(method.momentum.remembers) for _ in range(ranks)]
+        self.groups: list[Group] = []
+        self.regroup(partition)
+
+    def _zeros(self, share: int) -> list[Tensor]:
+        return [vector.new_zeros(share * vector.numel()) for vector in self._gradient.vectors]
+
+    # --- groups
+
+    @property
+    def partition(self) -> list[Range]:
+        """Layers that are synchronized together."""
+        return [group.layers for group in self.groups]
+
+    @property
+    def states(self) -> list[list[MethodState]]:
+        """Of the method, by group and local rank."""
+        return [group.states for group in self.groups]
+
+    def regroup(self, partition: Sequence[Range]) -> None:
+        """Cuts the gradient anew, into the groups of ``partition``."""
+        before = self.groups
+        found = list(within(self._gradient.runs, partition))
+        if isinstance(self._gradient, CopiedGradient):
+            self._gradient.split([self._entries(layers) for layers in found], [*self._memories, *self._velocities])
+        self.groups = [self._group(layers) for layers in found]
+        for local, first in enumerate(self.groups[0].states if before else ()):
+            first.refused, first.refused_last = Refused.of(group.states[local] for group in before)
+            for group in self.groups:
+                group.states[local].step = before[0].states[local].step
+
+    def _tensors(self, layers: Range) -> tuple[int, int]:
+        return self._gradient.layers[layers[0]].tensors[0], self._gradient.layers[layers[1] - 1].tensors[1]
+
+    def _entries(self, layers: Range) -> tuple[int, int]:
+        first, stop = self._tensors(layers)
+        return self._gradient.layout.tensors[first][0], self._gradient.layout.tensors[stop - 1][1]
+
+    def _group(self, layers: Range) -> Group:
+        tensors, entries = self._tensors(layers), self._entries(layers)
+        layout = Layout(self._gradient.layout.shapes[slice(*tensors)])
+        pairs = [
+            [self._gradient.cut(vectors, entries) for vectors in each]
+            for each in zip(self._memories, self._velocities, strict=True)
+        ]
+        states = [self._method.state_in(layout, memory, velocity) for memory, velocity in pairs]
+        return Group(layers, tensors, entries, states)
+
+    # --- what is carried
+
+    def residuals(self, local: int = 0) -> list[Tensor]:
+        """The residual of the local rank ``local``, if the method has one: shape (m,) each."""
+        return self._memories[local] if self.remembers else []
+
+    def lasting(self, local: int = 0) -> list[Tensor]:
+        """Residual and velocity of the local rank ``local``, as far as the method has them: shape (m,) each."""
+        return [*self.residuals(local), *self._velocities[local]]
+
+    def residual_sum(self, local: int = 0) -> float:
+        """The sum of all entries of the residual of the local rank ``local``."""
+        return sum(float(memory.sum(dtype=torch.float64)) for memory in self._memories[local])
+
+    def of(self, number: int) -> tuple[Tensor, Tensor]:
+        """Residual and velocity of the first local rank for a parameter: views, shape (entries,), or empty.
+
+        After they were changed, call ``changed``.
+        """
+        entries = self._gradient.layout.tensors[number]
+        memory, velocity = (self._gradient.cut(each[0], entries) for each in (self._memories, self._velocities))
+        return memory, velocity
+
+    def changed(self) -> None:
+        """Is told that somebody changed what is carried."""
+        for state in (each for states in self.states for each in states):
+            state.change()
+
+    def forget(self) -> None:
+        """Begins as in the first step."""
+        for vector in (each for vectors in (*self._memories, *self._velocities) for each in vectors):
+            vector.zero_()
+        partition, self.groups = self.partition, []
+        self.regroup(partition)
+
+    # --- refusals
+
+    def refused(self) -> int:
+        """Gradients (of a group, by a local rank) that were left out because they were not finite, or cut."""
+        return sum(state.refused for states in self.states for state in states)
+
+    def refusals(self) -> list[Refused]:
+        """The same for each local rank, and when the last one was."""
+        return [Refused.of(states) for states in zip(*self.states, strict=True)]
+
+    # --- saved states
+
+    def state_dicts(self, local: int = 0) -> list[dict[str, Any]]:
+        """What the local rank ``local`` carries, by group; plain data whose tensors are shared."""
+        return [states[local].state_dict() for states in self.states]
+
+    def load_state_dicts(self, local: int, values: Sequence[Mapping[str, Any]]) -> None:
+        """Continues from ``values``, which ``state_dicts`` gave for the same rank, ``local``."""
+        for states, saved in zip(self.states, values, strict=True):
+            states[local].load_state_dict(saved)
+
+    def adopt(self, local: int, worker: Worker, parts: Sequence[Sequence[Mapping[str, Any]]], before: int) -> None:
+        """Continues from what another number of workers saved.
+
+        Args:
+            local: which rank.
+            worker: who that is.
+            parts: of the ranks in ``spardl.method.elastic.sources``, in that order: what ``state_dicts`` gave.
+            before: how many workers there were.
+        """
+        for states, *saved in zip(self.states, *parts, strict=True):
+            states[local].adopt(saved, worker, before)

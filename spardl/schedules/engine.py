@@ -1,0 +1,392 @@
+"""The engine: averages the gradients of a model, group by group. All schedules and all handles share it.
+
+A step is: for each local rank ``begin``, its forward and backward passes (with ``before_backward`` before each of the
+latter) and ``collect``; then ``finish``, once. Gradients are either views of one vector, which the optimizer reads, too
+(``FlatGradient``), or come from elsewhere and go back there (``CopiedGradient``).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from spardl.clusters.base import Cluster, gather_rows
+from spardl.method.agreement import compare, facts_of, shapes_of
+from spardl.method.method import Method
+from spardl.method.method_state import MethodState
+from spardl.protocol.programs import Phase, Program, Worker
+from spardl.schedules.carried import Carried, Group
+from spardl.schedules.fusion import Range
+from spardl.schedules.partition import is_partition
+from spardl.schedules.scaling import Scale, Scaling, somebody_overflowed
+from spardl.schedules.update import Updater
+from spardl.schedules.usage import Usage
+from spardl.vector.flat import write
+from spardl.vector.norms import clip_factor, largest, norm_of, sum_of_squares
+from spardl.vector.sparse import SparseVector, Sum
+from spardl.vector.storage import Storage
+
+__all__ = ["Engine", "Training"]
+
+# How many steps there are to one in which gradients are measured: so rarely that it costs nothing.
+_MEASURED = 16
+
+
+class Training(NamedTuple):
+    """What is trained.
+
+    Attributes:
+        model: whose passes are to be overlapped with communication.
+        gradient: all its gradients.
+        optimizer: of its parameters; ``None`` if somebody else uses the averages.
+        clip_norm: largest 2-norm of the averaged gradient; ``None`` for any.
+        scale: of the gradients, where a GradScaler changes it. All workers then agree in each step whether somebody's
+            gradient overflowed, at the price of one byte from each to each in every group.
+        find_unused: whether workers ask one another in every step which parameters nobody used; otherwise only until a
+            step in which all used all.
+
+    Example:
+        >>> model = nn.Linear(100, 10)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> training = spardl.Training(model, spardl.FlatGradient(model.named_parameters()), optimizer)
+        >>> cluster = spardl.SimulatedCluster(2, spardl.Network(alpha=50e-6, gbit=1))
+        >>> synchronizer = spardl.Wfbp(bucket_mb=1).start(spardl.make_method("spardl"), cluster, training)
+        >>> for local in range(2):  # the workers that this process plays
+        ...     synchronizer.begin(local)
+        ...     loss = model(torch.randn(5, 100)).square().mean()
+        ...     synchronizer.before_backward(last=True)
+        ...     loss.backward()
+        ...     synchronizer.collect()
+        >>> synchronizer.finish()
+        >>> print(f"{synchronizer.kept} entries averaged, {cluster.ledgers[0].bytes_sent} bytes sent by each worker")
+        10 entries averaged, 56 bytes sent by each worker
+    """
+
+    model: nn.Module | None
+    gradient: Storage
+    optimizer: torch.optim.Optimizer | None
+    clip_norm: float | None = None
+    scale: Scale | None = None
+    find_unused: bool = False
+
+
+class Engine(ABC):
+    """Averages gradients, group by group, and lets the optimizer use them.
+
+    Args:
+        method: how to average.
+        cluster: the workers.
+        training: what is trained.
+        partition: layers that are synchronized together; groups end where type or place of the gradients change.
+
+    Attributes:
+        kept: entries of all averages so far.
+        steps: that have begun since this was made.
+        carried: what lasts from step to step.
+        norms: of the last gradient of each group that was measured, without its scale.
+    """
+
+    def __init__(self, method: Method, cluster: Cluster, training: Training, partition: Sequence[Range]) -> None:
+        self._method, self._cluster, self._training = method, cluster, training
+        self._gradient = training.gradient
+        # Gradients that are not views, and those with a scale, go into the flights as they are.
+        self._copies = self._gradient.backwards
+        self._updater = Updater(training.optimizer) if training.optimizer else None
+        ranks, parameters = len(cluster.local_ranks), len(self._gradient.parameters)
+        self._usage = Usage(ranks, parameters, always=training.find_unused)
+        self._scaling = Scaling(training.scale)
+        self._whole: list[list[Tensor]] = []
+        self._local = 0
+        self.kept = self.steps = 0
+        self.carried = Carried(method, self._gradient, ranks, partition)
+        self._begin_groups()
+        cluster.expect(self._gradient.entries)
+        self._hooks = [] if self._copies else list(self._watched())
+
+    def _watched(self) -> Iterator[RemovableHandle]:
+        for number, parameter in enumerate(self._gradient.parameters):
+            yield parameter.register_post_accumulate_grad_hook(partial(self._arrive, number))
+
+    def compare(self, given: Mapping[str, Any] | None = None) -> None:
+        """Sees to it that all processes were given the same, before they send gradients.
+
+        Args:
+            given: what else decides on messages, by name; ``None``: what this knows of itself.
+
+        Raises:
+            ConfigError: on all workers, if there is a difference.
+        """
+        if len(self._cluster.local_ranks) == self._cluster.size:
+            return
+        if given is None:
+            given = {"handle": type(self).__name__.strip("_"), "groups": self.partition}
+            given |= {"clip_norm": self._training.clip_norm}
+        facts = {**facts_of(self._method), **{name: str(value) for name, value in given.items()}}
+        facts["step"] = ", ".join(dict.fromkeys(str(states[0].step) for states in self.carried.states))
+        facts |= shapes_of(*self._gradient.forward())
+        workers, device = self._cluster.local_workers, self._cluster.device
+        self._cluster.run_aside([compare(worker, facts, device) for worker in workers])
+
+    # --- the steps of training
+
+    def begin(self, local: int = 0) -> None:
+        """From here on passes are those of the local rank ``local``."""
+        if local == 0:
+            self.steps += 1
+            self._whole = [[] for _ in self._groups]
+            self._scaling.settle(self.carried.states, remembers=self.carried.remembers)
+        self._local = local
+
+    def before_backward(self, *, last: bool) -> None:
+        """Is called before each backward pass; ``last``: whether it is this rank's last one in this step."""
+        self._cluster.reach(self._local, (), backward=True)
+
+    def note(self, number: int) -> None:
+        """Is told that a backward pass had a gradient for parameter ``number``."""
+        self._usage.note(self._local, number)
+
+    def complete(self, number: int) -> None:
+        """Is told when the gradient of parameter ``number`` is complete in a backward pass."""
+
+    def collect(self) -> None:
+        """Takes over the gradient that the rank's backward passes left, and clears it."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Ends a step: the optimizer uses the averages, now or at the latest before the weights are used."""
+
+    def flush(self) -> None:
+        """Sees to it that the weights are those after the last step."""
+
+    def close(self) -> None:
+        """Takes everything off the model that was attached to it."""
+        for hook in self._hooks:
+            hook.remove()
+
+    # --- what others may know
+
+    @property
+    def partition(self) -> list[Range]:
+        """Layers that are synchronized together."""
+        return self.carried.partition
+
+    @property
+    def _groups(self) -> list[Group]:
+        return self.carried.groups
+
+    @property
+    def chosen(self) -> list[Range] | None:
+        """The groups that measurements have led to, for good; ``None`` before that, and where nothing is measured."""
+        return None
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the groups stay as they were in the beginning."""
+        return True
+
+    def averages(self, local: int = 0) -> list[Sum]:
+        """What the local rank ``local`` computed as the averages of the last step, group by group.
+
+        To be asked for after ``flush``, and before the next gradient.
+        """
+        return [average for _, average in sorted(self._averages[local].items())]
+
+    def state_dict(self, local: int = 0) -> dict[str, Any]:
+        """What the local rank ``local`` carries from step to step, as plain data."""
+        self.flush()
+        return {
+            "partition": [list(layers) for layers in self.partition],
+            "groups": self.carried.state_dicts(local),
+            "usage": self._usage.state_dict(),
+            "kept": self.kept,
+            **self._scaling.state_dict(),
+        }
+
+    def load_state_dict(self, local: int, values: Mapping[str, Any]) -> None:
+        """Continues from ``values``, which ``state_dict`` gave for the same rank, ``local``.
+
+        What a state of an older version does not speak of stays as it is.
+        """
+        self._follow(values)
+        self.carried.load_state_dicts(local, values["groups"])
+
+    def adopt(self, local: int, parts: Sequence[Mapping[str, Any]], before: int) -> None:
+        """Continues from what ``state_dict`` gave another number of workers.
+
+        Args:
+            local: which rank.
+            parts: of the ranks in ``spardl.method.elastic.sources``, in that order.
+            before: how many workers there were.
+        """
+        self._follow(parts[0])
+        worker = self._cluster.local_workers[local]
+        self.carried.adopt(local, worker, [part["groups"] for part in parts], before)
+
+    @property
+    def scale(self) -> float:
+        """Of the gradients that are carried over."""
+        return self._scaling.factor
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether the averages of this step are to be left out, as some worker's gradient, or a sum, overflowed."""
+        return bool(self._scaling.refused)
+
+    def settle(self) -> None:
+        """Sees to it that all of what nobody used is in residuals."""
+        self._scaling.give_back(self.carried.states, remembers=self.carried.remembers)
+
+    def forget(self) -> None:
+        """Begins as in the first step."""
+        self._scaling.begin_anew()
+        self.carried.forget()
+        self._begin_groups()
+
+    def follow_groups(self, partition: Any) -> None:
+        """Takes the groups of a saved state, if they may change, and it has such."""
+        if not self.fixed and is_partition(partition, len(self._gradient.layers)):
+            self._regroup([(start, stop) for start, stop in partition])
+
+    def _follow(self, values: Mapping[str, Any]) -> None:
+        """Continues with what is equal on all workers."""
+        partition = [(start, stop) for start, stop in values.get("partition", self.partition)]
+        if partition != self.partition:
+            self._regroup(partition)
+        self._usage.load_state_dict(values.get("usage", self._usage.state_dict()))
+        self.kept = values.get("kept", self.kept)
+        self._scaling.load_state_dict(values)
+
+    def _regroup(self, partition: Sequence[Range]) -> None:
+        """Cuts the gradient anew."""
+        self.settle()
+        self.carried.regroup(partition)
+        self._begin_groups()
+
+    def _begin_groups(self) -> None:
+        """There are new groups."""
+        self.norms = [0.0] * len(self._groups)
+        self._averages: list[dict[int, Sum]] = [{} for _ in self._cluster.local_ranks]
+
+    def _part(self, group: Group) -> Tensor:
+        """The gradient of a group, then its average."""
+        return self._gradient.cut(self._gradient.vectors, group.entries)
+
+    # --- from gradients to averages
+
+    def _hand_over(self, number: int) -> None:
+        """The gradient of a group is complete: it goes to what the local rank carried over, now or in the flight."""
+        group, decay = self._groups[number], self._method.momentum.decay
+        with self._cluster.timed(Phase.SELECT, [self._local]):
+            if decay:
+                self._gradient.add_weights(decay * self._scaling.factor, group.tensors)
+            if self._copies:
+                self._whole[number] = [self._part(group)]
+            elif self._scaling:
+                # The next local rank's gradient comes into the same memory.
+                self._whole[number].append(self._part(group).clone())
+                self._part(group).zero_()
+            else:
+                self._method.accumulate(self._part(group), group.states[self._local], clear=True)
+
+    def _programs(self, number: int) -> list[Program[Sum]]:
+        """The synchronization of a group, one program per local rank."""
+        pairs = list(zip(self._cluster.local_workers, self._groups[number].states, strict=True))
+        if self._copies or self._scaling:
+            return [self._from_gradient(number, local, *pair) for local, pair in enumerate(pairs)]
+        return [self._method.average(worker, state) for worker, state in pairs]
+
+    def _from_gradient(self, number: int, local: int, worker: Worker, state: MethodState) -> Program[Sum]:
+        """A program that begins with the gradient itself: all of it runs beside the computation."""
+        gradient = self._whole[number][local]
+        if self._scaling and (yield from somebody_overflowed(worker, gradient)):
+            return self._overflowed(number, gradient)
+        if self._copies and self.steps % _MEASURED == 1:
+            self.norms[number] = self.norm_of(gradient) or self.norms[number]
+        self._method.accumulate(gradient, state)
+        average = yield from self._method.average(worker, state)
+        write(average, gradient)
+        if self._scaling and state.overflowed:
+            # A scaler must see it; the worker's share of the average comes back, at a lower scale.
+            if self.carried.remembers:
+                state.change(more=gradient)
+            return self._overflowed(number, gradient)
+        return average
+
+    def _overflowed(self, number: int, gradient: Tensor) -> Tensor:
+        self._scaling.refused.add(number)
+        return gradient.fill_(torch.inf)
+
+    def norm_of(self, vector: Tensor) -> float:
+        """The 2-norm of ``vector``, of any shape, without the gradients' scale; 0 if it is not finite."""
+        norm = float(torch.linalg.vector_norm(vector, dtype=torch.promote_types(vector.dtype, torch.float32)))
+        return norm / self._scaling.factor if math.isfinite(norm) else 0.0
+
+    def _arrive(self, number: int, parameter: nn.Parameter) -> None:
+        self.note(number)
+        self.complete(number)
+
+    # --- the update
+
+    def _take_over(self, group: Group, average: Sum) -> None:
+        """Puts an average where the optimizer looks for it."""
+        if not self._copies:
+            # What was there has been moved to the residual.
+            write(average, self._part(group), clear=False)
+        self.kept += len(average) if isinstance(average, SparseVector) else average.numel()
+
+    def _update_all(self) -> None:
+        """Lets the optimizer use the averages of all groups."""
+        if self._scaling:
+            self._scaling.keep([gradients[0] for gradients in self._whole])
+        if self._updater is None:
+            return
+        unused = [self._gradient.parameters[number] for number in self.unused()]
+        with self._everybody(Phase.UPDATE):
+            if not self._scaling.refused:
+                self._shorten()
+                self._updater.hold()
+                with self._gradient.hidden(unused):
+                    self._updater.apply(self._gradient.parameters)
+            for vector in self._gradient.vectors:
+                vector.zero_()
+
+    def _shorten(self) -> None:
+        """Takes the scale off the average, and limits its norm."""
+        vectors, length = self._gradient.vectors, self._gradient.layout.length
+        factor = self._factor(lambda: _norm(vectors, length))
+        if factor is not None:
+            for vector in vectors:
+                vector.mul_(factor)
+
+    def _factor(self, norm: Callable[[], float]) -> float | None:
+        """What the average is multiplied by before it is used, if by anything; ``norm``: of the average."""
+        limit, scale = self._training.clip_norm, self._scaling.factor
+        if limit is None:
+            return 1 / scale if self._scaling else None
+        return clip_factor(norm() / scale, limit) / scale
+
+    def unused(self) -> list[int]:
+        """Parameters that no worker's gradient depends on in this step: they are left as they are, as DDP does.
+
+        To be asked for once in each step, by all workers.
+        """
+        rows = self._usage.rows()
+        numbers = self._usage.unused(gather_rows(self._cluster, rows) if rows else [])
+        self._usage.clear()
+        return numbers
+
+    def _everybody(self, phase: Phase) -> AbstractContextManager[None]:
+        return self._cluster.timed(phase, range(len(self._cluster.local_ranks)))
+
+
+def _norm(vectors: Sequence[Tensor], length: int) -> float:
+    peak = largest(vectors)
+    return norm_of(sum_of_squares(vectors, peak, length), peak, length)

@@ -1,0 +1,114 @@
+"""Gradients that a GradScaler multiplies: residuals follow its scale, and a step with an overflow is nobody's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+
+from spardl.communicators.steps.bruck import all_gather
+from spardl.method.method_state import MethodState
+from spardl.protocol.programs import Program, Worker, whole_team
+from spardl.vector.norms import largest
+
+__all__ = ["Scale", "Scaling", "scale_of", "somebody_overflowed"]
+
+# The factor by which losses, and so gradients, are multiplied now.
+Scale = Callable[[], float]
+
+
+def scale_of(scaler: GradScaler | None) -> Scale | None:
+    """What tells the scale of gradients.
+
+    Args:
+        scaler: that scales the loss, if there is one.
+
+    Returns:
+        Its scale at the time of the call; ``None`` if there is none, or it does nothing.
+    """
+    return scaler.get_scale if scaler and scaler.is_enabled() else None
+
+
+def somebody_overflowed(worker: Worker, gradient: Tensor) -> Program[bool]:
+    """The program by which all workers learn whether one of their gradients is not finite: a byte from each to each.
+
+    Args:
+        worker: who runs it.
+        gradient: its own, shape (n,).
+    """
+    fine = math.isfinite(largest([gradient]))
+    flag = torch.tensor([not fine], dtype=torch.uint8, device=gradient.device)
+    ones = [1] * worker.size
+    flags = yield from all_gather(whole_team(worker), flag, ones, ones)
+    return any(bool(each) for each in flags)
+
+
+class Scaling:
+    """Follows a scale from step to step.
+
+    Args:
+        scale: of the gradients, if it changes.
+
+    Attributes:
+        factor: the scale of the step at hand.
+        refused: numbers of the groups in which some worker's gradient overflowed, or the sum; the same on all workers.
+    """
+
+    def __init__(self, scale: Scale | None) -> None:
+        self._scale = scale
+        self.factor = 1.0
+        self.refused: set[int] = set()
+        self._unused: list[Tensor | None] = []
+        self.begin_anew()
+
+    def __bool__(self) -> bool:
+        return self._scale is not None
+
+    def begin_anew(self) -> None:
+        """As in the first step."""
+        self.factor = self._now()
+        self.refused, self._unused = set(), []
+
+    def _now(self) -> float:
+        return self._scale() if self._scale else 1.0
+
+    def keep(self, averages: Sequence[Tensor]) -> None:
+        """Ends a step. If it overflowed, the optimizer skips it, and ``averages``, by group, were made in vain."""
+        if self.refused:
+            self._unused = [None if number in self.refused else each.clone() for number, each in enumerate(averages)]
+
+    def settle(self, states: Sequence[Sequence[MethodState]], *, remembers: bool) -> None:
+        """Begins a step: residuals get back what the last one made in vain, and follow the scale.
+
+        Args:
+            states: of the method, by group and local rank.
+            remembers: whether the method has a residual.
+        """
+        self.give_back(states, remembers=remembers)
+        factor = self._now()
+        if factor != self.factor:
+            for state in (each for group in states for each in group):
+                state.change(factor / self.factor)
+        self.factor = factor
+
+    def give_back(self, states: Sequence[Sequence[MethodState]], *, remembers: bool) -> None:
+        """Each worker takes one share of what nobody used, so all together take everything; see ``settle``."""
+        if remembers:
+            for group, average in zip(states, self._unused, strict=False):
+                for state in group if average is not None else ():
+                    state.change(more=average)
+        self.refused, self._unused = set(), []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data that shares no memory with it."""
+        return {"factor": self.factor, "skipped": [None if each is None else each.clone() for each in self._unused]}
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Continues from what ``state_dict`` gave; or from what had no scale, and does not speak of one."""
+        self.factor = values.get("factor", 1.0)
+        self._unused = [None if each is None else each.clone() for each in values.get("skipped", ())]
+        self.refused = {number for number, each in enumerate(self._unused) if each is None}

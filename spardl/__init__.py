@@ -32,7 +32,8 @@ from spardl.compressors import (
 )
 from spardl.diagnostics.advice import Advice, Choice, advise
 from spardl.hooks.collective import Reduced, all_reduce
-from spardl.hooks.ddp import Hook, attach, hook
+from spardl.hooks.ddp import attach
+from spardl.hooks.hook import Hook, hook
 from spardl.hooks.stats import Stats
 from spardl.hooks.synchronizer import Synchronizer
 from spardl.method.method import Method

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from spardl.basics.errors import ConfigError, SpardlError
 from spardl.clusters.base import gather_rows
-from spardl.clusters.process_group import ProcessGroupCluster
+from spardl.clusters.process_group import ProcessFlight, ProcessGroupCluster
 from spardl.method.method import Method
 from spardl.method.provenance import check_owner, check_whole, owner_of
 from spardl.method.refusals import Refusals, is_due
@@ -42,9 +42,15 @@ class Named(NamedTuple):
 class Beside(ProcessGroupCluster):
     """Workers whose own group is the caller's: everything goes through another one, which has our timeout."""
 
+    def run(self, programs: Sequence[Program[T]]) -> list[T]:
+        """Runs this worker's program in the other thread, and waits for it."""
+        return self._waited_for(self.flight(programs))
+
     def run_aside(self, programs: Sequence[Program[T]]) -> list[T]:
-        """Runs what is no part of training in the other thread, too, and waits for it."""
-        flight = self.flight(programs, counted=False)
+        """Likewise what is no part of training."""
+        return self._waited_for(self.flight(programs, counted=False))
+
+    def _waited_for(self, flight: ProcessFlight[T]) -> list[T]:
         flight.release(0)
         return [flight.wait(0)]
 
@@ -82,7 +88,7 @@ class Averager:
         self._given = {**given, "scaler": self._scaled}
         self._agreed = False
         self._refusals = Refusals(worker.size)
-        self.begun = self._sending = False
+        self.begun = self._sending = self._sent = False
 
     # --- a step
 
@@ -103,7 +109,7 @@ class Averager:
         with torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=not self.engine.fixed):
             self.engine.begin()
         self.begun = True
-        self._sending = False
+        self._sending = self._sent = False
 
     def put(self, number: int, gradient: Tensor | None) -> None:
         """Takes over a parameter's gradient.
@@ -121,16 +127,26 @@ class Averager:
         if gradient is not None and gradient.layout is not torch.strided:
             raise ConfigError(f"the gradient of {name} is sparse; use sparse=False where it is made")
         self.begin()
-        if not self._sending:
-            self.engine.before_backward(last=True)
-            self._sending = True
+        self._send()
         if not self.engine.awaits(number):
             raise SpardlError(
                 f"a second gradient of {name} came before the first was averaged; leave all backward passes of a step "
                 "but the last to no_sync(), or, after one that failed, let all workers call wait()"
             )
+        self._sent = True
         self.gradient.put(number, gradient)
         self.engine.complete(number)
+
+    def note(self, number: int) -> None:
+        """Is told that a backward pass, of whatever part of a step, has a gradient for parameter ``number``."""
+        if self.begun:
+            self._send()
+        self.engine.note(number)
+
+    def _send(self) -> None:
+        if not self._sending:
+            self.engine.before_backward(last=True)
+            self._sending = True
 
     def missing(self) -> list[int]:
         """The parameters whose gradients are not there yet."""
@@ -150,8 +166,8 @@ class Averager:
         self.tell_refusals()
 
     def give_up(self) -> None:
-        """Ends a step whose backward pass ended early, if there is one."""
-        if self.begun:
+        """Ends a step whose last backward pass ended early, if there is one."""
+        if self.begun and self._sent:
             self.begun = False
             self.engine.give_up()
 

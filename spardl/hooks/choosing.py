@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from spardl.basics.checks import is_a
+import torch
+
+from spardl.basics.checks import is_a, is_finite
 from spardl.basics.errors import ConfigError
 from spardl.schedules import Dear, LayerFusion, MgWfbp, Schedule, Wfbp
 
-__all__ = ["choose_schedule", "options_of"]
+__all__ = ["check_update", "choose_schedule", "options_of"]
 
 _KINDS: tuple[type[Schedule], ...] = (Wfbp, MgWfbp, LayerFusion, Dear)
 # What a limit on the size of groups is called, where there is one.
@@ -47,6 +49,34 @@ def _limited(kind: type[Schedule], bucket_mb: float | None) -> Schedule:
     if name is None:
         raise ConfigError(f"schedule={kind.name} chooses the sizes of groups itself; leave bucket_mb out")
     return kind(**{name: bucket_mb})
+
+
+def check_update(schedule: Schedule, optimizer: object, clip_norm: float | None) -> None:
+    """Accepts what a schedule needs to update parameters, and nothing where it does not.
+
+    Args:
+        schedule: of a handle.
+        optimizer: that it was given.
+        clip_norm: largest norm of an average.
+
+    Raises:
+        ConfigError: if something is missing, is of no use, or is none.
+    """
+    if isinstance(schedule, Dear):
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(
+                f"schedule=dear takes over the optimizer's step; give attach() a torch.optim.Optimizer, optimizer=..., "
+                f"got {type(optimizer).__name__}"
+            )
+        if clip_norm is not None and not (is_finite(clip_norm) and clip_norm > 0):
+            raise ConfigError(f"clip_norm must be a number above 0, or None, got {clip_norm!r}")
+        return
+    for name, value in (("optimizer", optimizer), ("clip_norm", clip_norm)):
+        if value is not None:
+            raise ConfigError(
+                f"{name} is for schedule=dear, and with schedule={schedule.name} your loop updates and clips; leave it "
+                "out"
+            )
 
 
 def options_of(schedule: Schedule) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from spardl.clusters.base import Cluster, Flight, gather_rows
 from spardl.method.method import Method
 from spardl.protocol.programs import Phase
 from spardl.schedules.base import Schedule
-from spardl.schedules.carried import Group
 from spardl.schedules.engine import Engine, Training
 from spardl.schedules.first_use import FirstUses
 from spardl.schedules.fusion import Range, by_count
@@ -37,7 +36,7 @@ from spardl.vector.norms import largest, norm_of, sum_of_squares
 from spardl.vector.sparse import Sum
 from spardl.vector.storage import Storage
 
-__all__ = ["Dear"]
+__all__ = ["Dear", "InHalves"]
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ class Dear(Schedule):
     def make(self, method: Method, cluster: Cluster, training: Training) -> Engine:
         """With groups by size or by number."""
         cut = partial(self._partition, training.gradient)
-        return _InHalves(method, cluster, training, cut, self.threshold_mb, self._tuner() if self.trials else None)
+        return InHalves(method, cluster, training, cut, self.threshold_mb, self._tuner() if self.trials else None)
 
     def _partition(self, gradient: Storage, megabytes: float) -> list[Range]:
         if self.layers is not None:
@@ -98,7 +97,18 @@ class Dear(Schedule):
         return by_megabytes(gradient, megabytes)
 
 
-class _InHalves(InBackward):
+class InHalves(InBackward):
+    """Synchronizations rest between their halves, until the update is ordered; layers wait where they are used.
+
+    Args:
+        method: how to average.
+        cluster: the workers.
+        training: what is trained: with a model and an optimizer.
+        cut: the partition for groups of so many megabytes.
+        megabytes: in a group, at first.
+        trials: other sizes to try.
+    """
+
     pauses = True
 
     def __init__(
@@ -118,6 +128,8 @@ class _InHalves(InBackward):
         self._skipped: set[nn.Parameter] = set()
         self._multiple: float | None = None
         self._computing = False
+        self._used = True
+        self._landing_from: list[list[Tensor]] = []
         super().__init__(method, cluster, training, cut(megabytes))
         assert training.model and training.optimizer
         self._uses = FirstUses(training.model, training.gradient.layer_of(), self._need)
@@ -129,6 +141,8 @@ class _InHalves(InBackward):
     def begin(self, local: int = 0) -> None:
         """Forward passes of a local rank come next, and wait for what they use."""
         if local == 0:
+            if self._scaling.moves:  # residuals follow, and must not be on their way
+                self.flush()
             self._tune()
         super().begin(local)
         self._computing = True
@@ -151,7 +165,20 @@ class _InHalves(InBackward):
         self._late = set(range(len(self._groups))) - self._landed[self._local] if self._landed else set()
         self._land_all(self._local)
 
-    def complete(self, number: int) -> None:
+    @property
+    def updates(self) -> bool:
+        """Whether the optimizer's step that is running is one of ours."""
+        return self._updater is not None and self._updater.applying
+
+    def forward_ended(self) -> None:
+        """A forward pass has ended; what a loss uses beyond it is not waited for as late as could be."""
+        self._uses.end()
+
+    def forward_again(self) -> None:
+        """Another forward pass of the step begins, when all parameters are up to date."""
+        self._late = set()
+
+    def note(self, number: int) -> None:
         """Checks that the forward pass waited for the parameter."""
         group = self._group_of[number]
         if group in self._late:
@@ -159,20 +186,38 @@ class _InHalves(InBackward):
                 f"the forward pass used {self._gradient.names[number]} where it did not in the first step, before the "
                 "parameter was up to date; use schedule=wfbp for models that change their way"
             )
-        super().complete(number)
+        super().note(number)
 
     def collect(self) -> None:
         """The rest of the reduce-scatters begin."""
         self._computing = False
         super().collect()
 
+    def agree(self) -> bool:
+        """Waits until it is known whether the averages can be used: no gradient overflowed where there is a scale."""
+        if self._scaling:
+            for flight in self._flights:
+                for local in range(len(self._cluster.local_ranks)):
+                    flight.boundary(local)
+        return not self.overflowed
+
     def finish(self) -> None:
         """Orders the update; the all-gathers begin, in the order of the forward pass."""
         self._skipped = {self._gradient.parameters[number] for number in self.unused()}
-        self._multiple = self._factor(self._norm)
+        self._used = self.agree()
+        self._multiple = self._factor(self._norm) if self._used else None
         if self._updater:
             self._updater.hold()
-        self._landing, self._flights = self._flights, []
+        self._go_on()
+
+    def drop(self) -> None:
+        """Ends a step whose averages nobody wants."""
+        self._used = False
+        self._usage.clear()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self._landing, self._flights, self._landing_from = self._flights, [], self._whole
         self._landed = [set() for _ in self._cluster.local_ranks]
         self._pending = set(range(len(self._groups)))
         self._averages = [{} for _ in self._cluster.local_ranks]
@@ -220,14 +265,25 @@ class _InHalves(InBackward):
         if number in self._pending:
             self._pending.remove(number)
             with self._everybody(Phase.UPDATE):
-                self._update(self._groups[number], average)
+                self._update(number, average)
+            if self._scaling and not self._pending:
+                self._end()
 
-    def _update(self, group: Group, average: Sum) -> None:
+    def _end(self) -> None:
+        """All groups of a step with a scale have landed."""
+        if self._used:
+            # A sum that overflowed in the second half is left out alone, as the others have been used by now.
+            self._scaling.refused.clear()
+        else:
+            self._scaling.keep([gradients[0] for gradients in self._landing_from])
+
+    def _update(self, number: int, average: Sum) -> None:
+        group = self._groups[number]
         self._take_over(group, average)
         gradient = self._part(group)
         if self._multiple is not None:
             gradient.mul_(self._multiple)
-        if self._updater:
+        if self._updater and self._used and number not in self._scaling.refused:
             members = self._gradient.parameters[slice(*group.tensors)]
             with self._gradient.exposed(range(*group.tensors)):
                 self._updater.apply(parameter for parameter in members if parameter not in self._skipped)

@@ -22,7 +22,7 @@ from spardl.clusters.base import Cluster, gather_rows
 from spardl.method.agreement import compare, facts_of, shapes_of
 from spardl.method.method import Method
 from spardl.method.method_state import MethodState
-from spardl.protocol.programs import Phase, Program, Worker
+from spardl.protocol.programs import Boundary, Phase, Program, Worker
 from spardl.schedules.carried import Carried, Group
 from spardl.schedules.fusion import Range
 from spardl.schedules.partition import is_partition
@@ -307,7 +307,9 @@ class Engine(ABC):
         """A program that begins with the gradient itself: all of it runs beside the computation."""
         gradient = self._whole[number][local]
         if self._scaling and (yield from somebody_overflowed(worker, gradient)):
-            return self._overflowed(number, gradient)
+            self._overflow(number, gradient)
+            yield Boundary(gradient)  # as if it were averaged
+            return gradient
         if self._copies and self.steps % _MEASURED == 1:
             self.norms[number] = self.norm_of(gradient) or self.norms[number]
         self._method.accumulate(gradient, state)
@@ -317,12 +319,13 @@ class Engine(ABC):
             # A scaler must see it; the worker's share of the average comes back, at a lower scale.
             if self.carried.remembers:
                 state.change(more=gradient)
-            return self._overflowed(number, gradient)
+            self._overflow(number, gradient)
+            return gradient
         return average
 
-    def _overflowed(self, number: int, gradient: Tensor) -> Tensor:
+    def _overflow(self, number: int, gradient: Tensor) -> None:
         self._scaling.refused.add(number)
-        return gradient.fill_(torch.inf)
+        gradient.fill_(torch.inf)
 
     def norm_of(self, vector: Tensor) -> float:
         """The 2-norm of ``vector``, of any shape, without the gradients' scale; 0 if it is not finite."""

@@ -103,7 +103,9 @@ class InBackward(Engine):
     def give_up(self) -> None:
         """Ends a step whose backward pass ended early: what was sent is waited for, and the rest left out."""
         self._missing = []
-        released = [number for number in self._order() if number not in self._waiting]
+        released = [self._flights[number] for number in self._order() if number not in self._waiting]
         self._waiting = []
-        for number in released:
-            self._flights[number].wait(0)
+        for flight in released:
+            if self.pauses:
+                flight.resume()
+            flight.wait(0)

@@ -68,6 +68,11 @@ class Scaling:
     def __bool__(self) -> bool:
         return self._scale is not None
 
+    @property
+    def moves(self) -> bool:
+        """Whether the next step will change what is carried over."""
+        return bool(self.refused) or self._now() != self.factor
+
     def begin_anew(self) -> None:
         """As in the first step."""
         self.factor = self._now()

@@ -19,6 +19,9 @@ class Updater:
     Args:
         optimizer: of ``torch.optim``, or one like those.
 
+    Attributes:
+        applying: whether the optimizer's step is one of ours.
+
     Raises:
         ConfigError: if it needs all parameters at once.
     """
@@ -28,6 +31,7 @@ class Updater:
             raise ConfigError("optimizer=LBFGS needs all gradients at once, several times a step; use another")
         self._optimizer = optimizer
         self._held: list[dict[str, Any]] = []
+        self.applying = False
 
     def hold(self) -> None:
         """Remembers learning rates and the like as they are now: what changes later is for the next step."""
@@ -38,6 +42,7 @@ class Updater:
     def apply(self, parameters: Iterable[nn.Parameter]) -> None:
         """Updates some parameters with their gradients and the held settings."""
         wanted = set(parameters)
+        self.applying = True
         groups = self._optimizer.param_groups
         before = [dict(group) for group in groups]
         try:
@@ -48,6 +53,7 @@ class Updater:
             if self._optimizer.param_groups:
                 self._optimizer.step()
         finally:
+            self.applying = False
             for group, old in zip(groups, before, strict=True):
                 group.update(old)
             self._optimizer.param_groups = groups

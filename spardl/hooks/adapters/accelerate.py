@@ -11,6 +11,7 @@ from torch import nn
 from spardl.hooks import ddp
 from spardl.hooks.adapters.states import load_state, save_state
 from spardl.hooks.adapters.wrapped import distributed
+from spardl.hooks.hook import Hook
 from spardl.method.method import Method
 
 __all__ = ["attach"]
@@ -23,7 +24,7 @@ def attach(
     *,
     fresh: bool = False,
     **options: Any,
-) -> ddp.Hook:
+) -> Hook:
     """Lets a prepared model average its gradients with a method of this library.
 
     Call it once, on all workers, after ``accelerator.prepare``. With mixed precision, residuals follow the

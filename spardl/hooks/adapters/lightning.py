@@ -15,7 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from spardl.basics.errors import ConfigError
 from spardl.hooks.adapters.states import load_state, save_state, state_file
 from spardl.hooks.adapters.wrapped import distributed
-from spardl.hooks.ddp import Hook, attach
+from spardl.hooks.ddp import attach
+from spardl.hooks.hook import Hook
 from spardl.method.method import Method
 
 __all__ = ["SpardlStrategy"]

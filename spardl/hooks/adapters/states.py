@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from spardl.basics.errors import CheckpointError
 from spardl.basics.files import write_atomically
-from spardl.hooks.ddp import Hook
+from spardl.hooks.hook import Hook
 
 __all__ = ["load_state", "save_state", "state_file"]
 

@@ -11,7 +11,8 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from spardl.basics.errors import ConfigError
 from spardl.hooks.adapters.states import load_state, save_state
 from spardl.hooks.adapters.wrapped import distributed
-from spardl.hooks.ddp import Hook, attach
+from spardl.hooks.ddp import attach
+from spardl.hooks.hook import Hook
 from spardl.method.method import Method
 
 __all__ = ["SpardlCallback", "attach_trainer"]

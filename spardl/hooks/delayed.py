@@ -1,0 +1,106 @@
+"""DeAR in a loop that is not ours: ``optimizer.step()`` orders the update, and the next forward pass waits for it.
+
+The loop stays ``loss.backward(); optimizer.step()``. Between the two, every ``.grad`` is the worker's own, and nothing
+should look at it; the optimizer finds none when the loop calls it, and does nothing but its bookkeeping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from spardl.basics.errors import ConfigError
+from spardl.hooks.averager import Averager
+from spardl.schedules.dear import InHalves
+
+__all__ = ["DelayedUpdate"]
+
+
+class DelayedUpdate:
+    """Lets a schedule that updates in the next forward pass take over an optimizer's steps.
+
+    Args:
+        averager: with such a schedule.
+        model: whose forward passes wait.
+        optimizer: of its parameters.
+    """
+
+    def __init__(self, averager: Averager, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        assert isinstance(averager.engine, InHalves)
+        self._averager, self._engine = averager, averager.engine
+        self._collected = False
+        self._hidden = ExitStack()
+        self._hooks = list(self._register(model, optimizer))
+
+    def _register(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[RemovableHandle]:
+        # Before those of the engine, which then know that a step has begun.
+        yield model.register_forward_pre_hook(self._forward, prepend=True)
+        # What watches the first forward pass cannot be taken off during a backward pass: autograd hides it there.
+        yield model.register_forward_hook(lambda *_: self._engine.forward_ended(), always_call=True)
+        yield optimizer.register_step_pre_hook(self._order)
+        yield optimizer.register_step_post_hook(self._ordered)
+        for number, parameter in enumerate(self._averager.gradient.parameters):
+            yield parameter.register_post_accumulate_grad_hook(partial(self._note, number))
+
+    def _forward(self, model: nn.Module, arguments: object) -> None:
+        if not torch.is_grad_enabled():
+            return  # an evaluation: waits for what it uses, too, but begins no step
+        self._drop()
+        if self._averager.begun:
+            self._engine.forward_again()
+        self._averager.begin()
+
+    def _note(self, number: int, parameter: object) -> None:
+        self._averager.note(number)
+
+    def collect(self) -> bool:
+        """The backward pass has ended: what is on its way rests at its boundary.
+
+        Returns:
+            Whether the averages can be used: whether no worker's gradient overflowed.
+        """
+        self._averager.begun = False
+        self._engine.collect()
+        self._collected = True
+        return self._engine.agree()
+
+    def _drop(self) -> None:
+        """The loop did not call the optimizer; a GradScaler does not after an overflow."""
+        if self._collected:
+            self._collected = False
+            self._engine.drop()
+            self._averager.tell_refusals()
+
+    def _order(self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """Is called before each of the optimizer's steps, ours and the loop's."""
+        if self._engine.updates:
+            return
+        if len(arguments) > 1 or options.get("closure") is not None:
+            raise ConfigError("schedule=dear updates later, and cannot run a closure; use schedule=wfbp")
+        if self._collected:
+            self._collected = False
+            self._engine.finish()
+            self._averager.tell_refusals()
+        self._hidden.enter_context(self._averager.gradient.hidden(self._averager.gradient.parameters))
+
+    def _ordered(self, *_: object) -> None:
+        if not self._engine.updates:
+            self._hidden.close()
+
+    def flush(self) -> None:
+        """Sees to it that weights are those after the last step."""
+        self._drop()
+        self._engine.flush()
+
+    def close(self) -> None:
+        """Flushes, and takes everything off the model and its optimizer."""
+        self.flush()
+        for hook in self._hooks:
+            hook.remove()
+        self._engine.close()

@@ -1,0 +1,311 @@
+"""A method as a communication hook of torch's DistributedDataParallel: what it carries from step to step."""
+
+# torch looks at the annotations of a hook, and they must not be strings.
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.nn.parallel import DistributedDataParallel
+
+from spardl.basics.checks import check_real, check_seconds
+from spardl.basics.errors import ConfigError
+from spardl.hooks.averager import SAVED, Averager, Beside, Named
+from spardl.hooks.choosing import check_update, choose_schedule, options_of
+from spardl.hooks.delayed import DelayedUpdate
+from spardl.hooks.stats import Meter, Stats
+from spardl.method.method import Method
+from spardl.method.provenance import check_owner, check_whole, owner_of
+from spardl.schedules import Schedule, Training
+from spardl.schedules.scaling import scale_of
+from spardl.vector.storage import CopiedGradient
+
+__all__ = ["Hook", "hook"]
+
+
+class _Bucket(NamedTuple):
+    """A bucket of DDP whose gradients are being averaged.
+
+    Attributes:
+        views: of the gradients in its buffer, by parameter.
+        buffer: what DDP takes the averages from.
+        ready: what DDP waits for.
+    """
+
+    views: Mapping[Tensor, Tensor]
+    buffer: Tensor
+    ready: torch.futures.Future[Tensor]
+
+
+class Hook:
+    """What a communication hook carries from step to step: ``ddp.register_comm_hook(state, spardl.hook)``.
+
+    DDP forms buckets anew after the first step and in each new process. The groups in which gradients are averaged are
+    others, which do not follow them: so training does not depend on the buckets, and continues bit for bit.
+
+    Args:
+        ddp: the model.
+        method: how to average.
+        bucket_mb: most megabytes (2^20 bytes) of gradients that are averaged together, where the schedule has such a
+            limit; ``None`` for the schedule's own, 25. A parameter is never cut.
+        timeout: seconds after which a silent worker counts as lost.
+        scaler: the GradScaler that scales the loss, if there is one.
+        schedule: when gradients are sent, as for :func:`attach`; so are the next two.
+        optimizer: for ``schedule="dear"``.
+        clip_norm: likewise.
+
+    Raises:
+        ConfigError: if the method does not run on so many workers, a number is not above 0, or the model has sparse
+            gradients.
+    """
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        method: Method,
+        bucket_mb: float | None = None,
+        timeout: float = 1800.0,
+        scaler: GradScaler | None = None,
+        schedule: str | Schedule = "wfbp",
+        optimizer: torch.optim.Optimizer | None = None,
+        clip_norm: float | None = None,
+    ) -> None:
+        check_seconds("timeout", timeout)
+        for name, module in ddp.module.named_modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+                raise ConfigError(f"{name or 'the model'} has sparse gradients; make it with sparse=False")
+        self.method, self._schedule = method, choose_schedule(schedule, bucket_mb)
+        check_update(self._schedule, optimizer, clip_norm)
+        self._schedule.check(method, clips=clip_norm is not None)
+        self._named = [Named(*pair) for pair in ddp.module.named_parameters()]
+        check_real(self._named)
+        self._device = self._named[0].parameter.device
+        self._cluster = Beside(ddp.process_group, self._device, timeout)
+        method.communicator.check_workers(self._cluster.size)
+        self._cluster.open()
+        self._scale = scale_of(scaler)
+        self._averager: Averager | None = None
+        self._saved: Mapping[str, Any] | None = None
+        self._numbers: dict[Tensor, int] = {}
+        self._buckets: list[_Bucket] = []
+        self._attached = True
+        self._meter = Meter(self._cluster.ledgers[0], self._cluster.size)
+        # torch keeps the first hook of a model for ever: that one knows the last.
+        self._last: Hook | None = None
+        self._before: Hook | None = None
+        self._update: DelayedUpdate | None = None
+        if optimizer is not None:
+            # The first forward pass is watched, so this cannot wait for DDP to show its buckets.
+            left_out = getattr(ddp, "parameters_to_ignore", ())
+            named = [pair for pair in self._named if pair.parameter.requires_grad and pair.name not in left_out]
+            made = self._made(Training(ddp.module, CopiedGradient(named), optimizer, clip_norm, self._scale))
+            self._update = DelayedUpdate(made, ddp.module, optimizer)
+
+    def average(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        """Averages a bucket's gradients over all workers, beside the backward pass.
+
+        Args:
+            bucket: of DDP.
+
+        Returns:
+            The bucket's buffer, shape (n,), once it holds the averages: with the last bucket, that of all is there.
+
+        Raises:
+            ConfigError: in the first step, on all workers, if they were not given the same.
+            PeerError: if another worker is lost, or does not answer in time.
+        """
+        if self._last is not None:
+            return self._last.average(bucket)
+        if not self._attached:
+            return _dense(bucket, self._cluster.group)
+        if bucket.index() == 0:
+            self._begin()
+        views = dict(zip(bucket.parameters(), bucket.gradients(), strict=True))
+        ready: torch.futures.Future[Tensor] = torch.futures.Future(
+            devices=[self._device] if self._device.type == "cuda" else []
+        )
+        self._buckets.append(_Bucket(views, bucket.buffer(), ready))
+        if self._averager is not None:
+            self._put(self._averager, views)
+        if bucket.is_last():
+            self._end(self._averager or self._learned())
+        # An error is passed on by a callback only; as a value, DDP takes it for a tensor.
+        return ready.then(lambda done: done.wait())
+
+    def _begin(self) -> None:
+        """If the last backward pass ended early, what was sent is waited for, and the rest left out."""
+        self._buckets = []
+        if self._averager is not None:
+            self._averager.give_up()
+            self._inherit(self._averager)
+
+    def _put(self, averager: Averager, views: Mapping[Tensor, Tensor]) -> None:
+        for parameter, view in views.items():
+            averager.put(self._numbers[parameter], view)
+
+    def _end(self, averager: Averager) -> None:
+        """The last bucket is there: averages go where DDP looks for them."""
+        if self._update is not None:
+            usable = self._update.collect()
+        else:
+            # DDP would wait, too, but raise another error than what it waits for: one of many lines.
+            averager.wait()
+        self._meter.step()
+        for views, buffer, ready in self._buckets:
+            if self._update is None:
+                for parameter, view in views.items():
+                    averager.gradient.take(self._numbers[parameter], view)
+            elif not usable:
+                buffer.fill_(torch.inf)  # for a GradScaler to see
+            ready.set_result(buffer)
+        self._buckets = []
+
+    def _learned(self) -> Averager:
+        """In the first step: which parameters DDP synchronizes is known when it has shown all its buckets."""
+        shown = {parameter for bucket in self._buckets for parameter in bucket.views}
+        gradient = CopiedGradient([pair for pair in self._named if pair.parameter in shown])
+        averager = self._made(Training(None, gradient, None, scale=self._scale))
+        self._inherit(averager)
+        for bucket in self._buckets:
+            self._put(averager, bucket.views)
+        return averager
+
+    def _inherit(self, averager: Averager) -> None:
+        """Goes on with what an earlier hook carried."""
+        before = self._before._handed_over(averager) if self._before else None
+        if before:
+            averager.inherit(before)
+        self._before = None
+
+    def _made(self, training: Training) -> Averager:
+        self._numbers = {parameter: number for number, parameter in enumerate(training.gradient.parameters)}
+        given = {"handle": "attach", **options_of(self._schedule), "clip_norm": training.clip_norm}
+        averager = self._averager = Averager(self.method, self._schedule, training, self._cluster, given)
+        if self._saved is not None:
+            averager.load_state_dict(self._saved)
+            self._saved = None
+        return averager
+
+    def _handed_over(self, to: Averager) -> Averager | None:
+        """What is carried over of some parameters, if anything is; from here on it is the caller's, ``to``."""
+        if self._averager is None and self._saved is not None:
+            names, parameters = to.gradient.forward()
+            gradient = CopiedGradient(list(zip(names, parameters, strict=True)))
+            self._made(Training(None, gradient, None, scale=self._scale))
+        averager, self._averager = self._averager, None
+        return averager
+
+    def follow(self, last: "Hook") -> None:
+        """Leaves all to another hook of the same model, ``last``, which goes on with what this one carries.
+
+        Raises:
+            ConfigError: if this one, or another that it was left to, is not detached.
+        """
+        before = self._last or self
+        before.check_detached()
+        last._before, self._last = before, last
+
+    def check_detached(self) -> None:
+        """Accepts a hook that was left, for another to follow.
+
+        Raises:
+            ConfigError: if it was not.
+        """
+        if (self._last or self)._attached:
+            raise ConfigError("a handle averages this model's gradients already; call its detach() before attach()")
+
+    # --- what others may ask for
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this worker carries from step to step; plain data, to be saved by each rank.
+
+        Empty before the first step.
+        """
+        if self._averager is None:
+            return dict(self._saved or {})
+        return self._averager.state_dict()
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Continues from what ``state_dict`` gave on the same rank, of as many.
+
+        Args:
+            values: as saved, on any device.
+
+        Raises:
+            ConfigError: if it is of another rank, another number of workers, another method, other parameters, or of
+                another ``bucket_mb``, or lacks something; of the last three in a fresh process, in the first step.
+        """
+        fresh = isinstance(values, Mapping) and not values
+        self._before = None  # what was carried over is replaced
+        if self._averager is None:
+            if not fresh:
+                check_owner(values, owner_of(self.method, self._cluster.local_ranks[0], self._cluster.size), "groups")
+                check_whole(values, SAVED)
+            self._saved = dict(values) or None
+        elif fresh:
+            self._averager.engine.forget()
+        else:
+            self._averager.load_state_dict(values)
+
+    def flush(self) -> None:
+        """Sees to it that weights are those after the last step: only ``schedule="dear"`` updates later than that."""
+        if self._update is not None:
+            self._update.flush()
+
+    def stats(self) -> Stats:
+        """What this worker sent and spent so far; see :class:`Stats`."""
+        averager = self._averager
+        nbytes = sum(parameter.nbytes for _, parameter in self._named if parameter.requires_grad)
+        ratio = averager.residual_ratio() if averager else None
+        return self._meter.stats(nbytes, averager.refused if averager else 0, ratio)
+
+    def reset(self) -> None:
+        """Lets ``stats`` begin anew; what is carried from step to step stays."""
+        self._meter.reset(self._averager.refused if self._averager else 0)
+
+    @property
+    def steps(self) -> int:
+        """Synchronizations since this handle was made."""
+        return self._meter.steps
+
+    def detach(self) -> None:
+        """Averages densely from now on, as DDP without a hook.
+
+        torch takes no hook off, so this one stays, and the next ``attach`` to the model uses it. What is carried over
+        waits for it: a method that has a residual, too, goes on with it, another drops it.
+        """
+        if self._update is not None:
+            self._update.close()
+            self._update = None
+        self._attached, self._buckets = False, []
+        self._cluster.release()
+
+    def __deepcopy__(self, memo: object) -> None:
+        """Copies of a model have no hook: torch registers none for them."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Nor have models that were saved as a whole."""
+        return type(None), ()
+
+
+def hook(state: Hook, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """The hook itself, for ``DistributedDataParallel.register_comm_hook(state, hook)``.
+
+    Args:
+        state: a :class:`Hook`.
+        bucket: of DDP.
+
+    Returns:
+        The bucket's buffer, shape (n,), once it holds the averages.
+    """
+    return state.average(bucket)
+
+
+def _dense(bucket: GradBucket, group: Any) -> torch.futures.Future[Tensor]:
+    buffer = bucket.buffer().div_(dist.get_world_size(group))
+    reduced = dist.all_reduce(buffer, group=group, async_op=True).get_future()
+    return reduced.then(lambda done: done.value()[0])

@@ -8,15 +8,10 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from statistics import mean
 from typing import TypeVar
-
-# A script's own folder is on the path, the repository's is not.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import torch.nn.functional as F

@@ -16,18 +16,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
-import choices
 import yaml
-from exhibits.pages.runs import Finished, collect
-from exhibits.statistics import spread
 
+from scripts import choices
+from scripts.exhibits.pages.runs import Finished, collect
+from scripts.exhibits.statistics import spread
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import write_atomically
 from spardl.compressors import Mass
 from spardl.method.method import Method
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "methods.md"
-PROSE = Path(__file__).resolve().parent / "methods.yaml"
+PROSE = Path(__file__).resolve().parent / "docs" / "methods.yaml"
 WORKERS = range(1, 65)
 DECLARED = (
     "method",

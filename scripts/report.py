@@ -20,14 +20,13 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from exhibits.base import Basis, Picture
-from exhibits.measures import Curve, draw_curves
-from exhibits.pages import page
-from exhibits.pages.runs import Comparison, Finished, Method, Unfinished, caveats, collect, compare, differences
-from exhibits.papers.small import VIRTUAL
-from exhibits.statistics import interval, spread
-from exhibits.tables import Cell, Row, Table, markdown
-
+from scripts.exhibits.base import Basis, Picture
+from scripts.exhibits.measures import Curve, draw_curves
+from scripts.exhibits.pages import page
+from scripts.exhibits.pages.runs import Comparison, Finished, Method, Unfinished, caveats, collect, compare, differences
+from scripts.exhibits.papers.small import VIRTUAL
+from scripts.exhibits.statistics import interval, spread
+from scripts.exhibits.tables import Cell, Row, Table, markdown
 from spardl.basics.files import write_atomically
 
 FINISHED, BAD_INPUT = 0, 2

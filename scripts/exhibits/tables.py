@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
-from exhibits.jobs import Job
+from scripts.exhibits.jobs import Job
 
 __all__ = ["WRITERS", "Cell", "Row", "Table", "markdown"]
 

@@ -11,9 +11,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from exhibits.base import Basis, Picture
-from exhibits.pages.vector import inline
-from exhibits.tables import WRITERS, Row, Table
+from scripts.exhibits.base import Basis, Picture
+from scripts.exhibits.pages.svg import inline
+from scripts.exhibits.tables import WRITERS, Row, Table
 from spardl.training.summary import environment
 
 __all__ = ["Section", "Source", "Sources", "definitions", "figure", "here", "in_words", "page", "table"]

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from exhibits.base import Basis, Exhibit, Results
-from exhibits.pages.page import Section, Source, definitions, figure, here, in_words, page, table
-from exhibits.tables import Row, Table
+from scripts.exhibits.base import Basis, Exhibit, Results
+from scripts.exhibits.pages.page import Section, Source, definitions, figure, here, in_words, page, table
+from scripts.exhibits.tables import Row, Table
 from spardl.basics.errors import DataError
 from spardl.basics.files import write_atomically
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from profile_model import Job
 from torch import Tensor, nn
 
+from scripts.profile_model import Job
 from spardl.clusters.profile import Profile
 
 __all__ = ["Emulated", "from_profile"]

@@ -190,7 +190,7 @@ def measure(
     for turn in range(turns):
         for name, work in candidates.items():
             gradient = gradients[turn % len(gradients)].clone()
-            seconds[name].append(timed(lambda work=work, gradient=gradient: work(gradient)))
+            seconds[name].append(timed(partial(work, gradient)))
     return seconds
 
 

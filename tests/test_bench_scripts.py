@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from scripts import bench_merge, bench_packing, bench_selection, bench_simulated
+from scripts import bench_merge, bench_packing, bench_selection, bench_simulated, bench_sketch
 from scripts.benchmarks import timing as shared
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -166,3 +166,16 @@ def test_importing_is_measured() -> None:
     words = [sys.executable, str(ROOT / "scripts" / "bench_import.py"), "--repeats", "1"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
     assert re.fullmatch(r"numpy, torch .* s .*\nnumpy, torch, spardl .* s .*\nbeyond torch: .*\n", done.stdout)
+
+
+def test_sketches_are_measured_on_a_real_training(
+    timing: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--steps", "2", "--rows", "3", "--columns", "2", "--candidates", "4", "--lengths", "1000"]
+    monkeypatch.setattr("torch.set_num_threads", lambda count: None)
+    monkeypatch.setattr(sys, "argv", ["bench_sketch.py", *words])
+    bench_sketch.main()
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| 3 | 2 | 4 |")]
+    shares = [float(share) for share in re.findall(r"([\d.]+)% \(", row)]
+    assert len(shares) == 3
+    assert all(10 < share <= 100 for share in shares)

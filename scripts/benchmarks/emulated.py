@@ -43,7 +43,8 @@ class _Layer(nn.Module):
         self._seconds = (max(0.0, forward), max(0.0, backward))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return _Pass.apply(inputs, self.weight, *self._seconds)
+        outputs: Tensor = _Pass.apply(inputs, self.weight, *self._seconds)
+        return outputs
 
 
 class Emulated(nn.Module):

@@ -185,7 +185,7 @@ class Training(Job):
     def find(self, outputs: Path) -> Outcome | None:
         """See :meth:`Job.find`."""
         run = finished_run(outputs, self.id)
-        return run and Outcome(run.folder, run.read_summary())
+        return Outcome(run.folder, run.read_summary()) if run else None
 
     def perform(self, outputs: Path) -> None:
         """See :meth:`Job.perform`; an unfinished run is continued."""

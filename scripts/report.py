@@ -20,6 +20,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from markupsafe import Markup
+
 from scripts.exhibits.base import Basis, Picture
 from scripts.exhibits.measures import Curve, draw_curves
 from scripts.exhibits.pages import page
@@ -147,7 +149,7 @@ def section(number: int, comparison: Comparison) -> page.Section:
     differing = settings(comparison)
     if differing:
         parts.append(page.table(differing, f"{own}-settings", BARE, lambda row: ()))
-    return page.Section(own, "", comparison.title, "", 0, "".join(parts))
+    return page.Section(own, "", comparison.title, "", 0, Markup("").join(parts))
 
 
 def source(run: Finished) -> page.Source:

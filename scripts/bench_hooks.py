@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from scripts import choices
 from scripts.benchmarks.ddp_hooks import ALONE, DENSE, TIMEOUT, attached, parsed
 from scripts.benchmarks.timing import Row, complain, positive, table
-from scripts.methods import replace
+from scripts.docs.marked import replace
 from spardl.basics.errors import ConfigError, SpardlError
 from spardl.basics.files import write_atomically
 from spardl.protocol.programs import Worker

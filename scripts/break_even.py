@@ -24,8 +24,8 @@ import torch
 
 import spardl
 from scripts import bench_schedules, timeline
+from scripts.docs.marked import replace
 from scripts.exhibits.kinds.gpu import COMPRESSING, MODELS, seconds_to_compress
-from scripts.methods import replace
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import write_atomically
 from spardl.clusters.network import PRESETS, Network

@@ -193,7 +193,8 @@ def test_what_is_submitted(
     wanted = "account=us array=0-1%2 mem=8G nodes=2 ntasks=5 ntasks-per-node=4 signal=USR1@120 time=90"
     for option in (*wanted.split(), "requeue", "exclusive", "open-mode=append"):
         assert f"#SBATCH --{option}\n" in batch
-    assert f'\na b\n. {SLURM}/stage.sh "/data" "$TMPDIR/data"\n' in batch
+    own = f"export PYTHONPATH={ROOT}${{PYTHONPATH:+:$PYTHONPATH}}"
+    assert f'\na b\n{own}\n. {SLURM}/stage.sh "/data" "$TMPDIR/data"\n' in batch
     assert batch.rstrip().endswith(f'exec bash {SLURM}/after.sh "$?" 3')
     assert "--kill-on-bad-exit=0 --wait=60" in batch
 

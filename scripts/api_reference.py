@@ -3,7 +3,7 @@
 python scripts/api_reference.py            # writes the pages
 python scripts/api_reference.py --check    # writes nothing; exits with 1 if a page is out of date
 
-Which names are on which page is in api_reference.yaml. The library is read, not imported.
+Which names are on which page is in scripts/docs/api_topics.yaml. The library is read, not imported.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from referring.library import read
-from referring.pages import pages
-
+from scripts.docs.api_library import read
+from scripts.docs.api_pages import pages
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import write_atomically
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-TOPICS = Path(__file__).with_suffix(".yaml")
+TOPICS = ROOT / "scripts" / "docs" / "api_topics.yaml"
 
 
 def main() -> int:

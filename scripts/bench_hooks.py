@@ -33,15 +33,15 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-import choices
 import torch
 import torch.distributed as dist
-from hooking import ALONE, DENSE, TIMEOUT, attached, parsed
 from hydra.errors import HydraException
-from methods import replace
-from timing import Row, complain, positive, table
 from torch import Tensor, nn
 
+from scripts import choices
+from scripts.benchmarks.ddp_hooks import ALONE, DENSE, TIMEOUT, attached, parsed
+from scripts.benchmarks.timing import Row, complain, positive, table
+from scripts.docs.marked import replace
 from spardl.basics.errors import ConfigError, SpardlError
 from spardl.basics.files import write_atomically
 from spardl.protocol.programs import Worker

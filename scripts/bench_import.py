@@ -13,7 +13,7 @@ import subprocess
 import sys
 from statistics import median
 
-from timing import positive
+from scripts.benchmarks.timing import positive
 
 PROGRAM = """
 import time

@@ -14,9 +14,9 @@ import argparse
 from collections.abc import Callable, Sequence
 
 import torch
-from timing import PATHS, Row, add_options, interleaved, on_path, positive, rows, table, write_json
 from torch import Tensor
 
+from scripts.benchmarks.timing import PATHS, Row, add_options, interleaved, on_path, positive, rows, table, write_json
 from spardl.vector.sparse import SparseVector, merge
 
 

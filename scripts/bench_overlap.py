@@ -29,17 +29,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import choices
 import torch
 import torch.distributed as dist
-from emulated import from_profile
 from hydra import compose
 from hydra.utils import instantiate
-from links import measured_network
-from profile_model import SOURCES as MODELS
-from profile_model import Job
-from timing import complain, positive
 
+from scripts import choices
+from scripts.benchmarks.emulated import from_profile
+from scripts.benchmarks.links import measured_network
+from scripts.benchmarks.timing import complain, positive
+from scripts.profile_model import SOURCES as MODELS
+from scripts.profile_model import Job
 from spardl.basics.errors import ConfigError, SpardlError
 from spardl.basics.files import write_atomically
 from spardl.clusters import Network, ProcessGroupCluster, gather_rows

@@ -20,10 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-import choices
-import compression
-import timeline
-
+from scripts import choices, compression, timeline
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import write_atomically
 from spardl.clusters.network import PRESETS, Network

@@ -14,9 +14,9 @@ import argparse
 import sys
 
 import torch
-from timing import add_options, interleaved, on_path, positive, rows, table, write_json
 from torch import Tensor
 
+from scripts.benchmarks.timing import add_options, interleaved, on_path, positive, rows, table, write_json
 from spardl.communicators import AllGather
 from spardl.compressors import TopK
 from spardl.method.method import Method

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from statistics import median
 
 import torch
-from timing import positive
 
+from scripts.benchmarks.timing import positive
 from spardl.clusters import Network, SimulatedCluster
 from spardl.communicators import SparDL
 from spardl.compressors import TopK

@@ -8,15 +8,10 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from statistics import mean
 from typing import TypeVar
-
-# A script's own folder is on the path, the repository's is not.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +23,7 @@ from spardl.protocol.context import Context
 from spardl.protocol.programs import Program, Worker
 from spardl.protocol.state import State
 from spardl.vector.accumulator import Accumulator
-from spardl.vector.flat import FlatGradient
+from spardl.vector.flat import FlatGradient, write
 from spardl.vector.layout import Layout
 from spardl.vector.selection import top_k
 from spardl.vector.sketch import Sketch
@@ -69,7 +64,7 @@ def training(
         total = memory.sum(0)
         yield total
         sent = top_k(total, round(density * total.numel()))
-        gradient.write(SparseVector(sent, total[sent] / workers, total.numel()))
+        write(SparseVector(sent, total[sent] / workers, total.numel()), gradient.vector)
         optimizer.step()
         velocity[:, sent] = 0
         memory[:, sent] = 0

@@ -25,14 +25,14 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-import choices
 import torch
 import torch.distributed as dist
-from links import measured_network
-from timing import Row, add_options, complain, positive, table, write_json
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
+from scripts import choices
+from scripts.benchmarks.links import measured_network
+from scripts.benchmarks.timing import Row, add_options, complain, positive, table, write_json
 from spardl.basics.errors import SpardlError
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.ledger import Ledger
@@ -190,7 +190,7 @@ def measure(
     for turn in range(turns):
         for name, work in candidates.items():
             gradient = gradients[turn % len(gradients)].clone()
-            seconds[name].append(timed(lambda work=work, gradient=gradient: work(gradient)))
+            seconds[name].append(timed(partial(work, gradient)))
     return seconds
 
 

@@ -20,13 +20,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import bench_schedules
-import timeline
 import torch
-from exhibits.kinds.gpu import COMPRESSING, MODELS, seconds_to_compress
-from methods import replace
 
 import spardl
+from scripts import bench_schedules, timeline
+from scripts.docs.marked import replace
+from scripts.exhibits.kinds.gpu import COMPRESSING, MODELS, seconds_to_compress
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import write_atomically
 from spardl.clusters.network import PRESETS, Network

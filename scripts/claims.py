@@ -14,14 +14,13 @@ import argparse
 import sys
 from pathlib import Path
 
-import choices
-from exhibits.base import SCALES
-from exhibits.claims.catalogue import OnDemand, claims_section, judge_all, tables_of
-from exhibits.claims.judging import page
-from exhibits.pages.sections import add, key
-from exhibits.papers.catalogue import catalogue
-from exhibits.tables import markdown
-
+from scripts import choices
+from scripts.exhibits.base import SCALES
+from scripts.exhibits.claims.catalogue import OnDemand, claims_section, judge_all, tables_of
+from scripts.exhibits.claims.judging import page
+from scripts.exhibits.pages.sections import add, key
+from scripts.exhibits.papers.catalogue import catalogue
+from scripts.exhibits.tables import markdown
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import write_atomically
 

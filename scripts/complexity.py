@@ -16,9 +16,9 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-import choices
 import torch
 
+from scripts import choices
 from spardl.basics.errors import ConfigError
 from spardl.clusters import Ledger, Network, SimulatedCluster
 from spardl.method.method import Method

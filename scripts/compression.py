@@ -14,9 +14,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import choices
 import torch
 
+from scripts import choices
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import write_atomically
 from spardl.diagnostics.timeline.compressing import SIZES, measure_compression

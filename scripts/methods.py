@@ -9,25 +9,25 @@ The columns on error feedback, bias and worker counts come from what the parts d
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
-import choices
 import yaml
-from exhibits.pages.runs import Finished, collect
-from exhibits.statistics import spread
 
+from scripts import choices
+from scripts.docs.marked import replace
+from scripts.exhibits.pages.runs import Finished, collect
+from scripts.exhibits.statistics import spread
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import write_atomically
 from spardl.compressors import Mass
 from spardl.method.method import Method
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "methods.md"
-PROSE = Path(__file__).resolve().parent / "methods.yaml"
+PROSE = Path(__file__).resolve().parent / "docs" / "methods.yaml"
 WORKERS = range(1, 65)
 DECLARED = (
     "method",
@@ -142,19 +142,6 @@ def read_runs(folders: Sequence[Path]) -> dict[str, list[Finished]]:
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table."""
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows))
-
-
-def replace(text: str, section: str, content: str) -> str:
-    """Puts content between the marks of a section.
-
-    Raises:
-        ValueError: if the text has no such section.
-    """
-    pattern = rf"(<!-- {section}: .*? -->\n).*?(<!-- end of {section} -->)"
-    changed, count = re.subn(pattern, lambda marks: f"{marks[1]}{content}\n{marks[2]}", text, flags=re.DOTALL)
-    if count != 1:
-        raise ValueError(f"a page needs one section between '<!-- {section}: ... -->' and its end, and it has {count}")
-    return changed
 
 
 def generate(text: str, folders: Sequence[Path]) -> str:

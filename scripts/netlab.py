@@ -11,8 +11,8 @@ standard error, with their rank in front. If one fails, all are ended. At the en
 each worker's interface sent and received. The exit code is that of the first worker that failed; 2 for bad input,
 124 for a timeout, 130 and 143 for Ctrl-C and SIGTERM.
 
-With a delay, IPv4 packets that arrive at a worker are held back by a process of the lab (netlab_delay.py), so a round
-trip takes twice the delay. If that process ends, so does the lab, with its exit code and an error.
+With a delay, IPv4 packets that arrive at a worker are held back by a process of the lab (labs/delay_line.py), so a
+round trip takes twice the delay. If that process ends, so does the lab, with its exit code and an error.
 
 A lab lives in network, mount and process namespaces of its own (without root, in a user namespace, too): two labs do
 not see each other, and all of a lab vanishes with its first process, however that ends. That one watches the process
@@ -37,7 +37,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
-from netlab_inside import (
+from scripts.labs import first_process
+from scripts.labs.first_process import (
     BAD_INPUT,
     GRACE,
     INTERRUPTED,
@@ -51,7 +52,7 @@ from netlab_inside import (
     tool,
 )
 
-FIRST_PROCESS, LAUNCHER = Path(__file__).resolve().with_name("netlab_inside.py"), "--launcher="
+FIRST_PROCESS, LAUNCHER = Path(first_process.__file__).resolve(), "--launcher="
 PACKAGES = {"unshare": "util-linux", "mount": "mount", "ip": "iproute2", "tc": "iproute2"}  # of the programs needed
 PACKAGES_FOR_DELAY = {"iptables": "iptables"}
 PRIVATE = ("--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")

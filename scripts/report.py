@@ -20,14 +20,15 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from exhibits.base import Basis, Picture
-from exhibits.measures import Curve, draw_curves
-from exhibits.pages import page
-from exhibits.pages.runs import Comparison, Finished, Method, Unfinished, caveats, collect, compare, differences
-from exhibits.papers.small import VIRTUAL
-from exhibits.statistics import interval, spread
-from exhibits.tables import Cell, Row, Table, markdown
+from markupsafe import Markup
 
+from scripts.exhibits.base import Basis, Picture
+from scripts.exhibits.measures import Curve, draw_curves
+from scripts.exhibits.pages import page
+from scripts.exhibits.pages.runs import Comparison, Finished, Method, Unfinished, caveats, collect, compare, differences
+from scripts.exhibits.papers.small import VIRTUAL
+from scripts.exhibits.statistics import interval, spread
+from scripts.exhibits.tables import Cell, Row, Table, markdown
 from spardl.basics.files import write_atomically
 
 FINISHED, BAD_INPUT = 0, 2
@@ -148,7 +149,7 @@ def section(number: int, comparison: Comparison) -> page.Section:
     differing = settings(comparison)
     if differing:
         parts.append(page.table(differing, f"{own}-settings", BARE, lambda row: ()))
-    return page.Section(own, "", comparison.title, "", 0, "".join(parts))
+    return page.Section(own, "", comparison.title, "", 0, Markup("").join(parts))
 
 
 def source(run: Finished) -> page.Source:

@@ -20,18 +20,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import choices
 import torch
-from exhibits.arrays import write_arrays
-from exhibits.base import SCALES, Exhibit, Results
-from exhibits.claims.catalogue import claims_section, judge_all
-from exhibits.pages.page import Section
-from exhibits.pages.sections import add, exhibit_section, key, sources
-from exhibits.pages.writing import write
-from exhibits.papers.catalogue import catalogue, papers
-from exhibits.tables import Row, Table, markdown
-from exhibits.working import complete
 
+from scripts import choices
+from scripts.exhibits.base import SCALES, Exhibit, Results
+from scripts.exhibits.claims.catalogue import claims_section, judge_all
+from scripts.exhibits.pages.page import Section
+from scripts.exhibits.pages.sections import add, exhibit_section, key, sources
+from scripts.exhibits.pages.writing import write
+from scripts.exhibits.papers.catalogue import catalogue, papers
+from scripts.exhibits.slurm_arrays import write_arrays
+from scripts.exhibits.tables import Row, Table, markdown
+from scripts.exhibits.working import complete
 from spardl.basics.errors import ConfigError
 
 FINISHED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130

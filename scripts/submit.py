@@ -32,19 +32,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-# A script's own folder is on the path, the repository's is not.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
-from submitting.cluster import Slurm
-from submitting.here import Here
-from submitting.places import Place
-from submitting.site import DEFAULT, SITE, Site, changed, read_site
-from submitting.standing import FINISHED, GOOD, Standing, standing
-from submitting.submissions import Entry, Submission, find_submission, near, new_submission
-from submitting.table import print_table
 
+from scripts.submission.cluster import Slurm
+from scripts.submission.here import Here
+from scripts.submission.places import Place
+from scripts.submission.site import DEFAULT, SITE, Site, changed, read_site
+from scripts.submission.standing import FINISHED, GOOD, Standing, standing
+from scripts.submission.submissions import Entry, Submission, find_submission, near, new_submission
+from scripts.submission.table import print_table
 from spardl.basics.errors import ConfigError
 from spardl.training.runs import finished_run
 
@@ -62,8 +59,8 @@ def submit(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: if something is wrong; nothing is submitted then.
     """
-    import choices  # noqa: PLC0415 - imports all that training needs
-    from submitting.sweeps import Planned, expand, plan, read_commands  # noqa: PLC0415
+    from scripts import choices  # noqa: PLC0415 - imports all that training needs
+    from scripts.submission.sweeps import Planned, expand, plan, read_commands  # noqa: PLC0415
 
     site, words = _split(arguments.words, arguments.site)
     with choices.composing():

@@ -14,8 +14,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from spardl.basics.errors import ConfigError
 from spardl.training.loggers import logged_in
 

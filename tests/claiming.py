@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from scripts.exhibits.claims import base, bounds, seeds
+
 
 def module(name: str) -> ModuleType:
     """A module of the scripts."""
@@ -15,7 +17,7 @@ def module(name: str) -> ModuleType:
 
 def figures(*values: Any, against: Any = None) -> list[Any]:
     """Figures named a, b, ...; a number is a single value."""
-    made = module("exhibits.claims.base").Figure
+    made = base.Figure
     rivals = against if against is not None else [()] * len(values)
     return [
         made(chr(ord("a") + number), _seeds(one), _seeds(other))
@@ -32,8 +34,8 @@ def verdict(rule: Any, found: Sequence[Any]) -> str:
 
 
 def bound(name: str, *words: Any) -> Any:
-    return getattr(module("exhibits.claims.bounds"), name)(*words)
+    return getattr(bounds, name)(*words)
 
 
 def seeded(name: str) -> Any:
-    return getattr(module("exhibits.claims.seeds"), name)()
+    return getattr(seeds, name)()

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from scripts.netlab_inside import tool
+from scripts.labs.first_process import tool
 
 ROOT = Path(__file__).resolve().parent.parent
 LAB = [sys.executable, str(ROOT / "scripts" / "netlab.py")]
@@ -104,7 +104,7 @@ class Beside:
         (found,) = [
             process
             for process in processes_with(self.mark)
-            if Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")[1].endswith(b"netlab_inside.py")
+            if Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")[1].endswith(b"first_process.py")
         ]
         return found
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import doctest
-import importlib
 import io
 import re
 import sys
@@ -18,13 +17,14 @@ import torch
 import torch._dynamo  # DDP would import it first thing: here, processes that are forked have it
 
 import spardl
-from scripts.referring.library import Docs, Library, bases_of, docs_of, members_of, own_docs, parameters_of, read
-from scripts.referring.pages import pages
+from scripts import api_reference as script
+from scripts.docs.api_library import Docs, Library, bases_of, docs_of, members_of, own_docs, parameters_of, read
+from scripts.docs.api_pages import pages
 from spardl.clusters import ProcessGroupCluster
 from tests.harness import run_workers
 
 ROOT = Path(__file__).resolve().parent.parent
-TOPICS = ROOT / "scripts" / "api_reference.yaml"
+TOPICS = ROOT / "scripts" / "docs" / "api_topics.yaml"
 # Where one algorithm, or one rule, is documented with where it was published.
 SOURCED = ("compressors", "communicators", "residuals", "momentum", "schedules")
 SOURCE = re.compile(r"Source: |\b(19|20)\d\d\b")
@@ -148,8 +148,6 @@ def _defined(library: Library, path: str) -> str:
 
 @pytest.mark.slow
 def test_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    script = importlib.import_module("api_reference")
     monkeypatch.setattr(script, "DOCS", tmp_path)
 
     def run(*words: str) -> tuple[int, list[str]]:

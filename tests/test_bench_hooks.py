@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shlex
 import subprocess
@@ -17,6 +16,7 @@ import torch
 import torch._dynamo
 from torch import Tensor, nn
 
+from scripts import bench_hooks
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
 from spardl.training.task import Batch, Task
@@ -30,9 +30,8 @@ CASES = ["alone", "ddp", "torch.fp16", "torch.powersgd,rank=2", "spardl.none", "
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     monkeypatch.setattr("torch.set_num_threads", lambda count: None)
-    return importlib.import_module("bench_hooks")
+    return bench_hooks
 
 
 class Points:

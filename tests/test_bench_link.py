@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shlex
 import subprocess
@@ -11,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.netlab_inside import tool
+from scripts import bench_link
+from scripts.labs.first_process import tool
 from tests.labs import ROOT, in_a_lab, lab
 
 SHORTLY = ("--mb", "1", "--rounds", "2", "--short-rounds", "3")
@@ -73,10 +73,9 @@ def test_a_throttle_without_a_lab(tmp_path: Path) -> None:
 def test_bad_input_is_one_line(
     words: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     if words:
         monkeypatch.setenv("WORLD_SIZE", "2")
-    assert importlib.import_module("bench_link").main(words.split()) == 2
+    assert bench_link.main(words.split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert said in line

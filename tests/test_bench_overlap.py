@@ -8,11 +8,11 @@ import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
+from scripts.benchmarks import emulated
 from spardl.clusters.profile import LayerTimes, Profile
 from spardl.diagnostics.timeline.measure import measure
 from spardl.vector.flat import FlatGradient
@@ -27,15 +27,7 @@ LAYERS = (
 PROFILE = Profile("three", "none", 1, LAYERS, forward=0.012, backward=0.012, update=0.0)
 
 
-@pytest.fixture
-def emulated(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import emulated
-
-    return emulated
-
-
-def test_a_model_that_sleeps_has_the_times_and_sizes_of_its_profile(emulated: ModuleType, tmp_path: Path) -> None:
+def test_a_model_that_sleeps_has_the_times_and_sizes_of_its_profile(tmp_path: Path) -> None:
     PROFILE.write(tmp_path / "three.json")
     job = emulated.from_profile(str(tmp_path / "three.json"), Namespace(compute=0.048))
     gradient = FlatGradient(job.model.named_parameters())

@@ -13,6 +13,9 @@ from types import ModuleType
 
 import pytest
 
+from scripts import bench_merge, bench_packing, bench_selection, bench_simulated, bench_sketch
+from scripts.benchmarks import timing as shared
+
 ROOT = Path(__file__).resolve().parent.parent
 BENCHES = {
     "bench_packing": (
@@ -28,10 +31,9 @@ BENCHES = {
 
 @pytest.fixture
 def timing(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     # Put back afterwards: benches switch kernels on and off.
     monkeypatch.setenv("SPARDL_KERNELS", "compiled")
-    return importlib.import_module("timing")
+    return shared
 
 
 @pytest.mark.parametrize("name", BENCHES)
@@ -41,7 +43,7 @@ def test_every_candidate_is_measured(
     words, candidates = BENCHES[name]
     monkeypatch.setattr("torch.set_num_threads", lambda count: None)
     monkeypatch.setattr(sys, "argv", [name, *words, "--repetitions", "3", "--json", str(tmp_path / "found.json")])
-    importlib.import_module(name).main()
+    importlib.import_module(f"scripts.{name}").main()
     printed = capsys.readouterr().out
     written = json.loads((tmp_path / "found.json").read_text())
     assert written["setting"]["entries"] == 20000
@@ -59,7 +61,7 @@ def test_selection_is_measured_and_exact(
     words = ["--entries", "20000", "--settle", "30", "--repetitions", "3", "--json", str(tmp_path / "found.json")]
     monkeypatch.setattr("torch.set_num_threads", lambda count: None)
     monkeypatch.setattr(sys, "argv", ["bench_selection", *words])
-    assert importlib.import_module("bench_selection").main() == 0
+    assert bench_selection.main() == 0
     ((_, found),) = json.loads((tmp_path / "found.json").read_text())["cases"].items()
     assert [row["name"] for row in found] == [
         "residual.add_(gradient)",
@@ -105,13 +107,12 @@ def test_bench_sync_wants_workers() -> None:
 
 
 def test_packing_says_how_many_bytes_an_entry_takes(timing: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = importlib.import_module("bench_packing")
-    vector = bench.random_vector(50_000, 0.01)
-    found = {row.name: row.figures for row in bench.measure(vector, bench.TYPES["bfloat16"], 1)}
+    vector = bench_packing.random_vector(50_000, 0.01)
+    found = {row.name: row.figures for row in bench_packing.measure(vector, bench_packing.TYPES["bfloat16"], 1)}
     assert found["compiled read"]["bytes/entry"] == found["portable write"]["bytes/entry"] <= 3.3
     assert found["plain read"]["bytes/entry"] == 8
-    assert "bytes saved by indices take" in bench.verdict(
-        bench.measure(vector, bench.TYPES["float32"], 1), bench.TYPES["float32"]
+    assert "bytes saved by indices take" in bench_packing.verdict(
+        bench_packing.measure(vector, bench_packing.TYPES["float32"], 1), bench_packing.TYPES["float32"]
     )
 
 
@@ -144,10 +145,9 @@ def test_table_and_file_have_medians_and_further_figures(timing: ModuleType, tmp
 def test_bad_options_are_named(
     timing: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bench = importlib.import_module("bench_merge")
     monkeypatch.setattr(sys, "argv", ["bench_merge", "--repetitions", "0"])
     with pytest.raises(SystemExit):
-        bench.main()
+        bench_merge.main()
     assert "must be at least 1, got 0" in capsys.readouterr().err
 
 
@@ -156,7 +156,7 @@ def test_many_simulated_workers_are_measured(
 ) -> None:
     monkeypatch.setattr("torch.set_num_threads", lambda count: None)
     monkeypatch.setattr(sys, "argv", ["bench_simulated", "--workers", "3,8", "--entries", "5000", "--steps", "2"])
-    assert importlib.import_module("bench_simulated").main() == 0
+    assert bench_simulated.main() == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" | ")[:2] for line in lines[2:]] == [["| 3", "5,000"], ["| 8", "5,000"]]
 
@@ -166,3 +166,16 @@ def test_importing_is_measured() -> None:
     words = [sys.executable, str(ROOT / "scripts" / "bench_import.py"), "--repeats", "1"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
     assert re.fullmatch(r"numpy, torch .* s .*\nnumpy, torch, spardl .* s .*\nbeyond torch: .*\n", done.stdout)
+
+
+def test_sketches_are_measured_on_a_real_training(
+    timing: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--steps", "2", "--rows", "3", "--columns", "2", "--candidates", "4", "--lengths", "1000"]
+    monkeypatch.setattr("torch.set_num_threads", lambda count: None)
+    monkeypatch.setattr(sys, "argv", ["bench_sketch.py", *words])
+    bench_sketch.main()
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| 3 | 2 | 4 |")]
+    shares = [float(share) for share in re.findall(r"([\d.]+)% \(", row)]
+    assert len(shares) == 3
+    assert all(10 < share <= 100 for share in shares)

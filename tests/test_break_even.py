@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 import spardl
+from scripts import break_even as tables
 from spardl.clusters import Network
 from spardl.clusters.profile import Profile
 from spardl.schedules.fusion import Linear
 from tests.labs import ROOT
-
-
-@pytest.fixture
-def tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    before = set(sys.modules)
-    yield importlib.import_module("break_even")
-    own = {path.stem for path in (ROOT / "scripts").glob("*.py")}
-    for name in (own & set(sys.modules)) - before:
-        del sys.modules[name]
 
 
 def advice(**seconds: float) -> spardl.Advice:
@@ -47,7 +36,7 @@ def advice(**seconds: float) -> spardl.Advice:
         ({"none": 4.0, "bf16": 3.9, "spardl": 9.0}, "dense"),
     ],
 )
-def test_the_least_that_is_lost_for_a_clear_gain(tables: ModuleType, seconds: dict[str, float], said: str) -> None:
+def test_the_least_that_is_lost_for_a_clear_gain(seconds: dict[str, float], said: str) -> None:
     assert tables.winner(advice(**seconds)) == said
 
 
@@ -60,7 +49,7 @@ def line(fixed: float, per_entry: float) -> Callable[[str, Mapping[str, Any]], L
     return lambda name, options: Linear(0.0, 0.0) if name == "bf16" else Linear(fixed, per_entry)
 
 
-def test_below_the_break_even_bandwidth_a_sparse_method_wins(tables: ModuleType) -> None:
+def test_below_the_break_even_bandwidth_a_sparse_method_wins() -> None:
     found = float(tables.break_even(profile(), 8, line(1e-3, 2e-9)))
     below, above = (
         tables.winner(spardl.advise(profile(), Network(tables.ALPHA, gbit), 8, compressing=line(1e-3, 2e-9)))
@@ -71,12 +60,12 @@ def test_below_the_break_even_bandwidth_a_sparse_method_wins(tables: ModuleType)
     assert float(tables.break_even(profile(), 8, line(1e-3, 4e-9))) < found
 
 
-def test_what_always_pays_and_what_never_does(tables: ModuleType) -> None:
+def test_what_always_pays_and_what_never_does() -> None:
     assert tables.break_even(profile(), 8, line(1e9, 0.0)) == "never"
     assert tables.break_even(profile().scaled(1e-9), 8, line(0.0, 0.0)) == "400 and more"
 
 
-def test_measured_times_are_used(tables: ModuleType, tmp_path: Path) -> None:
+def test_measured_times_are_used(tmp_path: Path) -> None:
     path = tmp_path / "times.json"
     path.write_text(json.dumps({"workers": {"4": {"spardl, 2 teams": {"fixed": 1.0, "per_entry": 2.0}}}}))
     compressing = tables.measured(path)(4)
@@ -88,13 +77,13 @@ def test_measured_times_are_used(tables: ModuleType, tmp_path: Path) -> None:
         tables.measured(path)
 
 
-def test_the_file_of_times_has_all_that_the_tables_ask_for(tables: ModuleType) -> None:
+def test_the_file_of_times_has_all_that_the_tables_ask_for() -> None:
     for workers in tables.WORKERS:
         found = spardl.advise(profile(), 1, workers, compressing=tables.measured(tables.MEASURED)(workers))
         assert all(math.isfinite(choice.seconds) for choice in found.choices)
 
 
-def test_what_a_gpu_is_assumed_to_take(tables: ModuleType) -> None:
+def test_what_a_gpu_is_assumed_to_take() -> None:
     line = tables.COMPRESSING["spardl"]
     for workers in (4, 64):
         seconds = tables.assumed(workers)("spardl", {"density": 0.01})
@@ -104,7 +93,7 @@ def test_what_a_gpu_is_assumed_to_take(tables: ModuleType) -> None:
 
 
 def test_measuring_gives_what_is_read(
-    tables: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     turns = iter([[3.0, 9.0, 9.0], [9.0, 4.0, 9.0], [9.0, 9.0, 6.0]] * 4)
     monkeypatch.setattr(tables, "WORKERS", (2,))
@@ -122,12 +111,7 @@ def test_measuring_gives_what_is_read(
 
 @pytest.mark.parametrize(("name", "said"), [("page.md", "a page needs one section"), ("none.md", "No such file")])
 def test_what_is_no_page(
-    name: str,
-    said: str,
-    tables: ModuleType,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "page.md").write_text("nothing")
     monkeypatch.setattr(tables, "devices", lambda: [])
@@ -140,9 +124,7 @@ def test_what_is_no_page(
 
 
 @pytest.mark.slow
-def test_the_page_has_the_tables(
-    tables: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_has_the_tables(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["break_even.py"])
     assert tables.main() == 0
     page = (ROOT / "docs" / "when-not-to-compress.md").read_text()

@@ -117,3 +117,28 @@ def test_every_yaml_says_what_it_is_for() -> None:
         if path.parent.name in ("compressor", "communicator", "residual", "schedule", "cluster", "experiment"):
             assert any(line.startswith("# ") and "@package" not in line for line in path.read_text().splitlines()), path
         OmegaConf.load(path)
+
+
+# Not yet in the library, and imported by their bare names.
+ALONE = {"doctor.py", "advise.py", "timeline.py", "profile_model.py", "doctoring"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for folder in ("scripts", "tests") for path in sorted((ROOT / folder).rglob("*.py"))],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_scripts_are_imported_by_their_whole_names(path: Path) -> None:
+    """An editable install, or PYTHONPATH, finds them; no file puts folders on Python's path by itself."""
+    place = path.relative_to(ROOT)
+    if place.parts[1] in ALONE:
+        return
+    own = {each.stem for each in (ROOT / "scripts").iterdir()} - {"__init__", "docs"}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            assert not own & {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            assert (node.module or "").split(".")[0] not in own
+        elif isinstance(node, ast.Attribute):
+            assert ast.unparse(node) != "sys.path"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import os
@@ -15,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from scripts.netlab_inside import Lab, tool
+from scripts import netlab as script
+from scripts.labs.first_process import Lab, tool
 from tests.labs import (
     BAD_INPUT,
     LAB,
@@ -246,9 +246,8 @@ def test_a_fast_link_lets_one_tick_of_the_kernel_through(gbit: float, burst: int
 @pytest.fixture
 def netlab(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The script as a module."""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     handler = signal.getsignal(signal.SIGTERM)
-    yield importlib.import_module("netlab")
+    yield script
     signal.signal(signal.SIGTERM, handler)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import json
 import math
 import re
@@ -19,11 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts.netlab_delay import PACKET, Held, acceptance, attribute, binding, check, message, packet_number
-from scripts.netlab_inside import Lab, tool
+from scripts import netlab as script
+from scripts.labs.delay_line import PACKET, Held, acceptance, attribute, binding, check, message, packet_number
+from scripts.labs.first_process import Lab, tool
 from tests.labs import BAD_INPUT, ROOT, Beside, Started, in_a_lab, lab, missing, processes_with, until
 
-DELAY_LINE = str(ROOT / "scripts" / "netlab_delay.py")
+DELAY_LINE = str(ROOT / "scripts" / "labs" / "delay_line.py")
 DELAY = 3.0
 PAYLOAD = 4 << 20
 
@@ -145,7 +145,7 @@ def delay_lines(of: Beside) -> list[int]:
     """The delay line of a lab, while there is one."""
     return [
         process
-        for process in processes_with("netlab_delay.py")
+        for process in processes_with("delay_line.py")
         if int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1]) == of.first()
     ]
 
@@ -162,7 +162,7 @@ def test_the_delay_line_ends_with_its_lab(beside: Started, number: signal.Signal
 
 @delayed
 def test_a_queue_has_one_owner() -> None:
-    again = f"[ $RANK = 1 ] || exec {sys.executable} {ROOT}/scripts/netlab_delay.py 1 netlab-w0"
+    again = f"[ $RANK = 1 ] || exec {sys.executable} {ROOT}/scripts/labs/delay_line.py 1 netlab-w0"
     done = run("--", "sh", "-c", again)
     assert done.returncode == 1
     assert done.stdout == "[Errno 1] Operation not permitted\n"
@@ -241,9 +241,8 @@ def test_a_delay_that_was_not_checked_is_doubted(gbit: float, delay: float, part
 @pytest.fixture
 def netlab(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The script as a module."""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     handler = signal.getsignal(signal.SIGTERM)
-    yield importlib.import_module("netlab")
+    yield script
     signal.signal(signal.SIGTERM, handler)
 
 

@@ -99,6 +99,15 @@ def test_only_torch_and_numpy_are_needed(built: Path) -> None:
     assert {"train", "wandb", "slurm", "accelerate", "lightning", "dev"} <= extras
 
 
+def test_an_editable_install_lets_scripts_run_from_anywhere(built: Path, tmp_path: Path) -> None:
+    """They import one another by their whole names. This one asks for nothing but Python."""
+    source, environment = built / "source", tmp_path / "venv"
+    venv.create(environment, with_pip=True)
+    run(environment / "bin" / "pip", "install", "-q", "--no-deps", "-e", source, cwd=tmp_path)
+    told = run(environment / "bin" / "python", source / "scripts" / "netlab.py", "--help", cwd=tmp_path)
+    assert "python scripts/netlab.py run --workers 4" in told
+
+
 @pytest.mark.timeout(900)
 def test_two_lines_work_with_the_wheel_alone(built: Path, tmp_path: Path) -> None:
     """In a fresh environment, with what the wheel asks for: the README's two lines, on two workers over gloo."""

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from scripts import reproduce
+from scripts.exhibits import base, jobs, tables, working
+from scripts.exhibits.kinds import predictions
+from scripts.exhibits.pages import page as html_page
+from scripts.exhibits.pages import sections as report_sections
+from scripts.exhibits.pages import svg
 from spardl.basics.errors import DataError, WorkerError
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-@pytest.fixture(autouse=True)
-def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-
-
-def module(name: str) -> ModuleType:
-    return importlib.import_module(name)
 
 
 class Reader(HTMLParser):
@@ -72,11 +67,11 @@ def line(figure: Any) -> None:
 
 
 def section(key: str = "a-smoke", title: str = "A", marks: int = 0, html: str = "<p>text</p>\n") -> Any:
-    return module("exhibits.pages.page").Section(key, "Paper", title, "smoke", marks, html)
+    return html_page.Section(key, "Paper", title, "smoke", marks, html)
 
 
 def page(*sections: Any, title: str = "T", lead: str = "L") -> str:
-    text: str = module("exhibits.pages.page").page(title, lead, {"Name": "<value>"}, sections)
+    text: str = html_page.page(title, lead, {"Name": "<value>"}, sections)
     return text
 
 
@@ -96,22 +91,22 @@ def results_of(exhibit: Any, folder: Path, fault: Exception | None = None) -> An
             job.note(folder, fault)
         else:
             job.perform(folder)
-    return module("exhibits.base").Results.on_disk(folder, exhibit.jobs("smoke"))
+    return base.Results.on_disk(folder, exhibit.jobs("smoke"))
 
 
 def shares(number: int) -> dict[str, Any]:
-    sheet = module("exhibits.kinds.predictions").sheet
+    sheet = predictions.sheet
     return {"sheets": [sheet(f"Sheet {each}", ["case", "one"], {"x": [0.5], "y": ["none"]}) for each in range(number)]}
 
 
 @pytest.fixture
 def exhibit() -> Any:
-    return module("exhibits.kinds.predictions").Computed(
+    return predictions.Computed(
         name="paper.subject",
         title="A title",
         source="Table <1>",
         shows="something",
-        basis=module("exhibits.base").Basis("a clock", "all bytes", "no <jitter>"),
+        basis=base.Basis("a clock", "all bytes", "no <jitter>"),
         function=shares,
         arguments={"smoke": (("number", 2),)},
         shell="python scripts/some.py",
@@ -122,7 +117,7 @@ def exhibit() -> Any:
 
 def test_an_exhibit_stands_in_its_section_with_all_that_belongs_to_it(exhibit: Any, tmp_path: Path) -> None:
     results = results_of(exhibit, tmp_path)
-    made = module("exhibits.pages.sections").exhibit_section(exhibit, "Paper", "smoke", results)
+    made = report_sections.exhibit_section(exhibit, "Paper", "smoke", results)
     text = Reader(page(made)).text
     for words in ("Table <1>", "something", "What & how", "python scripts/reproduce.py paper.subject --scale smoke"):
         assert words in text
@@ -135,7 +130,7 @@ def test_an_exhibit_stands_in_its_section_with_all_that_belongs_to_it(exhibit: A
 
 def test_what_failed_is_marked_and_counted(exhibit: Any, tmp_path: Path) -> None:
     results = results_of(exhibit, tmp_path, WorkerError("out of <memory>"))
-    made = module("exhibits.pages.sections").exhibit_section(exhibit, "Paper", "smoke", results)
+    made = report_sections.exhibit_section(exhibit, "Paper", "smoke", results)
     assert "<td class=bad>failed: out of &lt;memory&gt;</td>" in made.html
     assert made.marks == 1
     text = Reader(page(made)).text
@@ -148,28 +143,26 @@ def test_the_page_tells_what_explain_tells(
     exhibit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     results = results_of(exhibit, tmp_path)
-    reproduce = module("reproduce")
     told = reproduce.explain(exhibit, "smoke", "x", tmp_path)
-    text = Reader(module("exhibits.pages.sections").exhibit_section(exhibit, "Paper", "smoke", results).html).text
+    text = Reader(report_sections.exhibit_section(exhibit, "Paper", "smoke", results).html).text
     assert "python scripts/some.py" in told
     for words in told.splitlines():
         assert words.strip() in text or words.endswith(", x:")
 
 
 def test_what_is_behind_every_row_is_told_once(tmp_path: Path) -> None:
-    made, tables = module("exhibits.pages.page"), module("exhibits.tables")
     rows = [tables.Row(name, [tables.Cell("1", 1.0)], []) for name in ("a", "b")]
     content = tables.Table("T", ("row", "value"), rows)
-    basis = module("exhibits.base").Basis("", "", "")
-    same = made.table(content, "t", basis, lambda row: [made.Source("do", "there")])
-    other = made.table(content, "t", basis, lambda row: [made.Source(f"do {row.name}", "there")])
+    basis = base.Basis("", "", "")
+    same = html_page.table(content, "t", basis, lambda row: [html_page.Source("do", "there")])
+    other = html_page.table(content, "t", basis, lambda row: [html_page.Source(f"do {row.name}", "there")])
     assert (same.count("<dt>"), other.count("<dt>")) == (1, 2)
     assert "every row" in same
-    assert "<details>" not in made.table(content, "t", basis, lambda row: [])
+    assert "<details>" not in html_page.table(content, "t", basis, lambda row: [])
     assert "figcaption" not in same
     assert "<td class=number>1</td>" in same
     wordy = tables.Table("T", ("row", "words"), [tables.Row("a", [tables.Cell("many words " * 5)], [])])
-    assert "<td class=long>many" in made.table(wordy, "t", basis, lambda row: [])
+    assert "<td class=long>many" in html_page.table(wordy, "t", basis, lambda row: [])
 
 
 @settings(max_examples=20)
@@ -183,8 +176,7 @@ def test_any_words_are_only_words(words: str, marks: int) -> None:
 
 
 def test_figures_have_the_page_s_colours_and_letters() -> None:
-    vector = module("exhibits.pages.vector")
-    drawn = vector.inline(line, "one", "a <title>")
+    drawn = svg.inline(line, "one", "a <title>")
     assert 'aria-labelledby="one-title"' in drawn
     assert '<title id="one-title">a &lt;title&gt;</title>' in drawn
     assert "a &lt;b&gt; &amp; c</text>" in drawn
@@ -198,20 +190,19 @@ def test_figures_have_the_page_s_colours_and_letters() -> None:
 
 
 def test_two_figures_do_not_clash_and_are_drawn_alike() -> None:
-    vector = module("exhibits.pages.vector")
-    one, other = (vector.inline(line, ident, "title") for ident in ("one", "other"))
+    one, other = (svg.inline(line, ident, "title") for ident in ("one", "other"))
     text = page(section(html=one + other))
     assert_self_contained(text)
     assert len([each for each in Reader(text).ids if each.startswith("one-")]) > 2
-    assert one == vector.inline(line, "one", "title")
+    assert one == svg.inline(line, "one", "title")
 
 
 def test_the_style_has_every_colour_for_light_and_dark() -> None:
-    style = module("exhibits.pages.page").STYLE.read_text()
+    style = html_page.STYLE.read_text()
     light, dark = style.split("@media screen and (prefers-color-scheme: dark)")
     dark = dark.split("}\n}")[0]
     defined = [set(re.findall(r"(--[\w]+):", part)) for part in (light, dark)]
-    colours = {f"--c{number}" for number in range(module("exhibits.pages.vector").SERIES)}
+    colours = {f"--c{number}" for number in range(svg.SERIES)}
     assert colours <= defined[0] & defined[1]
     assert defined[0] - defined[1] == {"--sans", "--serif", "--mono"}
     assert set(re.findall(r"var\((--\w+)\)", style)) <= defined[0]
@@ -223,7 +214,7 @@ def keys(folder: Path) -> Sequence[str]:
 
 
 def test_sections_gather_over_many_commands(tmp_path: Path) -> None:
-    add = module("exhibits.pages.sections").add
+    add = report_sections.add
     order = ["a-smoke", "a-laptop", "b-smoke"]
     add(tmp_path, [section("b-smoke"), section("z-smoke")], order)
     add(tmp_path, [section("a-laptop")], order)
@@ -237,7 +228,7 @@ def test_sections_gather_over_many_commands(tmp_path: Path) -> None:
 
 
 def test_a_section_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    add = module("exhibits.pages.sections").add
+    add = report_sections.add
     add(tmp_path, [section()], [])
     before = (tmp_path / "index.html").read_text()
     (tmp_path / "sections" / "b-smoke.json").write_text('{"key": "b"}')
@@ -248,10 +239,9 @@ def test_a_section_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_a_section_of_tables_alone(tmp_path: Path) -> None:
-    base, tables = module("exhibits.base"), module("exhibits.tables")
     content = tables.Table("Claims", ("claim", "verdict"), [tables.Row("c<1>", [tables.Cell("no", bad=True)], [])])
     results = base.Results(tmp_path, {})
-    made = module("exhibits.pages.sections").tables_section(
+    made = report_sections.tables_section(
         "claims-smoke", "Claims", "Words & more", "smoke", [content], base.Basis("", "counted", ""), results
     )
     assert made.marks == 1
@@ -260,23 +250,18 @@ def test_a_section_of_tables_alone(tmp_path: Path) -> None:
 
 
 def test_every_exhibit_has_a_place_and_a_paper() -> None:
-    reproduce = module("reproduce")
     assert list(reproduce.papers()) == list(reproduce.catalogue())
     assert all(words and "\n" not in words for words in reproduce.papers().values())
 
 
 def test_claims_come_first(tmp_path: Path) -> None:
-    reproduce = module("reproduce")
-    nothing = module("exhibits.base").Results(tmp_path, {})
-    module("exhibits.pages.sections").add(
-        tmp_path, [section("spardl.complexity-smoke"), section("dear.speed-smoke")], []
-    )
+    nothing = base.Results(tmp_path, {})
+    report_sections.add(tmp_path, [section("spardl.complexity-smoke"), section("dear.speed-smoke")], [])
     reproduce.report([], "smoke", nothing, tmp_path, [section("claims-smoke")])
     assert keys(tmp_path) == ["claims-smoke", "spardl.complexity-smoke", "dear.speed-smoke"]
 
 
 def test_what_must_run_alone_comes_last(tmp_path: Path, capfd: Any) -> None:
-    jobs = module("exhibits.jobs")
 
     class Alone(jobs.Computation):  # type: ignore[misc]
         alone = True
@@ -285,23 +270,21 @@ def test_what_must_run_alone_comes_last(tmp_path: Path, capfd: Any) -> None:
         kind("x", shares, (("number", number),), f"do {number}")
         for number, kind in enumerate([Alone, jobs.Computation, Alone, jobs.Computation])
     ]
-    module("exhibits.working").complete(work, tmp_path, at_once=1)
+    working.complete(work, tmp_path, at_once=1)
     told = capfd.readouterr().out.splitlines()
     assert [line.split("] ")[1] for line in told[1:]] == ["do 1: done", "do 3: done", "do 0: done", "do 2: done"]
     assert told[-1].startswith("[4/4, ")
 
 
 def test_where_a_page_was_made() -> None:
-    made = module("exhibits.pages.page")
     found = {"python": "3.12", "torch": "2.7", "spardl": "0.1.0", "commit": None, "machine": "a machine"}
-    assert made.in_words(found) == "Python 3.12, torch 2.7, spardl 0.1.0; a machine"
-    assert made.in_words({}) == ""
-    assert set(made.here()) == {"Made with", "On", "Date"}
+    assert html_page.in_words(found) == "Python 3.12, torch 2.7, spardl 0.1.0; a machine"
+    assert html_page.in_words({}) == ""
+    assert set(html_page.here()) == {"Made with", "On", "Date"}
 
 
 def test_of_many_sources_the_page_names_the_first() -> None:
-    sections, page = module("exhibits.pages.sections"), module("exhibits.pages.page")
-    found = [page.Source(f"command {number}", "there") for number in range(30)]
-    assert sections._few(found[:13]) == found[:13]
-    assert sections._few(found)[:12] == found[:12]
-    assert sections._few(found)[12:] == [page.Source("and 18 more", "named by --explain")]
+    found = [html_page.Source(f"command {number}", "there") for number in range(30)]
+    assert report_sections._few(found[:13]) == found[:13]
+    assert report_sections._few(found)[:12] == found[:12]
+    assert report_sections._few(found)[12:] == [html_page.Source("and 18 more", "named by --explain")]

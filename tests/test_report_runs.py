@@ -2,43 +2,28 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from scripts import report
+from scripts.exhibits.pages import runs
 from tests.run_folders import SUMMARY, write_run
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture(autouse=True)
-def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-
-
-@pytest.fixture
-def runs() -> ModuleType:
-    return importlib.import_module("exhibits.pages.runs")
-
-
-@pytest.fixture
-def report() -> ModuleType:
-    return importlib.import_module("report")
-
-
-def compared(runs: ModuleType, *folders: Path) -> list[Any]:
+def compared(*folders: Path) -> list[Any]:
     finished, others = runs.collect(folders)
     assert not others
     return runs.compare(finished)
 
 
-def test_seeds_share_a_row_and_all_else_that_matters_does_not(runs: ModuleType, tmp_path: Path) -> None:
+def test_seeds_share_a_row_and_all_else_that_matters_does_not(tmp_path: Path) -> None:
     for number, changes in enumerate(
         [
             {"seed": 3, "training__seed": 3, "training__log_every": 50},
@@ -48,7 +33,7 @@ def test_seeds_share_a_row_and_all_else_that_matters_does_not(runs: ModuleType, 
         ]
     ):
         write_run(tmp_path / f"run{number}", **changes)
-    (comparison,) = compared(runs, tmp_path)
+    (comparison,) = compared(tmp_path)
     assert comparison.title == "Accuracy on digits"
     assert [[run.folder.name for run in method.runs] for method in comparison.methods] == [
         ["run1", "run0"],
@@ -64,12 +49,12 @@ def test_seeds_share_a_row_and_all_else_that_matters_does_not(runs: ModuleType, 
     }
 
 
-def test_names_are_as_short_as_they_can_be(runs: ModuleType, tmp_path: Path) -> None:
+def test_names_are_as_short_as_they_can_be(tmp_path: Path) -> None:
     oktopk = "spardl.communicators.oktopk.OkTopk"
     write_run(tmp_path / "a")
     write_run(tmp_path / "b", communicator___target_=oktopk, compressor__density=0.5)
     write_run(tmp_path / "c", momentum__factor=0.9)
-    (comparison,) = compared(runs, tmp_path)
+    (comparison,) = compared(tmp_path)
     assert [method.name for method in comparison.methods] == [
         "TopK + SparDL + GlobalResidual",
         "TopK + OkTopk + GlobalResidual",
@@ -81,12 +66,12 @@ def test_names_are_as_short_as_they_can_be(runs: ModuleType, tmp_path: Path) -> 
     assert set(found) == {"communicator", "compressor.density", "momentum.factor"}
 
 
-def test_tasks_metrics_and_data_do_not_mix(runs: ModuleType, tmp_path: Path) -> None:
+def test_tasks_metrics_and_data_do_not_mix(tmp_path: Path) -> None:
     write_run(tmp_path / "a")
     write_run(tmp_path / "b", summary={"metric": "perplexity"})
     write_run(tmp_path / "c", dataset__crop_padding=2)
     write_run(tmp_path / "d", task___target_="tasks.image_regression.ImageRegression")
-    found = compared(runs, tmp_path)
+    found = compared(tmp_path)
     assert [[run.folder.name for method in each.methods for run in method.runs] for each in found] == [
         ["a"],
         ["b"],
@@ -129,7 +114,7 @@ SPOILT = [
 
 
 @pytest.mark.parametrize(("name", "text", "state"), SPOILT)
-def test_no_folder_is_lost(runs: ModuleType, tmp_path: Path, name: str, text: str | None, state: str) -> None:
+def test_no_folder_is_lost(tmp_path: Path, name: str, text: str | None, state: str) -> None:
     write_run(tmp_path / "good")
     spoil(write_run(tmp_path / "bad"), name, text)
     (good,), (bad,) = runs.collect([tmp_path / "good", tmp_path / "bad"])
@@ -138,7 +123,7 @@ def test_no_folder_is_lost(runs: ModuleType, tmp_path: Path, name: str, text: st
     assert "\n" not in bad.state
 
 
-def test_folders_of_runs_and_what_is_no_run(runs: ModuleType, tmp_path: Path) -> None:
+def test_folders_of_runs_and_what_is_no_run(tmp_path: Path) -> None:
     outputs = tmp_path / "outputs"
     write_run(outputs / "a")
     (outputs / "logs").mkdir()
@@ -153,7 +138,7 @@ def test_folders_of_runs_and_what_is_no_run(runs: ModuleType, tmp_path: Path) ->
     ]
 
 
-def test_what_is_measured_by_hand(runs: ModuleType, tmp_path: Path) -> None:
+def test_what_is_measured_by_hand(tmp_path: Path) -> None:
     run = runs.read(write_run(tmp_path / "a", value=0.8))
     assert (run.metric, run.train_loss, run.share, run.seconds) == (0.8, 1.0, 0.02, 8.0)
     assert run.curve == ((2, 4), (4.0, 8.0), (0.4, 0.8))
@@ -163,22 +148,22 @@ def test_what_is_measured_by_hand(runs: ModuleType, tmp_path: Path) -> None:
     assert alone.share == 1.0
 
 
-def test_what_was_not_logged_is_said(runs: ModuleType, report: ModuleType, tmp_path: Path) -> None:
+def test_what_was_not_logged_is_said(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a")
     (folder / "metrics.jsonl").write_text('{"kind": "eval", "step": 4, "accuracy": 0.5}\n')
     (folder / "command.txt").unlink()
-    (comparison,) = compared(runs, folder)
+    (comparison,) = compared(folder)
     (row,) = report.results(comparison).rows
     assert row.cells[3].text == "not logged"
     assert report.source(comparison.methods[0].runs[0]).command.startswith("the command was not recorded")
 
 
-def test_virtual_and_real_seconds_are_told_apart(runs: ModuleType, report: ModuleType, tmp_path: Path) -> None:
+def test_virtual_and_real_seconds_are_told_apart(tmp_path: Path) -> None:
     write_run(tmp_path / "a")
     real = write_run(tmp_path / "b", cluster___target_="spardl.training.launch.ProcessGroup")
     text = (real / "config.yaml").read_text()
     (real / "config.yaml").write_text(text.replace("  network: ethernet_1g\n", ""))
-    (comparison,) = compared(runs, tmp_path)
+    (comparison,) = compared(tmp_path)
     table = report.results(comparison)
     assert [row.cells[-1].text for row in table.rows] == ["virtual", "real"]
     every = [run for method in comparison.methods for run in method.runs]
@@ -187,19 +172,19 @@ def test_virtual_and_real_seconds_are_told_apart(runs: ModuleType, report: Modul
     assert report.basis(every[:1]).simulated.startswith("seconds: ")
 
 
-def called(report: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: Any) -> int:
+def called(monkeypatch: pytest.MonkeyPatch, *words: Any) -> int:
     monkeypatch.setattr(sys, "argv", ["report.py", *map(str, words)])
     code: int = report.main()
     return code
 
 
-def test_the_command(report: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
     for seed, value in ((1, 0.5), (2, 0.6), (3, 0.7)):
         write_run(tmp_path / "runs" / f"a{seed}", seed, value, summary={"caveats": ["stand-in <data>"]})
     write_run(tmp_path / "runs" / "b", summary={"metric": "perplexity"})
     spoil(write_run(tmp_path / "runs" / "c"), *SPOILT[2][:2])
     page, picture = tmp_path / "page.html", tmp_path / "picture.png"
-    assert called(report, monkeypatch, tmp_path / "runs", "--html", page, "--plot", picture) == 0
+    assert called(monkeypatch, tmp_path / "runs", "--html", page, "--plot", picture) == 0
     out = capsys.readouterr().out
     assert (
         "| TopK + SparDL + GlobalResidual | 0.6 ± 0.1 | 0.5 to 0.7 | 0.5, 0.6, 0.7 | 1 ± 0 | 2.00% | 8 ± 0 | virtual |"
@@ -216,9 +201,9 @@ def test_the_command(report: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_nothing_finished(report: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+def test_nothing_finished(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
     spoil(write_run(tmp_path / "c"), *SPOILT[0][:2])
-    assert called(report, monkeypatch, tmp_path, "--html", tmp_path / "page.html") == 2
+    assert called(monkeypatch, tmp_path, "--html", tmp_path / "page.html") == 2
     said = capsys.readouterr()
     assert "still running, or killed" in said.out
     assert said.err == "error: none of these folders holds a finished run; python train.py makes one\n"
@@ -227,21 +212,17 @@ def test_nothing_finished(report: ModuleType, monkeypatch: pytest.MonkeyPatch, t
 
 @pytest.mark.parametrize("option", ["--html=no/where.html", "--plot=picture.xyz"])
 def test_a_file_that_cannot_be_written(
-    option: str, report: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+    option: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert called(report, monkeypatch, write_run(tmp_path / "a"), option) == 2
+    assert called(monkeypatch, write_run(tmp_path / "a"), option) == 2
     told = capsys.readouterr().err
     assert told.startswith("error: the report cannot be written (")
     assert told.count("\n") == 1
 
 
 def test_a_figure_that_was_not_finite(
-    runs: ModuleType,
-    report: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is ``null`` in the files; the run is shown all the same, beside others of its kind."""
     broken = write_run(tmp_path / "a")
@@ -253,5 +234,5 @@ def test_a_figure_that_was_not_finite(
     assert math.isnan(run.metric)
     assert run.curve.values[0] == 0.25
     assert math.isnan(run.curve.values[1])
-    assert called(report, monkeypatch, tmp_path, "--plot", tmp_path / "curves.png") == 0
+    assert called(monkeypatch, tmp_path, "--plot", tmp_path / "curves.png") == 0
     assert "| nan ± nan | nan to nan | nan, 0.5, 0.5 |" in capsys.readouterr().out

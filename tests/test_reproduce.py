@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import io
 import json
 import re
@@ -13,40 +12,22 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from scripts import choices, reproduce
+from scripts.exhibits import base, jobs, statistics, tables, working
+from scripts.exhibits.kinds import trainings
 from spardl.basics.errors import ConfigError, WorkerError
 from tests.labs import missing
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture(autouse=True)
-def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-
-
-@pytest.fixture
-def tables() -> ModuleType:
-    return importlib.import_module("exhibits.tables")
-
-
-@pytest.fixture
-def jobs() -> ModuleType:
-    return importlib.import_module("exhibits.jobs")
-
-
-@pytest.fixture
-def reproduce() -> ModuleType:
-    return importlib.import_module("reproduce")
-
-
 @pytest.fixture
 def composing() -> Iterator[None]:
-    with importlib.import_module("choices").composing():
+    with choices.composing():
         yield
 
 
@@ -58,12 +39,12 @@ def refuse(number: int) -> dict[str, int]:
     raise ConfigError(f"{number} is no number of mine")
 
 
-def computation(jobs: ModuleType, function: Any = double, number: int = 4, recipe: int = 1) -> Any:
+def computation(function: Any = double, number: int = 4, recipe: int = 1) -> Any:
     return jobs.Computation("double", function, (("number", number),), "echo", recipe)
 
 
 @pytest.fixture
-def small(tables: ModuleType) -> Any:
+def small() -> Any:
     rows = [
         tables.Row("50% of a|b", [tables.Cell("1.5 ± 0.1", 1.5), tables.Cell("yes & no")], []),
         tables.Row("c_d", [tables.Cell("failed: <lost>", bad=True), tables.Cell("failed", bad=True)], []),
@@ -71,14 +52,14 @@ def small(tables: ModuleType) -> Any:
     return tables.Table("A title", ("method", "metric", "note"), rows)
 
 
-def test_markdown(tables: ModuleType, small: Any) -> None:
+def test_markdown(small: Any) -> None:
     lines = tables.markdown(small).splitlines()
     assert lines[0] == "| method | metric | note |"
     assert lines[2] == "| 50% of a\\|b | 1.5 ± 0.1 | yes & no |"
     assert len(lines) == 4
 
 
-def test_csv_holds_bare_numbers(tables: ModuleType, small: Any) -> None:
+def test_csv_holds_bare_numbers(small: Any) -> None:
     rows = list(csv.reader(io.StringIO(tables.WRITERS["csv"](small))))
     assert rows == [
         ["method", "metric", "note"],
@@ -87,33 +68,33 @@ def test_csv_holds_bare_numbers(tables: ModuleType, small: Any) -> None:
     ]
 
 
-def test_latex_is_escaped(tables: ModuleType, small: Any) -> None:
+def test_latex_is_escaped(small: Any) -> None:
     text = tables.WRITERS["tex"](small)
     assert r"50\% of a|b & 1.5 $\pm$ 0.1 & yes \& no \\" in text
     assert r"c\_d" in text
 
 
-def test_html_is_escaped_and_marks_what_failed(tables: ModuleType, small: Any) -> None:
+def test_html_is_escaped_and_marks_what_failed(small: Any) -> None:
     text = tables.WRITERS["html"](small)
     assert "<td class=bad>failed: &lt;lost&gt;</td>" in text
     assert "<td>yes &amp; no</td>" in text
 
 
-def test_a_row_of_the_wrong_length_is_refused(tables: ModuleType) -> None:
+def test_a_row_of_the_wrong_length_is_refused() -> None:
     with pytest.raises(ValueError, match="a row has 1 cells"):
         tables.Table("T", ("a", "b", "c"), [tables.Row("a row", [tables.Cell("1")], [])])
 
 
-def test_a_result_is_found_by_all_that_it_depends_on(jobs: ModuleType, tmp_path: Path) -> None:
-    job = computation(jobs)
+def test_a_result_is_found_by_all_that_it_depends_on(tmp_path: Path) -> None:
+    job = computation()
     assert job.find(tmp_path) is None
     job.perform(tmp_path)
-    assert computation(jobs).find(tmp_path).data == {"twice": 8}
-    assert computation(jobs, number=5).find(tmp_path) is None
-    assert computation(jobs, recipe=2).find(tmp_path) is None
+    assert computation().find(tmp_path).data == {"twice": 8}
+    assert computation(number=5).find(tmp_path) is None
+    assert computation(recipe=2).find(tmp_path) is None
 
 
-def test_a_training_is_found_by_its_id(jobs: ModuleType, composing: None, tmp_path: Path) -> None:
+def test_a_training_is_found_by_its_id(composing: None, tmp_path: Path) -> None:
     job = jobs.Training(("cluster.workers=2", "seed=5"))
     assert jobs.Training(("cluster.workers=2", "seed=5", "training.log_every=7")).id == job.id
     assert jobs.Training(("cluster.workers=2", "seed=6")).id != job.id
@@ -124,8 +105,8 @@ def test_a_training_is_found_by_its_id(jobs: ModuleType, composing: None, tmp_pa
         assert bool(job.find(tmp_path)) == found
 
 
-def test_a_failure_is_kept_until_it_is_mended(jobs: ModuleType, tmp_path: Path) -> None:
-    job = computation(jobs)
+def test_a_failure_is_kept_until_it_is_mended(tmp_path: Path) -> None:
+    job = computation()
     assert job.failure(tmp_path) is None
     job.note(tmp_path, WorkerError("out of memory"))
     assert job.failure(tmp_path).reason == "out of memory"
@@ -133,24 +114,23 @@ def test_a_failure_is_kept_until_it_is_mended(jobs: ModuleType, tmp_path: Path) 
     assert job.failure(tmp_path) is None
 
 
-def test_only_what_is_missing_is_done(jobs: ModuleType, reproduce: ModuleType, tmp_path: Path, capfd: Any) -> None:
-    work = [computation(jobs, number=number) for number in (1, 2)] + [computation(jobs, refuse, 3)]
+def test_only_what_is_missing_is_done(tmp_path: Path, capfd: Any) -> None:
+    work = [computation(number=number) for number in (1, 2)] + [computation(refuse, 3)]
     work[0].perform(tmp_path)
-    importlib.import_module("exhibits.working").complete(work, tmp_path, at_once=2)
+    working.complete(work, tmp_path, at_once=2)
     out = capfd.readouterr().out
     assert out.startswith("2 of 3 jobs to do\n")
     assert "failed: 3 is no number of mine" in out
-    results = importlib.import_module("exhibits.base").Results.on_disk(tmp_path, work)
+    results = base.Results.on_disk(tmp_path, work)
     assert [results.of(job).data.get("twice") for job in work] == [2, 4, None]
     assert results.of(work[2]).reason == "3 is no number of mine"
-    assert results.of(computation(jobs, number=9)).reason == "not run yet"
+    assert results.of(computation(number=9)).reason == "not run yet"
 
 
 def test_different_words_for_one_run_are_one_job(
-    jobs: ModuleType, composing: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    composing: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[tuple[str, ...]] = []
-    working = importlib.import_module("exhibits.working")
     monkeypatch.setattr(working, "_do", lambda missing, *_: done.extend(job.words for job in missing))
     plain = jobs.Training(("cluster.workers=2",))
     spelled = jobs.Training(("cluster.workers=2", "compressor.density=1e-2"))
@@ -159,17 +139,14 @@ def test_different_words_for_one_run_are_one_job(
     assert len(done) == 2
 
 
-def test_what_takes_a_cluster_is_not_done_here(jobs: ModuleType, composing: None, tmp_path: Path) -> None:
-    working = importlib.import_module("exhibits.working")
+def test_what_takes_a_cluster_is_not_done_here(composing: None, tmp_path: Path) -> None:
     work = jobs.Training(("cluster.workers=2",), None, "process_group")
     assert working.complete([work], tmp_path / "runs", 1) == [work]
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow
-def test_the_scale_of_the_paper_is_for_a_cluster(
-    reproduce: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
-) -> None:
+def test_the_scale_of_the_paper_is_for_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
     folders = [f"--outputs={tmp_path / 'runs'}", f"--report={tmp_path / 'report'}"]
     monkeypatch.setattr(sys, "argv", ["reproduce.py", "spardl.residuals", "spardl.density", "--scale=paper", *folders])
     assert reproduce.main() == 0
@@ -183,7 +160,6 @@ def test_the_scale_of_the_paper_is_for_a_cluster(
 
 
 def test_the_interval_of_seeds() -> None:
-    statistics = importlib.import_module("exhibits.statistics")
     assert statistics.interval([1.0, 2.0]) is None
     low, high = statistics.interval([1.0, 2.0, 3.0, 4.0])
     assert 1.0 <= low < 2.5 < high <= 4.0
@@ -191,8 +167,7 @@ def test_the_interval_of_seeds() -> None:
 
 
 def comparison(seeds: tuple[int, ...] = (1, 2, 3)) -> Any:
-    trainings = importlib.import_module("exhibits.kinds.trainings")
-    basis = importlib.import_module("exhibits.base").Basis("", "", "")
+    basis = base.Basis("", "", "")
     plan = trainings.Plan((trainings.Case("Digits", ("model=resnet20",), "digits"),), (), seeds, "")
     return trainings.MethodComparison("x.y", "T", "", "", basis, {"one": ("a=1",), "two": ("a=2",)}, {"smoke": plan})
 
@@ -206,7 +181,7 @@ def outcome(folder: Path, value: float, seconds: float) -> Any:
         "step_bytes_dense": 50.0,
         "steps": 4,
     }
-    return importlib.import_module("exhibits.jobs").Outcome(folder, data)
+    return jobs.Outcome(folder, data)
 
 
 def test_a_comparison_by_hand(tmp_path: Path) -> None:
@@ -216,8 +191,8 @@ def test_a_comparison_by_hand(tmp_path: Path) -> None:
     values = [0.5, 0.6, 0.7, 0.8, 0.8, 0.8]
     seconds = [10.0] * 3 + [5.0] * 3
     found = {job: outcome(tmp_path, *figures) for job, *figures in zip(work, values, seconds, strict=True)}
-    failed = importlib.import_module("exhibits.jobs").Outcome(tmp_path, {}, "out of memory")
-    results = importlib.import_module("exhibits.base").Results
+    failed = jobs.Outcome(tmp_path, {}, "out of memory")
+    results = base.Results
     (table,) = exhibit.tables("smoke", results(tmp_path, found))
     one, two = ([cell.text for cell in row.cells] for row in table.rows)
     assert one[0] == "accuracy 0.6 ± 0.1"
@@ -244,7 +219,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_what_cannot_be_asked_for(
-    words: list[str], complaint: str, reproduce: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    words: list[str], complaint: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["reproduce.py", *words])
     assert reproduce.main() == 2
@@ -253,9 +228,7 @@ def test_what_cannot_be_asked_for(
     assert told.count("\n") == 1
 
 
-def test_the_list_names_source_and_cost_of_each(
-    reproduce: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_the_list_names_source_and_cost_of_each(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(sys, "argv", ["reproduce.py", "--list"])
     assert reproduce.main() == 0
     text = capsys.readouterr().out
@@ -284,7 +257,7 @@ def test_an_exhibit_and_where_its_rows_come_from(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_all_exhibits_survive_being_killed(reproduce: ModuleType, tmp_path: Path) -> None:
+def test_all_exhibits_survive_being_killed(tmp_path: Path) -> None:
     words = ("all", "--scale=smoke", "--jobs=2", f"--outputs={tmp_path / 'runs'}", f"--report={tmp_path / 'report'}")
     command = [sys.executable, "scripts/reproduce.py", *words]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as first:
@@ -312,6 +285,6 @@ def _job(line: str) -> str:
     return line.strip().partition("] ")[2].removesuffix(": done")
 
 
-def test_the_page_names_every_exhibit(reproduce: ModuleType) -> None:
+def test_the_page_names_every_exhibit() -> None:
     page = (ROOT / "docs" / "reproduce.md").read_text()
     assert set(re.findall(r"^\| `([a-z_.]+)` \|", page, re.MULTILINE)) == set(reproduce.catalogue())

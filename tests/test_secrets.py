@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import importlib
 import os
 import signal
 import subprocess
@@ -14,8 +13,9 @@ from urllib.parse import quote
 
 import pytest
 
+from scripts import report, reproduce
 from spardl.training.learner import Learner
-from tests.driver import ROOT, Beside, beside, here, only_run, steps_logged, summary, wait_until
+from tests.driver import Beside, beside, here, only_run, steps_logged, summary, wait_until
 
 RUN = ("training.max_steps=3", "cluster.workers=2", "training.checkpoint_every=1", "training.eval_examples=32")
 OFFLINE = ("logger=wandb", "logger.mode=offline", "logger.timeout=5")
@@ -157,14 +157,13 @@ def test_a_command_that_makes_no_sense(place: Path) -> None:
 
 @pytest.mark.slow
 def test_pages_about_runs(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     assert here(*RUN, "logger=none", f"output_dir={place / 'out'}") == 0
     page = place / "page.html"
     monkeypatch.setattr(sys, "argv", ["report.py", str(place / "out"), "--html", str(page)])
-    assert importlib.import_module("report").main() == 0
+    assert report.main() == 0
     exhibits = ["spardl.complexity", "--outputs", str(place / "outputs"), "--report", str(place / "report")]
     monkeypatch.setattr(sys, "argv", ["reproduce.py", *exhibits])
-    assert importlib.import_module("reproduce").main() == 0
+    assert reproduce.main() == 0
     assert page.stat().st_size > 1000
     assert list((place / "report").rglob("*.html"))
     (place / "screen.txt").write_text("".join(capsys.readouterr()))

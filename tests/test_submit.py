@@ -17,6 +17,10 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
+from scripts import choices
+from scripts import slurm_lab as lab
+from scripts import submit as script
+from scripts.submission import sweeps as sweeping
 from spardl.basics.errors import ConfigError
 from spardl.training.runs import Run, new_run
 from tests.slurms import table
@@ -25,19 +29,14 @@ ROOT = Path(__file__).resolve().parent.parent
 SLURM = ROOT / "slurm"
 
 
-@pytest.fixture(autouse=True)
-def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-
-
 @pytest.fixture
 def sweeps() -> Iterator[Any]:
-    with importlib.import_module("choices").composing():
-        yield importlib.import_module("submitting.sweeps")
+    with choices.composing():
+        yield sweeping
 
 
 def room(name: str) -> Any:
-    return importlib.import_module(f"submitting.{name}")
+    return importlib.import_module(f"scripts.submission.{name}")
 
 
 @pytest.mark.parametrize(
@@ -150,7 +149,6 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def submit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    script = importlib.import_module("submit")
 
     def run(*words: str) -> int:
         monkeypatch.setattr(sys, "argv", ["submit.py", *words])
@@ -195,7 +193,8 @@ def test_what_is_submitted(
     wanted = "account=us array=0-1%2 mem=8G nodes=2 ntasks=5 ntasks-per-node=4 signal=USR1@120 time=90"
     for option in (*wanted.split(), "requeue", "exclusive", "open-mode=append"):
         assert f"#SBATCH --{option}\n" in batch
-    assert f'\na b\n. {SLURM}/stage.sh "/data" "$TMPDIR/data"\n' in batch
+    own = f"export PYTHONPATH={ROOT}${{PYTHONPATH:+:$PYTHONPATH}}"
+    assert f'\na b\n{own}\n. {SLURM}/stage.sh "/data" "$TMPDIR/data"\n' in batch
     assert batch.rstrip().endswith(f'exec bash {SLURM}/after.sh "$?" 3')
     assert "--kill-on-bad-exit=0 --wait=60" in batch
 
@@ -208,7 +207,7 @@ def test_what_is_submitted(
 
 
 def _identity(*words: str) -> str:
-    with importlib.import_module("choices").composing():
+    with choices.composing():
         identity: str = room("sweeps").plan(words).id
     return identity
 
@@ -376,7 +375,6 @@ def test_a_copy_is_made_once_by_many_and_whole(tmp_path: Path) -> None:
 
 
 def test_the_lab_refuses_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lab = importlib.import_module("slurm_lab")
     folder = lab.Lab(tmp_path / "lab")
     for words, message in ((0, "--nodes must be"), (65, "--nodes must be")):
         with pytest.raises(lab.LabError, match=message):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,20 +35,15 @@ Script = Callable[..., Done]
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Script]:
+def script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Script:
     """Runs a script's ``main`` in this process: starting one takes seconds."""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    before = set(sys.modules)
 
     def run(name: str, *words: object) -> Done:
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, words)])
-        code = importlib.import_module(name).main()
+        code = importlib.import_module(f"scripts.{name}").main()
         return Done(code, *capsys.readouterr())
 
-    yield run
-    own = {path.stem for path in (ROOT / "scripts").glob("*.py")}
-    for name in (own & set(sys.modules)) - before:
-        del sys.modules[name]
+    return run
 
 
 def cells(text: str) -> list[list[str]]:

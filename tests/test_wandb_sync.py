@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -11,14 +10,15 @@ from typing import Any
 
 import pytest
 
+from scripts import wandb_sync
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    return importlib.import_module("wandb_sync")
+    return wandb_sync
 
 
 def logged(folder: Path, sent: bool = False) -> Path:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from exhibits.jobs import Job, Outcome
-from exhibits.tables import Table
+from scripts.exhibits.jobs import Job, Outcome
+from scripts.exhibits.tables import Table
 
 __all__ = ["SCALES", "Basis", "Exhibit", "Picture", "Results"]
 

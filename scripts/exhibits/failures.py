@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from exhibits.jobs import Outcome
-from exhibits.tables import Cell
+from scripts.exhibits.jobs import Outcome
+from scripts.exhibits.tables import Cell
 
 __all__ = ["failed"]
 

@@ -13,9 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-import choices
-
 import train
+from scripts import choices
 from spardl.basics.errors import SpardlError, TrainingError
 from spardl.basics.files import write_atomically
 from spardl.training.experiment import experiment_id
@@ -150,7 +149,7 @@ class Training(Job):
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The resolved configuration; see :func:`choices.composing`."""
+        """The resolved configuration; see :func:`scripts.choices.composing`."""
         return choices.composed(*self._all)
 
     @property
@@ -186,7 +185,7 @@ class Training(Job):
     def find(self, outputs: Path) -> Outcome | None:
         """See :meth:`Job.find`."""
         run = finished_run(outputs, self.id)
-        return run and Outcome(run.folder, run.read_summary())
+        return Outcome(run.folder, run.read_summary()) if run else None
 
     def perform(self, outputs: Path) -> None:
         """See :meth:`Job.perform`; an unfinished run is continued."""

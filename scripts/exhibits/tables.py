@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import csv
-import html
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
-from exhibits.jobs import Job
+from markupsafe import Markup
+
+from scripts.exhibits.jobs import Job
+from scripts.exhibits.templates import render
 
 __all__ = ["WRITERS", "Cell", "Row", "Table", "markdown"]
 
@@ -114,24 +116,8 @@ def _latex(table: Table) -> str:
 LONG = 40  # letters of a cell that wants a wide column
 
 
-def _html(table: Table) -> str:
-    head = "".join(f'<th scope="col">{html.escape(column)}</th>' for column in table.columns)
-    rows = "\n".join(f"<tr>{_html_row(row)}</tr>" for row in table.rows)
-    title = html.escape(table.title)
-    return f"<table>\n<caption>{title}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>\n"
-
-
-def _html_row(row: Row) -> str:
-    cells = (f"<td{_html_class(cell)}>{html.escape(cell.text)}</td>" for cell in row.cells)
-    return f'<th scope="row">{html.escape(row.name)}</th>' + "".join(cells)
-
-
-def _html_class(cell: Cell) -> str:
-    if cell.bad:
-        return " class=bad"
-    if cell.value is not None:
-        return " class=number"
-    return " class=long" if len(cell.text) > LONG else ""
+def _html(table: Table) -> Markup:
+    return render("table", table=table, long=LONG)
 
 
 # By the ending of the file.

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from hydra.core.global_hydra import GlobalHydra
 
-from exhibits.jobs import Job, Training
+from scripts.exhibits.jobs import Job, Training
 from spardl.basics.errors import SpardlError
 from spardl.training.processes import run_each
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.netlab_inside import tool
+from scripts.labs.first_process import tool
 from spardl.clusters import parse_network
 from tests.doctoring.common import lines
 from tests.labs import in_a_lab, lab

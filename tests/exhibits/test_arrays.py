@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import shlex
 import subprocess
@@ -12,31 +11,32 @@ from typing import Any
 
 import pytest
 
+from scripts import choices
+from scripts.exhibits import jobs
+from scripts.exhibits import slurm_arrays as arrays
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
 def composing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    with importlib.import_module("choices").composing():
+    with choices.composing():
         yield
 
 
 def training(workers: int, seed: int, cluster: str = "process_group") -> Any:
-    jobs = importlib.import_module("exhibits.jobs")
     labels = jobs.Labels("spardl.teams", "B-SAG, d = 2", ("it's", "a, b"))
     return jobs.Training((f"cluster.workers={workers}", f"seed={seed}"), labels, cluster)
 
 
 def test_labels_reach_the_logger_as_they_are() -> None:
-    config = importlib.import_module("choices").composed(*training(2, 1).batch_words)
+    config = choices.composed(*training(2, 1).batch_words)
     assert config["logger"]["group"] == "spardl.teams"
     assert config["logger"]["job_type"] == "B-SAG, d = 2"
     assert config["logger"]["tags"] == ["it's", "a, b"]
 
 
 def test_labels_do_not_make_another_run() -> None:
-    jobs = importlib.import_module("exhibits.jobs")
     one = training(2, 1)
     other = jobs.Training(one.words, None, one.cluster)
     assert one == other
@@ -61,7 +61,6 @@ def start(folder: Path, file: str, number: int) -> subprocess.CompletedProcess[s
 
 
 def test_an_array_for_every_number_of_workers(tmp_path: Path) -> None:
-    arrays = importlib.import_module("exhibits.arrays")
     work = [training(14, 1), training(4, 1), training(14, 2)]
     lines = arrays.write_arrays(work, tmp_path / "out puts", tmp_path / "report", "paper")
     four, fourteen = (shlex.split(line) for line in lines)

@@ -11,49 +11,53 @@ from typing import Any
 
 import pytest
 
+from scripts import choices
+from scripts import claims as claims_script
+from scripts.exhibits import base, tables
+from scripts.exhibits import jobs as exhibit_jobs
+from scripts.exhibits.claims import base as claims_base
+from scripts.exhibits.claims import catalogue as claims_catalogue
+from scripts.exhibits.claims import evidence, judging
+from scripts.exhibits.kinds import lab, predictions, trainings
+from scripts.exhibits.papers import catalogue as papers_catalogue
+from spardl.basics.errors import WorkerError
 from tests.claiming import bound, figures, module, seeded
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("spardl", "oktopk", "study", "dear", "sketch_fusion")
 
 
-@pytest.fixture(autouse=True)
-def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-
-
 @pytest.fixture
 def composing() -> Iterator[None]:
-    with module("choices").composing():
+    with choices.composing():
         yield
 
 
 def claim(rule: Any, find: Callable[..., Any], limits: Sequence[Any] = ()) -> Any:
-    claims = module("exhibits.claims.judging")
-    published = claims.Published("much", claims.Known.LOW, "a note")
-    return claims.Claim("X: name", "It is so.", published, "x.y", find, rule, "seconds", tuple(limits))
+    published = judging.Published("much", judging.Known.LOW, "a note")
+    return judging.Claim("X: name", "It is so.", published, "x.y", find, rule, "seconds", tuple(limits))
 
 
 def judged(made: Any, scale: str = "laptop", found: Any = None) -> Any:
-    comparison = module("exhibits.kinds.trainings").MethodComparison
-    basis = module("exhibits.base").Basis("nothing: it ran", "seconds", "a < b")
-    case = module("exhibits.kinds.trainings").Case("Digits", ("model=resnet20",), "digits")
-    plan = module("exhibits.kinds.trainings").Plan((case,), (), (1, 2, 3), "")
+    comparison = trainings.MethodComparison
+    basis = base.Basis("nothing: it ran", "seconds", "a < b")
+    case = trainings.Case("Digits", ("model=resnet20",), "digits")
+    plan = trainings.Plan((case,), (), (1, 2, 3), "")
     exhibit = comparison(
         "x.y", "T", "", "", basis, {"one": ("a=1",), "two": ("a=2",)}, dict.fromkeys(("smoke", "laptop", "paper"), plan)
     )
     outcomes = dict(zip(exhibit.jobs(scale), found or [], strict=False))
-    results = module("exhibits.base").Results(Path("runs"), outcomes)
-    return module("exhibits.claims.judging").judge(made, {"x.y": exhibit}, scale, results)
+    results = base.Results(Path("runs"), outcomes)
+    return judging.judge(made, {"x.y": exhibit}, scale, results)
 
 
 def accuracies(exhibit: Any, scale: str, results: Any) -> Any:
-    return module("exhibits.claims.evidence").metrics(exhibit, scale, results, "one", "two")
+    return evidence.metrics(exhibit, scale, results, "one", "two")
 
 
 def outcome(value: float, reason: str | None = None, metric: str = "accuracy") -> Any:
     data = {"metric": metric, "final": {metric: value}, "cluster_seconds": 10 * value}
-    return module("exhibits.jobs").Outcome(Path("run"), {} if reason else data, reason)
+    return exhibit_jobs.Outcome(Path("run"), {} if reason else data, reason)
 
 
 def test_a_claim_is_judged_by_its_results() -> None:
@@ -84,8 +88,8 @@ def test_what_is_missing_or_failed_is_not_judged(values: list[Any], reason: str)
 
 
 def test_limits_lower_a_verdict_and_say_why() -> None:
-    claims, verdicts = module("exhibits.claims.judging"), module("exhibits.claims.base").Verdict
-    limits = [claims.Limit("it is small", verdicts.DIRECTION, ("laptop",)), claims.LAB]
+    verdicts = claims_base.Verdict
+    limits = [judging.Limit("it is small", verdicts.DIRECTION, ("laptop",)), judging.LAB]
 
     def speed(value: float) -> Any:
         return claim(bound("UpTo", 2.0), lambda *_: figures(value), limits)
@@ -107,25 +111,23 @@ def test_limits_lower_a_verdict_and_say_why() -> None:
 
 def test_a_column_that_is_gone_is_no_missing_result() -> None:
     """Else a claim would be silently given up when its exhibit changes."""
-    tables, evidence = module("exhibits.tables"), module("exhibits.claims.evidence")
     rows = [tables.Row("one", [tables.Cell("1.5", 1.5)], []), tables.Row("two", [tables.Cell("none")], [])]
     table = tables.Table("T", ("method", "speed"), rows)
     assert [figure.values for figure in evidence.cells([table], "speed", bool).values()] == [(1.5,)]
     with pytest.raises(KeyError, match="no table has a column 'pace'"):
         evidence.cells([table], "pace", bool)
-    with pytest.raises(module("exhibits.claims.judging").NoEvidence, match="no such figures at this scale"):
+    with pytest.raises(judging.NoEvidence, match="no such figures at this scale"):
         evidence.cells([table], "speed", lambda name: name == "two")
 
 
 def test_turns_are_read_and_compared_one_by_one() -> None:
-    tables, evidence = module("exhibits.tables"), module("exhibits.claims.evidence")
     rows = [tables.Row(name, [tables.Cell(text)], []) for name, text in (("a", "2, 4.5"), ("b", "1, 1.5"))]
-    found = evidence.turns([tables.Table("T", ("method", module("exhibits.kinds.lab").TURNS), rows)])
+    found = evidence.turns([tables.Table("T", ("method", lab.TURNS), rows)])
     assert evidence.ratio("a / b", found["a"], found["b"], 3.0)[:3] == ("a / b", [2.0, 3.0], (3.0,))
 
 
 def test_metrics_are_turned_as_their_tasks_say() -> None:
-    higher = module("exhibits.claims.evidence").HIGHER_IS_BETTER
+    higher = evidence.HIGHER_IS_BETTER
     found = {
         metric: direction == "True"
         for path in (ROOT / "tasks").rglob("*.py")
@@ -140,8 +142,8 @@ def test_metrics_are_turned_as_their_tasks_say() -> None:
 
 
 def test_every_claim_refers_to_an_exhibit() -> None:
-    known = module("exhibits.papers.catalogue").catalogue()
-    claims = module("exhibits.claims.catalogue").CLAIMS
+    known = papers_catalogue.catalogue()
+    claims = claims_catalogue.CLAIMS
     assert {each.exhibit for each in claims} <= set(known)
     assert len({each.name for each in claims}) == len(claims) >= 28
 
@@ -149,13 +151,13 @@ def test_every_claim_refers_to_an_exhibit() -> None:
 @pytest.mark.parametrize("part", PARTS)
 def test_no_verdict_stands_in_a_declaration(part: str) -> None:
     text = (ROOT / "scripts" / "exhibits" / "claims" / f"{part}.py").read_text()
-    verdicts = module("exhibits.claims.base").Verdict
+    verdicts = claims_base.Verdict
     assert "Verdict" not in text
     assert not [each for each in verdicts if str(each) in text.lower()]
 
 
 def test_the_papers_headlines_are_all_there() -> None:
-    published = " ".join(each.published.figure for each in module("exhibits.claims.catalogue").CLAIMS)
+    published = " ".join(each.published.figure for each in claims_catalogue.CLAIMS)
     for figure in ("4.9x", "1.98x", "6k", "3.29x", "12.95x", "8.83x", "7.71x", "76.3%", "11%", "1.75x", "1.43x"):
         assert figure in published
     for figure in ("83%", "15%", "1.25x", "95%", "18.6%", "2.87x", "GRES > PRES > LRES"):
@@ -163,9 +165,9 @@ def test_the_papers_headlines_are_all_there() -> None:
 
 
 def timed(*names: str) -> Any:
-    columns = ("method", module("exhibits.kinds.lab").TURNS)
+    columns = ("method", lab.TURNS)
     rows = {name: ["2, 2.1, 2"] for name in names}
-    return {"sheets": [module("exhibits.kinds.predictions").sheet("Seconds", columns, rows)]}
+    return {"sheets": [predictions.sheet("Seconds", columns, rows)]}
 
 
 def done(job: Any) -> Any:
@@ -177,16 +179,16 @@ def done(job: Any) -> Any:
     if not hasattr(job, "function"):
         return outcome(0.5)
     data = timed(*in_labs[job.name]) if job.name in in_labs else job.function(**dict(job.arguments))
-    return module("exhibits.jobs").Outcome(Path("run"), data)
+    return exhibit_jobs.Outcome(Path("run"), data)
 
 
 def figures_of(claims: Sequence[Any], results: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
     """What each claim finds at the smallest scale, if there is anything."""
-    known = module("exhibits.papers.catalogue").catalogue()
+    known = papers_catalogue.catalogue()
     for made in claims:
         try:
             yield made, made.find(known[made.exhibit], "smoke", results)
-        except module("exhibits.claims.judging").NoEvidence as missing:
+        except judging.NoEvidence as missing:
             assert str(missing) == "there are no such figures at this scale"
             assert made.exhibit == "oktopk.scaling"
 
@@ -200,11 +202,11 @@ def check(made: Any, found: Sequence[Any]) -> None:
 
 def test_claims_of_trainings_find_their_figures() -> None:
     """Claims and exhibits fit together: names of methods and cases, and what a summary holds."""
-    kind = module("exhibits.kinds.trainings").MethodComparison
-    known = module("exhibits.papers.catalogue").catalogue()
-    claims = [each for each in module("exhibits.claims.catalogue").CLAIMS if isinstance(known[each.exhibit], kind)]
+    kind = trainings.MethodComparison
+    known = papers_catalogue.catalogue()
+    claims = [each for each in claims_catalogue.CLAIMS if isinstance(known[each.exhibit], kind)]
     jobs = {job for each in claims for job in known[each.exhibit].jobs("smoke")}
-    results = module("exhibits.base").Results(Path("runs"), {job: outcome(0.5) for job in jobs})
+    results = base.Results(Path("runs"), {job: outcome(0.5) for job in jobs})
     judged = [check(made, found) for made, found in figures_of(claims, results)]
     assert len(judged) == len(claims) >= 7
 
@@ -213,9 +215,9 @@ def test_claims_of_trainings_find_their_figures() -> None:
 @pytest.mark.timeout(900)
 def test_all_claims_find_their_figures(tmp_path: Path) -> None:
     """Likewise: names of tables, rows and columns, and what counts hold."""
-    known, claims = module("exhibits.papers.catalogue").catalogue(), module("exhibits.claims.catalogue").CLAIMS
+    known, claims = papers_catalogue.catalogue(), claims_catalogue.CLAIMS
     jobs = {job for each in claims for job in known[each.exhibit].jobs("smoke")}
-    results = module("exhibits.base").Results(tmp_path, {job: done(job) for job in jobs})
+    results = base.Results(tmp_path, {job: done(job) for job in jobs})
     found = dict(figures_of(claims, results))
     for made, figures_found in found.items():
         check(made, figures_found)
@@ -228,28 +230,28 @@ def test_all_claims_find_their_figures(tmp_path: Path) -> None:
 def test_nothing_is_judged_without_results(part: str, composing: None, tmp_path: Path) -> None:
     """Which also reads every claim's exhibit at every scale, as far as that goes without results."""
     known, results = (
-        module("exhibits.papers.catalogue").catalogue(),
-        module("exhibits.claims.catalogue").OnDemand(tmp_path),
+        papers_catalogue.catalogue(),
+        claims_catalogue.OnDemand(tmp_path),
     )
-    for made in module(f"exhibits.claims.{part}").CLAIMS:
-        found = module("exhibits.claims.judging").judge(made, known, "smoke", results)
+    for made in module(f"scripts.exhibits.claims.{part}").CLAIMS:
+        found = judging.judge(made, known, "smoke", results)
         assert found.finding.verdict.name == "UNJUDGED"
         assert "not run yet" in found.finding.reason
         assert found.jobs
 
 
 def test_results_are_looked_up_once(tmp_path: Path) -> None:
-    job = module("exhibits.jobs").Computation("double", abs, (("x", 1),), "echo")
-    results = module("exhibits.claims.catalogue").OnDemand(tmp_path)
+    job = exhibit_jobs.Computation("double", abs, (("x", 1),), "echo")
+    results = claims_catalogue.OnDemand(tmp_path)
     assert results.of(job).reason == "not run yet"
-    job.note(tmp_path, module("spardl.basics.errors").WorkerError("lost"))
+    job.note(tmp_path, WorkerError("lost"))
     assert results.of(job).reason == "not run yet"
-    assert module("exhibits.claims.catalogue").OnDemand(tmp_path).of(job).reason == "lost"
+    assert claims_catalogue.OnDemand(tmp_path).of(job).reason == "lost"
 
 
 def test_the_tables_count_and_mark() -> None:
     made = judged(claim(bound("UpTo", 2.0), lambda *_: figures(0.5)))
-    summary, table = module("exhibits.claims.catalogue").tables_of([made])
+    summary, table = claims_catalogue.tables_of([made])
     assert {row.name: row.cells[0].value for row in summary.rows} == {
         "reproduced": 0,
         "in the same direction": 0,
@@ -264,8 +266,8 @@ def test_the_tables_count_and_mark() -> None:
 
 
 def test_the_page_tells_all_of_a_claim() -> None:
-    made = judged(claim(bound("UpTo", 2.0), lambda *_: figures(3.0), [module("exhibits.claims.judging").LAB]))
-    page = module("exhibits.claims.judging").page([made], "laptop", Path("runs"), Path("docs/x.md"))
+    made = judged(claim(bound("UpTo", 2.0), lambda *_: figures(3.0), [judging.LAB]))
+    page = judging.page([made], "laptop", Path("runs"), Path("docs/x.md"))
     for words in (
         "python scripts/claims.py --scale laptop --outputs runs --write docs/x.md",
         "| reproduced | 0 | - |",
@@ -282,14 +284,14 @@ def test_the_page_tells_all_of_a_claim() -> None:
 
 def script(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     monkeypatch.setattr(sys, "argv", ["claims.py", *words])
-    return int(module("claims").main())
+    return int(claims_script.main())
 
 
 @pytest.fixture
 def one_claim(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """In place of all: what the script judges; may be changed."""
     made = [judged(claim(bound("UpTo", 2.0), lambda *_: figures(3.0)))]
-    monkeypatch.setattr(module("claims"), "judge_all", lambda *_: made)
+    monkeypatch.setattr(claims_script, "judge_all", lambda *_: made)
     return made
 
 
@@ -317,5 +319,5 @@ def test_the_report_gets_a_section(one_claim: list[Any], tmp_path: Path, monkeyp
 
 def test_the_page_in_the_docs_names_every_claim() -> None:
     page = (ROOT / "docs" / "claims.md").read_text()
-    names = [each.name for each in module("exhibits.claims.catalogue").CLAIMS]
+    names = [each.name for each in claims_catalogue.CLAIMS]
     assert re.findall(r"^### (.*)$", page, re.MULTILINE) == names

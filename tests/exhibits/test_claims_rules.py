@@ -9,16 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.claiming import bound, figures, module, seeded, verdict
+from scripts.exhibits import statistics
+from scripts.exhibits.claims import base
+from tests.claiming import bound, figures, seeded, verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 RATIOS = st.floats(0.1, 100)
 SEEDS = st.lists(st.floats(-100, 100), min_size=3, max_size=3)
-
-
-@pytest.fixture(autouse=True)
-def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
 
 
 @pytest.mark.parametrize(
@@ -141,14 +138,14 @@ def test_inner_best(values: list[Any], wanted: str) -> None:
 
 @given(st.lists(RATIOS, min_size=1, max_size=5), RATIOS)
 def test_a_better_figure_never_spoils_a_verdict(values: list[float], more: float) -> None:
-    order = [one.name for one in module("exhibits.claims.base").Verdict]
+    order = [one.name for one in base.Verdict]
     before, after = (verdict(bound("UpTo", 3.0), figures(*each)) for each in (values, [*values, more]))
     assert order.index(after) <= order.index(before)
 
 
 @given(SEEDS, st.floats(0, 50), st.floats(0, 50))
 def test_a_greater_loss_is_never_judged_better(seeds: list[float], loss: float, more: float) -> None:
-    order = [one.name for one in module("exhibits.claims.base").Verdict]
+    order = [one.name for one in base.Verdict]
     lost, worse = ([seed - each for seed in seeds] for each in (loss, loss + more))
     verdicts = [verdict(seeded("NoLoss"), figures(each, against=[seeds])) for each in (lost, worse)]
     assert order.index(verdicts[0]) <= order.index(verdicts[1])
@@ -161,7 +158,6 @@ def test_an_order_and_its_opposite_are_never_both_there(one: list[float], other:
 
 
 def test_ranges_by_hand() -> None:
-    statistics = module("exhibits.statistics")
     assert statistics.difference([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]) == pytest.approx((2 - 2.4841377, 2, 2 + 2.4841377))
     assert statistics.range_of_mean([1.0]) == (-float("inf"), 1.0, float("inf"))
     with pytest.raises(ValueError, match="argument 2 is shorter"):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from scripts.exhibits import base, jobs, working
+from scripts.exhibits.kinds import lab
+from scripts.exhibits.papers import dear
 from spardl.basics.errors import ConfigError, TrainingError
 from tests.labs import in_a_lab
 
@@ -21,23 +22,13 @@ ROOT = Path(__file__).resolve().parents[2]
 SETTING = {"workers": 3, "gbit": 0.5, "limit": 70.0, "words": ("scripts/bench_sync.py", "--model=profile:scripts/x")}
 
 
-@pytest.fixture(autouse=True)
-def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-
-
 @pytest.fixture
-def lab() -> ModuleType:
-    return importlib.import_module("exhibits.kinds.lab")
-
-
-@pytest.fixture
-def answer(lab: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], int]], None]:
+def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], int]], None]:
     """Puts something in the lab's place."""
     return lambda run: monkeypatch.setattr(lab.netlab, "run", run)
 
 
-def test_a_bench_is_run_by_every_worker(lab: ModuleType, answer: Any, capfd: Any) -> None:
+def test_a_bench_is_run_by_every_worker(answer: Any, capfd: Any) -> None:
     asked = []
 
     def run(arguments: Any) -> int:
@@ -59,7 +50,7 @@ def test_a_bench_is_run_by_every_worker(lab: ModuleType, answer: Any, capfd: Any
     assert capfd.readouterr().out == "mine\n"
 
 
-def test_no_lab_is_one_line(lab: ModuleType, answer: Any) -> None:
+def test_no_lab_is_one_line(answer: Any) -> None:
     def run(arguments: Any) -> int:
         raise lab.LabError("namespaces are not allowed here (no):\n run as root")
 
@@ -75,7 +66,7 @@ def test_no_lab_is_one_line(lab: ModuleType, answer: Any) -> None:
         (b"Traceback\nValueError: x\n", "the lab ended with exit code 3"),
     ],
 )
-def test_a_bench_that_fails_says_why(lab: ModuleType, answer: Any, said: bytes, reason: str) -> None:
+def test_a_bench_that_fails_says_why(answer: Any, said: bytes, reason: str) -> None:
     def run(arguments: Any) -> int:
         os.write(2, said)
         return 3
@@ -85,7 +76,7 @@ def test_a_bench_that_fails_says_why(lab: ModuleType, answer: Any, said: bytes, 
         lab.in_lab(**SETTING)
 
 
-def test_steps_beside_predictions(lab: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_beside_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
     row = {"method": "none", "schedule": "wfbp", "groups": 5, "seconds": [2.0, 4.0, 2.5], "predicted": 2.0}
     row |= {"ideal": None, "compute": 1.25, "alpha": 0.002, "gbit": 0.9}
     monkeypatch.setattr(lab, "in_lab", lambda **_: [row])
@@ -106,7 +97,7 @@ def synchronized() -> dict[str, Any]:
     return {"cases": {"n = 9": timed}, "setting": {"breakdown": breakdown}}
 
 
-def test_synchronizations_beside_counts(lab: ModuleType, monkeypatch: pytest.MonkeyPatch, synchronized: Any) -> None:
+def test_synchronizations_beside_counts(monkeypatch: pytest.MonkeyPatch, synchronized: Any) -> None:
     monkeypatch.setattr(lab, "in_lab", lambda **_: synchronized)
     (made,) = lab.synchronizations(**SETTING)["sheets"]
     torchs, ours = (dict(zip(made["columns"], row, strict=True)) for row in made["rows"])
@@ -123,7 +114,7 @@ def test_synchronizations_beside_counts(lab: ModuleType, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("name", ["DEAR", "SPARDL"])
-def test_jobs_can_be_typed_and_want_the_machine_for_themselves(lab: ModuleType, name: str) -> None:
+def test_jobs_can_be_typed_and_want_the_machine_for_themselves(name: str) -> None:
     exhibit = getattr(lab, name)
     assert exhibit.job("laptop").id == exhibit.job("paper").id != exhibit.job("smoke").id
     for scale in ("smoke", "laptop"):
@@ -138,30 +129,28 @@ def test_jobs_can_be_typed_and_want_the_machine_for_themselves(lab: ModuleType, 
         assert arguments.command[2:-2] == list(dict(job.arguments)["words"])[1:]
         for word in arguments.command[2:]:
             assert not word.startswith("profile:") or (ROOT / word.removeprefix("profile:")).exists()
-    dear = importlib.import_module("exhibits.papers.dear")
     assert not dear.SPEED.job("smoke").alone
     assert lab.DEAR in dear.EXHIBITS
 
 
-def results_of(lab: ModuleType, folder: Path, data: Any, reason: str | None = None) -> Any:
-    base, jobs = importlib.import_module("exhibits.base"), importlib.import_module("exhibits.jobs")
+def results_of(folder: Path, data: Any, reason: str | None = None) -> Any:
     return base.Results(folder, {lab.SPARDL.job("smoke"): jobs.Outcome(folder, data, reason)})
 
 
-def test_without_a_lab_the_table_says_so(lab: ModuleType, tmp_path: Path) -> None:
-    results = results_of(lab, tmp_path, {}, "missing programs: tc")
+def test_without_a_lab_the_table_says_so(tmp_path: Path) -> None:
+    results = results_of(tmp_path, {}, "missing programs: tc")
     ((row,),) = (table.rows for table in lab.SPARDL.tables("smoke", results))
     assert (row.cells[0].text, row.cells[0].bad) == ("failed: missing programs: tc", True)
     assert lab.SPARDL.pictures("smoke", results) == []
 
 
 def test_the_picture_has_a_bar_for_each_and_a_mark_for_each_prediction(
-    lab: ModuleType, monkeypatch: pytest.MonkeyPatch, synchronized: Any, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, synchronized: Any, tmp_path: Path
 ) -> None:
     from matplotlib.figure import Figure
 
     monkeypatch.setattr(lab, "in_lab", lambda **_: synchronized)
-    (picture,) = lab.SPARDL.pictures("smoke", results_of(lab, tmp_path, lab.synchronizations(**SETTING)))
+    (picture,) = lab.SPARDL.pictures("smoke", results_of(tmp_path, lab.synchronizations(**SETTING)))
     figure = Figure()
     picture.draw(figure)
     (axes,) = figure.axes
@@ -172,7 +161,7 @@ def test_the_picture_has_a_bar_for_each_and_a_mark_for_each_prediction(
 
 @in_a_lab
 @pytest.mark.timeout(200)
-def test_synchronizations_in_a_lab(lab: ModuleType) -> None:
+def test_synchronizations_in_a_lab() -> None:
     """All methods; a prediction that is less than its messages, or than nothing, would be wrong."""
     words = ("scripts/bench_sync.py", "--wires=exact", "--methods=spardl,none", "--entries=20000", "--settle=2")
     setting = {"workers": 2, "gbit": 0.1, "limit": 100.0, "words": (*words, "--repetitions=2")}
@@ -190,7 +179,7 @@ def test_synchronizations_in_a_lab(lab: ModuleType) -> None:
 
 @in_a_lab
 @pytest.mark.timeout(200)
-def test_a_refusal_inside_the_lab_comes_out(lab: ModuleType) -> None:
+def test_a_refusal_inside_the_lab_comes_out() -> None:
     setting = {"workers": 2, "gbit": 0.1, "limit": 100.0, "words": ("scripts/bench_sync.py", "--methods=nothing")}
     with pytest.raises(TrainingError, match="there is no compressor=nothing; choose one of"):
         lab.in_lab(**setting)
@@ -205,8 +194,7 @@ def nothing() -> list[str]:
     return []
 
 
-def test_what_measures_time_waits_for_all_else(lab: ModuleType, tmp_path: Path) -> None:
-    working, jobs = importlib.import_module("exhibits.working"), importlib.import_module("exhibits.jobs")
+def test_what_measures_time_waits_for_all_else(tmp_path: Path) -> None:
     arguments = (("folder", str(tmp_path)),)
     measuring = [lab.Measurement(name, done_before, arguments, "echo") for name in ("other-timed", "timed")]
     others = [jobs.Computation(f"other{number}", nothing, (), "echo") for number in range(3)]

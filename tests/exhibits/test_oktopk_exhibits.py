@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
+from scripts import choices
+from scripts.exhibits import base
+from scripts.exhibits import jobs as exhibit_jobs
+from scripts.exhibits.kinds import balance, thresholds, trainings, watched
+from scripts.exhibits.papers import catalogue
+from scripts.exhibits.papers import oktopk as oktopk_exhibits
 from spardl.basics.errors import ConfigError
 from spardl.communicators import AllGather, OkTopk
 from spardl.compressors import ReusedThreshold, TopK
@@ -29,26 +34,6 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY = ("model=resnet20", "dataset=digits", "training.batch_size=1", "cluster.workers=2")
 
 
-@pytest.fixture(autouse=True)
-def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-
-
-@pytest.fixture
-def watched() -> ModuleType:
-    return importlib.import_module("exhibits.kinds.watched")
-
-
-@pytest.fixture
-def thresholds() -> ModuleType:
-    return importlib.import_module("exhibits.kinds.thresholds")
-
-
-@pytest.fixture
-def balance() -> ModuleType:
-    return importlib.import_module("exhibits.kinds.balance")
-
-
 def oktopk(density: float = 0.1) -> Method:
     return Method(ReusedThreshold(density), OkTopk(), PartialResidual())
 
@@ -62,7 +47,7 @@ def steps(method: Method, count: int, workers: int = 3, length: int = 200) -> li
     ]
 
 
-def test_to_watch_changes_nothing(watched: ModuleType) -> None:
+def test_to_watch_changes_nothing() -> None:
     class Looks(watched.Watcher):  # type: ignore[misc, name-defined]
         seen: Sequence[tuple[int, int, int]] = ()
 
@@ -78,7 +63,7 @@ def test_to_watch_changes_nothing(watched: ModuleType) -> None:
     assert [count for _, step, count in looks.seen if step == 0] == [20] * 3
 
 
-def test_a_watcher_is_told_of_every_average(watched: ModuleType, thresholds: ModuleType) -> None:
+def test_a_watcher_is_told_of_every_average() -> None:
     counts = thresholds._Counts()
     averages = steps(watched.Watched.of(oktopk(), counts), 3)
     assert counts.sums == [len(average[0]) for average in averages]
@@ -86,13 +71,13 @@ def test_a_watcher_is_told_of_every_average(watched: ModuleType, thresholds: Mod
     assert [len(counts.local[step]) for step in range(3)] == [3, 3, 3]
 
 
-def test_only_single_entries_are_selected(watched: ModuleType) -> None:
+def test_only_single_entries_are_selected() -> None:
     method = harness.dense()
     with pytest.raises(ConfigError, match="compressor=none selects nothing"):
         watched.selection(method, Worker(0, 1), method.init_state(Layout.flat(4), torch.float32))
 
 
-def test_deviations_by_hand(thresholds: ModuleType) -> None:
+def test_deviations_by_hand() -> None:
     found = thresholds.deviations([50, 100, 120, 110], 100)
     assert found.mean == pytest.approx(0.95)
     assert (found.least, found.most) == (0.5, 1.2)
@@ -101,12 +86,12 @@ def test_deviations_by_hand(thresholds: ModuleType) -> None:
 
 
 def results(folder: Path, job: Any, data: dict[str, Any]) -> Any:
-    outcome = importlib.import_module("exhibits.jobs").Outcome(folder, data)
-    return importlib.import_module("exhibits.base").Results(folder, {job: outcome})
+    outcome = exhibit_jobs.Outcome(folder, data)
+    return base.Results(folder, {job: outcome})
 
 
-def test_the_table_of_thresholds_by_hand(thresholds: ModuleType, tmp_path: Path) -> None:
-    case = importlib.import_module("exhibits.kinds.trainings").Case("Digits", ("a=1",), "digits")
+def test_the_table_of_thresholds_by_hand(tmp_path: Path) -> None:
+    case = trainings.Case("Digits", ("a=1",), "digits")
     made = thresholds.Thresholds(
         name="x.y",
         title="T",
@@ -123,14 +108,14 @@ def test_the_table_of_thresholds_by_hand(thresholds: ModuleType, tmp_path: Path)
     assert [cell.value for cell in table.rows[0].cells] == pytest.approx([1.4, 1.0, 2.0, 0.4, 0.75, 0.3])
     assert [cell.value for cell in table.rows[1].cells] == pytest.approx([0.75, 0.5, 1.0, 0.25, 0.5, 0.5])
     assert table.rows[2].cells[0].text == "not run yet"
-    figure = importlib.import_module("matplotlib.figure").Figure(layout="constrained")
+    figure = Figure(layout="constrained")
     (picture,) = made.pictures("smoke", found)
     picture.draw(figure)
     assert list(figure.axes[0].lines[0].get_ydata()) == pytest.approx([1.5, 1.3])
 
 
 @pytest.mark.slow
-def test_exact_thresholds_select_what_is_wanted(thresholds: ModuleType) -> None:
+def test_exact_thresholds_select_what_is_wanted() -> None:
     words = (*TINY, "compressor=oktopk", "compressor.period=1", "communicator.threshold_period=1")
     found = thresholds.count_selected(words, 2)
     assert found["local"] == [[found["k"]] * 2] * 2
@@ -139,7 +124,7 @@ def test_exact_thresholds_select_what_is_wanted(thresholds: ModuleType) -> None:
 
 
 @pytest.mark.slow
-def test_loads_of_a_training(balance: ModuleType) -> None:
+def test_loads_of_a_training() -> None:
     found = balance.record_loads((*TINY, "compressor=oktopk"), 2)
     selected = sum(found["ways"]["equal"]["loads"])
     assert selected == sum(found["ways"]["balanced"]["loads"]) > found["k"]
@@ -147,7 +132,7 @@ def test_loads_of_a_training(balance: ModuleType) -> None:
     assert sum(kept) == found["k"] == sum(found["ways"]["levelled"]["loads"])
 
 
-def clustered(balance: ModuleType) -> Any:
+def clustered() -> Any:
     """Two workers with four entries each, all but one of which are in the first half of the vector."""
     own = [
         SparseVector(torch.tensor([0, 1, 2, 9]), torch.tensor([9.0, 8.0, 7.0, 1.0]), 16),
@@ -156,8 +141,8 @@ def clustered(balance: ModuleType) -> Any:
     return balance.Snapshot(own, [0, 2, 16], 4)
 
 
-def test_loads_by_hand(balance: ModuleType) -> None:
-    found = balance.compare(clustered(balance))
+def test_loads_by_hand() -> None:
+    found = balance.compare(clustered())
     assert found["equal"].loads == [7, 1]
     assert found["balanced"].loads == [4, 4]
     # Both propose to cut at position 2, or 3: the mean is 2.
@@ -171,7 +156,7 @@ def test_loads_by_hand(balance: ModuleType) -> None:
     assert found["equal"].busiest == 8 + message_bytes(Slot(4, 8), torch.float32)
 
 
-def test_levelled_blocks_are_gathered_as_they_were(balance: ModuleType) -> None:
+def test_levelled_blocks_are_gathered_as_they_were() -> None:
     own = [SparseVector(torch.arange(6), torch.arange(6.0) + 1, 8), SparseVector(torch.tensor([7]), torch.ones(1), 8)]
     snapshot = balance.Snapshot([own[0], SparseVector(torch.tensor([6]), torch.ones(1), 8)], [0, 6, 8], 7)
     found = balance.compare(snapshot)
@@ -186,8 +171,8 @@ def test_levelled_blocks_are_gathered_as_they_were(balance: ModuleType) -> None:
             assert vector.values.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 1.0]
 
 
-def test_the_tables_of_balance_by_hand(balance: ModuleType, tmp_path: Path) -> None:
-    case = importlib.import_module("exhibits.kinds.trainings").Case("Digits", ("a=1",), "digits")
+def test_the_tables_of_balance_by_hand(tmp_path: Path) -> None:
+    case = trainings.Case("Digits", ("a=1",), "digits")
     plan = balance.BalancePlan((balance.Published(case, 2000),), (), 2, "")
     made = balance.Balance("x.y", "T", "", "", {"smoke": plan}, "ethernet_1g")
     (job,) = made.jobs("smoke")
@@ -209,25 +194,25 @@ def test_the_tables_of_balance_by_hand(balance: ModuleType, tmp_path: Path) -> N
     assert "from memory" in split.rows[0].cells[-1].text
     failing, *_ = made.tables("smoke", replace(found, found={}))
     assert failing.rows[0].cells[0].text == "not run yet"
-    figure = importlib.import_module("matplotlib.figure").Figure(layout="constrained")
+    figure = Figure(layout="constrained")
     made.pictures("smoke", found)[0].draw(figure)
     assert [bar.get_height() for bar in figure.axes[0].patches] == [1.5, 0.5, 1.0, 1.0]
 
 
 def test_the_published_cases_are_as_large_as_published() -> None:
-    found = importlib.import_module("exhibits.papers.oktopk").BALANCE.plans["laptop"].cases
+    found = oktopk_exhibits.BALANCE.plans["laptop"].cases
     assert [each.entries for each in found] == [14_728_266, 27_569_568, 133_547_324]
 
 
-def test_topk_is_sparse_enough(watched: ModuleType) -> None:
+def test_topk_is_sparse_enough() -> None:
     compressor = watched.sparse(Method(TopK(0.1), AllGather(), LocalResidual()))
     assert compressor.density == 0.1
 
 
 def test_every_comparison_names_what_is_not_published_of_it() -> None:
     """Wherever Ok-Topk is among the methods that run, at any scale, and nowhere else."""
-    known = importlib.import_module("exhibits.papers.catalogue").catalogue()
-    with importlib.import_module("choices").composing():
+    known = catalogue.catalogue()
+    with choices.composing():
         jobs = {name: [*exhibit.jobs("smoke"), *exhibit.jobs("laptop")] for name, exhibit in known.items()}
     runs = {name for name, found in jobs.items() if any("oktopk" in repr(job).replace(name, "") for job in found)}
     named = {name for name, exhibit in known.items() if "reevaluate_beyond" in exhibit.what_ran("laptop")}

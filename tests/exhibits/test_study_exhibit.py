@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,40 +11,29 @@ from hydra.utils import get_class
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from scripts import choices
+from scripts.exhibits import base, jobs
+from scripts.exhibits.papers import study
+from scripts.exhibits.papers import study_points as lore
 from tests import test_study
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(autouse=True)
-def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-
-
-@pytest.fixture
-def study() -> ModuleType:
-    return importlib.import_module("exhibits.papers.study")
-
-
-@pytest.fixture
-def lore() -> ModuleType:
-    return importlib.import_module("exhibits.papers.study_points")
-
-
 @pytest.fixture
 def composing() -> Iterator[None]:
-    with importlib.import_module("choices").composing():
+    with choices.composing():
         yield
 
 
-def test_all_points_of_the_preset_are_trained_and_no_others(study: ModuleType) -> None:
+def test_all_points_of_the_preset_are_trained_and_no_others() -> None:
     words = [",".join(point) for point in test_study.points()]
     assert list(study.GRID.compared(study.GRID.plans["laptop"])) == ["dense", *words]
     assert all(study.METHODS[name] == (f"+point=[{name}]",) for name in words)
     assert len(study.GRID.jobs("laptop")) == 3 * (len(words) + 1)
 
 
-def test_the_smallest_scale_has_every_choice(study: ModuleType, lore: ModuleType) -> None:
+def test_the_smallest_scale_has_every_choice() -> None:
     chosen = [study.POINTS[name] for name in study.GRID.compared(study.GRID.plans["smoke"])[1:]]
     assert {each for point in chosen for each in enumerate(point)} == {
         each for point in lore.points() for each in enumerate(point)
@@ -59,8 +46,8 @@ ALL = test_study.points()
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(words=st.lists(st.sampled_from(ALL), min_size=1, max_size=12, unique=True))
-def test_any_part_of_the_grid_is_covered(lore: ModuleType, words: list[tuple[str, ...]]) -> None:
-    grid = [point(lore, ",".join(each)) for each in words]
+def test_any_part_of_the_grid_is_covered(words: list[tuple[str, ...]]) -> None:
+    grid = [point(",".join(each)) for each in words]
     chosen = lore.covering(grid)
     assert set(chosen) <= set(grid)
     assert len(chosen) == len(set(chosen))
@@ -70,7 +57,7 @@ def test_any_part_of_the_grid_is_covered(lore: ModuleType, words: list[tuple[str
 
 
 @pytest.mark.parametrize("scale", ["laptop", "paper"])
-def test_points_are_what_they_are_called(study: ModuleType, scale: str, composing: None) -> None:
+def test_points_are_what_they_are_called(scale: str, composing: None) -> None:
     """Also in the presets of the paper's scale; with momentum before compression the threshold is another one."""
     plan = study.GRID.plans[scale]
     for case in plan.cases:
@@ -91,13 +78,13 @@ def test_points_are_what_they_are_called(study: ModuleType, scale: str, composin
         assert case.lower is not get_class(before["task"]["_target_"]).higher_is_better
 
 
-def point(lore: ModuleType, words: str) -> Any:
+def point(words: str) -> Any:
     sent, *scope, residual, momentum, total = words.split(",")
     return lore.Point(sent, "".join(scope), residual, momentum, total)
 
 
 @pytest.fixture
-def values(lore: ModuleType) -> Any:
+def values() -> Any:
     figures = {
         "topk,layer,local,after,allgather": [0.90, 0.92],
         "topk,model,local,after,allgather": [0.94, 0.98],
@@ -106,11 +93,11 @@ def values(lore: ModuleType) -> Any:
         "random_k,layer,local,after,allgather_dense": [0.62, 0.68],
         "random_k,layer,none,after,dense": [0.50, 0.40],
     }
-    return {point(lore, words): seeds for words, seeds in figures.items()}
+    return {point(words): seeds for words, seeds in figures.items()}
 
 
-def test_marginals_by_hand(lore: ModuleType, values: Any) -> None:
-    grid = [*values, point(lore, "random_k,layer,none,after,allgather_dense")]
+def test_marginals_by_hand(values: Any) -> None:
+    grid = [*values, point("random_k,layer,none,after,allgather_dense")]
     found = {(each.axis, each.choice): each for each in lore.marginals(grid, values)}
     assert ("scope", "") not in found
 
@@ -130,13 +117,13 @@ def test_marginals_by_hand(lore: ModuleType, values: Any) -> None:
     assert found["total", "allgather_dense"].gains == pytest.approx([0.02, -0.02])
 
 
-def test_nothing_finished(lore: ModuleType, values: Any) -> None:
+def test_nothing_finished(values: Any) -> None:
     for each in lore.marginals(list(values), {}):
         assert (each.used, list(each.seeds), list(each.gains)) == (0, [], [])
 
 
-def test_a_setting_is_chosen_without_the_seed_that_judges_it(lore: ModuleType) -> None:
-    lucky, steady = point(lore, "topk,layer,local,after,allgather"), point(lore, "topk,model,local,after,allgather")
+def test_a_setting_is_chosen_without_the_seed_that_judges_it() -> None:
+    lucky, steady = point("topk,layer,local,after,allgather"), point("topk,model,local,after,allgather")
     candidates = {lucky: [0.99, 0.5, 0.5], steady: [0.6, 0.61, 0.62]}
     # The best mean is the lucky one's, yet for the first seed the others would not have chosen it.
     assert lore.held_out(candidates, lower=False) == [0.6, 0.5, 0.5]
@@ -144,9 +131,8 @@ def test_a_setting_is_chosen_without_the_seed_that_judges_it(lore: ModuleType) -
     assert lore.held_out({steady: candidates[steady]}, lower=False) == candidates[steady]
 
 
-def results_of(study: ModuleType, folder: Path, lost: dict[str, str]) -> Any:
+def results_of(folder: Path, lost: dict[str, str]) -> Any:
     """Of the smoke scale: dense reaches 0.9, points 0.8, 0.7 and so on, later seeds some more; some are lost."""
-    base, jobs = importlib.import_module("exhibits.base"), importlib.import_module("exhibits.jobs")
     plan = study.GRID.plans["smoke"]
     found = {}
     for rank, name in enumerate(study.GRID.compared(plan)):
@@ -170,8 +156,8 @@ def cells(table: Any, name: str) -> dict[str, Any]:
     return dict(zip(table.columns[1:], row.cells, strict=True))
 
 
-def test_tables_by_hand(study: ModuleType, tmp_path: Path) -> None:
-    axes, grid, best = study.GRID.tables("smoke", results_of(study, tmp_path, {}))
+def test_tables_by_hand(tmp_path: Path) -> None:
+    axes, grid, best = study.GRID.tables("smoke", results_of(tmp_path, {}))
     names = study.GRID.compared(study.GRID.plans["smoke"])
     assert [row.name for row in grid.rows] == list(names)
     topk = cells(axes, "what is sent: topk")
@@ -192,10 +178,10 @@ def test_tables_by_hand(study: ModuleType, tmp_path: Path) -> None:
     assert all(len(row.jobs) == 3 for row in best.rows)
 
 
-def test_what_failed_is_said(study: ModuleType, tmp_path: Path) -> None:
+def test_what_failed_is_said(tmp_path: Path) -> None:
     names = study.GRID.compared(study.GRID.plans["smoke"])
     lost = {name: "out of memory" for name in names if name.startswith(("random_block", "dense"))}
-    results = results_of(study, tmp_path, lost)
+    results = results_of(tmp_path, lost)
     axes, grid, best = study.GRID.tables("smoke", results)
     gone = cells(axes, "what is sent: random_block")
     assert (gone["points"].text, gone["points"].bad) == ("0 of 1, others failed", True)
@@ -208,12 +194,12 @@ def test_what_failed_is_said(study: ModuleType, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failing", ["random_block", "nothing"])
-def test_pictures_show_every_point(study: ModuleType, tmp_path: Path, failing: str) -> None:
+def test_pictures_show_every_point(tmp_path: Path, failing: str) -> None:
     from matplotlib.figure import Figure
 
     names = study.GRID.compared(study.GRID.plans["smoke"])
     lost = {name: "out of memory" for name in names if name.startswith(failing)}
-    grid, axes = study.GRID.pictures("smoke", results_of(study, tmp_path, lost))
+    grid, axes = study.GRID.pictures("smoke", results_of(tmp_path, lost))
     figure = Figure()
     grid.draw(figure)
     texts = [text.get_text() for text in figure.axes[0].texts]

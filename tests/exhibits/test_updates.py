@@ -6,37 +6,26 @@ import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models import resnet50
 
+from scripts import bench_schedules
+from scripts.exhibits import base
+from scripts.exhibits import jobs as exhibit_jobs
+from scripts.exhibits.kinds import counts, gpu, updates
+from spardl.clusters import Network
 from tasks.models.vgg_cifar import CifarVgg
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(autouse=True)
-def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-
-
-@pytest.fixture
-def updates() -> ModuleType:
-    return importlib.import_module("exhibits.kinds.updates")
-
-
-@pytest.fixture
-def gpu() -> ModuleType:
-    return importlib.import_module("exhibits.kinds.gpu")
-
-
 def count(name: str, workers: int, *overrides: str, settle: int = 0, kept: int = 512) -> list[dict[str, Any]]:
-    counts = importlib.import_module("exhibits.kinds.counts")
     kinds: list[dict[str, Any]] = counts.count_cycle(name, overrides, workers, 0.01, kept, settle)["kinds"]
     assert json.loads(json.dumps(kinds)) == kinds
     return kinds
@@ -96,13 +85,13 @@ KINDS = [
 
 
 @pytest.fixture
-def model(gpu: ModuleType) -> Any:
+def model() -> Any:
     # 6 x 1e6 x 10 operations at 6e9 a second, and an update of 1000 entries.
     return gpu.Model("Small", 1000, 10, 1e6, 6e9, "by hand")
 
 
-def test_the_parts_by_hand(updates: ModuleType, gpu: ModuleType, model: Any) -> None:
-    network = importlib.import_module("spardl.clusters").Network(alpha=1e-3, gbit=8e-6)  # a byte takes a millisecond
+def test_the_parts_by_hand(model: Any) -> None:
+    network = Network(alpha=1e-3, gbit=8e-6)  # a byte takes a millisecond
     found = updates.predict(model, "topka", KINDS, 4, network)
     assert found.computation == pytest.approx(0.01 + 1000 * 5e-11)
     assert found.latency == pytest.approx(5e-3)  # 3/4 x 4 + 1/4 x 8 rounds
@@ -114,11 +103,11 @@ def test_the_parts_by_hand(updates: ModuleType, gpu: ModuleType, model: Any) -> 
     assert found.total == pytest.approx(found.computation + found.compression + 0.505)
 
 
-def test_dense_gradients_are_not_compressed(gpu: ModuleType) -> None:
+def test_dense_gradients_are_not_compressed() -> None:
     assert gpu.seconds_to_compress("none", 1000, 4, 1e9) == 0
 
 
-def exhibit(updates: ModuleType, workers: tuple[int, ...] = (2, 4)) -> Any:
+def exhibit(workers: tuple[int, ...] = (2, 4)) -> Any:
     return updates.UpdateBreakdown(
         name="x.y",
         title="T",
@@ -138,14 +127,12 @@ def kinds_of(rounds: int, per_entry: float) -> Mapping[str, Any]:
 
 
 def results(folder: Path, found: Mapping[Any, Mapping[str, Any]]) -> Any:
-    outcome = importlib.import_module("exhibits.jobs").Outcome
-    return importlib.import_module("exhibits.base").Results(
-        folder, {job: outcome(folder, data) for job, data in found.items()}
-    )
+    outcome = exhibit_jobs.Outcome
+    return base.Results(folder, {job: outcome(folder, data) for job, data in found.items()})
 
 
-def test_a_table_by_hand(updates: ModuleType, gpu: ModuleType, tmp_path: Path) -> None:
-    made = exhibit(updates)
+def test_a_table_by_hand(tmp_path: Path) -> None:
+    made = exhibit()
     jobs = made.jobs("smoke")
     assert [dict(job.arguments)["workers"] for job in jobs] == [2, 4, 2, 4]
     figures = [kinds_of(1, 0.1), kinds_of(2, 0.2), kinds_of(2, 1.0), kinds_of(6, 1.5)]
@@ -165,8 +152,8 @@ def test_a_table_by_hand(updates: ModuleType, gpu: ModuleType, tmp_path: Path) -
     assert set(table.rows[1].jobs) == {jobs[1], jobs[3]}
 
 
-def test_a_failure_shows_in_its_row_and_in_what_is_compared_with_it(updates: ModuleType, tmp_path: Path) -> None:
-    made = exhibit(updates, (2,))
+def test_a_failure_shows_in_its_row_and_in_what_is_compared_with_it(tmp_path: Path) -> None:
+    made = exhibit((2,))
     one, every = made.jobs("smoke")
     (table,) = made.tables("smoke", results(tmp_path, {one: kinds_of(1, 0.1)}))
     assert [cell.text for cell in table.rows[0].cells[-2:]] == ["baseline failed"] * 2
@@ -176,18 +163,17 @@ def test_a_failure_shows_in_its_row_and_in_what_is_compared_with_it(updates: Mod
     assert table.rows[0].cells[0].text == "not run yet"
 
 
-def test_one_worker_sends_nothing(updates: ModuleType, tmp_path: Path) -> None:
-    made = exhibit(updates, (1,))
+def test_one_worker_sends_nothing(tmp_path: Path) -> None:
+    made = exhibit((1,))
     (table,) = made.tables("smoke", results(tmp_path, dict.fromkeys(made.jobs("smoke"), kinds_of(0, 0.0))))
     assert table.rows[0].cells[-1].text == "no messages"
 
 
-def test_the_picture_stacks_all_parts(updates: ModuleType, tmp_path: Path) -> None:
-    figures = importlib.import_module("matplotlib.figure")
-    made = exhibit(updates, (2,))
+def test_the_picture_stacks_all_parts(tmp_path: Path) -> None:
+    made = exhibit((2,))
     found = results(tmp_path, dict.fromkeys(made.jobs("smoke"), kinds_of(2, 0.5)))
     (picture,) = made.pictures("smoke", found)
-    figure = figures.Figure(layout="constrained")
+    figure = Figure(layout="constrained")
     picture.draw(figure)
     tops = [bar.get_x() + bar.get_width() for bar in figure.axes[0].patches]
     (table,) = made.tables("smoke", found)
@@ -195,8 +181,8 @@ def test_the_picture_stacks_all_parts(updates: ModuleType, tmp_path: Path) -> No
     assert tops[-2:] == pytest.approx(totals)
 
 
-def test_a_bar_that_would_dwarf_the_others_is_cut_off(updates: ModuleType) -> None:
-    axes = importlib.import_module("matplotlib.figure").Figure().subplots()
+def test_a_bar_that_would_dwarf_the_others_is_cut_off() -> None:
+    axes = Figure().subplots()
     updates._draw_bars(
         axes, {"a": updates.Parts(1, 0, 0, 0), "b": updates.Parts(1, 1, 0, 0), "c": updates.Parts(0, 0, 0, 50)}
     )
@@ -210,7 +196,7 @@ def products(model: nn.Module, pictures: Tensor) -> tuple[float, int]:
     return counter.get_total_flops() / 2 / len(pictures), sum(weight.numel() for weight in model.parameters())
 
 
-def test_products_and_entries_are_those_of_our_networks(gpu: ModuleType) -> None:
+def test_products_and_entries_are_those_of_our_networks() -> None:
     with torch.device("meta"):
         found = {
             "vgg16": products(CifarVgg(16, num_classes=10), torch.zeros(2, 3, 32, 32)),
@@ -223,17 +209,17 @@ def test_products_and_entries_are_those_of_our_networks(gpu: ModuleType) -> None
         assert gpu.MODELS[name].entries == entries
 
 
-def test_a_model_that_both_tables_have_takes_equally_long(gpu: ModuleType) -> None:
-    bench = importlib.import_module("bench_schedules").ASSUMED["resnet50"]
+def test_a_model_that_both_tables_have_takes_equally_long() -> None:
+    bench = bench_schedules.ASSUMED["resnet50"]
     model = gpu.MODELS["resnet50"]
     assert model.seconds / model.batch == pytest.approx(bench.seconds / bench.batch, rel=0.05)
 
 
 @pytest.mark.parametrize("paper", ["spardl", "oktopk"])
-def test_every_exhibit_finds_its_assumptions(paper: str, updates: ModuleType, gpu: ModuleType) -> None:
+def test_every_exhibit_finds_its_assumptions(paper: str) -> None:
     found = [
         made
-        for made in importlib.import_module(f"exhibits.papers.{paper}").EXHIBITS
+        for made in importlib.import_module(f"scripts.exhibits.papers.{paper}").EXHIBITS
         if isinstance(made, updates.UpdateBreakdown)
     ]
     assert found

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import spardl.training.checkpoint as checkpointing
-from scripts.netlab_inside import Lab, tool
+from scripts.labs.first_process import Lab, tool
 from spardl.training.loggers import Wandb
 from spardl.training.observers import Observer
 from spardl.training.runs import Run

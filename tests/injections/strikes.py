@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from scripts.netlab_inside import tool
+from scripts.labs.first_process import tool
 from spardl.training.checkpoint import list_checkpoints
 from tests.driver import Beside, processes, wait_until
 from tests.injections.scene import LONG, Scene

@@ -8,8 +8,8 @@ from enum import Enum
 from statistics import mean
 from typing import NamedTuple
 
-from exhibits.jobs import Job
-from exhibits.statistics import Range, difference, range_of_mean
+from scripts.exhibits.jobs import Job
+from scripts.exhibits.statistics import Range, difference, range_of_mean
 
 __all__ = ["Figure", "Finding", "Rule", "Verdict", "difference_of", "show", "shown"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import isclose
 from statistics import mean
 
-from exhibits.claims.base import Figure, Finding, Rule, Verdict, show, shown
+from scripts.exhibits.claims.base import Figure, Finding, Rule, Verdict, show, shown
 
 __all__ = ["AtLeast", "AtMost", "Between", "Equal", "UpTo", "Within"]
 

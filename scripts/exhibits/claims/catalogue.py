@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from exhibits.base import Basis, Exhibit, Results
-from exhibits.claims import dear, oktopk, sketch_fusion, spardl, study
-from exhibits.claims.judging import Judgement, claims_table, judge, summary_table
-from exhibits.jobs import Job, Outcome
-from exhibits.pages.page import Section
-from exhibits.pages.sections import key, tables_section
-from exhibits.tables import Table
+from scripts.exhibits.base import Basis, Exhibit, Results
+from scripts.exhibits.claims import dear, oktopk, sketch_fusion, spardl, study
+from scripts.exhibits.claims.judging import Judgement, claims_table, judge, summary_table
+from scripts.exhibits.jobs import Job, Outcome
+from scripts.exhibits.pages.page import Section
+from scripts.exhibits.pages.sections import key, tables_section
+from scripts.exhibits.tables import Table
 
 __all__ = ["CLAIMS", "OnDemand", "claims_section", "judge_all", "tables_of"]
 

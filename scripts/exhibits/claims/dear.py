@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import bench_schedules
-
-from exhibits.base import Results
-from exhibits.claims.base import Figure
-from exhibits.claims.bounds import AtLeast, Equal, UpTo, Within
-from exhibits.claims.evidence import cells, ratio, tables, turns
-from exhibits.claims.judging import ASSUMED_GPU, FORMULAS, LAB, MODELLED, Claim, Known, Published
-from exhibits.kinds.lab import Measured
-from exhibits.kinds.predictions import Computed
+from scripts import bench_schedules
+from scripts.exhibits.base import Results
+from scripts.exhibits.claims.base import Figure
+from scripts.exhibits.claims.bounds import AtLeast, Equal, UpTo, Within
+from scripts.exhibits.claims.evidence import cells, ratio, tables, turns
+from scripts.exhibits.claims.judging import ASSUMED_GPU, FORMULAS, LAB, MODELLED, Claim, Known, Published
+from scripts.exhibits.kinds.lab import Measured
+from scripts.exhibits.kinds.predictions import Computed
 
 __all__ = ["CLAIMS"]
 

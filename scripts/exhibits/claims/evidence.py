@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from exhibits.base import Exhibit, Results
-from exhibits.claims.base import Figure
-from exhibits.claims.judging import NoEvidence
-from exhibits.jobs import Job
-from exhibits.kinds.lab import TURNS
-from exhibits.kinds.trainings import Case, MethodComparison
-from exhibits.measures import final_metric
-from exhibits.tables import Row, Table
+from scripts.exhibits.base import Exhibit, Results
+from scripts.exhibits.claims.base import Figure
+from scripts.exhibits.claims.judging import NoEvidence
+from scripts.exhibits.jobs import Job
+from scripts.exhibits.kinds.lab import TURNS
+from scripts.exhibits.kinds.trainings import Case, MethodComparison
+from scripts.exhibits.measures import final_metric
+from scripts.exhibits.tables import Row, Table
 
 __all__ = ["against", "cells", "metric", "metrics", "ratio", "required", "seconds", "tables", "trained", "turns"]
 

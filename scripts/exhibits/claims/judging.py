@@ -8,10 +8,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from exhibits.base import SCALES, Basis, Exhibit, Results
-from exhibits.claims.base import Figure, Finding, Rule, Verdict
-from exhibits.jobs import Job
-from exhibits.tables import Cell, Row, Table, markdown
+from scripts.exhibits.base import SCALES, Basis, Exhibit, Results
+from scripts.exhibits.claims.base import Figure, Finding, Rule, Verdict
+from scripts.exhibits.jobs import Job
+from scripts.exhibits.tables import Cell, Row, Table, markdown
 
 __all__ = [
     "ASSUMED_GPU",

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from exhibits.base import Results
-from exhibits.claims.base import Figure
-from exhibits.claims.bounds import AtLeast, AtMost, Between
-from exhibits.claims.evidence import cells, metrics, ratio, required, tables
-from exhibits.claims.judging import ASSUMED_GPU, MODELLED, STAND_INS, Claim, Known, Published
-from exhibits.claims.seeds import NoLoss
-from exhibits.kinds.balance import KINDS, Balance
-from exhibits.kinds.counts import CountedCosts
-from exhibits.kinds.thresholds import Thresholds
-from exhibits.kinds.trainings import MethodComparison
-from exhibits.kinds.updates import UpdateBreakdown
+from scripts.exhibits.base import Results
+from scripts.exhibits.claims.base import Figure
+from scripts.exhibits.claims.bounds import AtLeast, AtMost, Between
+from scripts.exhibits.claims.evidence import cells, metrics, ratio, required, tables
+from scripts.exhibits.claims.judging import ASSUMED_GPU, MODELLED, STAND_INS, Claim, Known, Published
+from scripts.exhibits.claims.seeds import NoLoss
+from scripts.exhibits.kinds.balance import KINDS, Balance
+from scripts.exhibits.kinds.counts import CountedCosts
+from scripts.exhibits.kinds.thresholds import Thresholds
+from scripts.exhibits.kinds.trainings import MethodComparison
+from scripts.exhibits.kinds.updates import UpdateBreakdown
 
 __all__ = ["CLAIMS"]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import mean
 
-from exhibits.claims.base import Figure, Finding, Rule, Verdict, difference_of, show, shown
-from exhibits.statistics import Range
+from scripts.exhibits.claims.base import Figure, Finding, Rule, Verdict, difference_of, show, shown
+from scripts.exhibits.statistics import Range
 
 __all__ = ["InnerBest", "NoLoss", "Order"]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from exhibits.base import Results
-from exhibits.claims.base import Figure
-from exhibits.claims.bounds import UpTo
-from exhibits.claims.evidence import cells, metrics, ratio, tables
-from exhibits.claims.judging import ASSUMED_GPU, MODELLED, OWN_CHOICES, STAND_INS, Claim, Known, Published
-from exhibits.claims.seeds import NoLoss
-from exhibits.kinds.predictions import Computed
-from exhibits.kinds.trainings import MethodComparison
+from scripts.exhibits.base import Results
+from scripts.exhibits.claims.base import Figure
+from scripts.exhibits.claims.bounds import UpTo
+from scripts.exhibits.claims.evidence import cells, metrics, ratio, tables
+from scripts.exhibits.claims.judging import ASSUMED_GPU, MODELLED, OWN_CHOICES, STAND_INS, Claim, Known, Published
+from scripts.exhibits.claims.seeds import NoLoss
+from scripts.exhibits.kinds.predictions import Computed
+from scripts.exhibits.kinds.trainings import MethodComparison
 
 __all__ = ["CLAIMS"]
 

@@ -6,16 +6,16 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from exhibits.base import Results
-from exhibits.claims.base import Figure
-from exhibits.claims.bounds import AtLeast, Equal, UpTo
-from exhibits.claims.evidence import cells, metric, metrics, ratio, required, seconds, tables, trained, turns
-from exhibits.claims.judging import ASSUMED_GPU, LAB, MODELLED, STAND_INS, Claim, Known, Published
-from exhibits.claims.seeds import InnerBest, NoLoss, Order
-from exhibits.kinds.counts import CountedCosts
-from exhibits.kinds.lab import Measured
-from exhibits.kinds.trainings import MethodComparison
-from exhibits.kinds.updates import UpdateBreakdown
+from scripts.exhibits.base import Results
+from scripts.exhibits.claims.base import Figure
+from scripts.exhibits.claims.bounds import AtLeast, Equal, UpTo
+from scripts.exhibits.claims.evidence import cells, metric, metrics, ratio, required, seconds, tables, trained, turns
+from scripts.exhibits.claims.judging import ASSUMED_GPU, LAB, MODELLED, STAND_INS, Claim, Known, Published
+from scripts.exhibits.claims.seeds import InnerBest, NoLoss, Order
+from scripts.exhibits.kinds.counts import CountedCosts
+from scripts.exhibits.kinds.lab import Measured
+from scripts.exhibits.kinds.trainings import MethodComparison
+from scripts.exhibits.kinds.updates import UpdateBreakdown
 
 __all__ = ["CLAIMS"]
 

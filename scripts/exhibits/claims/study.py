@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from exhibits.base import Results
-from exhibits.claims.base import Figure
-from exhibits.claims.evidence import against, metric, trained
-from exhibits.claims.judging import STAND_INS, Claim, Known, Published
-from exhibits.claims.seeds import NoLoss
-from exhibits.papers.study import DENSE, RANDOM_BLOCK, StudyGrid
-from exhibits.papers.study_points import held_out
+from scripts.exhibits.base import Results
+from scripts.exhibits.claims.base import Figure
+from scripts.exhibits.claims.evidence import against, metric, trained
+from scripts.exhibits.claims.judging import STAND_INS, Claim, Known, Published
+from scripts.exhibits.claims.seeds import NoLoss
+from scripts.exhibits.papers.study import DENSE, RANDOM_BLOCK, StudyGrid
+from scripts.exhibits.papers.study_points import held_out
 
 __all__ = ["CLAIMS"]
 

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from exhibits.base import Basis, Exhibit, Picture, Results
-from exhibits.failures import failed
-from exhibits.jobs import Computation, Outcome
-from exhibits.kinds.trainings import Case
-from exhibits.kinds.watched import Watcher, selection, sparse, train_watched
-from exhibits.tables import Cell, Row, Table
+from scripts.exhibits.base import Basis, Exhibit, Picture, Results
+from scripts.exhibits.failures import failed
+from scripts.exhibits.jobs import Computation, Outcome
+from scripts.exhibits.kinds.trainings import Case
+from scripts.exhibits.kinds.watched import Watcher, selection, sparse, train_watched
+from scripts.exhibits.tables import Cell, Row, Table
 from spardl.clusters import Network, SimulatedCluster
 from spardl.clusters.network import PRESETS
 from spardl.communicators.oktopk import OkTopk, OkTopkState, Region, consensus_borders

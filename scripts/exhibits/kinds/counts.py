@@ -7,13 +7,11 @@ from dataclasses import asdict, dataclass
 from statistics import mean
 from typing import Any, TypeAlias
 
-import choices
-import complexity
-
-from exhibits.base import Basis, Exhibit, Results
-from exhibits.failures import failed
-from exhibits.jobs import Computation, Outcome
-from exhibits.tables import Cell, Row, Table
+from scripts import choices, complexity
+from scripts.exhibits.base import Basis, Exhibit, Results
+from scripts.exhibits.failures import failed
+from scripts.exhibits.jobs import Computation, Outcome
+from scripts.exhibits.tables import Cell, Row, Table
 from spardl.clusters import SimulatedCluster
 from spardl.method.method import Method
 from spardl.protocol.context import Context

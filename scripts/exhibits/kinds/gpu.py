@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-import bench_schedules
+from scripts import bench_schedules
 
 __all__ = ["COMPRESSING", "MODELS", "Compressing", "Model", "seconds_to_compress"]
 

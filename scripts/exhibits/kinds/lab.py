@@ -15,13 +15,12 @@ from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-import netlab
-from netlab_inside import LabError
-
-from exhibits.base import Basis, Picture, Results
-from exhibits.jobs import Computation
-from exhibits.kinds.predictions import Computed, Figures, sheet
-from exhibits.notes import OKTOPK
+from scripts import netlab
+from scripts.exhibits.base import Basis, Picture, Results
+from scripts.exhibits.jobs import Computation
+from scripts.exhibits.kinds.predictions import Computed, Figures, sheet
+from scripts.exhibits.notes import OKTOPK
+from scripts.labs.first_process import LabError
 from spardl.basics.errors import ConfigError, TrainingError
 
 __all__ = ["DEAR", "SPARDL", "Measured", "Measurement", "in_lab", "schedules", "synchronizations"]

@@ -8,10 +8,10 @@ from functools import partial
 from textwrap import fill
 from typing import Any, TypeAlias
 
-from exhibits.base import Basis, Exhibit, Picture, Results
-from exhibits.failures import failed
-from exhibits.jobs import Computation, Outcome
-from exhibits.tables import Cell, Row, Table
+from scripts.exhibits.base import Basis, Exhibit, Picture, Results
+from scripts.exhibits.failures import failed
+from scripts.exhibits.jobs import Computation, Outcome
+from scripts.exhibits.tables import Cell, Row, Table
 
 __all__ = ["Computed", "Figures", "sheet"]
 

@@ -8,12 +8,12 @@ from functools import partial
 from statistics import mean
 from typing import Any, NamedTuple
 
-from exhibits.base import Basis, Exhibit, Picture, Results
-from exhibits.failures import failed
-from exhibits.jobs import Computation, Outcome
-from exhibits.kinds.trainings import Case
-from exhibits.kinds.watched import Watcher, selection, sparse, train_watched
-from exhibits.tables import Cell, Row, Table
+from scripts.exhibits.base import Basis, Exhibit, Picture, Results
+from scripts.exhibits.failures import failed
+from scripts.exhibits.jobs import Computation, Outcome
+from scripts.exhibits.kinds.trainings import Case
+from scripts.exhibits.kinds.watched import Watcher, selection, sparse, train_watched
+from scripts.exhibits.tables import Cell, Row, Table
 from spardl.method.method import Method, MethodState
 from spardl.protocol.context import Context
 from spardl.protocol.programs import Worker

@@ -9,12 +9,12 @@ from itertools import product
 from statistics import mean
 from typing import Any
 
-from exhibits.base import Basis, Exhibit, Picture, Results
-from exhibits.failures import failed
-from exhibits.jobs import Labels, Outcome, Training
-from exhibits.measures import draw_curves, final_metric, metric_curve, share_of_bytes
-from exhibits.statistics import interval, spread
-from exhibits.tables import Cell, Row, Table
+from scripts.exhibits.base import Basis, Exhibit, Picture, Results
+from scripts.exhibits.failures import failed
+from scripts.exhibits.jobs import Labels, Outcome, Training
+from scripts.exhibits.measures import draw_curves, final_metric, metric_curve, share_of_bytes
+from scripts.exhibits.statistics import interval, spread
+from scripts.exhibits.tables import Cell, Row, Table
 
 __all__ = ["Case", "MethodComparison", "Plan"]
 

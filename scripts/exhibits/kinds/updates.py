@@ -9,12 +9,12 @@ from itertools import product
 from statistics import median
 from typing import Any, NamedTuple
 
-from exhibits.base import Basis, Exhibit, Picture, Results
-from exhibits.failures import failed
-from exhibits.jobs import Computation, Outcome
-from exhibits.kinds.counts import Cycle, count_cycle
-from exhibits.kinds.gpu import MODELS, Model, seconds_to_compress
-from exhibits.tables import Cell, Row, Table
+from scripts.exhibits.base import Basis, Exhibit, Picture, Results
+from scripts.exhibits.failures import failed
+from scripts.exhibits.jobs import Computation, Outcome
+from scripts.exhibits.kinds.counts import Cycle, count_cycle
+from scripts.exhibits.kinds.gpu import MODELS, Model, seconds_to_compress
+from scripts.exhibits.tables import Cell, Row, Table
 from spardl.clusters.network import PRESETS, Network
 from spardl.schedules.fusion import Linear
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 
-import choices
 import torch
 from torch import Tensor
 
 import train
+from scripts import choices
 from spardl.basics.errors import ConfigError
 from spardl.clusters import Network, SimulatedCluster
 from spardl.compressors.base import SparseCompressor

@@ -6,21 +6,23 @@ import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
-from html import escape
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from exhibits.base import Basis, Picture
-from exhibits.pages.vector import inline
-from exhibits.tables import WRITERS, Row, Table
+from markupsafe import Markup
+
+from scripts.exhibits.base import Basis, Picture
+from scripts.exhibits.pages.svg import inline
+from scripts.exhibits.tables import LONG, Row, Table
+from scripts.exhibits.templates import render
 from spardl.training.summary import environment
 
-__all__ = ["Section", "Source", "Sources", "definitions", "figure", "here", "in_words", "page", "table"]
+__all__ = ["Section", "Source", "Sources", "figure", "here", "in_words", "page", "table"]
 
 STYLE = Path(__file__).with_name("page.css")
 # More rows, or columns, than are kept together, or legible, on a sheet of paper.
-LONG, WIDE = 12, 8
+MANY, WIDE = 12, 8
 
 
 class Section(NamedTuple):
@@ -59,7 +61,7 @@ class Source(NamedTuple):
 Sources = Callable[[Row], Sequence[Source]]
 
 
-def page(title: str, lead: str, facts: Mapping[str, str], sections: Sequence[Section]) -> str:
+def page(title: str, lead: str, facts: Mapping[str, str], sections: Sequence[Section]) -> Markup:
     """The whole page.
 
     Args:
@@ -68,101 +70,37 @@ def page(title: str, lead: str, facts: Mapping[str, str], sections: Sequence[Sec
         facts: on how it came about.
         sections: in their order; those of one group stand together.
     """
-    parts = [
-        "<!doctype html>",
-        '<html lang="en">',
-        "<head>",
-        '<meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(title)}</title>",
-        '<link rel="icon" href="data:,">',
-        f"<style>\n{STYLE.read_text()}</style>",
-        "</head>",
-        "<body>",
-        f"<header>\n<h1>{escape(title)}</h1>\n<p>{escape(lead)}</p>\n{definitions(facts, 'facts')}</header>",
-        _contents(sections),
-        "<main>",
-        *map(_section, sections),
-        "</main>",
-        "</body>",
-        "</html>",
-    ]
-    return "\n".join(parts) + "\n"
+    groups = [(group, list(members)) for group, members in groupby(sections, lambda section: section.group)]
+    style = Markup(STYLE.read_text())
+    return render("page", title=title, lead=lead, facts=facts, groups=groups, style=style)
 
 
-def _contents(sections: Sequence[Section]) -> str:
-    parts = ['<nav aria-labelledby="contents">\n<h2 id="contents">Contents</h2>']
-    for group, members in groupby(sections, lambda section: section.group):
-        lines = "\n".join(
-            f'<li><a href="#{escape(section.key)}">{escape(section.title)}</a>{_tag(section)}</li>'
-            for section in members
-        )
-        heading = f"<h3>{escape(group)}</h3>\n" if group else ""
-        parts.append(f"{heading}<ul>\n{lines}\n</ul>")
-    return "\n".join([*parts, "</nav>"])
-
-
-def _tag(section: Section) -> str:
-    tag = f' <span class="tag">{escape(section.tag)}</span>' if section.tag else ""
-    cells = "cell" if section.marks == 1 else "cells"
-    return tag + (f' <span class="mark">\u2717 {section.marks} {cells}</span>' if section.marks else "")
-
-
-def _section(section: Section) -> str:
-    over = f'<p class="over">{escape(section.group)}</p>\n' if section.group else ""
-    heading = f"<header>\n{over}<h2>{escape(section.title)}{_tag(section)}</h2>\n</header>"
-    return f'<section id="{escape(section.key)}">\n{heading}\n{section.html}</section>'
-
-
-def definitions(pairs: Mapping[str, str], kind: str) -> str:
-    """Names and what they mean, both as text.
-
-    Args:
-        pairs: them.
-        kind: the list's class.
-    """
-    lines = "\n".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in pairs.items())
-    return f'<dl class="{kind}">\n{lines}\n</dl>\n'
-
-
-def _basis(basis: Basis) -> str:
-    return definitions({name.capitalize(): text for name, text in basis._asdict().items() if text}, "basis")
-
-
-def figure(picture: Picture, ident: str, basis: Basis) -> str:
+def figure(picture: Picture, ident: str, basis: Basis) -> Markup:
     """A figure, with what must be known to believe it beside it."""
-    drawn = inline(picture.draw, ident, picture.caption)
-    words = f'<p class="what">{escape(picture.caption)}</p>\n{_basis(basis)}'
-    return f'<figure id="{ident}">\n{_box(drawn, picture.caption)}<figcaption>\n{words}</figcaption>\n</figure>\n'
+    drawn = Markup(inline(picture.draw, ident, picture.caption))
+    return render("figure", ident=ident, caption=picture.caption, drawn=drawn, basis=_known(basis))
 
 
-def table(content: Table, ident: str, basis: Basis, sources: Sources) -> str:
+def table(content: Table, ident: str, basis: Basis, sources: Sources) -> Markup:
     """A table, with what must be known to believe it, if anything, and where each row comes from."""
-    words = f"<figcaption>\n{_basis(basis)}</figcaption>\n" if any(basis) else ""
-    body = _box(WRITERS["html"](content), content.title)
-    sizes = {"long": len(content.rows) > LONG, "wide": len(content.columns) > WIDE}
+    sizes = {"long": len(content.rows) > MANY, "wide": len(content.columns) > WIDE}
     kind = " ".join(["sheet", *(name for name, holds in sizes.items() if holds)])
-    return f'<figure id="{ident}" class="{kind}">\n{body}{words}{_details(content, sources)}</figure>\n'
+    found = _behind(content, sources)
+    return render("sheet", table=content, long=LONG, ident=ident, kind=kind, basis=_known(basis), sources=found)
 
 
-def _box(content: str, label: str) -> str:
-    """What is wider than the page scrolls inside; with the keyboard, too."""
-    return f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(label)}">\n{content}</div>\n'
+def _known(basis: Basis) -> Mapping[str, str]:
+    return {name.capitalize(): text for name, text in basis._asdict().items() if text}
 
 
-def _details(content: Table, sources: Sources) -> str:
-    """What is behind each row; behind all of them, where that is the same."""
+def _behind(content: Table, sources: Sources) -> Mapping[str, Sequence[Source]]:
+    """What is behind each row; behind all of them, where that is the same; nothing, where nothing is."""
     found = {row.name: tuple(sources(row)) for row in content.rows}
     if not any(found.values()):
-        return ""
+        return {}
     if len(found) > 1 and len(set(found.values())) == 1:
-        found = {"every row": next(iter(found.values()))}
-    lines = "\n".join(f"<dt>{escape(name)}</dt>\n{''.join(map(_source, each))}" for name, each in found.items())
-    return f"<details>\n<summary>Commands and folders behind each row</summary>\n<dl>\n{lines}</dl>\n</details>\n"
-
-
-def _source(source: Source) -> str:
-    return f'<dd><code>{escape(source.command)}</code> <span class="state">{escape(source.state)}</span></dd>\n'
+        return {"every row": next(iter(found.values()))}
+    return found
 
 
 def here() -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from exhibits.measures import Curve, figure_of, final_metric, metric_curve, share_of_bytes
+from scripts.exhibits.measures import Curve, figure_of, final_metric, metric_curve, share_of_bytes
 from spardl.training.experiment import decisive
 from spardl.training.runs import flat
 

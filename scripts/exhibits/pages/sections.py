@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 
-from exhibits.base import Basis, Exhibit, Results
-from exhibits.pages.page import Section, Source, definitions, figure, here, in_words, page, table
-from exhibits.tables import Row, Table
+from markupsafe import Markup
+
+from scripts.exhibits.base import Basis, Exhibit, Results
+from scripts.exhibits.pages.page import Section, Source, figure, here, in_words, page, table
+from scripts.exhibits.tables import Row, Table
+from scripts.exhibits.templates import render
 from spardl.basics.errors import DataError
 from spardl.basics.files import write_atomically
 
@@ -57,11 +59,11 @@ def exhibit_section(exhibit: Exhibit, group: str, scale: str, results: Results) 
         "Shows": exhibit.shows,
         "What ran": exhibit.what_ran(scale),
     }
-    command = f"<p><code>python scripts/reproduce.py {exhibit.name} --scale {scale}</code></p>\n"
+    command = f"python scripts/reproduce.py {exhibit.name} --scale {scale}"
     drawn = [figure(picture, f"{own}-figure-{picture.file}", exhibit.basis) for picture in pictures]
-    body = [definitions(about, "about"), command, *drawn, *_tables(tables, own, exhibit.basis, results)]
-    body.append(_made(tables, results))
-    return Section(own, group, exhibit.title, scale, _marks(tables), "".join(body))
+    parts = [*drawn, *_tables(tables, own, exhibit.basis, results)]
+    html = render("exhibit", about=about, command=command, parts=parts, lines=_made(tables, results))
+    return Section(own, group, exhibit.title, scale, _marks(tables), html)
 
 
 def tables_section(
@@ -78,11 +80,12 @@ def tables_section(
         basis: of these.
         results: of the work behind their rows.
     """
-    body = [f"<p>{escape(words)}</p>\n", *_tables(tables, own, basis, results), _made(tables, results)]
-    return Section(own, "", title, scale, _marks(tables), "".join(body))
+    parts = _tables(tables, own, basis, results)
+    html = render("tables", words=words, parts=parts, lines=_made(tables, results))
+    return Section(own, "", title, scale, _marks(tables), html)
 
 
-def _tables(tables: Sequence[Table], own: str, basis: Basis, results: Results) -> list[str]:
+def _tables(tables: Sequence[Table], own: str, basis: Basis, results: Results) -> list[Markup]:
     return [
         table(content, f"{own}-table-{number}", basis, lambda row: _few(sources(row, results)))
         for number, content in enumerate(tables, 1)
@@ -99,18 +102,17 @@ def _marks(tables: Sequence[Table]) -> int:
     return sum(cell.bad for table in tables for row in table.rows for cell in row.cells)
 
 
-def _made(tables: Sequence[Table], results: Results) -> str:
+def _made(tables: Sequence[Table], results: Results) -> list[str]:
     """When and where the section and the runs behind it were made, and what these warn of."""
     jobs = dict.fromkeys(job for table in tables for row in table.rows for job in row.jobs)
     found = [results.of(job).data for job in jobs]
     runs = sorted({in_words(data["environment"]) for data in found if "environment" in data})
     caveats = sorted({caveat for data in found for caveat in data.get("caveats", ())})
-    lines = [
+    return [
         f"Written {here()['Date']}.",
         *(f"Trained with {run}." for run in runs),
         *(f"Caveat: {caveat}." for caveat in caveats),
     ]
-    return f'<p class="made">{"<br>".join(map(escape, lines))}</p>\n'
 
 
 def add(folder: Path, sections: Sequence[Section], order: Sequence[str]) -> Path:

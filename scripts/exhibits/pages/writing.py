@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from exhibits.base import Exhibit, Results
-from exhibits.pages.vector import SIZE
-from exhibits.tables import WRITERS, Table
+from scripts.exhibits.base import Exhibit, Results
+from scripts.exhibits.pages.svg import SIZE
+from scripts.exhibits.tables import WRITERS, Table
 from spardl.basics.files import write_atomically
 
 __all__ = ["write"]

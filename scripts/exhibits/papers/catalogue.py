@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from exhibits.base import Exhibit
-from exhibits.papers import dear, oktopk, sketch_fusion, spardl, study
+from scripts.exhibits.base import Exhibit
+from scripts.exhibits.papers import dear, oktopk, sketch_fusion, spardl, study
 
 __all__ = ["catalogue", "papers"]
 

@@ -8,13 +8,10 @@ from statistics import mean
 from types import MappingProxyType
 from typing import Any
 
-import bench_schedules
-import choices
-import timeline
-
-from exhibits.base import Basis
-from exhibits.kinds import lab
-from exhibits.kinds.predictions import Computed, sheet
+from scripts import bench_schedules, choices, timeline
+from scripts.exhibits.base import Basis
+from scripts.exhibits.kinds import lab
+from scripts.exhibits.kinds.predictions import Computed, sheet
 from spardl.clusters.network import PRESETS
 from spardl.clusters.profile import Profile
 from spardl.diagnostics.timeline.model import Lane, Timeline

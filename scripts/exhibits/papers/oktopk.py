@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from exhibits.kinds.balance import Balance, BalancePlan, Published
-from exhibits.kinds.counts import CountedCosts
-from exhibits.kinds.gpu import MODELS
-from exhibits.kinds.thresholds import Thresholds, ThresholdsPlan
-from exhibits.kinds.trainings import Case, MethodComparison, Plan
-from exhibits.kinds.updates import Contender, UpdateBreakdown, UpdatePlan
-from exhibits.notes import OKTOPK
-from exhibits.papers.small import PICTURES, SEEDS, SMALL, TINY, VIRTUAL
+from scripts.exhibits.kinds.balance import Balance, BalancePlan, Published
+from scripts.exhibits.kinds.counts import CountedCosts
+from scripts.exhibits.kinds.gpu import MODELS
+from scripts.exhibits.kinds.thresholds import Thresholds, ThresholdsPlan
+from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan
+from scripts.exhibits.kinds.updates import Contender, UpdateBreakdown, UpdatePlan
+from scripts.exhibits.notes import OKTOPK
+from scripts.exhibits.papers.small import PICTURES, SEEDS, SMALL, TINY, VIRTUAL
 
 __all__ = ["EXHIBITS"]
 

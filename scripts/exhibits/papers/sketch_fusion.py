@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any
 
-import bench_schedules
-import choices
-import timeline
-
-from exhibits.base import Basis
-from exhibits.kinds.predictions import Computed, sheet
-from exhibits.kinds.trainings import MethodComparison, Plan
-from exhibits.papers.small import PICTURES, SEEDS, SMALL, TINY, VIRTUAL, as_published
+from scripts import bench_schedules, choices, timeline
+from scripts.exhibits.base import Basis
+from scripts.exhibits.kinds.predictions import Computed, sheet
+from scripts.exhibits.kinds.trainings import MethodComparison, Plan
+from scripts.exhibits.papers.small import PICTURES, SEEDS, SMALL, TINY, VIRTUAL, as_published
 from spardl.clusters.network import PRESETS
 from spardl.diagnostics.timeline.model import in_backward
 from spardl.schedules.fusion import Linear

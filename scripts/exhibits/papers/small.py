@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from exhibits.base import Basis
-from exhibits.kinds.trainings import Case, Plan
+from scripts.exhibits.base import Basis
+from scripts.exhibits.kinds.trainings import Case, Plan
 
 __all__ = ["PICTURES", "SEEDS", "SMALL", "TINY", "VIRTUAL", "as_published"]
 

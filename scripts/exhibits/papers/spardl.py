@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from exhibits.kinds import lab
-from exhibits.kinds.counts import CountedCosts
-from exhibits.kinds.trainings import Case, MethodComparison, Plan
-from exhibits.kinds.updates import Contender, UpdateBreakdown, UpdatePlan
-from exhibits.notes import OKTOPK
-from exhibits.papers.small import PICTURES, SEEDS, SMALL, TINY, VIRTUAL, as_published
+from scripts.exhibits.kinds import lab
+from scripts.exhibits.kinds.counts import CountedCosts
+from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan
+from scripts.exhibits.kinds.updates import Contender, UpdateBreakdown, UpdatePlan
+from scripts.exhibits.notes import OKTOPK
+from scripts.exhibits.papers.small import PICTURES, SEEDS, SMALL, TINY, VIRTUAL, as_published
 
 __all__ = ["EXHIBITS"]
 

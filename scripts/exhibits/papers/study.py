@@ -8,16 +8,26 @@ from functools import partial
 from statistics import mean
 from types import MappingProxyType
 
-from exhibits.base import Picture, Results
-from exhibits.failures import failed
-from exhibits.jobs import Outcome
-from exhibits.kinds.trainings import Case, MethodComparison, Plan
-from exhibits.measures import final_metric, share_of_bytes
-from exhibits.papers.small import SEEDS, SMALL, VIRTUAL
-from exhibits.papers.study_pictures import draw_axes, draw_grid
-from exhibits.papers.study_points import AXES, PRESET, Marginal, Point, best_of, covering, held_out, marginals, points
-from exhibits.statistics import interval, spread
-from exhibits.tables import Cell, Row, Table
+from scripts.exhibits.base import Picture, Results
+from scripts.exhibits.failures import failed
+from scripts.exhibits.jobs import Outcome
+from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan
+from scripts.exhibits.measures import final_metric, share_of_bytes
+from scripts.exhibits.papers.small import SEEDS, SMALL, VIRTUAL
+from scripts.exhibits.papers.study_pictures import draw_axes, draw_grid
+from scripts.exhibits.papers.study_points import (
+    AXES,
+    PRESET,
+    Marginal,
+    Point,
+    best_of,
+    covering,
+    held_out,
+    marginals,
+    points,
+)
+from scripts.exhibits.statistics import interval, spread
+from scripts.exhibits.tables import Cell, Row, Table
 
 __all__ = ["EXHIBITS", "GRID", "StudyGrid"]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-from exhibits.kinds.trainings import Case
-from exhibits.papers.study_points import Point
+from scripts.exhibits.kinds.trainings import Case
+from scripts.exhibits.papers.study_points import Point
 
 __all__ = ["draw_axes", "draw_grid"]
 

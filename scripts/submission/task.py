@@ -1,4 +1,4 @@
-"""What runs in each task of a job. It travels to the job by value, so it imports nothing of ours before it is there."""
+"""What runs in each task of a job."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from collections.abc import Sequence
 __all__ = ["run"]
 
 
-def run(root: str, words: Sequence[str]) -> None:
+def run(words: Sequence[str]) -> None:
     """Is ``python train.py WORDS``, and ends the process with its exit code.
 
     Args:
-        root: folder of train.py.
         words: of its command line.
     """
     # A signal that comes while torch is imported would kill the task; train.py lets it in when it can answer.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
-    sys.path.insert(0, root)
     import train  # noqa: PLC0415 - slow, and only in the job
     from spardl.training.processes import leave  # noqa: PLC0415
 

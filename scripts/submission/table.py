@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from submitting.standing import Standing
-from submitting.submissions import Submission
+from scripts.submission.standing import Standing
+from scripts.submission.submissions import Submission
 
 __all__ = ["print_table"]
 

@@ -13,15 +13,14 @@ from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any, ClassVar
 
-import cloudpickle  # type: ignore[import-untyped]
 import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
+from scripts.submission import task
+from scripts.submission.places import Place, Queued
+from scripts.submission.site import Site
+from scripts.submission.submissions import Entry, Submission
 from spardl.basics.errors import ConfigError
-from submitting import task
-from submitting.places import Place, Queued
-from submitting.site import Site
-from submitting.submissions import Entry, Submission
 
 __all__ = ["Slurm", "sbatch_parameters"]
 
@@ -81,18 +80,13 @@ class Slurm(Place):
 
 
 def _array(folder: Path, site: Site, tasks: int, entries: Sequence[Entry]) -> list[submitit.Job[None]]:
-    cloudpickle.register_pickle_by_value(task)
     try:
         executor = submitit.SlurmExecutor(folder)
         executor.update_parameters(**sbatch_parameters(site, tasks))
         with redirect_stderr(io.StringIO()):  # submitit repeats there what its error says
-            jobs: list[submitit.Job[None]] = executor.map_array(
-                task.run, [str(ROOT)] * len(entries), [entry.words for entry in entries]
-            )
+            jobs: list[submitit.Job[None]] = executor.map_array(task.run, [entry.words for entry in entries])
     except (FailedJobError, FailedSubmissionError, subprocess.SubprocessError, ValueError) as error:
         raise ConfigError(f"sbatch refused the jobs: {_sbatch_said(error)}; see slurm/site.yaml") from error
-    finally:
-        cloudpickle.unregister_pickle_by_value(task)
     return jobs
 
 
@@ -136,10 +130,12 @@ def sbatch_parameters(site: Site, tasks: int) -> dict[str, Any]:
 
 
 def _setup(site: Site) -> list[str]:
-    if site.stage_from is None:
-        return site.setup
-    stage = shlex.quote(str(ROOT / "slurm" / "stage.sh"))
-    return [*site.setup, f'. {stage} "{site.stage_from}" "{site.stage_to}"']
+    # The job runs this checkout, whatever its Python has installed.
+    found = [*site.setup, f"export PYTHONPATH={shlex.quote(str(ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"]
+    if site.stage_from is not None:
+        stage = shlex.quote(str(ROOT / "slurm" / "stage.sh"))
+        found.append(f'. {stage} "{site.stage_from}" "{site.stage_to}"')
+    return found
 
 
 def _told(site: Site, tasks: int, job: str, runs: int) -> str:

@@ -1,6 +1,6 @@
 """A delay line: what arrives in some network namespaces waits there before anybody gets it. ``netlab.py`` starts it.
 
-python netlab_delay.py MILLISECONDS NAMESPACE ...
+python scripts/labs/delay_line.py MILLISECONDS NAMESPACE ...
 
 For machines whose kernel has no netem. A rule of iptables puts the packets that arrive in a namespace into queue 0 of
 the kernel (NFQUEUE), which tells this process the number of each and keeps the packet until the verdict. All wait

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import griffe
 
-from .library import (
+from scripts.docs.api_library import (
     Entry,
     Library,
     Thing,

@@ -9,9 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from scripts.submission.places import Queued
+from scripts.submission.submissions import Entry, Submission
 from spardl.training.runs import Run, finished_run, runs_of
-from submitting.places import Queued
-from submitting.submissions import Entry, Submission
 
 __all__ = ["GOOD", "Standing", "standing"]
 

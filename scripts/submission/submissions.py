@@ -27,7 +27,7 @@ class Entry:
     Attributes:
         words: for train.py.
         id: the run's id.
-        tasks: processes to start; see :class:`~submitting.sweeps.Planned`.
+        tasks: processes to start; see :class:`~scripts.submission.sweeps.Planned`.
         job: who runs it: Slurm's job id, or a number; ``None`` while nobody does.
         log: what it prints; relative to the submission's folder.
     """

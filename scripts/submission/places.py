@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import ClassVar
 
-from submitting.submissions import Submission
+from scripts.submission.submissions import Submission
 
 __all__ = ["Place", "Queued"]
 

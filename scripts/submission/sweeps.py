@@ -18,10 +18,10 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 import train
+from scripts.submission.submissions import ADDED
 from spardl.basics.errors import ConfigError
 from spardl.training.experiment import experiment_id
 from spardl.training.launch import Launcher, Simulated
-from submitting.submissions import ADDED
 
 __all__ = ["Planned", "expand", "plan", "read_commands"]
 
@@ -48,7 +48,7 @@ class Planned:
 
 
 def expand(words: Sequence[str], multirun: bool) -> list[tuple[str, ...]]:
-    """The words of every run of a sweep, in the order of ``python train.py -m``; see :func:`choices.composing`.
+    """The words of every run of a sweep, in the order of ``python train.py -m``; see :func:`scripts.choices.composing`.
 
     Args:
         words: as typed.
@@ -81,7 +81,7 @@ def _values(override: Override) -> list[str]:
 
 
 def plan(words: Sequence[str]) -> Planned:
-    """Composes and checks one run, short of its data; see :func:`choices.composing`.
+    """Composes and checks one run, short of its data; see :func:`scripts.choices.composing`.
 
     Raises:
         ConfigError: if its parts do not fit together, or a value is out of range.

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from profile_model import Job
 from torch import Tensor, nn
 
+from scripts.profile_model import Job
 from spardl.clusters.profile import Profile
 
 __all__ = ["Emulated", "from_profile"]
@@ -43,7 +43,8 @@ class _Layer(nn.Module):
         self._seconds = (max(0.0, forward), max(0.0, backward))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return _Pass.apply(inputs, self.weight, *self._seconds)
+        outputs: Tensor = _Pass.apply(inputs, self.weight, *self._seconds)
+        return outputs
 
 
 class Emulated(nn.Module):

@@ -32,7 +32,7 @@ ON_THEIR_WAY = 2.5  # megabytes of one connection that its buffers allow, as the
 LAST_LINES = 1.0  # seconds to pass on what is left; a worker's child that lives on holds its output open
 SET_UP, GRACE = 30.0, 10.0  # seconds that one program may take to make the network; that workers have after SIGTERM
 BAD_INPUT, TIMED_OUT, INTERRUPTED, TERMINATED = 2, 124, 130, 143
-DELAY_LINE = Path(__file__).resolve().with_name("netlab_delay.py")
+DELAY_LINE = Path(__file__).resolve().with_name("delay_line.py")
 
 
 class LabError(Exception):

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from exhibits.jobs import Training
+from scripts.exhibits.jobs import Training
 from spardl.basics.files import write_atomically
 
 __all__ = ["write_arrays"]

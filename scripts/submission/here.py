@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple, TextIO
 
+from scripts.submission.places import Place, Queued
+from scripts.submission.site import Site
+from scripts.submission.standing import GOOD, standing
+from scripts.submission.submissions import Submission
 from spardl.basics.errors import ConfigError
-from submitting.places import Place, Queued
-from submitting.site import Site
-from submitting.standing import GOOD, standing
-from submitting.submissions import Submission
 
 __all__ = ["Here"]
 

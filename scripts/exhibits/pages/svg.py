@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 from xml.etree import ElementTree
 
-from exhibits.base import Draw
+from scripts.exhibits.base import Draw
 
 __all__ = ["SERIES", "SIZE", "inline"]
 

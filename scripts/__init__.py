@@ -1,0 +1,1 @@
+"""The programs beside train.py, one a file, and the rooms of what they share."""

@@ -1,0 +1,20 @@
+"""Pages of which some sections are written by scripts, between marks."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["replace"]
+
+
+def replace(text: str, section: str, content: str) -> str:
+    """Puts content between the marks of a section.
+
+    Raises:
+        ValueError: if the text has no such section.
+    """
+    pattern = rf"(<!-- {section}: .*? -->\n).*?(<!-- end of {section} -->)"
+    changed, count = re.subn(pattern, lambda marks: f"{marks[1]}{content}\n{marks[2]}", text, flags=re.DOTALL)
+    if count != 1:
+        raise ValueError(f"a page needs one section between '<!-- {section}: ... -->' and its end, and it has {count}")
+    return changed

@@ -1,1 +1,0 @@
-"""What ``scripts/api_reference.py`` reads and writes."""

@@ -44,6 +44,7 @@ from spardl.basics.errors import ConfigError, SpardlError
 from spardl.basics.files import write_atomically
 from spardl.clusters import Network, ProcessGroupCluster, gather_rows
 from spardl.clusters.profile import Profile
+from spardl.clusters.workers.processes import leave
 from spardl.diagnostics.timeline.costs import halves, whole
 from spardl.diagnostics.timeline.measure import measure
 from spardl.diagnostics.timeline.model import Timeline, after_backward, ideal_halves, in_backward, in_halves
@@ -51,7 +52,6 @@ from spardl.method.method import Method
 from spardl.protocol.programs import Phase
 from spardl.schedules import AfterBackward, Schedule, Synchronizer, Training
 from spardl.schedules.fusion import Linear
-from spardl.training.processes import leave
 from spardl.vector.flat import FlatGradient
 from spardl.vector.layout import Layout
 

@@ -31,12 +31,12 @@ from doctoring import fit, installation, laws, meeting, pairs
 from doctoring.findings import Findings
 
 from spardl.basics.errors import ConfigError, PeerError, SpardlError, WorkerError
+from spardl.basics.messages import first_line
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.precompile import precompile
-from spardl.training.devices import pick_device
-from spardl.training.membership import Membership, find_membership
-from spardl.training.messages import first_line
-from spardl.training.processes import leave, run_processes
+from spardl.clusters.workers.devices import pick_device
+from spardl.clusters.workers.membership import Membership, find_membership
+from spardl.clusters.workers.processes import leave, run_processes
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 

@@ -13,7 +13,7 @@ import torch
 
 from doctoring.findings import Findings
 from spardl.basics.version import __version__
-from spardl.training.addresses import address_of
+from spardl.clusters.workers.addresses import address_of
 
 __all__ = [
     "VARIABLES",

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from doctoring.findings import Findings
 from spardl.clusters import Ledger, Network, ProcessGroupCluster, gather_rows
+from spardl.clusters.step_costs import StepCosts, break_even_gbit, gather_costs
 from spardl.communicators import Backend, SparDL
 from spardl.compressors import Compressor, Mass, NoCompression, TopK
 from spardl.method import registry
 from spardl.method.method import Method, MethodState
 from spardl.method.residuals import GlobalResidual, LocalResidual, NoResidual, Residual
 from spardl.protocol.programs import Phase
-from spardl.training.summary import Costs, break_even_gbit, gather_costs
 from spardl.vector.layout import Layout
 from spardl.vector.sparse import SparseVector
 
@@ -178,7 +178,7 @@ def _distance(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
-def _paced(cluster: ProcessGroupCluster, method: Method, entries: int) -> tuple[float, Costs]:
+def _paced(cluster: ProcessGroupCluster, method: Method, entries: int) -> tuple[float, StepCosts]:
     """Median seconds of the slowest worker, and what a step costs."""
     (worker,), (ledger,) = cluster.local_workers, cluster.ledgers
     state = method.init_state(Layout.flat(entries), torch.float32, cluster.device)

@@ -20,9 +20,9 @@ import torch.distributed as dist
 from doctoring.findings import Findings
 from doctoring.installation import own_address, versions, why_unreachable
 from spardl.basics.errors import PeerError
-from spardl.training.membership import Membership
-from spardl.training.messages import first_line
-from spardl.training.rendezvous import hold_store
+from spardl.basics.messages import first_line
+from spardl.clusters.workers.membership import Membership
+from spardl.clusters.workers.store import hold_store
 
 __all__ = [
     "Meeting",

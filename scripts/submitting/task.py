@@ -20,7 +20,7 @@ def run(root: str, words: Sequence[str]) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
     sys.path.insert(0, root)
     import train  # noqa: PLC0415 - slow, and only in the job
-    from spardl.training.processes import leave  # noqa: PLC0415
+    from spardl.clusters.workers.processes import leave  # noqa: PLC0415
 
     sys.argv = ["train.py", *words]
     leave(train.main())

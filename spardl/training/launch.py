@@ -22,17 +22,19 @@ import torch.distributed as dist
 
 from spardl.basics.checks import check_seconds, is_a
 from spardl.basics.errors import ConfigError, PeerError, StoppedError
+from spardl.basics.messages import first_line
 from spardl.clusters import Cluster, ProcessGroupCluster, SimulatedCluster, parse_network
 from spardl.clusters.process_group import check_streams
 from spardl.clusters.profile import Profile
-from spardl.training.addresses import listen
-from spardl.training.devices import at_least_one, check_device, check_threads, count_gpus_aside, pick_device
-from spardl.training.membership import Membership, find_membership, find_secret
-from spardl.training.messages import first_line
-from spardl.training.processes import fault_of, run_processes
+from spardl.clusters.workers.addresses import listen
+from spardl.clusters.workers.devices import pick_device
+from spardl.clusters.workers.membership import Membership, find_membership, find_secret
+from spardl.clusters.workers.processes import fault_of, run_processes
+from spardl.clusters.workers.signals import end_at_once, listening
+from spardl.training.devices import at_least_one, check_device, check_threads, count_gpus_aside
 from spardl.training.rendezvous import Rendezvous
 from spardl.training.runs import Run
-from spardl.training.stopping import Stopping, end_at_once, listening
+from spardl.training.stopping import Stopping
 
 __all__ = ["Heartbeat", "Hosted", "Job", "Launcher", "ProcessGroup", "Simulated"]
 

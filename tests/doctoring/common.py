@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from spardl.training.membership import Membership
+from spardl.clusters.workers.membership import Membership
 from tests.driver import STARTED_BY
 from tests.labs import ROOT
 

@@ -33,7 +33,7 @@ def doctor(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         monkeypatch.setattr(f"doctoring.{place}", value)
     for place, value in (("laws._ENTRIES", 5000), ("pairs._MOST", 1 << 16), ("pairs._PROBE", 1 << 16)):
         monkeypatch.setattr(f"doctoring.{place}", value)
-    monkeypatch.setattr("spardl.training.processes._NOTICE", 0.5)
+    monkeypatch.setattr("spardl.clusters.workers.processes._NOTICE", 0.5)
     return module
 
 

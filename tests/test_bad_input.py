@@ -80,7 +80,7 @@ CASES = {
     "schedule=dear compressor=random_k residual=rescaled training.clip_norm=1": "use training.clip_norm=null",
     "schedule=dear schedule.trials=5 schedule.layers=2": "use schedule.layers=null with it",
     "schedule=dear schedule.trials=5 schedule.low_mb=30": "low <= start <= high must hold",
-    "cluster=simulated cluster.profile={tmp}/missing.json": "scripts/profile_model.py makes one",
+    "cluster=simulated cluster.profile={tmp}/missing.json": "spardl profile makes one",
     "cluster=simulated cluster.profile={tmp}/file": "cannot be read as a profile",
     "dataset=cifar10 data_dir={tmp}": "dataset.download=true",
     "experiment=spardl/lstm_ptb data_dir={tmp}": "scale.stand_in=true",

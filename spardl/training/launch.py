@@ -117,7 +117,7 @@ class ProcessGroup(Launcher):
         port: where workers started here meet; ``None`` for any free one.
         timeout: seconds after which a silent peer counts as lost.
         threads: of each worker on its CPU. The simulated cluster must have as many to get the same bits.
-        throttle: a network that the real one is slowed down to: a preset's name, a file by ``scripts/doctor.py``, or
+        throttle: a network that the real one is slowed down to: a preset's name, a file by ``spardl doctor``, or
             ``{alpha: seconds, gbit: Gbit/s}``.
         streams: synchronizations that are under way at once, where a schedule has several; on CPUs only.
         interface: network interface for gloo and NCCL; ``None``: the loopback for workers started here, else what
@@ -283,10 +283,10 @@ class Simulated(Launcher):
 
     Args:
         workers: how many.
-        network: a preset's name, a file by ``scripts/doctor.py``, or ``{alpha: seconds, gbit: Gbit/s}``.
+        network: a preset's name, a file by ``spardl doctor``, or ``{alpha: seconds, gbit: Gbit/s}``.
         count_local: whether measured seconds of local work pass on the virtual clock. With one thread on a CPU
             they are that thread's, so other programs on the machine do not lengthen them.
-        profile: file by ``scripts/profile_model.py`` whose seconds of forward and backward pass are used instead of
+        profile: file by ``spardl profile`` whose seconds of forward and backward pass are used instead of
             measured ones.
         device: cpu, cuda, or auto (cuda where there is a GPU).
         threads: of the process on its CPU. A real cluster must have as many to get the same bits.

@@ -98,7 +98,7 @@ def test_bad_files(text: str | bytes, message: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["nowhere/network.yaml", ".", "", "a\0b", "n" * 5000])
 def test_files_that_are_none(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"scripts/doctor\.py --out writes"):
+    with pytest.raises(ConfigError, match=r"spardl doctor --out writes"):
         parse_network(name)
 
 

@@ -143,7 +143,11 @@ def test_the_bench_has_every_cell(script: Script, tmp_path: Path) -> None:
         ("timeline", [PROFILES / "resnet50.json", "--compression", "none.json"], "no file of compression times"),
         ("bench_schedules", ["--models", "foo"], "--models foo is unknown"),
         ("compression", ["--methods", "foo", "--out", "x.json"], "there is no compressor=foo"),
-        ("profile_model", ["foo", "--out", "x.json"], "MODEL must be SOURCE:NAME"),
+        (
+            "profile_model",
+            ["foo", "--out", "x.json"],
+            "MODEL must be package.module:function, torchvision:NAME, timm:NAME, transformers:NAME, train:NAME, got foo",
+        ),
         ("profile_model", ["transformers:foo", "--out", "x.json"], "choose one of bert-base, bert-large"),
         ("profile_model", ["torchvision:foo", "--out", "x.json"], "torchvision has no model foo"),
         ("profile_model", ["train:model=foo", "--out", "x.json"], "train.py cannot make model=foo"),

@@ -27,7 +27,7 @@ class Job(NamedTuple):
     Attributes:
         model: on the CPU, with fresh weights.
         data: named tensors, or what else the model takes, on the CPU.
-        loss: of the model and the data, on the model's device.
+        loss: a scalar, of the model and the data, on the model's device.
         examples: in the data; ``None`` for as many as were asked for.
     """
 

@@ -51,7 +51,7 @@ def profiled(
 
     Args:
         model: to be measured, or a profile of it.
-        loss: makes one forward pass and returns the loss; ``None`` to guess by the sizes of layers.
+        loss: makes one forward pass and returns the loss, a scalar; ``None`` to guess by the sizes of layers.
         seconds: of both passes; ``None`` for those measured, or none if they are not.
 
     Raises:

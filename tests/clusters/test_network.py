@@ -113,3 +113,5 @@ def test_without_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(ConfigError, match=r"pip install 'spardl\[train\]'"):
         parse_network(str(tmp_path / "f"))
+    (tmp_path / "f").write_text(network_text(Network(alpha=5e-5, gbit=2), {"workers": 4}))
+    assert parse_network(str(tmp_path / "f")) == Network(alpha=5e-5, gbit=2)

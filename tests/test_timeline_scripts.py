@@ -146,7 +146,7 @@ def test_the_bench_has_every_cell(script: Script, tmp_path: Path) -> None:
         (
             "profile_model",
             ["foo", "--out", "x.json"],
-            "MODEL must be package.module:function, torchvision:NAME, timm:NAME, transformers:NAME, train:NAME, got foo",
+            "torchvision:NAME, timm:NAME, transformers:NAME, train:NAME, got foo",
         ),
         ("profile_model", ["transformers:foo", "--out", "x.json"], "choose one of bert-base, bert-large"),
         ("profile_model", ["torchvision:foo", "--out", "x.json"], "torchvision has no model foo"),

@@ -120,7 +120,7 @@ def test_the_metadata(built: Path) -> None:
     assert "\nClassifier: Typing :: Typed\n" in metadata
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_two_lines_work_with_the_wheel_alone(built: Path, tmp_path: Path) -> None:
     """In a fresh environment, with what the wheel asks for: the README's two lines, on two workers over gloo."""
     (wheel,) = built.glob("*.whl")

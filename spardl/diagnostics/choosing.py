@@ -110,19 +110,36 @@ def advise(
     _check("methods", methods, METHODS)
     _check("schedules", schedules, SCHEDULES)
     profile, device = profiled(model, loss, compute_seconds)
-    left_out = [reason for name in methods for reason in _why_not(name, profile)]
-    compared = [name for name in methods if not _why_not(name, profile)]
     time = compressing or measured(workers, device, profile.layout)
+    return _compared(profile, network, workers, density, time, methods, schedules)
+
+
+def _compared(
+    profile: Profile,
+    network: Network,
+    workers: int,
+    density: float,
+    compressing: Compressing,
+    methods: Sequence[str],
+    schedules: Sequence[str],
+) -> Advice:
+    """All methods that can be compared, beside plain DDP."""
+    left_out = {name: reason for name in methods if (reason := _why_not(name, profile))}
+    dense = _cost(DENSE, {}, workers, network, compressing, profile)
     costs = [
-        _cost(name, options, workers, network, time, profile)
-        for name in compared
+        _cost(name, options, workers, network, compressing, profile)
+        for name in methods
+        if name not in left_out
         for options in METHODS[name](workers, density)
     ]
-    dense = _cost(DENSE, {}, workers, network, time, profile)
+    if not costs:
+        raise ConfigError(f"there is nothing to compare: {'; '.join(left_out.values())}")
     found = [_choice(cost, dense, profile, schedules) for cost in costs]
     ordered = sorted(found, key=lambda choice: (choice.seconds, choice.bytes_sent))
     baseline = _choice(dense, dense, profile, [_DDP])
-    return Advice(tuple(ordered), network, workers, sum(profile.entries), profile.compute, baseline, tuple(left_out))
+    return Advice(
+        tuple(ordered), network, workers, sum(profile.entries), profile.compute, baseline, tuple(left_out.values())
+    )
 
 
 class _Cost(NamedTuple):
@@ -147,11 +164,11 @@ def _check(option: str, names: Sequence[str], known: Mapping[str, Any]) -> None:
         raise ConfigError(f"{option} must be some of {', '.join(known)}, got {', '.join(unknown) or 'none'}")
 
 
-def _why_not(name: str, profile: Profile) -> list[str]:
+def _why_not(name: str, profile: Profile) -> str | None:
     """Why a method cannot be compared, if so."""
     if make_method(name).compressor.by_matrix and profile.layout is None:
-        return [f"{name}, which compresses matrices: the profile has no shapes; spardl profile writes them"]
-    return []
+        return f"{name}, which compresses matrices: the profile has no shapes; spardl profile writes them"
+    return None
 
 
 def _cost(

@@ -166,7 +166,10 @@ def test_powersgd_is_compared_where_shapes_are_known() -> None:
     assert not advice.left_out
     profile = Profile.read(ROOT / "scripts" / "profiles" / "resnet20.json")
     assert "powersgd" in {choice.method for choice in spardl.advise(profile, 1, 4).choices}
-    unknown = spardl.advise(replace(profile, layers=tuple(replace(layer, shapes=()) for layer in profile.layers)), 1, 4)
+    without = replace(profile, layers=tuple(replace(layer, shapes=()) for layer in profile.layers))
+    with pytest.raises(ConfigError, match="there is nothing to compare: powersgd, which"):
+        spardl.advise(without, 1, 4, methods=["powersgd"])
+    unknown = spardl.advise(without, 1, 4)
     assert "powersgd" not in {choice.method for choice in unknown.choices}
     assert (
         str(unknown).splitlines()[-1].startswith("  not compared: powersgd, which compresses matrices: the profile has")

@@ -40,6 +40,9 @@ from yaml import YAMLError
 
 from spardl.basics.errors import ConfigError, DataError, SpardlError, StoppedError
 from spardl.basics.files import write_atomically
+from spardl.clusters.workers.membership import find_membership, leads, what_a_restart_needs
+from spardl.clusters.workers.processes import leave
+from spardl.clusters.workers.signals import AskedToStopError, listening
 from spardl.communicators.base import Communicator
 from spardl.compressors.base import Compressor
 from spardl.method.method import Method
@@ -53,12 +56,9 @@ from spardl.training.launch import Launcher
 from spardl.training.learner import Plan
 from spardl.training.loggers import Logger
 from spardl.training.lr import LrSchedule
-from spardl.training.membership import find_membership, leads, what_a_restart_needs
 from spardl.training.parts import Kind
-from spardl.training.processes import leave
 from spardl.training.runs import finished_run
 from spardl.training.settings import Settings
-from spardl.training.stopping import AskedToStopError, listening
 from spardl.training.targets import public
 from spardl.training.task import Task
 from spardl.vector.wire import Wire

@@ -44,10 +44,10 @@ from scripts.benchmarks.timing import Row, complain, positive, table
 from scripts.docs.marked import replace
 from spardl.basics.errors import ConfigError, SpardlError
 from spardl.basics.files import write_atomically
+from spardl.clusters.workers.processes import leave
 from spardl.protocol.programs import Worker
 from spardl.protocol.randomness import seeded_generator
 from spardl.training.learner import Plan
-from spardl.training.processes import leave
 from spardl.training.sampler import ShuffledSampler
 from train import build_dataset, build_plan
 

@@ -13,7 +13,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,32 +24,7 @@ import torch.distributed as dist
 from spardl.basics.errors import ConfigError, SpardlError
 from spardl.basics.files import write_atomically
 from spardl.clusters import ProcessGroupCluster, parse_network
-from spardl.protocol.programs import Exchange, Program, Receive, Send
-
-SHORT = 8  # bytes
-CPU = torch.device("cpu")
-
-
-def round_trip(
-    rank: int, first: int = 0, second: int = 1, length: int = SHORT, device: torch.device = CPU
-) -> Program[None]:
-    """A message of so many bytes from one worker to another, and a short one back; the rest have nothing to do."""
-    for sender, receiver, size in ((first, second, length), (second, first, SHORT)):
-        if rank == sender:
-            yield Exchange([Send(receiver, torch.zeros(size, dtype=torch.uint8, device=device), 1)], [])
-        elif rank == receiver:
-            yield Exchange([], [Receive(sender, size, torch.uint8)])
-
-
-def ring(rank: int, size: int, length: int, device: torch.device = CPU) -> Program[None]:
-    """A message of so many bytes from every worker to the next."""
-    message = torch.zeros(length, dtype=torch.uint8, device=device)
-    yield Exchange([Send((rank + 1) % size, message, 1)], [Receive((rank - 1) % size, length, torch.uint8)])
-
-
-def seconds(cluster: ProcessGroupCluster, program: Callable[[], Program[None]], times: int) -> list[float]:
-    """What each run of a program takes, but for the first, which opens connections."""
-    return [cluster.time_aside([program()])[0] for _ in range(times + 1)][1:]
+from spardl.diagnostics.doctor.rounds import SHORT, ring, round_trip, seconds
 
 
 def measure(cluster: ProcessGroupCluster, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -39,11 +39,12 @@ from scripts.benchmarks.emulated import from_profile
 from scripts.benchmarks.links import measured_network
 from scripts.benchmarks.timing import complain, positive
 from scripts.profile_model import SOURCES as MODELS
-from scripts.profile_model import Job
 from spardl.basics.errors import ConfigError, SpardlError
 from spardl.basics.files import write_atomically
 from spardl.clusters import Network, ProcessGroupCluster, gather_rows
 from spardl.clusters.profile import Profile
+from spardl.clusters.workers.processes import leave
+from spardl.diagnostics.jobs import Job
 from spardl.diagnostics.timeline.costs import halves, whole
 from spardl.diagnostics.timeline.measure import measure
 from spardl.diagnostics.timeline.model import Timeline, after_backward, ideal_halves, in_backward, in_halves
@@ -51,7 +52,6 @@ from spardl.method.method import Method
 from spardl.protocol.programs import Phase
 from spardl.schedules import AfterBackward, Engine, Schedule, Training
 from spardl.schedules.fusion import Linear
-from spardl.training.processes import leave
 from spardl.vector.flat import FlatGradient
 from spardl.vector.layout import Layout
 

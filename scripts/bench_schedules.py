@@ -20,11 +20,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from scripts import choices, compression, timeline
+from scripts import choices
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import write_atomically
 from spardl.clusters.network import PRESETS, Network
 from spardl.clusters.profile import Profile
+from spardl.diagnostics.commands.timeline import chosen, markdown
+from spardl.diagnostics.timeline import schedules
+from spardl.diagnostics.timeline.compressing import read_compression
 from spardl.diagnostics.timeline.model import in_backward
 from spardl.schedules.fusion import Linear
 
@@ -112,7 +115,7 @@ def devices(models: Sequence[str]) -> list[Device]:
         )
         for model, profile in measured.items()
     }
-    lines = compression.read(PROFILES / "compression.json", WORKERS)
+    lines = read_compression(PROFILES / "compression.json", WORKERS)
     return [Device("CPU, measured", measured, lines), Device("GPU, assumed", assumed, ASSUMED_COMPRESSION)]
 
 
@@ -121,12 +124,12 @@ def assumed_gpu(models: Sequence[str]) -> Device:
     return devices(models)[1]
 
 
-def methods_costs() -> dict[str, timeline.Costs]:
+def methods_costs() -> dict[str, schedules.MethodCosts]:
     """What the methods cost, on no network in particular: so rounds and words are worked out only once."""
     nowhere = Network(alpha=0.0, gbit=1.0)
     with choices.composing():
         made = {name: choices.build(name, "warmup.steps=0") for name in (DENSE, *FUSED)}
-    return {name: timeline.Costs.of(method, WORKERS, nowhere, NOTHING) for name, method in made.items()}
+    return {name: schedules.MethodCosts.of(method, WORKERS, nowhere, NOTHING) for name, method in made.items()}
 
 
 class Row(NamedTuple):
@@ -153,7 +156,7 @@ def cases(found: Sequence[Device]) -> Iterator[tuple[Device, str, str, Profile]]
                 yield device, network, model, profile
 
 
-def bench(found: Sequence[Device], costs: Mapping[str, timeline.Costs]) -> list[Row]:
+def bench(found: Sequence[Device], costs: Mapping[str, schedules.MethodCosts]) -> list[Row]:
     """Seconds of an iteration under every schedule."""
     return [
         Row(
@@ -167,24 +170,29 @@ def bench(found: Sequence[Device], costs: Mapping[str, timeline.Costs]) -> list[
 
 
 def _seconds(
-    device: Device, network: str, profile: Profile, costs: Mapping[str, timeline.Costs], method: str, schedule: str
+    device: Device,
+    network: str,
+    profile: Profile,
+    costs: Mapping[str, schedules.MethodCosts],
+    method: str,
+    schedule: str,
 ) -> float:
     placed = costs[method].on(PRESETS[network], device.compressing.get(method, NOTHING))
-    predicted = timeline.SCHEDULES[schedule](profile, placed)
+    predicted = schedules.SCHEDULES[schedule](profile, placed)
     assert predicted
     return predicted.seconds
 
 
-def gains(found: Sequence[Device], costs: Mapping[str, timeline.Costs]) -> list[Row]:
+def gains(found: Sequence[Device], costs: Mapping[str, schedules.MethodCosts]) -> list[Row]:
     """Seconds of an iteration with every layer alone, with the whole model in one group, and with LayerFusion."""
     rows = []
     for device, network, model, profile in cases(found):
         for method in FUSED:
             cost = costs[method].on(PRESETS[network], device.compressing[method]).whole
             partitions = {
-                "every layer alone": timeline.per_size(0, profile, cost),
-                "whole model": timeline.per_size(math.inf, profile, cost),
-                "LayerFusion": timeline.fused(profile, cost),
+                "every layer alone": schedules.per_size(0, profile, cost),
+                "whole model": schedules.per_size(math.inf, profile, cost),
+                "LayerFusion": schedules.fused(profile, cost),
             }
             seconds = {name: in_backward(profile, groups, cost).seconds for name, groups in partitions.items()}
             rows.append(Row(device.name, network, f"{model}, {method}", seconds))
@@ -198,7 +206,7 @@ def tables(rows: Sequence[Row]) -> str:
         mine = [row for row in rows if (row.device, row.network) == (device, network)]
         header = ["model", *mine[0].seconds, "the last saves"]
         body = [[row.model, *(f"{seconds:.4g}" for seconds in row.seconds.values()), saving(row)] for row in mine]
-        found.append(f"{device}, {network}:\n\n{timeline.markdown([header, *body])}\n")
+        found.append(f"{device}, {network}:\n\n{markdown([header, *body])}\n")
     return "\n".join(found)
 
 
@@ -225,7 +233,7 @@ def used(found: Sequence[Device]) -> str:
         for device in found
         for model, profile in device.profiles.items()
     ]
-    return timeline.markdown([header, *body])
+    return markdown([header, *body])
 
 
 def write(arguments: argparse.Namespace) -> None:
@@ -235,7 +243,7 @@ def write(arguments: argparse.Namespace) -> None:
         ConfigError: if a profile cannot be read, or there is no such model.
         OSError: if a file cannot be written.
     """
-    found = devices(timeline.chosen(arguments.models, tuple(ASSUMED), "--models"))
+    found = devices(chosen(arguments.models, tuple(ASSUMED), "--models"))
     costs = methods_costs()
     rows, fused = bench(found, costs), gains(found, costs)
     text = f"{used(found)}\n\n{tables(rows)}\n{tables(fused)}"

@@ -36,9 +36,9 @@ from scripts.benchmarks.timing import Row, add_options, complain, positive, tabl
 from spardl.basics.errors import SpardlError
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.ledger import Ledger
+from spardl.clusters.workers.processes import leave
 from spardl.method.method import Method
 from spardl.protocol.programs import Exchange, Phase, Program, Receive, Send
-from spardl.training.processes import leave
 from spardl.vector.flat import write
 from spardl.vector.layout import Layout
 

@@ -23,14 +23,15 @@ from typing import Any, NamedTuple
 import torch
 
 import spardl
-from scripts import bench_schedules, timeline
+from scripts import bench_schedules
 from scripts.docs.marked import replace
 from scripts.exhibits.kinds.gpu import COMPRESSING, MODELS, seconds_to_compress
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import write_atomically
 from spardl.clusters.network import PRESETS, Network
 from spardl.clusters.profile import Profile
-from spardl.diagnostics.advice import Compressing
+from spardl.diagnostics.commands.timeline import markdown
+from spardl.diagnostics.measuring import Compressing
 from spardl.diagnostics.timeline.compressing import measure_compression
 from spardl.diagnostics.timeline.costs import whole
 from spardl.schedules.fusion import Linear
@@ -54,6 +55,9 @@ HALVINGS = 12
 # Less is no gain: in the network lab the model was off by about as much (docs/schedules.md).
 CLEAR = 1.05
 DENSE, SHORT = "none", "bf16"
+# What the tables compare: PowerSGD would need the shapes of these models, and a guess for GPUs.
+COMPARED = (DENSE, SHORT, "topka", "oktopk", "spardl")
+SCHEDULES = ("after_backward", "wfbp", "dear")
 # Between the marks of this name in the page.
 SECTION = "break-even"
 # A few launches of kernels, and 12 bytes for an entry there and back at 616 GB/s: assumed, low.
@@ -138,7 +142,9 @@ def measure() -> dict[str, Any]:
     found: dict[str, dict[str, Any]] = {}
     profile = Profile.read(PROFILES / "resnet20.json")
     for workers in WORKERS:
-        choices = spardl.advise(profile, workers=workers, compressing=lambda name, options: NOTHING).choices
+        choices = spardl.advise(
+            profile, workers=workers, compressing=lambda name, options: NOTHING, methods=COMPARED, schedules=SCHEDULES
+        ).choices
         found[str(workers)] = {
             label(choice.method, choice.options): _line(choice, workers) for choice in choices if choice.method != DENSE
         }
@@ -189,7 +195,11 @@ def break_even(profile: Profile, workers: int, compressing: Compressing) -> str:
     """The bandwidth under which a sparse method is clearly faster than dense and than 16 bits, in Gbit/s."""
 
     def pays(gbit: float) -> bool:
-        _, gain, cast = gains(spardl.advise(profile, Network(ALPHA, gbit), workers, compressing=compressing))
+        _, gain, cast = gains(
+            spardl.advise(
+                profile, Network(ALPHA, gbit), workers, compressing=compressing, methods=COMPARED, schedules=SCHEDULES
+            )
+        )
         return gain >= CLEAR * max(1.0, cast)
 
     if pays(HIGH):
@@ -203,7 +213,10 @@ def break_even(profile: Profile, workers: int, compressing: Compressing) -> str:
 
 def row(model: str, profile: Profile, workers: int, compressing: Compressing) -> list[str]:
     """The table's row of a model and a number of workers."""
-    cells = [winner(spardl.advise(profile, network, workers, compressing=compressing)) for network in NETWORKS.values()]
+    cells = [
+        winner(spardl.advise(profile, network, workers, compressing=compressing, methods=COMPARED, schedules=SCHEDULES))
+        for network in NETWORKS.values()
+    ]
     name = f"{model}: {sum(profile.entries) / 1e6:.3g} M, {profile.compute:.3g} s"
     return [name, str(workers), *cells, break_even(profile, workers, compressing)]
 
@@ -217,7 +230,7 @@ def table(device: Device) -> str:
         for model, profile in device.profiles.items()
         for workers in WORKERS
     ]
-    return f"{device.title}:\n\n{timeline.markdown([header, *rows])}"
+    return f"{device.title}:\n\n{markdown([header, *rows])}"
 
 
 def main() -> int:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -20,28 +19,6 @@ from scripts import choices
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import write_atomically
 from spardl.diagnostics.timeline.compressing import SIZES, measure_compression
-from spardl.schedules.fusion import Linear
-
-
-def read(path: Path, workers: int) -> Mapping[str, Linear]:
-    """What was measured, by method.
-
-    Raises:
-        ConfigError: if the file cannot be read, or holds for another number of workers.
-    """
-    try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
-        found = {name: Linear(line["fixed"], line["per_entry"]) for name, line in plain["methods"].items()}
-        measured = plain["workers"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{path} is no file of compression times ({error!r}); scripts/compression.py makes one"
-        ) from error
-    if measured != workers:
-        raise ConfigError(
-            f"{path} was measured with {measured} workers, not {workers}; make one with scripts/compression.py"
-        )
-    return found
 
 
 def main() -> int:

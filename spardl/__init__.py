@@ -30,7 +30,8 @@ from spardl.compressors import (
     Threshold,
     TopK,
 )
-from spardl.diagnostics.advice import Advice, Choice, advise
+from spardl.diagnostics.advice import Advice, Choice
+from spardl.diagnostics.choosing import advise
 from spardl.hooks.collective import Reduced, all_reduce
 from spardl.hooks.ddp import attach
 from spardl.hooks.hook import Hook, hook

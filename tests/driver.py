@@ -20,9 +20,9 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 import train
+from spardl.clusters.workers.processes import leave
 from spardl.training.loggers import Logger
 from spardl.training.parts import Kind
-from spardl.training.processes import leave
 
 ROOT = Path(__file__).resolve().parent.parent
 # Some tests bring a logger of their own.

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from spardl.clusters import Cluster, Network, ProcessGroupCluster, SimulatedCluster
 from spardl.clusters.precompile import precompile
+from spardl.clusters.workers.processes import run_processes
 from spardl.communicators import AllGather, Communicator, Dense, GTopk, SparDL, TopkDSA
 from spardl.compressors import Cast, Compressor, Mass, NoCompression, PowerSGD, TopK
 from spardl.compressors.base import SparseCompressor
@@ -33,7 +34,6 @@ from spardl.method.residuals import (
 from spardl.protocol.context import Context
 from spardl.protocol.programs import Worker
 from spardl.protocol.state import State
-from spardl.training.processes import run_processes
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.layout import Layout, Part
 from spardl.vector.sparse import SparseVector, Sum

@@ -80,7 +80,7 @@ CASES = {
     "schedule=dear compressor=random_k residual=rescaled training.clip_norm=1": "use training.clip_norm=null",
     "schedule=dear schedule.trials=5 schedule.layers=2": "use schedule.layers=null with it",
     "schedule=dear schedule.trials=5 schedule.low_mb=30": "low <= start <= high must hold",
-    "cluster=simulated cluster.profile={tmp}/missing.json": "scripts/profile_model.py makes one",
+    "cluster=simulated cluster.profile={tmp}/missing.json": "spardl profile makes one",
     "cluster=simulated cluster.profile={tmp}/file": "cannot be read as a profile",
     "dataset=cifar10 data_dir={tmp}": "dataset.download=true",
     "experiment=spardl/lstm_ptb data_dir={tmp}": "scale.stand_in=true",
@@ -160,7 +160,7 @@ def test_what_only_a_worker_finds(tmp_path: Path, capfd: pytest.CaptureFixture[s
 def test_a_profile_of_another_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     profile = ROOT / "scripts" / "profiles" / "resnet50.json"
     assert here("cluster=simulated", f"cluster.profile={profile}", f"output_dir={tmp_path}") == 2
-    assert "make one of this model with scripts/profile_model.py" in one_line(capfd.readouterr().err)
+    assert "make one of this model with spardl profile" in one_line(capfd.readouterr().err)
 
 
 def test_a_port_of_ones_own(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ COMPOSED = {
     "task=5": "this configuration has no task",
     "optimizer._target_=torch.load": "it must be from torch.optim; choose one with optimizer=NAME",
     "optimizer._partial_=false": "optimizer._partial_ must be true",
-    "cluster._target_=spardl.training.processes.leave": "it is no Launcher of spardl",
+    "cluster._target_=spardl.clusters.workers.processes.leave": "it is no Launcher of spardl",
     "logger._target_=logging.getLogger": "it must be from spardl",
     "schedule._target_=spardl.momentum.OptimizerMomentum": "it is no Schedule of spardl",
     "dataset._target_=tasks.datasets.nowhere.f": "module 'tasks.datasets' has no attribute 'nowhere'",

@@ -69,8 +69,8 @@ def test_what_a_killed_worker_leaves_can_be_continued(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_stopped_worker(rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spardl.training.processes._NOTICE", 1.0)
-    monkeypatch.setattr("spardl.training.processes._OBEY", 0.5)
+    monkeypatch.setattr("spardl.clusters.workers.processes._NOTICE", 1.0)
+    monkeypatch.setattr("spardl.clusters.workers.processes._OBEY", 0.5)
     words = (*LONG, *CLUSTERS["process_group"], "cluster.timeout=2", f"output_dir={tmp_path / 'out'}")
     with beside(*words, folder=tmp_path / "log") as run:
         workers = once_it_trains(run, tmp_path / "out")
@@ -134,7 +134,7 @@ def test_a_full_disk_is_an_error_in_one_line(
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr("spardl.training.checkpoint.write_atomically", full)
-    monkeypatch.setattr("spardl.training.processes.write_atomically", full)
+    monkeypatch.setattr("spardl.clusters.workers.processes.write_atomically", full)
     words = ("training.max_steps=2", *CLUSTERS["process_group"], f"output_dir={tmp_path}")
     assert here(*words) == 1
     (line,) = capfd.readouterr().err.splitlines()

@@ -119,10 +119,6 @@ def test_every_yaml_says_what_it_is_for() -> None:
         OmegaConf.load(path)
 
 
-# Not yet in the library, and imported by their bare names.
-ALONE = {"doctor.py", "advise.py", "timeline.py", "profile_model.py", "doctoring"}
-
-
 @pytest.mark.parametrize(
     "path",
     [path for folder in ("scripts", "tests") for path in sorted((ROOT / folder).rglob("*.py"))],
@@ -130,9 +126,6 @@ ALONE = {"doctor.py", "advise.py", "timeline.py", "profile_model.py", "doctoring
 )
 def test_scripts_are_imported_by_their_whole_names(path: Path) -> None:
     """An editable install, or PYTHONPATH, finds them; no file puts folders on Python's path by itself."""
-    place = path.relative_to(ROOT)
-    if place.parts[1] in ALONE:
-        return
     own = {each.stem for each in (ROOT / "scripts").iterdir()} - {"__init__", "docs"}
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 
 from spardl.basics.files import checksum
+from spardl.clusters.workers.processes import _NOTICE, _OBEY
 from spardl.training.checkpoint import find_checkpoint, verify_checkpoint
-from spardl.training.processes import _NOTICE, _OBEY
 from tests.driver import Beside, beside, only_run, results, summary, wait_until
 from tests.injections import record
 from tests.injections.faults import FAULTS, Fault

@@ -46,6 +46,14 @@ if dist.get_rank() == 0:  # two workers' lines may fall into each other
 dist.destroy_process_group()
 """
 
+TRAINING = """
+import torch
+from torch import nn
+
+def make():
+    return nn.Sequential(nn.Linear(100, 200), nn.ReLU(), nn.Linear(200, 10)), torch.randn(16, 100)
+"""
+
 
 def run(*words: str | Path, cwd: Path, timeout: float = 300) -> str:
     environment = {name: value for name, value in os.environ.items() if name not in {*STARTED_BY, "PYTHONPATH"}}
@@ -76,27 +84,40 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_both_archives_have_the_library_and_nothing_else(built: Path) -> None:
+def test_the_wheel_has_what_can_be_used_and_the_sdist_all(built: Path) -> None:
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "spardl").rglob("*.py")} | {"spardl/py.typed"}
+    trainer = {name for name in modules if name.startswith("spardl/training/")}
     version = spardl.__version__
     (wheel,) = built.glob("*.whl")
     assert wheel.name == f"spardl-{version}-py3-none-any.whl"
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {name for name in names if ".dist-info/" not in name} == modules
+    assert trainer
+    assert {name for name in names if ".dist-info/" not in name} == modules - trainer
     with tarfile.open(built / f"spardl-{version}.tar.gz") as sdist:
         packed = {name.partition("/")[2] for name in sdist.getnames()}
     assert modules <= packed
-    assert {"README.md", "LICENSE", "pyproject.toml"} <= packed
+    assert {
+        "README.md",
+        "LICENSE",
+        "pyproject.toml",
+        "train.py",
+        "conf/train.yaml",
+        "tests/test_packaging.py",
+    } <= packed
+    tracked = run("git", "ls-files", "conf", "docs", "examples", "scripts", "slurm", "tasks", "tests", cwd=ROOT).split()
+    assert {name for name in tracked if (ROOT / name).is_file()} <= packed
 
 
-def test_only_torch_and_numpy_are_needed(built: Path) -> None:
+def test_the_metadata(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         metadata = archive.read(f"spardl-{spardl.__version__}.dist-info/METADATA").decode()
     needed = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, re.MULTILINE)
-    assert sorted(needed) == ["numpy", "torch"]
+    assert sorted(needed) == ["click", "numpy", "torch"]
     extras = set(re.findall(r"^Provides-Extra: (.*)$", metadata, re.MULTILINE))
     assert {"train", "wandb", "slurm", "accelerate", "lightning", "dev"} <= extras
+    assert "\nAuthor: spardl authors\n" in metadata
+    assert "\nClassifier: Typing :: Typed\n" in metadata
 
 
 def test_an_editable_install_lets_scripts_run_from_anywhere(built: Path, tmp_path: Path) -> None:
@@ -108,7 +129,7 @@ def test_an_editable_install_lets_scripts_run_from_anywhere(built: Path, tmp_pat
     assert "python scripts/netlab.py run --workers 4" in told
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_two_lines_work_with_the_wheel_alone(built: Path, tmp_path: Path) -> None:
     """In a fresh environment, with what the wheel asks for: the README's two lines, on two workers over gloo."""
     (wheel,) = built.glob("*.whl")
@@ -128,4 +149,27 @@ def test_two_lines_work_with_the_wheel_alone(built: Path, tmp_path: Path) -> Non
     assert run(*workers, "loop.py", cwd=tmp_path).strip() == f"{spardl.__version__} 5 True True"
     shutil.copyfile(ROOT / "examples" / "ddp.py", tmp_path / "ddp.py")
     assert "2 workers sent" in run(*workers, "ddp.py", cwd=tmp_path)
+    check_commands(programs, tmp_path)
     shutil.rmtree(environment)  # some gigabytes
+
+
+def check_commands(programs: Path, folder: Path) -> None:
+    """Each command of ``spardl``, as it is typed, one after the other: what one writes, the next one reads."""
+    front = programs / "spardl"
+    assert run(front, "version", cwd=folder).startswith(f"spardl {spardl.__version__}, torch ")
+    for command in ("advise", "doctor", "profile", "timeline"):
+        assert f"\n  {command} " in run(front, "--help", cwd=folder)
+        assert "Examples:" in run(front, command, "--help", cwd=folder)
+    said = run(front, "doctor", "--workers", "2", "--device", "cpu", "--out", "network.yaml", cwd=folder)
+    assert f"ok       methods: all {len(spardl.method_names())} have equal replicas" in said
+    (folder / "training.py").write_text(TRAINING)
+    run(front, "profile", "training:make", "--passes", "1", "--out", "model.json", cwd=folder)
+    words = ("--bandwidth", "network.yaml", "--workers", "2")
+    assert "as plain DDP" in run(front, "advise", "model.json", *words, cwd=folder)
+    words = ("--network", "network.yaml", "--workers", "2", "--methods", "none,spardl,powersgd")
+    assert "\n| powersgd | " in run(front, "timeline", "model.json", *words, cwd=folder)
+    start = (programs / "torchrun", "--master-port", str(free_port()), "--nproc-per-node", "2")
+    for words in (("--no-python", front, "doctor"), ("-m", "spardl.diagnostics.doctor")):
+        assert "ok       methods: all" in run(*start, *words, "--device", "cpu", cwd=folder)
+    refused = subprocess.run([front, "advise", "none.json"], cwd=folder, capture_output=True, text=True, check=False)
+    assert (refused.returncode, refused.stdout, len(refused.stderr.splitlines())) == (2, "", 1)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from spardl.clusters.profile import Profile
+from spardl.diagnostics.cli import front, run
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILES = ROOT / "scripts" / "profiles"
@@ -138,7 +139,11 @@ def test_the_bench_has_every_cell(script: Script, tmp_path: Path) -> None:
         ("timeline", [PROFILES / "resnet50.json", "--compression", "none.json"], "no file of compression times"),
         ("bench_schedules", ["--models", "foo"], "--models foo is unknown"),
         ("compression", ["--methods", "foo", "--out", "x.json"], "there is no compressor=foo"),
-        ("profile_model", ["foo", "--out", "x.json"], "MODEL must be SOURCE:NAME"),
+        (
+            "profile_model",
+            ["foo", "--out", "x.json"],
+            "torchvision:NAME, timm:NAME, transformers:NAME, train:NAME, got foo",
+        ),
         ("profile_model", ["transformers:foo", "--out", "x.json"], "choose one of bert-base, bert-large"),
         ("profile_model", ["torchvision:foo", "--out", "x.json"], "torchvision has no model foo"),
         ("profile_model", ["train:model=foo", "--out", "x.json"], "train.py cannot make model=foo"),
@@ -178,16 +183,28 @@ def commands() -> list[list[str]]:
     """Of the page, but those that profile the large models."""
     blocks = (ROOT / "docs" / "timeline.md").read_text().split("```sh\n")[1:]
     lines = [line.split(" #")[0] for block in blocks for line in block.split("```")[0].splitlines()]
-    return [line.split() for line in lines if "profile_model" not in line or "train:" in line]
+    large = ("profile_model", "spardl profile")
+    return [line.split() for line in lines if "train:" in line or not any(name in line for name in large)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
-def test_commands_run(script: Script, tmp_path: Path, words: list[str]) -> None:
+def test_commands_run(
+    script: Script,
+    tmp_path: Path,
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
     options = [str(tmp_path / word) if word in ("timeline.png", "bench.md", "bench.json") else word for word in words]
     if "--out" in options:
         options[options.index("--out") + 1] = str(tmp_path / "out.json")
     if "compression.json" in words:
         options += ["--workers", "4"]
-    done = script(Path(options[1]).stem, *options[2:])
-    assert done.code == 0, done.err
+    if options[0] == "spardl":
+        code = run(front, options[1:], "spardl")
+        assert code == 0, capsys.readouterr().err
+    else:
+        done = script(Path(options[1]).stem, *options[2:])
+        assert done.code == 0, done.err

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scripts.profile_model import Job
 from spardl.clusters.profile import Profile
+from spardl.diagnostics.jobs import Job
 
 __all__ = ["Emulated", "from_profile"]
 

@@ -11,7 +11,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from scripts.exhibits.jobs import Job, Training
 from spardl.basics.errors import SpardlError
-from spardl.training.processes import run_each
+from spardl.clusters.workers.processes import run_each
 
 __all__ = ["complete"]
 

@@ -18,7 +18,7 @@ def run(words: Sequence[str]) -> None:
     # A signal that comes while torch is imported would kill the task; train.py lets it in when it can answer.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
     import train  # noqa: PLC0415 - slow, and only in the job
-    from spardl.training.processes import leave  # noqa: PLC0415
+    from spardl.clusters.workers.processes import leave  # noqa: PLC0415
 
     sys.argv = ["train.py", *words]
     leave(train.main())

@@ -63,14 +63,15 @@ PRESETS: Mapping[str, Network] = MappingProxyType(
         "infiniband_100g": Network(alpha=2e-6, gbit=100),
     }
 )
-"""Networks by name. Latencies are typical of TCP over Ethernet, and of RDMA over InfiniBand; ``scripts/doctor.py``
+"""Networks by name. Latencies are typical of TCP over Ethernet, and of RDMA over InfiniBand; ``spardl doctor``
 measures yours."""
 
 
 def parse_network(value: str | Mapping[str, float], key: str = "cluster.network") -> Network:
     """Reads a preset's name, the path of a file, or ``{alpha: seconds, gbit: Gbit/s}``.
 
-    A file is YAML with the same two keys, and perhaps ``measured``, which is for people; ``network_text`` makes one.
+    A file is JSON or YAML with the same two keys, and perhaps ``measured``, which is for people; ``network_text``
+    makes one.
     A preset's name goes before a file that is called like it.
 
     Args:
@@ -96,16 +97,14 @@ def parse_network(value: str | Mapping[str, float], key: str = "cluster.network"
 
 
 def network_text(network: Network, measured: Mapping[str, str | float]) -> str:
-    """The content of a file that ``parse_network`` reads.
+    """The content of a file that ``parse_network`` reads: JSON, which is YAML, too, and needs no library.
 
     Args:
         network: what was measured, written with five digits.
         measured: when, where and how: one line each.
     """
-    numbers = (("alpha", network.alpha, "seconds"), ("gbit", network.gbit, "Gbit/s of a link, each way"))
-    lines = [f"{name}: {float(f'{number:.5g}')} # {unit}" for name, number, unit in numbers]
-    remarks = [f"  {name}: {json.dumps(remark)}" for name, remark in measured.items()]
-    return "\n".join([*lines, *([f"{_REMARK}:", *remarks] if remarks else []), ""])
+    numbers = {name: float(f"{number:.5g}") for name, number in (("alpha", network.alpha), ("gbit", network.gbit))}
+    return json.dumps({**numbers, **({_REMARK: dict(measured)} if measured else {})}, indent=2) + "\n"
 
 
 def _make(content: Mapping[str, Any], where: str) -> Network:
@@ -120,11 +119,11 @@ def _read(path: Path, key: str) -> Network:
     try:
         text = path.read_text() if path.is_file() else None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{where} cannot be read ({error}); scripts/doctor.py --out writes such a file") from error
+        raise ConfigError(f"{where} cannot be read ({error}); spardl doctor --out writes such a file") from error
     if text is None:
         raise ConfigError(
             f"{where} is unknown; use {', '.join(PRESETS)}, '{{alpha: SECONDS, gbit: GBIT_PER_SECOND}}', or a file as "
-            "scripts/doctor.py --out writes it"
+            "spardl doctor --out writes it"
         )
     content = _load(text, where)
     if not isinstance(content, Mapping) or not _KEYS <= set(content) <= _KEYS | {_REMARK}:
@@ -134,11 +133,13 @@ def _read(path: Path, key: str) -> Network:
 
 
 def _load(text: str, where: str) -> Any:
+    with suppress(ValueError):
+        return json.loads(text)
     try:
         # Not needed by those who only train in their own loop; the extra "train" brings it along.
         import yaml  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415
     except ImportError as error:
-        raise ConfigError(f"{where} is a file, which PyYAML reads: pip install 'spardl[train]'") from error
+        raise ConfigError(f"{where} is no JSON; YAML is read by PyYAML: pip install 'spardl[train]'") from error
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from spardl.basics.checks import is_a
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import write_atomically
+from spardl.vector.layout import Layout
 
 __all__ = ["LayerTimes", "Profile"]
 
@@ -32,12 +33,14 @@ class LayerTimes:
         entries: entries of all its tensors.
         needed: seconds from the start of the forward pass to the first use of its parameters.
         ready: seconds from the start of the backward pass until all its gradients are there.
+        shapes: of its tensors, in order; none if unknown.
     """
 
     name: str
     entries: int
     needed: float
     ready: float
+    shapes: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,9 @@ class Profile:
             count = layer.entries
             _demand_text(f"{where}name", layer.name)
             _demand(is_a(int, count) and count >= 0, f"{where}entries", count, "a whole number, at least 0")
+            if layer.shapes:
+                held = sum(map(math.prod, layer.shapes))
+                _demand(held == count, f"{where}shapes", layer.shapes, f"those of {count} entries in all")
             _demand_seconds(f"{where}needed", layer.needed, self.forward)
             _demand_seconds(f"{where}ready", layer.ready, self.backward)
 
@@ -90,6 +96,13 @@ class Profile:
     def ready(self) -> tuple[float, ...]:
         """Seconds from the start of the backward pass until each layer's gradients are there."""
         return tuple(layer.ready for layer in self.layers)
+
+    @cached_property
+    def layout(self) -> Layout | None:
+        """The model's tensors; ``None`` if the shapes of some are unknown."""
+        if not all(layer.shapes or not layer.entries for layer in self.layers):
+            return None
+        return Layout.of(shape for layer in self.layers for shape in layer.shapes)
 
     @property
     def compute(self) -> float:
@@ -116,7 +129,7 @@ class Profile:
     def stretched(self, factor: float) -> Profile:
         """Every time multiplied by ``factor``."""
         layers = tuple(
-            LayerTimes(layer.name, layer.entries, layer.needed * factor, layer.ready * factor) for layer in self.layers
+            replace(layer, needed=layer.needed * factor, ready=layer.ready * factor) for layer in self.layers
         )
         times = (self.forward * factor, self.backward * factor, self.update * factor)
         return Profile(self.model, self.device, self.batch, layers, *times)
@@ -128,7 +141,8 @@ class Profile:
             OSError: if the file cannot be written.
         """
         plain = _rounded(asdict(self))
-        lines = ",\n".join(f"  {json.dumps(layer)}" for layer in plain.pop("layers"))
+        layers = [{name: value for name, value in layer.items() if value != []} for layer in plain.pop("layers")]
+        lines = ",\n".join(f"  {json.dumps(layer)}" for layer in layers)
         head = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in plain.items())
         write_atomically(path, f'{{\n{head} "layers": [\n{lines}\n ]\n}}\n'.encode())
 
@@ -142,9 +156,7 @@ class Profile:
         try:
             plain = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"{path} cannot be read as a profile ({error}); scripts/profile_model.py makes one"
-            ) from error
+            raise ConfigError(f"{path} cannot be read as a profile ({error}); spardl profile makes one") from error
         try:
             return cls(**{**_fields(cls, plain, ""), "layers": _layers(plain["layers"])})
         except ConfigError as error:
@@ -153,14 +165,23 @@ class Profile:
 
 def _layers(rows: Any) -> tuple[LayerTimes, ...]:
     _demand(isinstance(rows, list), "layers", type(rows).__name__, "a list")
-    return tuple(LayerTimes(**_fields(LayerTimes, row, f"layers[{number}].")) for number, row in enumerate(rows))
+    return tuple(_layer(row, f"layers[{number}].") for number, row in enumerate(rows))
+
+
+def _layer(row: Any, where: str) -> LayerTimes:
+    found = _fields(LayerTimes, row, where)
+    shapes = found.get("shapes", [])
+    right = isinstance(shapes, list) and all(isinstance(shape, list) for shape in shapes)
+    right = right and all(is_a(int, length) and length >= 0 for shape in shapes for length in shape)
+    _demand(right, f"{where}shapes", shapes, "lists of whole numbers, one list for each tensor")
+    return LayerTimes(**{**found, "shapes": tuple(map(tuple, shapes))})
 
 
 def _fields(kind: type[Profile | LayerTimes], plain: Any, where: str) -> Mapping[str, Any]:
-    """The mapping, if it has just the fields of a class."""
+    """The mapping, if it has just the fields of a class, but for those that have defaults."""
     _demand(isinstance(plain, dict), where.rstrip(".") or "the file", type(plain).__name__, "a mapping")
     names = [field.name for field in fields(kind)]
-    absent = [name for name in names if name not in plain]
+    absent = [field.name for field in fields(kind) if field.default is MISSING and field.name not in plain]
     unknown = [name for name in plain if name not in names]
     if absent or unknown:
         raise ConfigError(f"{where}{(absent or unknown)[0]} is {'missing' if absent else 'unknown'}")

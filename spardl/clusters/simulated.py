@@ -118,7 +118,7 @@ class SimulatedCluster(Cluster):
             raise ConfigError(
                 f"cluster.profile is of a model with {len(self._profile.entries)} layers and "
                 f"{sum(self._profile.entries)} parameters, this one has {len(layers)} and {sum(layers)}; make one of "
-                "this model with scripts/profile_model.py"
+                "this model with spardl profile"
             )
 
     @contextmanager

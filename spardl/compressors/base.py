@@ -51,12 +51,14 @@ class Compressor(ABC):
         output: what it makes of a gradient; a communicator must be able to sum that.
         mass: what becomes of the rest, whatever the options are; see ``own_mass``.
         sparsifies: whether it sends some entries at their own value and nothing of the others.
+        by_matrix: whether how much it sends depends on the shapes of the tensors, which it takes for matrices.
     """
 
     name: ClassVar[str]
     output: ClassVar[Output]
     mass: ClassVar[Mass]
     sparsifies: ClassVar[bool] = False
+    by_matrix: ClassVar[bool] = False
 
     @property
     def own_mass(self) -> Mass:

@@ -69,6 +69,7 @@ class PowerSGD(DenseCompressor):
 
     name = "powersgd"
     mass = Mass.LEFT
+    by_matrix = True
 
     def __post_init__(self) -> None:
         for name, least in (("rank", 1), ("seed", 0)):

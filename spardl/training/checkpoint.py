@@ -22,8 +22,8 @@ import torch
 
 from spardl.basics.errors import CheckpointError
 from spardl.basics.files import checksum, write_atomically
+from spardl.basics.messages import first_line
 from spardl.clusters.base import Cluster, gather_rows
-from spardl.training.messages import first_line
 
 __all__ = [
     "at_step",

@@ -7,13 +7,12 @@ import os
 from multiprocessing.connection import Connection
 from typing import Any
 
-import torch
-
 from spardl.basics.checks import is_a
 from spardl.basics.errors import ConfigError
-from spardl.training.messages import first_line
+from spardl.basics.messages import first_line
+from spardl.clusters.workers.devices import count_gpus
 
-__all__ = ["at_least_one", "check_device", "check_threads", "count_gpus", "count_gpus_aside", "pick_device"]
+__all__ = ["at_least_one", "check_device", "check_threads", "count_gpus_aside"]
 
 # Of a worker: torch starts as many as it is told to.
 _MOST_THREADS = 1024
@@ -50,46 +49,6 @@ def check_device(device: str) -> None:
     """
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"cluster.device must be auto, cpu or cuda, got {device!r}")
-
-
-def pick_device(wanted: str, local_rank: int, local_size: int) -> torch.device:
-    """The device of a worker; to be asked only in its own process, since CUDA does not survive a fork.
-
-    Args:
-        wanted: cpu, cuda, or auto.
-        local_rank: which worker of this machine.
-        local_size: of how many that share its GPUs.
-
-    Raises:
-        ConfigError: if there are not as many GPUs as wanted.
-    """
-    count = count_gpus(wanted, local_size)
-    if count < local_size:
-        return torch.device("cpu")
-    device = torch.device("cuda", local_rank % count)
-    torch.cuda.set_device(device)
-    return device
-
-
-def count_gpus(wanted: str, sharing: int) -> int:
-    """GPUs that workers may use.
-
-    Args:
-        wanted: cpu, cuda, or auto.
-        sharing: how many workers of this machine want one.
-
-    Raises:
-        ConfigError: if there are not as many as wanted.
-    """
-    if wanted == "cpu":
-        return 0
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if wanted == "cuda" and count < sharing:
-        raise ConfigError(
-            f"cluster.device=cuda needs {sharing} GPU(s) on this machine, one for each process, and torch finds "
-            f"{count}; use fewer workers, or cluster.device=cpu"
-        )
-    return count
 
 
 def count_gpus_aside(wanted: str, sharing: int) -> int:

@@ -18,6 +18,7 @@ from spardl.basics.files import no_room
 from spardl.basics.version import __version__
 from spardl.clusters import Cluster
 from spardl.clusters.precompile import precompile
+from spardl.clusters.workers.signals import AskedToStopError
 from spardl.compressors.base import SparseCompressor
 from spardl.training.announcing import announced
 from spardl.training.branch import check_branch
@@ -29,7 +30,6 @@ from spardl.training.memory import available_bytes, what_does_not_fit
 from spardl.training.observers import Beside, Guarded, MetricsFile, Observer, attempt
 from spardl.training.report import print_report
 from spardl.training.runs import Run, continue_from, flat, new_run, run_id
-from spardl.training.stopping import AskedToStopError
 from spardl.training.targets import first_edition
 from spardl.training.trainer import Trainer
 

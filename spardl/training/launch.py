@@ -22,17 +22,19 @@ import torch.distributed as dist
 
 from spardl.basics.checks import check_seconds, is_a
 from spardl.basics.errors import ConfigError, PeerError, StoppedError
+from spardl.basics.messages import first_line
 from spardl.clusters import Cluster, ProcessGroupCluster, SimulatedCluster, parse_network
 from spardl.clusters.process_group import check_streams
 from spardl.clusters.profile import Profile
-from spardl.training.addresses import listen
-from spardl.training.devices import at_least_one, check_device, check_threads, count_gpus_aside, pick_device
-from spardl.training.membership import Membership, find_membership, find_secret
-from spardl.training.messages import first_line
-from spardl.training.processes import fault_of, run_processes
+from spardl.clusters.workers.addresses import listen
+from spardl.clusters.workers.devices import pick_device
+from spardl.clusters.workers.membership import Membership, find_membership, find_secret
+from spardl.clusters.workers.processes import fault_of, run_processes
+from spardl.clusters.workers.signals import end_at_once, listening
+from spardl.training.devices import at_least_one, check_device, check_threads, count_gpus_aside
 from spardl.training.rendezvous import Rendezvous
 from spardl.training.runs import Run
-from spardl.training.stopping import Stopping, end_at_once, listening
+from spardl.training.stopping import Stopping
 
 __all__ = ["Heartbeat", "Hosted", "Job", "Launcher", "ProcessGroup", "Simulated"]
 
@@ -115,7 +117,7 @@ class ProcessGroup(Launcher):
         port: where workers started here meet; ``None`` for any free one.
         timeout: seconds after which a silent peer counts as lost.
         threads: of each worker on its CPU. The simulated cluster must have as many to get the same bits.
-        throttle: a network that the real one is slowed down to: a preset's name, a file by ``scripts/doctor.py``, or
+        throttle: a network that the real one is slowed down to: a preset's name, a file by ``spardl doctor``, or
             ``{alpha: seconds, gbit: Gbit/s}``.
         streams: synchronizations that are under way at once, where a schedule has several; on CPUs only.
         interface: network interface for gloo and NCCL; ``None``: the loopback for workers started here, else what
@@ -281,10 +283,10 @@ class Simulated(Launcher):
 
     Args:
         workers: how many.
-        network: a preset's name, a file by ``scripts/doctor.py``, or ``{alpha: seconds, gbit: Gbit/s}``.
+        network: a preset's name, a file by ``spardl doctor``, or ``{alpha: seconds, gbit: Gbit/s}``.
         count_local: whether measured seconds of local work pass on the virtual clock. With one thread on a CPU
             they are that thread's, so other programs on the machine do not lengthen them.
-        profile: file by ``scripts/profile_model.py`` whose seconds of forward and backward pass are used instead of
+        profile: file by ``spardl profile`` whose seconds of forward and backward pass are used instead of
             measured ones.
         device: cpu, cuda, or auto (cuda where there is a GPU).
         threads: of the process on its CPU. A real cluster must have as many to get the same bits.

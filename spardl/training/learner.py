@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from spardl.basics.checks import is_a
 from spardl.basics.errors import ConfigError, SpardlError
+from spardl.basics.messages import first_line
 from spardl.clusters.base import Cluster
 from spardl.method.elastic import sources
 from spardl.method.method import Method
@@ -24,7 +25,6 @@ from spardl.training.batches import Batches
 from spardl.training.evaluation import autocast
 from spardl.training.lr import LrSchedule
 from spardl.training.memory import Need
-from spardl.training.messages import first_line
 from spardl.training.sampler import LaneSampler, Sampler, ShuffledSampler
 from spardl.training.settings import Settings
 from spardl.training.task import Batch, Task

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from spardl.basics.checks import check_seconds
 from spardl.basics.errors import ConfigError
-from spardl.training.messages import first_line
+from spardl.basics.messages import first_line
 from spardl.training.observers import Bounded, Observer
 from spardl.training.runs import Run
 

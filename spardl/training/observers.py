@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from spardl.basics.files import naming, write_atomically
-from spardl.training.messages import first_line, warn
+from spardl.basics.messages import first_line, warn
 from spardl.training.strict import to_json
 
 __all__ = ["Beside", "Bounded", "Guarded", "MetricsFile", "Observer", "attempt"]

@@ -7,28 +7,17 @@ steps before.
 
 from __future__ import annotations
 
-import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from spardl.basics.errors import PeerError
 
-__all__ = ["ASKING", "AskedToStopError", "Stopping", "deferred", "end_at_once", "listening"]
+__all__ = ["Stopping"]
 
-# What asks a process to stop.
-ASKING = frozenset({signal.SIGTERM, signal.SIGUSR1})
-
-# Seconds between two looks at the store; and in which further signals are echoes of the first, since those who stop
-# all processes of a job often tell some of them twice.
-_EVERY, _ECHO = 0.2, 1.0
-
-
-class AskedToStopError(KeyboardInterrupt):
-    """A signal asked to stop before there were workers."""
+# Seconds between two looks at the store.
+_EVERY = 0.2
 
 
 class Stopping:
@@ -107,43 +96,3 @@ class Stopping:
         store.set(f"stop/{self._rank}", str(self._bound))
         self._last = max(int(store.get(f"stop/{rank}")) for rank in range(self._size))
         self._decided.set()
-
-
-def end_at_once() -> NoReturn:
-    """Does what Ctrl-C does: for those who were asked twice."""
-    raise KeyboardInterrupt
-
-
-@contextmanager
-def listening(ask: Callable[[], bool], again: Callable[[], None]) -> Iterator[None]:
-    """Lets the signals that ask to stop ask; for the main thread.
-
-    Args:
-        ask: asks, and answers whether that had been done before.
-        again: called if it had, unless that was a moment ago.
-    """
-    times: list[float] = []
-
-    def heard(signum: int, frame: FrameType | None) -> None:
-        times.append(time.monotonic())
-        if ask() and (len(times) == 1 or times[-1] - times[0] > _ECHO):
-            again()
-
-    before = {signum: signal.signal(signum, heard) for signum in ASKING}
-    unblocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-
-
-@contextmanager
-def deferred() -> Iterator[None]:
-    """Lets these signals wait, in this process and in those that it forks, until they are listened to."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

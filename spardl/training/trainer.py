@@ -15,17 +15,18 @@ from torch import Tensor
 
 from spardl.basics.errors import PeerError, StoppedError, TrainingError
 from spardl.basics.files import write_atomically
+from spardl.basics.messages import warn
 from spardl.clusters.base import Cluster, gather_rows
+from spardl.clusters.step_costs import break_even_gbit, gather_costs
 from spardl.method.refusals import Refusals, Refused
 from spardl.schedules.groups import Groups
 from spardl.training.checkpoint import load_part, save_checkpoint, saved_workers
 from spardl.training.evaluation import evaluate
 from spardl.training.learner import Learner, Plan, digest
-from spardl.training.messages import warn
 from spardl.training.observers import Observer
 from spardl.training.restart import Restart
 from spardl.training.runs import Run
-from spardl.training.summary import break_even_gbit, environment, gather_costs
+from spardl.training.summary import environment
 from spardl.training.watch import Watch
 from spardl.training.window import Window
 from spardl.vector.sparse import SparseVector, Sum

@@ -98,7 +98,7 @@ def test_bad_files(text: str | bytes, message: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["nowhere/network.yaml", ".", "", "a\0b", "n" * 5000])
 def test_files_that_are_none(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"scripts/doctor\.py --out writes"):
+    with pytest.raises(ConfigError, match=r"spardl doctor --out writes"):
         parse_network(name)
 
 
@@ -113,3 +113,5 @@ def test_without_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(ConfigError, match=r"pip install 'spardl\[train\]'"):
         parse_network(str(tmp_path / "f"))
+    (tmp_path / "f").write_text(network_text(Network(alpha=5e-5, gbit=2), {"workers": 4}))
+    assert parse_network(str(tmp_path / "f")) == Network(alpha=5e-5, gbit=2)

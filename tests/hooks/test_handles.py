@@ -152,7 +152,7 @@ def test_a_second_backward_pass_too_early() -> None:
 @pytest.mark.parametrize("kind", ["ddp", pytest.param("hooks", marks=pytest.mark.slow)])
 def test_a_lost_worker_ends_the_backward_pass(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Never a step with gradients that are no averages."""
-    monkeypatch.setattr("spardl.training.processes._NOTICE", 1.0)
+    monkeypatch.setattr("spardl.clusters.workers.processes._NOTICE", 1.0)
 
     def work(cluster: ProcessGroupCluster) -> None:
         model = made("cnn")

@@ -15,9 +15,10 @@ import torch.distributed as dist
 
 from spardl.basics.errors import ConfigError, PeerError, WorkerError
 from spardl.clusters import Cluster, SimulatedCluster, gather_rows
-from spardl.training.devices import count_gpus_aside, pick_device
+from spardl.clusters.workers.devices import pick_device
+from spardl.clusters.workers.membership import Membership, find_membership, what_a_restart_needs
+from spardl.training.devices import count_gpus_aside
 from spardl.training.launch import Heartbeat, ProcessGroup, Simulated
-from spardl.training.membership import Membership, find_membership, what_a_restart_needs
 from spardl.training.rendezvous import Rendezvous
 from spardl.training.runs import Run
 
@@ -188,7 +189,7 @@ def test_gpus_are_counted_in_a_process_that_is_gone(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.timeout(60)
 def test_a_worker_that_never_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spardl.training.processes._NOTICE", 1.0)
+    monkeypatch.setattr("spardl.clusters.workers.processes._NOTICE", 1.0)
     opens = Rendezvous._open
 
     def late(self: Rendezvous) -> Any:

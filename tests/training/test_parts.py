@@ -52,9 +52,9 @@ def test_all_that_is_in_conf_can_be_made() -> None:
         ("spardl.nowhere.at.all.TopK", "No module named 'spardl.nowhere'"),
         ("spardl.compressors.topk", "it is no Compressor of spardl"),
         ("spardl.OptimizerMomentum", "it is no Compressor of spardl"),
-        ("spardl.training.processes.leave", "it is no Compressor of spardl"),
-        ("spardl.training.processes.os.system", "it is no Compressor of spardl"),
-        ("spardl.training.processes.Path", "it is no Compressor of spardl"),
+        ("spardl.clusters.workers.processes.leave", "it is no Compressor of spardl"),
+        ("spardl.clusters.workers.processes.os.system", "it is no Compressor of spardl"),
+        ("spardl.clusters.workers.processes.Path", "it is no Compressor of spardl"),
     ],
 )
 def test_nothing_else_can_be_named(target: Any, reason: str) -> None:

@@ -21,11 +21,12 @@ import torch.distributed as dist
 
 from spardl.basics.errors import ConfigError
 from spardl.clusters import Cluster, gather_rows
-from spardl.training import rendezvous as meetings
-from spardl.training.addresses import address_of, listen, listen_as
+from spardl.clusters.workers import store as store_module
+from spardl.clusters.workers.addresses import address_of, listen, listen_as
+from spardl.clusters.workers.membership import Membership, find_secret
+from spardl.clusters.workers.store import hold_store
 from spardl.training.launch import Heartbeat, ProcessGroup
-from spardl.training.membership import Membership, find_secret
-from spardl.training.rendezvous import Rendezvous, hold_store
+from spardl.training.rendezvous import Rendezvous
 from tests.driver import ROOT, STARTED_BY, only_run, processes, steps_logged, summary, wait_until
 from tests.test_train_cli import TORCHRUN
 
@@ -180,7 +181,7 @@ def test_an_interface_s_address() -> None:
 
 
 def test_a_store_on_all_addresses_says_so(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(meetings, "listen_as", lambda *_, **__: None)
+    monkeypatch.setattr(store_module, "listen_as", lambda *_, **__: None)
     before = listening(os.getpid())
     store = hold_store("localhost", 0, 5, alone=False)
     (place,) = listening(os.getpid()) - before

@@ -8,12 +8,13 @@ from statistics import mean
 from types import MappingProxyType
 from typing import Any
 
-from scripts import bench_schedules, choices, timeline
+from scripts import bench_schedules, choices
 from scripts.exhibits.base import Basis
 from scripts.exhibits.kinds import lab
 from scripts.exhibits.kinds.predictions import Computed, sheet
 from spardl.clusters.network import PRESETS
 from spardl.clusters.profile import Profile
+from spardl.diagnostics.timeline import schedules
 from spardl.diagnostics.timeline.model import Lane, Timeline
 from spardl.schedules.tuning import Tuner
 
@@ -31,14 +32,14 @@ BASIS = Basis(
 )
 
 
-def _costs(workers: int, network: str) -> timeline.Costs:
+def _costs(workers: int, network: str) -> schedules.MethodCosts:
     with choices.composing():
         method = choices.build("none", "warmup.steps=0")
-    return timeline.Costs.of(method, workers, PRESETS[network], bench_schedules.NOTHING)
+    return schedules.MethodCosts.of(method, workers, PRESETS[network], bench_schedules.NOTHING)
 
 
-def _predict(schedule: str, profile: Profile, costs: timeline.Costs) -> Timeline:
-    found = timeline.SCHEDULES[schedule](profile, costs)
+def _predict(schedule: str, profile: Profile, costs: schedules.MethodCosts) -> Timeline:
+    found = schedules.SCHEDULES[schedule](profile, costs)
     assert found is not None  # the dense all-reduce has halves
     return found
 
@@ -106,11 +107,11 @@ def tuning(models: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
 Curve = Callable[[float], float]
 
 
-def _curve(profile: Profile, costs: timeline.Costs) -> Curve:
+def _curve(profile: Profile, costs: schedules.MethodCosts) -> Curve:
     """Seconds of an iteration by size of the groups in MB."""
 
     def seconds(megabytes: float) -> float:
-        found = timeline.beside_both(megabytes, profile, costs)
+        found = schedules.beside_both(megabytes, profile, costs)
         assert found is not None
         return found.seconds
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any
 
-from scripts import bench_schedules, choices, timeline
+from scripts import bench_schedules, choices
 from scripts.exhibits.base import Basis
 from scripts.exhibits.kinds.predictions import Computed, sheet
 from scripts.exhibits.kinds.trainings import MethodComparison, Plan
 from scripts.exhibits.papers.small import PICTURES, SEEDS, SMALL, TINY, VIRTUAL, as_published
 from spardl.clusters.network import PRESETS
+from spardl.diagnostics.timeline import schedules
 from spardl.diagnostics.timeline.model import in_backward
 from spardl.schedules.fusion import Linear
 
@@ -36,12 +37,12 @@ def _seconds(models: Sequence[str], network: str) -> dict[tuple[str, str], list[
         with choices.composing():
             made = choices.build(method, "warmup.steps=0")
         compressing = device.compressing.get(method, Linear(0.0, 0.0))
-        cost = timeline.Costs.of(made, WORKERS, PRESETS[network], compressing).whole
+        cost = schedules.MethodCosts.of(made, WORKERS, PRESETS[network], compressing).whole
         for model, profile in device.profiles.items():
             cuts = (
-                timeline.per_size(0, profile, cost),
-                timeline.per_size(float("inf"), profile, cost),
-                timeline.fused(profile, cost),
+                schedules.per_size(0, profile, cost),
+                schedules.per_size(float("inf"), profile, cost),
+                schedules.fused(profile, cost),
             )
             alone = profile.forward + profile.backward + profile.update * sum(profile.entries)
             found[model, method] = [*(in_backward(profile, groups, cost).seconds for groups in cuts), alone]

@@ -81,11 +81,12 @@ def whole(
     network: Network,
     compression: Callable[[int], float],
     dtype: torch.dtype = torch.float32,
+    layout: Layout | None = None,
 ) -> GroupCost:
     """A method's synchronization in one piece.
 
-    A group is taken for one vector of unknown tensors, as a profile knows no shapes; PowerSGD, which compresses by
-    matrix, is taken for dense by that.
+    A group is taken for one vector of unknown tensors. A method that compresses by matrix is taken for dense by that,
+    unless the model's tensors are known: then each entry costs what it does on average over the model.
 
     Args:
         method: how gradients are averaged.
@@ -93,11 +94,14 @@ def whole(
         network: what moves them.
         compression: seconds to compress a number of entries, such as a ``Linear``.
         dtype: of the gradients.
+        layout: the model's tensors, if they are known.
 
     Raises:
         ConfigError: if the method does not run on so many workers.
     """
     method.communicator.check_workers(workers)
+    if layout and method.compressor.by_matrix:
+        return GroupCost(_on_average(method, workers, layout), lambda entries: dtype.itemsize, network, compression)
     formula = cache(lambda entries: method.published_cost(_context(workers, entries)))
     return GroupCost(formula, _word_bytes(method, workers, dtype), network, compression)
 
@@ -129,6 +133,17 @@ def halves(
     word = _word_bytes(method, workers, dtype)
     first = GroupCost(lambda entries: both(entries)[0], word, network, compression)
     return first, GroupCost(lambda entries: both(entries)[1], word, network, lambda entries: 0.0)
+
+
+def _on_average(method: Method, workers: int, layout: Layout) -> Callable[[int], Cost]:
+    """Words of a group as if it had its share of all matrices of the model; the rounds are those of any group."""
+    model = method.published_cost(Context(Worker(0, workers), layout, ORDINARY_STEP))
+
+    def formula(entries: int) -> Cost:
+        low, high = (round(words * entries / layout.length) for words in model.words)
+        return Cost(model.rounds, Bounds(low, high))
+
+    return cache(formula)
 
 
 def _word_bytes(method: Method, workers: int, dtype: torch.dtype) -> Callable[[int], float]:

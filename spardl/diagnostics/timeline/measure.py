@@ -70,7 +70,11 @@ def measure(
     )
     times = [
         LayerTimes(
-            layer.name, layer.entries, median(row.needed[i] for row in rows), median(row.ready[i] for row in rows)
+            layer.name,
+            layer.entries,
+            median(row.needed[i] for row in rows),
+            median(row.ready[i] for row in rows),
+            gradient.layout.shapes[slice(*layer.tensors)],
         )
         for i, layer in enumerate(gradient.layers)
     ]

@@ -12,6 +12,7 @@ from hypothesis import given
 
 from spardl.basics.errors import ConfigError
 from spardl.clusters.profile import LayerTimes, Profile
+from spardl.vector.layout import Layout
 from tests.diagnostics.timeline.profiles import profile_of, profiles
 
 TOY = profile_of([10, 0, 5], [0.0, 0.25, 0.5], [1.5, 1.0, 0.5], update=1e-9, tail=0.125)
@@ -113,3 +114,30 @@ def test_no_profile_at_all(tmp_path: Path, text: str | None) -> None:
     with pytest.raises(ConfigError, match=r"toy\.json") as found:
         Profile.read(tmp_path / "toy.json")
     assert "\n" not in str(found.value)
+
+
+def test_shapes_survive_a_file_and_stretching(tmp_path: Path) -> None:
+    shaped = replace(TOY, layers=(replace(TOY.layers[0], shapes=((2, 4), (2,))), *TOY.layers[1:]))
+    shaped.write(tmp_path / "toy.json")
+    assert Profile.read(tmp_path / "toy.json") == shaped
+    assert shaped.scaled(1.0).layers[0].shapes == ((2, 4), (2,))
+    assert shaped.layout is None
+    assert replace(shaped, layers=shaped.layers[:2]).layout == Layout.of([(2, 4), (2,)])
+
+
+@pytest.mark.parametrize(
+    ("shapes", "said"),
+    [
+        ([[3, 3]], r"layers\[0\].shapes must be those of 10 entries in all"),
+        ([10], r"layers\[0\].shapes must be lists of whole numbers"),
+        ([[-1, -10]], r"layers\[0\].shapes must be lists of whole numbers"),
+        ("10", r"layers\[0\].shapes must be lists of whole numbers"),
+    ],
+)
+def test_bad_shapes(shapes: object, said: str, tmp_path: Path) -> None:
+    TOY.write(tmp_path / "toy.json")
+    plain = json.loads((tmp_path / "toy.json").read_text())
+    plain["layers"][0]["shapes"] = shapes
+    (tmp_path / "toy.json").write_text(json.dumps(plain))
+    with pytest.raises(ConfigError, match=said):
+        Profile.read(tmp_path / "toy.json")

@@ -26,8 +26,8 @@ from typing import NoReturn, TypeAlias
 
 from spardl.basics.errors import ConfigError, PeerError, SpardlError, StoppedError, TrainingError, WorkerError
 from spardl.basics.files import write_atomically
-from spardl.training.messages import first_line
-from spardl.training.stopping import deferred, end_at_once, listening
+from spardl.basics.messages import first_line
+from spardl.clusters.workers.signals import deferred, end_at_once, listening
 
 __all__ = ["fault_of", "leave", "run_each", "run_processes"]
 

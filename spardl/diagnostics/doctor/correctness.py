@@ -1,29 +1,38 @@
-"""Whether synchronizations are right here: the laws that every method has to keep, checked on this cluster."""
+"""Whether synchronizations are right here: the laws that every method has to keep, checked on this cluster.
+
+Replicas stay equal to the last bit, and no mass of the gradients is lost: what is not in an average is in a residual.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import time
-from dataclasses import fields
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from doctoring.findings import Findings
+from spardl.basics.errors import ConfigError
 from spardl.clusters import Ledger, Network, ProcessGroupCluster, gather_rows
+from spardl.clusters.step_costs import StepCosts, break_even_gbit, gather_costs
 from spardl.communicators import Backend, SparDL
+from spardl.communicators.base import Communicator
 from spardl.compressors import Compressor, Mass, NoCompression, TopK
+from spardl.diagnostics.doctor.findings import Findings
 from spardl.method import registry
 from spardl.method.method import Method, MethodState
-from spardl.method.residuals import GlobalResidual, LocalResidual, NoResidual, Residual
+from spardl.method.momentum import OptimizerMomentum
+from spardl.method.recipes import make_method, method_names
+from spardl.method.residuals import GlobalResidual, LocalResidual, NoResidual
 from spardl.protocol.programs import Phase
-from spardl.training.summary import Costs, break_even_gbit, gather_costs
 from spardl.vector.layout import Layout
 from spardl.vector.sparse import SparseVector
 
-__all__ = ["check_methods", "check_pace", "check_spardl", "registered", "try_out"]
+__all__ = ["check_methods", "check_pace", "check_spardl", "every_method", "try_out"]
 
 DENSITY = 0.01
 # A matrix and a vector, for methods that look at shapes; the steps that are checked.
@@ -36,36 +45,44 @@ _BUDGET = 10.0
 _ENTRIES, _PATIENCE, _SETTLE, _TIMED = 1_000_000, 0.5, 2, 5
 
 
-def registered(density: float) -> dict[str, Method]:
-    """Every communicator and every compressor of the library, each with the first partner that fits.
+def every_method(findings: Findings) -> dict[str, Method]:
+    """Every method by its name, and with the compressor of one of them each communicator that none of them uses.
 
     Args:
-        density: of those that have one.
-
-    Returns:
-        The methods by name, with the residual that keeps most.
+        findings: where it is said which methods of other packages cannot be made without options.
     """
-    ways = [kind() for kind in registry.communicators().values()]
-    compressors = [_with_density(kind, density) for kind in registry.compressors().values()]
-    pairs = [(next(one for one in compressors if one.output in way.sums), way) for way in ways]
-    pairs += [(one, next(way for way in ways if one.output in way.sums)) for one in compressors]
-    return {f"{one.name} with {way.name}": Method(one, way, _best_residual(one)) for one, way in pairs}
+    named = {name: method for name in method_names() for method in _made(name, findings)}
+    used = {type(method.communicator) for method in named.values()}
+    left = [kind() for kind in registry.communicators().values() if kind not in used]
+    pairs = [(_partner(named.values(), way), way) for way in left]
+    return {**named, **{f"{one.name} with {way.name}": _paired(one, way) for one, way in pairs}}
 
 
-def _with_density(kind: type[Compressor], density: float) -> Compressor:
-    given = {"density": density} if "density" in {field.name for field in fields(kind)} else {}  # type: ignore[arg-type]
-    return kind(**given)
+def _made(name: str, findings: Findings) -> Iterator[Method]:
+    try:
+        yield make_method(name)
+    except ConfigError as error:
+        findings.warn(f"methods: {name} is not checked, as it needs options: {error}")
 
 
-def _best_residual(compressor: Compressor) -> Residual:
-    if compressor.sparsifies:
-        return GlobalResidual()
-    return LocalResidual() if compressor.mass is Mass.LEFT else NoResidual()
+def _partner(methods: Iterable[Method], way: Communicator[Any]) -> Compressor:
+    return next(method.compressor for method in methods if method.compressor.output in way.sums)
 
 
-def check_spardl(cluster: ProcessGroupCluster, findings: Findings) -> None:
+def _paired(compressor: Compressor, way: Communicator[Any]) -> Method:
+    return Method(compressor, way, LocalResidual() if compressor.mass is Mass.LEFT else NoResidual())
+
+
+def _keeping(method: Method) -> Method:
+    """The same with the residual that loses nothing, and without a momentum of its own."""
+    residual = GlobalResidual() if method.compressor.sparsifies and method.residual.remembers else method.residual
+    return replace(method, residual=residual, momentum=OptimizerMomentum())
+
+
+def check_spardl(cluster: ProcessGroupCluster, networked: bool, findings: Findings) -> None:
     """SparDL at density 1 against the dense average, and its laws at a low density."""
-    fix = "training would go wrong; see that all hosts have the same versions and the same kind of processor"
+    alike = "see that all hosts have the same versions and the same kind of processor"
+    fix = f"training would go wrong; {alike if networked else 'report it with the versions above'}"
     average, _, _ = _synchronized(cluster, _spardl(1.0), steps=1)
     off = _distance(average.double() * cluster.size, _total(cluster.size, steps=1))
     problem = _differing(cluster, average)
@@ -83,24 +100,27 @@ def check_spardl(cluster: ProcessGroupCluster, findings: Findings) -> None:
 
 
 def check_methods(cluster: ProcessGroupCluster, findings: Findings) -> None:
-    """All other methods once: equal replicas, and where they claim it, all mass kept."""
-    began, done, before = time.perf_counter(), 0, findings.failures
-    methods = registered(DENSITY)
+    """Every method: equal replicas, and where it claims it, all mass kept."""
+    began, done, spent, before = time.perf_counter(), 0, 0.0, findings.failures
+    methods = every_method(findings)
     for name, method in methods.items():
-        problem, _ = try_out(cluster, method)
+        tried = dict.fromkeys((method, _keeping(method)))
+        problem = next((problem for each in tried for problem, _ in [try_out(cluster, each)] if problem), None)
         if problem:
             findings.fail(f"{name}: {problem}; do not use it here, and report it")
         done += 1
         # The first worker's clock decides for all.
-        spent = gather_rows(cluster, [torch.tensor([time.perf_counter() - began])])[0]
-        if float(spent) > _BUDGET:
+        spent = float(gather_rows(cluster, [torch.tensor([time.perf_counter() - began])])[0])
+        if spent > _BUDGET:
             break
     if done < len(methods):
         findings.warn(
-            f"methods: {done} of {len(methods)} checked in {_BUDGET:g} s; on a faster network, run this again"
+            f"methods: {', '.join(list(methods)[done:])} not checked, as the others took {spent:.0f} s; run this again "
+            "when less else is done here"
         )
     elif findings.failures == before:
-        findings.ok(f"methods: all {done} have equal replicas, and keep all mass where they claim to")
+        named = sum(name in methods for name in method_names())
+        findings.ok(f"methods: all {named} have equal replicas, and keep mass where they claim to ({spent:.1f} s)")
 
 
 def try_out(cluster: ProcessGroupCluster, method: Method) -> tuple[str | None, float]:
@@ -137,7 +157,12 @@ def _spardl(density: float) -> Method:
 
 
 def _conserves(method: Method) -> bool:
-    return method.compressor.mass is Mass.KEPT or method.residual.remembers
+    """Whether averages and residuals add up to the gradients, by what the parts promise."""
+    if method.momentum.remembers:
+        return False
+    return isinstance(method.residual, GlobalResidual) or (
+        (method.residual.remembers and not method.compressor.sparsifies) or method.compressor.mass is Mass.KEPT
+    )
 
 
 def _gradient(rank: int, step: int, length: int) -> Tensor:
@@ -178,7 +203,7 @@ def _distance(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
-def _paced(cluster: ProcessGroupCluster, method: Method, entries: int) -> tuple[float, Costs]:
+def _paced(cluster: ProcessGroupCluster, method: Method, entries: int) -> tuple[float, StepCosts]:
     """Median seconds of the slowest worker, and what a step costs."""
     (worker,), (ledger,) = cluster.local_workers, cluster.ledgers
     state = method.init_state(Layout.flat(entries), torch.float32, cluster.device)

@@ -2,40 +2,45 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import socket
 from collections.abc import Callable
 from contextlib import closing
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from spardl.basics.errors import PeerError
-from tests.doctoring.common import Collected, member
+from spardl.diagnostics.doctor import installation, peers
+from spardl.diagnostics.doctor.board import join_store
+from tests.diagnostics.doctor.common import Collected, Doctor, member
 
 
 def test_who_does_not_come_is_named(places: Callable[[int], Any], findings: Collected) -> None:
-    meeting = importlib.import_module("doctoring.meeting")
-    with closing(meeting.listen("gloo")) as listener:
-        assert meeting.roll_call(places(0), "gloo", listener, findings) == []
+    with closing(peers.listen("gloo")) as listener:
+        assert peers.roll_call(places(0), "gloo", listener, findings) == []
     (line,) = findings.lines
     assert line.startswith("FAILED workers: worker 1 did not come to 127.0.0.1:1 within 0.2 s (1 of 2 did); see what")
 
 
-def test_who_cannot_be_reached_is_named(places: Callable[[int], Any], findings: Collected) -> None:
-    meeting = importlib.import_module("doctoring.meeting")
-    with closing(meeting.listen("gloo")) as open_one, closing(socket.socket()) as closed_one:
+@pytest.mark.parametrize(
+    ("other", "between"), [("two", "links and firewalls between these hosts"), ("one", "firewall of this machine")]
+)
+def test_who_cannot_be_reached_is_named(
+    other: str, between: str, places: Callable[[int], Any], findings: Collected
+) -> None:
+    with closing(peers.listen("gloo")) as open_one, closing(socket.socket()) as closed_one:
         closed_one.bind(("127.0.0.1", 0))
         present = [
-            meeting.Present("one", "127.0.0.1", listener.getsockname()[1], {}) for listener in (open_one, closed_one)
+            peers.Peer(host, "127.0.0.1", listener.getsockname()[1], {})
+            for host, listener in (("one", open_one), (other, closed_one))
         ]
         places(1).tell("reached", {})
-        assert not meeting.reach_all(places(0), present, findings)
+        assert not peers.reach_all(places(0), present, findings)
     (line,) = findings.lines
-    assert line.startswith(f"FAILED peers: worker 1 (one, 127.0.0.1:{closed_one_port(present)}) cannot be reached by")
-    assert "worker 0: Connection refused; see the links and firewalls" in line
+    where = f"({other}, 127.0.0.1:{closed_one_port(present)})"
+    assert line.startswith(f"FAILED peers: worker 1 {where} cannot be reached by worker 0: Connection refused; ")
+    assert f"; see the {between} (workers need all ports)" in line
 
 
 def closed_one_port(present: list[Any]) -> int:
@@ -43,21 +48,19 @@ def closed_one_port(present: list[Any]) -> int:
     return port
 
 
-def test_other_versions_elsewhere(doctor: ModuleType, findings: Collected) -> None:
-    meeting = importlib.import_module("doctoring.meeting")
-    present = [meeting.Present(f"h{rank}", "10.0.0.1", 1, {"torch": version}) for rank, version in enumerate("223")]
-    meeting.check_present(present, findings)
+def test_other_versions_elsewhere(doctor: Doctor, findings: Collected) -> None:
+    present = [peers.Peer(f"h{rank}", "10.0.0.1", 1, {"torch": version}) for rank, version in enumerate("223")]
+    peers.check_present(present, findings)
     assert findings.lines[0] == "ok worker 0 on h0 (10.0.0.1); worker 1 on h1 (10.0.0.1); worker 2 on h2 (10.0.0.1)"
     assert findings.lines[1] == (
         "FAILED versions: torch 2 with worker 0 and 3 with worker 2 on h2; install the same on all hosts"
     )
 
 
-def test_a_store_that_cannot_be_found(doctor: ModuleType) -> None:
-    meeting = importlib.import_module("doctoring.meeting")
+def test_a_store_that_cannot_be_found(doctor: Doctor) -> None:
     nowhere = member(1)._replace(host="nowhere.invalid")
     with pytest.raises(PeerError, match=r"worker 1 on .*: nowhere\.invalid does not resolve .*set MASTER_ADDR"):
-        meeting.join_store(nowhere, 1.0)
+        join_store(nowhere, 1.0)
 
 
 def test_a_first_worker_that_says_nothing(places: Callable[[int], Any]) -> None:
@@ -82,7 +85,7 @@ def test_addresses(
     address: str | None,
     hosts: int,
     said: str | None,
-    doctor: ModuleType,
+    doctor: Doctor,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def resolve(name: str) -> str:
@@ -92,7 +95,7 @@ def test_addresses(
 
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
     monkeypatch.setattr(socket, "gethostbyname", resolve)
-    found = importlib.import_module("doctoring.installation").why_unreachable("gloo", hosts)
+    found = installation.why_unreachable("gloo", hosts)
     assert (found is None) == (said is None)
     if said:
         assert re.search(said, found), found

@@ -11,9 +11,9 @@ from importlib import metadata
 
 import torch
 
-from doctoring.findings import Findings
 from spardl.basics.version import __version__
-from spardl.training.addresses import address_of
+from spardl.clusters.workers.addresses import address_of
+from spardl.diagnostics.doctor.findings import Findings
 
 __all__ = [
     "VARIABLES",
@@ -27,6 +27,8 @@ __all__ = [
 
 VARIABLES: Mapping[str, str] = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 """What tells a backend which interface to use."""
+# The extra with the compiler of inner loops.
+_FAST = "fast"
 
 
 def versions() -> dict[str, str]:
@@ -50,7 +52,7 @@ def _gpus() -> str:
 
 
 def check_extras(findings: Findings) -> None:
-    """Says which optional libraries are missing, and how to get them."""
+    """Says which optional libraries are here, and how to get the others."""
     try:
         wanted = metadata.requires("spardl") or []
     except metadata.PackageNotFoundError:
@@ -62,11 +64,14 @@ def check_extras(findings: Findings) -> None:
         if found and found[1] != "spardl":
             extras.setdefault(found[2], []).append(found[1])
     missing = {extra: [name for name in names if not _installed(name)] for extra, names in sorted(extras.items())}
-    for extra, names in missing.items():
-        if names:
-            slow = ": selection takes six times as long" if extra == "fast" else ""
-            findings.warn(f"extras: {extra} lacks {', '.join(names)}{slow}; pip install 'spardl[{extra}]'")
-    findings.ok(f"extras: {', '.join(extra for extra, names in missing.items() if not names) or 'none'}")
+    if lacks := missing.get(_FAST):
+        findings.warn(
+            f"extras: without {', '.join(lacks)} selection takes six times as long; pip install 'spardl[{_FAST}]'"
+        )
+    there = ", ".join(extra for extra, names in missing.items() if not names) or "none"
+    others = ", ".join(f"{extra} (without {', '.join(names)})" for extra, names in missing.items() if names)
+    more = f"; not complete: {others}; pip install 'spardl[NAME]' if you want it" if others else ""
+    findings.ok(f"extras: {there}{more}")
 
 
 def _installed(name: str) -> str | None:

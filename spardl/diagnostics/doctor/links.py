@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import torch
-from bench_link import SHORT, ring, round_trip, seconds
 
-from doctoring.findings import Findings
 from spardl.clusters import ProcessGroupCluster, gather_rows
+from spardl.diagnostics.doctor.findings import Findings
+from spardl.diagnostics.doctor.rounds import SHORT, ring, round_trip, seconds
 
 __all__ = ["Links", "batches", "check_links", "measure", "probe"]
 
@@ -21,6 +22,9 @@ _SHORT_TURNS, _LONG_TURNS = 20, 4
 # What is pointed out: so many times off, and so many seconds, as busy cores answer late.
 _OFF, _LATE = 2.0, 0.5e-3
 _MOST_LINES = 8
+# Where to look: between machines, and within one.
+_NETWORK = "see the cables, ports and drivers there, and what else uses them"
+_CORES = "{workers} workers share {cores} cores here, so see what else runs on them"
 
 
 @dataclass(frozen=True)
@@ -103,8 +107,14 @@ def _there_and_back(cluster: ProcessGroupCluster, pair: tuple[int, int], length:
     return [least(SHORT, _SHORT_TURNS), least(length, _LONG_TURNS)]
 
 
-def check_links(links: Links, findings: Findings) -> None:
-    """Shows all links, and points out those that are slow, or slow in one direction."""
+def check_links(links: Links, networked: bool, findings: Findings) -> None:
+    """Shows all links, and points out those that are slow, or slow in one direction.
+
+    Args:
+        links: as measured.
+        networked: whether there is a network between the workers.
+        findings: where it is said.
+    """
     usual, delay = _usual(links.gbit, max), _usual(links.seconds, min)
     findings.ok(
         f"links: {usual:.3g} Gbit/s and {1e6 * delay:.0f} us one way are usual; from the worker of the row to that of "
@@ -112,9 +122,10 @@ def check_links(links: Links, findings: Findings) -> None:
     )
     findings.show(_matrix("Gbit/s", [[f"{value:.3g}" for value in row] for row in links.gbit]))
     findings.show(_matrix("us", [[f"{1e6 * value:.0f}" for value in row] for row in links.seconds]))
+    fix = _NETWORK if networked else _CORES.format(workers=len(links.gbit), cores=os.cpu_count())
     lines = [*_slow(links, usual), *_uneven(links, usual), *_late(links, delay)]
     for line in lines[:_MOST_LINES]:
-        findings.warn(f"links: {line}; see the cables, ports and drivers there, and what else uses them")
+        findings.warn(f"links: {line}; {fix}")
     if len(lines) > _MOST_LINES:
         findings.warn(f"links: {len(lines) - _MOST_LINES} more lines like these; see the tables")
 

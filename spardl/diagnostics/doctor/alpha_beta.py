@@ -8,12 +8,12 @@ from pathlib import Path
 from statistics import median, quantiles
 
 import torch
-from bench_link import SHORT, ring, seconds
 
-from doctoring.findings import Findings
 from spardl.basics.files import write_atomically
 from spardl.clusters import Network, ProcessGroupCluster, gather_rows
 from spardl.clusters.network import network_text
+from spardl.diagnostics.doctor.findings import Findings
+from spardl.diagnostics.doctor.rounds import SHORT, ring, seconds
 from spardl.protocol.programs import AllReduce, Program
 from spardl.schedules.fusion import Linear
 
@@ -62,7 +62,7 @@ def _round(cluster: ProcessGroupCluster, size: int, turns: int) -> float:
     return quantiles(found, n=10, method="inclusive")[0]
 
 
-def check_all_reduce(cluster: ProcessGroupCluster, network: Network, findings: Findings) -> None:
+def check_all_reduce(cluster: ProcessGroupCluster, network: Network, networked: bool, findings: Findings) -> None:
     """Compares torch's all-reduce of 25 MB, or less on slow links, with the bound of a ring."""
     share = 2 * (cluster.size - 1) / cluster.size
     nbytes = int(min(_BYTES, _PATIENCE / (share * network.beta))) // 4 * 4
@@ -76,7 +76,8 @@ def check_all_reduce(cluster: ProcessGroupCluster, network: Network, findings: F
     if 1 / _FAR <= slowest / bound <= _FAR:
         findings.ok(text)
     else:
-        findings.warn(f"{text}: predictions will be as far off; see what else uses cores and links, and measure again")
+        used = "cores and links" if networked else "the cores"
+        findings.warn(f"{text}: predictions will be as far off; see what else uses {used}, and measure again")
 
 
 def _all_reduce(nbytes: int, device: torch.device) -> Program[None]:
@@ -90,7 +91,8 @@ def write_preset(network: Network, hosts: Sequence[str], backend: str, out: Path
         findings.ok(f"{found}; --out network.yaml writes it to a file")
         return
     measured: dict[str, str | float] = {
-        "by": "scripts/doctor.py: rounds in which every worker sends to the next, first deciles by message size",
+        "by": "spardl doctor: rounds in which every worker sends to the next, first deciles by message size",
+        "units": "alpha in seconds, gbit in Gbit/s of a link, each way",
         "when": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
         "workers": len(hosts),
         "hosts": ", ".join(dict.fromkeys(hosts)),
@@ -101,4 +103,4 @@ def write_preset(network: Network, hosts: Sequence[str], backend: str, out: Path
     except OSError as error:
         findings.fail(f"{found}; cannot be written to {out}: {error.strerror}; use another --out")
         return
-    findings.ok(f"{found}; written to {out}, for cluster.network={out} and cluster.throttle={out}")
+    findings.ok(f"{found}; written to {out}, which spardl advise, spardl timeline and train.py take as a network")

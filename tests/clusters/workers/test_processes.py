@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from spardl.basics.errors import ConfigError, PeerError, ProgramError, TrainingError, WorkerError
-from spardl.training.processes import _watch, run_each, run_processes
+from spardl.clusters.workers.processes import _watch, run_each, run_processes
 
 Heartbeat = Callable[[int], None]
 
@@ -121,8 +121,8 @@ def test_contact_lost_for_no_known_reason(tmp_path: Path) -> None:
 
 
 def test_the_others_are_ended_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spardl.training.processes._NOTICE", 0.2)
-    monkeypatch.setattr("spardl.training.processes._OBEY", 0.2)
+    monkeypatch.setattr("spardl.clusters.workers.processes._NOTICE", 0.2)
+    monkeypatch.setattr("spardl.clusters.workers.processes._OBEY", 0.2)
 
     def hang() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -154,7 +154,7 @@ class Dying:
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("looks", range(6))
 def test_an_end_is_noticed_whenever_it_comes(looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spardl.training.processes._NOTICE", 0.01)
+    monkeypatch.setattr("spardl.clusters.workers.processes._NOTICE", 0.01)
     dead, writing = os.pipe()
     os.close(writing)
     living, held = os.pipe()
@@ -169,7 +169,7 @@ def test_an_end_is_noticed_whenever_it_comes(looks: int, monkeypatch: pytest.Mon
 
 
 def test_ended_workers_get_to_tidy_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spardl.training.processes._NOTICE", 0.2)
+    monkeypatch.setattr("spardl.clusters.workers.processes._NOTICE", 0.2)
 
     def hang() -> None:
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spardl.training.silence import end_when_silent
+from spardl.clusters.workers.silence import end_when_silent
 from tests import labs
 
 LIMITS = {socket.TCP_KEEPIDLE: 3, socket.TCP_KEEPINTVL: 3, socket.TCP_KEEPCNT: 3, socket.TCP_USER_TIMEOUT: 9000}
@@ -51,7 +51,7 @@ WAITING = """
 import os, subprocess, time
 from spardl.training.launch import _read
 from spardl.training.rendezvous import Rendezvous
-from spardl.training.membership import find_membership
+from spardl.clusters.workers.membership import find_membership
 
 member = find_membership(os.environ)
 store = Rendezvous(member, 3).store

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
-import sys
-from types import ModuleType
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spardl.clusters import Network, ProcessGroupCluster
-from tests.doctoring.common import lines
+from spardl.diagnostics.doctor import alpha_beta, findings, links
+from tests.diagnostics.doctor.common import Doctor, lines
 from tests.harness import run_workers
-from tests.labs import ROOT
 
 
 @given(hosts=st.lists(st.sampled_from("abcdef"), min_size=2, max_size=12))
 def test_pairs_measured_at_once_share_no_host(hosts: list[str]) -> None:
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        groups = importlib.import_module("doctoring.pairs").batches(hosts)
-    finally:
-        sys.path.remove(str(ROOT / "scripts"))
+    groups = links.batches(hosts)
     assert sorted(itertools.chain(*groups)) == list(itertools.combinations(range(len(hosts)), 2))
     for group in groups:
         used = [host for pair in group for host in {hosts[rank] for rank in pair}]
         assert len(used) == len(set(used))
 
 
-def test_sixteen_hosts_are_done_in_few_turns(doctor: ModuleType) -> None:
-    groups = importlib.import_module("doctoring.pairs").batches([str(rank) for rank in range(16)])
+def test_sixteen_hosts_are_done_in_few_turns(doctor: Doctor) -> None:
+    groups = links.batches([str(rank) for rank in range(16)])
     assert len(groups) <= 2 * 15 - 1
 
 
@@ -55,7 +49,7 @@ def test_slow_links_are_pointed_out(
     size: int,
     changed: dict[tuple[int, int], float],
     said: list[str],
-    doctor: ModuleType,
+    doctor: Doctor,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = warnings_of(size, capsys, gbit=changed)
@@ -63,49 +57,55 @@ def test_slow_links_are_pointed_out(
     assert all(line.startswith(text) for line, text in zip(found, said, strict=True)), found
 
 
-def test_late_links_are_pointed_out(doctor: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_late_links_are_pointed_out(doctor: Doctor, capsys: pytest.CaptureFixture[str]) -> None:
     assert not warnings_of(4, capsys, seconds={(0, 1): 450e-6})
     (found,) = warnings_of(4, capsys, seconds={(0, 1): 5e-3})
     assert found.startswith("links: from 0 to 1 5000 us, 2 times more than usual or worse; see the cables")
 
 
-def warnings_of(size: int, capsys: pytest.CaptureFixture[str], **changed: dict[tuple[int, int], float]) -> list[str]:
+def test_on_one_machine_nobody_speaks_of_cables(capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = warnings_of(4, capsys, networked=False, seconds={(0, 1): 5e-3})
+    assert re.search(r"4 workers share \d+ cores here, so see what else runs on them$", found)
+    assert "cables" not in found
+
+
+def warnings_of(
+    size: int, capsys: pytest.CaptureFixture[str], networked: bool = True, **changed: dict[tuple[int, int], float]
+) -> list[str]:
     """What is said of links of 1 Gbit/s and 100 us but for some."""
-    pairs, findings = importlib.import_module("doctoring.pairs"), importlib.import_module("doctoring.findings")
     values = {
         name: [[changed.get(name, {}).get((a, b), usual) for b in range(size)] for a in range(size)]
         for name, usual in (("seconds", 1e-4), ("gbit", 1.0))
     }
-    pairs.check_links(pairs.Links(**values), findings.Findings(speaks=True))
+    links.check_links(links.Links(**values), networked, findings.Findings(speaks=True))
     return lines(capsys.readouterr().out, "warning")
 
 
-def test_what_rounds_say_of_a_network(doctor: ModuleType) -> None:
-    sizes, fit = (8, 1_000_000, 4_000_000), importlib.import_module("doctoring.fit")
-    assert fit.network_of(sizes, [1e-3 + 8e-9 * size for size in sizes]).gbit == pytest.approx(1)
-    assert fit.network_of(sizes, [1e-3, 9e-3, 33e-3]).alpha == 1e-3
+def test_what_rounds_say_of_a_network(doctor: Doctor) -> None:
+    sizes = (8, 1_000_000, 4_000_000)
+    assert alpha_beta.network_of(sizes, [1e-3 + 8e-9 * size for size in sizes]).gbit == pytest.approx(1)
+    assert alpha_beta.network_of(sizes, [1e-3, 9e-3, 33e-3]).alpha == 1e-3
     # Where noise hides the bandwidth, it is at least what the longest message had.
-    assert fit.network_of(sizes, [4e-3, 3e-3, 2e-3]).gbit == pytest.approx(16)
+    assert alpha_beta.network_of(sizes, [4e-3, 3e-3, 2e-3]).gbit == pytest.approx(16)
 
 
-def test_few_rounds_take_no_negative_time(doctor: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    fit = importlib.import_module("doctoring.fit")
-    monkeypatch.setattr(fit, "seconds", lambda cluster, program, turns: [1e-3, 9e-3, 20e-3, 90e-3][:turns])
+def test_few_rounds_take_no_negative_time(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alpha_beta, "seconds", lambda cluster, program, turns: [1e-3, 9e-3, 20e-3, 90e-3][:turns])
 
     class Alone:
         local_ranks, size, device = (0,), 2, None
 
-    assert fit._round(Alone(), 8, 4) >= 1e-3
+    assert alpha_beta._round(Alone(), 8, 4) >= 1e-3
 
 
 def _fitted(cluster: ProcessGroupCluster) -> Network:
     slow = ProcessGroupCluster(throttle=Network(alpha=5e-3, gbit=0.2))
-    found: Network = importlib.import_module("doctoring.fit").fit(slow, speed=1.0)
+    found: Network = alpha_beta.fit(slow, speed=1.0)
     return found
 
 
 @pytest.mark.slow
-def test_alpha_and_beta_of_a_known_network(doctor: ModuleType) -> None:
+def test_alpha_and_beta_of_a_known_network(doctor: Doctor) -> None:
     """What a throttle makes of this machine is known, but for what cores do on top."""
     for _ in range(3):  # other work on the cores disturbs a fit, but not each
         one, other = run_workers(2, _fitted)

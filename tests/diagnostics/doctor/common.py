@@ -5,15 +5,29 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from types import ModuleType
+from collections.abc import Callable
+from typing import TypeAlias
 
 import pytest
 
-from spardl.training.membership import Membership
+from spardl.clusters.workers.membership import Membership
+from spardl.diagnostics.cli import run
+from spardl.diagnostics.commands.doctor import doctor as command
 from tests.driver import STARTED_BY
 from tests.labs import ROOT
 
-LATER = ("laws.check_spardl", "laws.check_methods", "laws.check_pace", "fit.check_all_reduce")
+LATER = (
+    "correctness.check_spardl",
+    "correctness.check_methods",
+    "correctness.check_pace",
+    "alpha_beta.check_all_reduce",
+)
+Doctor: TypeAlias = Callable[..., int]
+
+
+def examined(*words: str) -> int:
+    """The exit code of the doctor's command line, in this process."""
+    return run(command, words, "spardl doctor")
 
 
 def lines(text: str, verdict: str) -> list[str]:
@@ -21,9 +35,9 @@ def lines(text: str, verdict: str) -> list[str]:
     return [line.removeprefix(verdict).strip() for line in text.splitlines() if line.startswith(f"{verdict} ")]
 
 
-def local(doctor: ModuleType, capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+def local(doctor: Doctor, capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     """Two workers of this machine: the exit code, and what was printed."""
-    code = doctor.main(["--workers", "2", "--device", "cpu", *words])
+    code = doctor("--workers", "2", "--device", "cpu", *words)
     return code, capfd.readouterr().out
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,14 +16,15 @@ import yaml
 
 from spardl.basics.errors import PeerError
 from spardl.clusters import ProcessGroupCluster, parse_network
-from tests.doctoring.common import Collected, lines, local
+from spardl.diagnostics.doctor import installation
+from tests.diagnostics.doctor.common import Collected, Doctor, lines, local
 from tests.driver import command
 
 
 @pytest.mark.timeout(60)
-def test_workers_of_this_machine(doctor: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_workers_of_this_machine(doctor: Doctor, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "network.yaml"
-    code = doctor.main(["--workers", "2", "--device", "cpu", "--out", str(file)])
+    code = doctor("--workers", "2", "--device", "cpu", "--out", str(file))
     said = capfd.readouterr().out
     assert code == 0, said
     assert not lines(said, "FAILED")
@@ -50,15 +49,15 @@ def test_workers_of_this_machine(doctor: ModuleType, tmp_path: Path, capfd: pyte
     ],
 )
 def test_a_lost_worker_is_named(
-    signum: int, said: str, brief: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    signum: int, said: str, brief: Doctor, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def lose(cluster: ProcessGroupCluster, findings: Any) -> None:
+    def lose(cluster: ProcessGroupCluster, networked: bool, findings: Any) -> None:
         if cluster.local_ranks[0] == 1:
             os.kill(os.getpid(), signum)
         dist.barrier()
 
-    monkeypatch.setattr("doctoring.laws.check_spardl", _within_the_library(lose))
-    monkeypatch.setattr("doctoring.meeting._TELLING", 1.0)
+    monkeypatch.setattr("spardl.diagnostics.doctor.correctness.check_spardl", _within_the_library(lose))
+    monkeypatch.setattr("spardl.diagnostics.doctor.peers._TELLING", 1.0)
     code, output = local(brief, capfd, "--timeout", "2")
     (line,) = lines(output, "FAILED")
     assert (code, line[: len(said)]) == (1, said)
@@ -78,14 +77,14 @@ def _within_the_library(check: Callable[..., None]) -> Callable[..., None]:
 
 @pytest.mark.timeout(60)
 def test_a_check_that_breaks_on_one_worker(
-    brief: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    brief: Doctor, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def stumble(cluster: ProcessGroupCluster, findings: Any) -> None:
+    def stumble(cluster: ProcessGroupCluster, networked: bool, findings: Any) -> None:
         if cluster.local_ranks[0] == 1:
             raise ValueError("two\nlines")
         raise PeerError("nothing came")
 
-    monkeypatch.setattr("doctoring.laws.check_spardl", stumble)
+    monkeypatch.setattr("spardl.diagnostics.doctor.correctness.check_spardl", stumble)
     code, output = local(brief, capfd)
     assert code == 1
     (line,) = lines(output, "FAILED")
@@ -94,12 +93,12 @@ def test_a_check_that_breaks_on_one_worker(
 
 @pytest.mark.timeout(60)
 def test_a_network_that_cannot_be_written(
-    brief: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    brief: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def full(path: Path, data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("doctoring.fit.write_atomically", full)
+    monkeypatch.setattr("spardl.diagnostics.doctor.alpha_beta.write_atomically", full)
     code, output = local(brief, capfd, "--out", str(tmp_path / "x"))
     assert code == 1
     (line,) = lines(output, "FAILED")
@@ -110,13 +109,14 @@ def test_a_network_that_cannot_be_written(
     ("words", "environment", "said"),
     [
         ("--workers 1", {}, "--workers must be at least 2, got 1"),
-        ("--workers x", {}, "argument --workers: invalid int value: 'x'"),
+        ("--workers x", {}, "Invalid value for '--workers': 'x' is not a valid integer; see spardl doctor --help"),
         ("--timeout 0", {}, "--timeout must be from 1 to 3600 seconds, got 0"),
         ("--timeout nan", {}, "--timeout must be from 1 to 3600 seconds, got nan"),
         ("--out /nowhere/x", {}, "--out /nowhere/x must be a file in a folder that exists"),
         ("--out .", {}, "--out . must be a file in a folder that exists"),
+        ("--foo", {}, "No such option '--foo'"),
         ("--interface none9", {}, "--interface none9 is not on "),
-        ("--device tpu", {}, "argument --device: invalid choice: 'tpu'"),
+        ("--device tpu", {}, "Invalid value for '--device': 'tpu' is not one of 'auto', 'cpu', 'cuda'"),
         ("--workers 3", {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}, "but 2 workers were"),
         ("", {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"}, "at least 2, got 1"),
     ],
@@ -125,13 +125,13 @@ def test_bad_input_is_one_line(
     words: str,
     environment: dict[str, str],
     said: str,
-    doctor: ModuleType,
+    doctor: Doctor,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert doctor.main(words.split()) == 2
+    assert doctor(*words.split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert said in line
@@ -159,11 +159,11 @@ def test_a_worker_whose_first_worker_is_not_there(monkeypatch: pytest.MonkeyPatc
     assert not done.stderr
 
 
-def test_missing_libraries_are_named(doctor: ModuleType, findings: Collected, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_libraries_are_named(doctor: Doctor, findings: Collected, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = ["torch>=2.7", 'none-9>=1; extra == "fast"', "pytest>=8; extra == 'dev'", 'spardl[fast]; extra == "dev"']
-    monkeypatch.setattr("doctoring.installation.metadata.requires", lambda name: wanted)
-    importlib.import_module("doctoring.installation").check_extras(findings)
+    monkeypatch.setattr("spardl.diagnostics.doctor.installation.metadata.requires", lambda name: wanted)
+    installation.check_extras(findings)
     assert findings.lines == [
-        "warning extras: fast lacks none-9: selection takes six times as long; pip install 'spardl[fast]'",
-        "ok extras: dev",
+        "warning extras: without none-9 selection takes six times as long; pip install 'spardl[fast]'",
+        "ok extras: dev; not complete: fast (without none-9); pip install 'spardl[NAME]' if you want it",
     ]

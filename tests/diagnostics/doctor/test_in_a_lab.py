@@ -12,7 +12,7 @@ import pytest
 
 from scripts.labs.first_process import tool
 from spardl.clusters import parse_network
-from tests.doctoring.common import lines
+from tests.diagnostics.doctor.common import lines
 from tests.labs import in_a_lab, lab
 
 

@@ -1,0 +1,223 @@
+"""Which method and schedule a model wants on a network, before anything is sent: from the cost model.
+
+Seconds are those of the timeline model (``spardl.diagnostics.timeline``): published rounds and words on an alpha-beta
+network, and what compressing takes on this machine, which is measured.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from spardl.basics.checks import is_a
+from spardl.basics.errors import ConfigError
+from spardl.clusters.network import PRESETS, Network
+from spardl.clusters.profile import Profile
+from spardl.diagnostics.advice import DENSE, Advice, Choice
+from spardl.diagnostics.measuring import Compressing, measured, profiled
+from spardl.diagnostics.timeline.model import Timeline
+from spardl.diagnostics.timeline.schedules import SCHEDULES, MethodCosts
+from spardl.method.recipes import make_method
+from spardl.schedules.fusion import Linear
+
+__all__ = ["ATTACHED", "METHODS", "advise"]
+
+# Seconds that a message takes to start, where only a bandwidth is given: TCP over Ethernet.
+_LATENCY = 50e-6
+_UNITS: Mapping[str, float] = MappingProxyType({"kbit": 1e-6, "mbit": 1e-3, "gbit": 1.0})
+_DDP = "wfbp"
+ATTACHED = (_DDP, "mg_wfbp", "layer_fusion", "dear")
+"""The schedules of ``spardl.attach``; the first one is what DDP does: buckets of 25 MB beside the backward pass."""
+
+
+def _teams(workers: int, density: float) -> list[dict[str, Any]]:
+    """Of SparDL: as many as divide the workers, up to the root of their number."""
+    counts = [count for count in range(1, workers + 1) if workers % count == 0 and count**2 <= workers]
+    return [{"density": density, "teams": count} for count in counts]
+
+
+_Options = Callable[[int, float], list[dict[str, Any]]]
+METHODS: Mapping[str, _Options] = MappingProxyType(
+    {
+        DENSE: lambda workers, density: [{}],
+        "bf16": lambda workers, density: [{}],
+        "powersgd": lambda workers, density: [{"rank": 4}],
+        "topka": lambda workers, density: [{"density": density}],
+        "oktopk": lambda workers, density: [{"density": density}],
+        "spardl": _teams,
+    }
+)
+"""What is compared: by name, the options for a number of workers and a density."""
+
+
+def advise(
+    model: nn.Module | Profile,
+    bandwidth: str | float | Network = "1gbit",
+    workers: int = 8,
+    *,
+    loss: Callable[[], Tensor] | None = None,
+    compute_seconds: float | None = None,
+    density: float = 0.01,
+    compressing: Compressing | None = None,
+    methods: Sequence[str] = tuple(METHODS),
+    schedules: Sequence[str] = ATTACHED,
+) -> Advice:
+    """Predicts a step under every common method and schedule.
+
+    Args:
+        model: to be trained, or a profile of it.
+        bandwidth: of each worker's link: ``"1gbit"``, ``"100mbit"``, a number of Gbit/s, a preset's name
+            (``"ethernet_10g"``), or a :class:`Network`.
+        workers: P.
+        loss: makes one forward pass and returns the loss, a scalar; then passes are measured, and training is some
+            steps further in running statistics, not in weights.
+        compute_seconds: seconds of forward and backward pass together, instead of measured ones.
+        density: k / n of the sparse methods.
+        compressing: seconds that a worker selects, packs and merges, by method and entries, as a machine elsewhere
+            takes them; measured on this one if ``None``. A dense sum is taken to need none.
+        methods: which to compare, of ``none``, ``bf16``, ``powersgd``, ``topka``, ``oktopk`` and ``spardl``. PowerSGD,
+            which compresses matrices, is left out where a profile has no shapes.
+        schedules: under which, those of ``spardl.attach`` if nothing else is asked for.
+
+    Returns:
+        The advice; ``print`` shows it as a table, beside plain DDP.
+
+    Raises:
+        ConfigError: if a value is out of range, or a method or schedule is unknown.
+
+    Example:
+        >>> def compressing(method, options):  # on the machines that are asked about; if not given, it is measured here
+        ...     return lambda entries: 2e-9 * entries
+        >>> print(spardl.advise(nn.Linear(1000, 1000), "1gbit", workers=8, compressing=compressing))
+        1,001,000 parameters, 8 workers, 1 Gbit/s, communication alone:
+            use spardl.attach(model, "spardl", density=0.01, teams=2, schedule="wfbp"), 19.2 times as fast as plain DDP
+          2.951 ms   0.08742 MB  pays below 35.7 Gbit/s   "spardl", density=0.01, teams=2, schedule="wfbp"
+          3.028 ms   0.09069 MB  pays below 34.5 Gbit/s   "spardl", density=0.01, teams=1, schedule="wfbp"
+          3.171 ms   0.06798 MB  pays below 28.8 Gbit/s   "oktopk", density=0.01, schedule="wfbp"
+          3.906 ms     0.063 MB  pays below 20.6 Gbit/s   "powersgd", rank=4, schedule="wfbp"
+          5.052 ms    0.3625 MB  pays below 36.6 Gbit/s   "topka", density=0.01, schedule="wfbp"
+          30.73 ms     3.503 MB  pays below 14 Gbit/s     "bf16", schedule="wfbp"
+          56.76 ms     7.007 MB  plain DDP                "none", schedule="wfbp"
+    """
+    network = _network(bandwidth)
+    if not is_a(int, workers) or workers < 2:
+        raise ConfigError(f"workers must be a whole number, at least 2, got {workers!r}")
+    _check("methods", methods, METHODS)
+    _check("schedules", schedules, SCHEDULES)
+    profile, device = profiled(model, loss, compute_seconds)
+    time = compressing or measured(workers, device, profile.layout)
+    return _compared(profile, network, workers, density, time, methods, schedules)
+
+
+def _compared(
+    profile: Profile,
+    network: Network,
+    workers: int,
+    density: float,
+    compressing: Compressing,
+    methods: Sequence[str],
+    schedules: Sequence[str],
+) -> Advice:
+    """All methods that can be compared, beside plain DDP."""
+    left_out = {name: reason for name in methods if (reason := _why_not(name, profile))}
+    dense = _cost(DENSE, {}, workers, network, compressing, profile)
+    costs = [
+        _cost(name, options, workers, network, compressing, profile)
+        for name in methods
+        if name not in left_out
+        for options in METHODS[name](workers, density)
+    ]
+    if not costs:
+        raise ConfigError(f"there is nothing to compare: {'; '.join(left_out.values())}")
+    found = [_choice(cost, dense, profile, schedules) for cost in costs]
+    ordered = sorted(found, key=lambda choice: (choice.seconds, choice.bytes_sent))
+    baseline = _choice(dense, dense, profile, [_DDP])
+    return Advice(
+        tuple(ordered), network, workers, sum(profile.entries), profile.compute, baseline, tuple(left_out.values())
+    )
+
+
+class _Cost(NamedTuple):
+    """A method and what it costs."""
+
+    name: str
+    options: Mapping[str, Any]
+    costs: MethodCosts
+
+    def rounds(self, entries: int) -> float:
+        """Of a synchronization of so many entries."""
+        return sum(self.costs.whole.formula(entries).rounds) / 2
+
+    def bytes_sent(self, entries: int) -> float:
+        """By each worker in one."""
+        return sum(self.costs.whole.formula(entries).words) / 2 * self.costs.whole.word(entries)
+
+
+def _check(option: str, names: Sequence[str], known: Mapping[str, Any]) -> None:
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        raise ConfigError(f"{option} must be some of {', '.join(known)}, got {', '.join(unknown) or 'none'}")
+
+
+def _why_not(name: str, profile: Profile) -> str | None:
+    """Why a method cannot be compared, if so."""
+    if make_method(name).compressor.by_matrix and profile.layout is None:
+        return f"{name}, which compresses matrices: the profile has no shapes; spardl profile writes them"
+    return None
+
+
+def _cost(
+    name: str, options: Mapping[str, Any], workers: int, network: Network, compressing: Compressing, profile: Profile
+) -> _Cost:
+    line = Linear(0.0, 0.0) if name == DENSE else compressing(name, options)
+    method = make_method(name, **options)
+    return _Cost(name, options, MethodCosts.of(method, workers, network, line, profile.layout))
+
+
+def _choice(cost: _Cost, dense: _Cost, profile: Profile, schedules: Sequence[str]) -> Choice:
+    """A method under its best schedule."""
+    timelines = dict(_timelines(cost, profile, schedules))
+    if not timelines:
+        raise ConfigError(f"{cost.name} runs under none of the schedules {', '.join(schedules)}; ask about more")
+    schedule = min(timelines, key=lambda name: timelines[name].seconds)
+    entries = sum(profile.entries)
+    sent, pays = cost.bytes_sent(entries), _break_even(cost, dense, entries)
+    return Choice(cost.name, cost.options, schedule, timelines[schedule].seconds, sent, pays)
+
+
+def _timelines(cost: _Cost, profile: Profile, schedules: Sequence[str]) -> Iterator[tuple[str, Timeline]]:
+    for name in schedules:
+        found = SCHEDULES[name](profile, cost.costs)
+        if found:
+            yield name, found
+
+
+def _break_even(cost: _Cost, dense: _Cost, entries: int) -> float:
+    """Where seconds saved on the wire are those lost in compressing and in further rounds."""
+    saved = dense.bytes_sent(entries) - cost.bytes_sent(entries)
+    rounds = cost.rounds(entries) - dense.rounds(entries)
+    lost = cost.costs.whole.compression(entries) + rounds * cost.costs.whole.network.alpha
+    if saved <= 0:
+        return 0.0
+    return 8e-9 * saved / lost if lost > 0 else math.inf
+
+
+def _network(bandwidth: str | float | Network) -> Network:
+    if isinstance(bandwidth, Network):
+        return bandwidth
+    if isinstance(bandwidth, str):
+        if bandwidth in PRESETS:
+            return PRESETS[bandwidth]
+        found = re.fullmatch(r"([0-9.]+) *([kmg]bit)(?:/s)?", bandwidth.strip().lower())
+        if not found or found[1].count(".") > 1 or not float(found[1]):
+            raise ConfigError(
+                f"bandwidth={bandwidth!r} is none; use one like '1gbit' or '100mbit', a number of Gbit/s, or "
+                f"{', '.join(PRESETS)}"
+            )
+        return Network(_LATENCY, float(found[1]) * _UNITS[found[2]])
+    return Network(_LATENCY, bandwidth)

@@ -1,0 +1,1 @@
+"""The commands of ``spardl``, one a file."""

@@ -1,0 +1,12 @@
+"""What torchrun -m spardl.diagnostics.doctor runs."""
+
+from __future__ import annotations
+
+import sys
+
+from spardl.clusters.workers.processes import leave
+from spardl.diagnostics.cli import run
+from spardl.diagnostics.commands.doctor import doctor
+
+if __name__ == "__main__":
+    leave(run(doctor, sys.argv[1:], "spardl doctor"))

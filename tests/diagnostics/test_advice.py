@@ -1,0 +1,191 @@
+"""Advice follows the cost model, and the bandwidth at which methods break even."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import spardl
+from spardl.basics.errors import ConfigError
+from spardl.clusters import Network
+from spardl.clusters.profile import Profile
+from spardl.diagnostics.timeline.model import in_backward
+from spardl.diagnostics.timeline.schedules import MethodCosts
+from spardl.schedules.fusion import Linear, by_size
+from tests.labs import ROOT
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compressing takes 1 ms and 2 ns for each entry, whatever the method."""
+    line = Linear(1e-3, 2e-9)
+    monkeypatch.setattr("spardl.diagnostics.measuring.measure_compression", lambda *arguments: (line, []))
+
+
+def model() -> nn.Module:
+    return nn.Sequential(*(nn.Linear(500, 500) for _ in range(4)))
+
+
+def test_slow_networks_want_compression_and_fast_ones_none() -> None:
+    slow, fast = spardl.advise(model(), "100mbit", 8), spardl.advise(model(), 1000, 8)
+    assert slow.best.options["density"] == 0.01
+    assert fast.best.method == "none"
+    assert slow.best.seconds < slow.dense.seconds / 5
+    assert [choice.seconds for choice in slow.choices] == sorted(choice.seconds for choice in slow.choices)
+    assert slow.entries == sum(parameter.numel() for parameter in model().parameters())
+
+
+def test_dense_seconds_are_those_of_a_ring() -> None:
+    network = Network(alpha=1e-4, gbit=2)
+    advice = spardl.advise(model(), network, 4)
+    assert advice.dense.seconds == pytest.approx(6 * 1e-4 + 1.5 * 4 * advice.entries * network.beta)
+    assert advice.dense.bytes_sent == pytest.approx(6 * advice.entries)
+    (half,) = (choice for choice in advice.choices if choice.method == "bf16")
+    assert half.bytes_sent == pytest.approx(advice.dense.bytes_sent / 2)
+
+
+def test_at_the_break_even_bandwidth_both_take_as_long() -> None:
+    for choice in spardl.advise(model(), Network(0, 1), 4).choices:
+        if choice.method != "none":
+            there = spardl.advise(model(), Network(0, choice.break_even_gbit), 4)
+            again = next(other for other in there.choices if other[:2] == choice[:2])
+            assert again.seconds == pytest.approx(there.dense.seconds, rel=1e-6)
+
+
+def test_what_compressing_takes_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spardl.diagnostics.measuring.measure_compression", None)
+    asked = []
+
+    def compressing(name: str, options: Mapping[str, Any]) -> Callable[[int], float]:
+        asked.append((name, options.get("teams")))
+        return lambda entries: 5.0
+
+    advice = spardl.advise(model(), "1gbit", 4, compressing=compressing)
+    assert asked == [
+        ("bf16", None),
+        ("powersgd", None),
+        ("topka", None),
+        ("oktopk", None),
+        ("spardl", 1),
+        ("spardl", 2),
+    ]
+    assert advice.best.method == "none"
+    assert all(5 < choice.seconds < 6 for choice in advice.choices[1:])
+
+
+def test_computation_hides_messages() -> None:
+    alone, known = spardl.advise(model(), 1), spardl.advise(model(), 1, compute_seconds=1.0)
+    assert (alone.compute, known.compute) == (0.0, pytest.approx(1.0))
+    assert 1.0 <= known.dense.seconds < 1.0 + alone.dense.seconds
+    assert "communication alone" in str(alone)
+    assert "1000 ms of computation" in str(known)
+
+
+def test_what_is_measured_leaves_the_model_as_it_was() -> None:
+    made, batch = model(), torch.randn(2, 500)
+    before = [parameter.detach().clone() for parameter in made.parameters()]
+    advice = spardl.advise(made, loss=lambda: made(batch).square().mean())
+    assert advice.compute > 0
+    assert all(torch.equal(one, other) for one, other in zip(made.parameters(), before, strict=True))
+    assert all(parameter.grad is None for parameter in made.parameters())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("1 apple",), "bandwidth='1 apple' is none; use one like '1gbit'"),
+        (("0gbit",), "bandwidth='0gbit' is none"),
+        ((-1,), "a network needs alpha >= 0 .* and gbit > 0, got .* gbit=-1"),
+        (("1gbit", 8, {"methods": ["none", "foo"]}), "methods must be some of none, bf16, .*, spardl, got foo"),
+        (("1gbit", 8, {"methods": []}), "methods must be some of none, bf16, .*, spardl, got none"),
+        (("1gbit", 8, {"schedules": ["foo"]}), "schedules must be some of after_backward, .*, got foo"),
+        (("1gbit", 8, {"schedules": ["dear"]}), "powersgd runs under none of the schedules dear; ask about more"),
+        (("1gbit", 1), "workers must be a whole number, at least 2, got 1"),
+    ],
+)
+def test_bad_input(arguments: tuple[Any, ...], said: str) -> None:
+    bandwidth, workers, options = (*arguments, 8, {})[:3] if len(arguments) == 1 else (*arguments, {})[:3]
+    with pytest.raises(ConfigError, match=said):
+        spardl.advise(model(), bandwidth, workers, **options)
+
+
+def test_it_is_compared_with_plain_ddp() -> None:
+    """Which sends what is dense in buckets of 25 MB, each when it is there."""
+    profile = Profile.read(ROOT / "scripts" / "profiles" / "resnet50.json").scaled(0.22)
+    network = Network(1e-4, 10)
+    advice = spardl.advise(profile, network, 8)
+    costs = MethodCosts.of(spardl.make_method("none"), 8, network, Linear(0.0, 0.0))
+    groups = by_size(profile.entries, 25 * (1 << 20) // 4)
+    assert advice.baseline[:3] == ("none", {}, "wfbp")
+    assert advice.baseline.seconds == in_backward(profile, groups, costs.whole).seconds
+    assert advice.dense.seconds < advice.baseline.seconds
+    assert str(advice).count("plain DDP  ") == 1
+    assert f"use spardl.attach(model, {advice.best}), " in str(advice)
+
+
+def test_schedules_are_those_of_attach() -> None:
+    profile = Profile.read(ROOT / "scripts" / "profiles" / "resnet50.json").scaled(0.22)
+    found = {choice.schedule for choice in spardl.advise(profile, 10, 8).choices}
+    assert found <= {"wfbp", "mg_wfbp", "layer_fusion", "dear"}
+    assert len(found) > 1
+    (one,) = {choice.schedule for choice in spardl.advise(profile, 10, 8, schedules=["after_backward"]).choices}
+    assert one == "after_backward"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "method", "said"),
+    [
+        (1.0, "topka", 'use spardl.attach(model, "topka", schedule="wfbp"), 2 times as fast as plain DDP'),
+        (1.9, "topka", 'use spardl.attach(model, "topka", schedule="wfbp"), 1.05 times as fast as plain DDP'),
+        (1.95, "topka", 'stay with plain DDP; spardl.attach(model, "topka", schedule="wfbp") is only 1.03 times as'),
+        (1.999, "topka", 'stay with plain DDP; spardl.attach(model, "topka", schedule="wfbp") is as fast as plain DDP'),
+        (2.0, "none", "stay with plain DDP; nothing is faster"),
+    ],
+)
+def test_what_is_no_clear_gain_is_no_advice(seconds: float, method: str, said: str) -> None:
+    plain = spardl.Choice("none", {}, "wfbp", 2.0, 1e6, 0.0)
+    best = spardl.Choice(method, {}, "wfbp", seconds, plain.bytes_sent, 0.0)
+    text = str(spardl.Advice((best, plain), Network(0, 1), 4, 1000, 1.0, baseline=plain))
+    assert said in text
+    assert " 1 times" not in text
+
+
+def test_powersgd_is_compared_where_shapes_are_known() -> None:
+    """By what it sends of this model: rank times rows and columns of each matrix, and the vectors."""
+    advice = spardl.advise(model(), 1, 4)
+    (found,) = (choice for choice in advice.choices if choice.method == "powersgd")
+    assert found.bytes_sent == pytest.approx(4 * 2 * 3 / 4 * 4 * (4 * (500 + 500) + 500), rel=1e-3)
+    assert not advice.left_out
+    profile = Profile.read(ROOT / "scripts" / "profiles" / "resnet20.json")
+    assert "powersgd" in {choice.method for choice in spardl.advise(profile, 1, 4).choices}
+    without = replace(profile, layers=tuple(replace(layer, shapes=()) for layer in profile.layers))
+    with pytest.raises(ConfigError, match="there is nothing to compare: powersgd, which"):
+        spardl.advise(without, 1, 4, methods=["powersgd"])
+    unknown = spardl.advise(without, 1, 4)
+    assert "powersgd" not in {choice.method for choice in unknown.choices}
+    assert (
+        str(unknown).splitlines()[-1].startswith("  not compared: powersgd, which compresses matrices: the profile has")
+    )
+
+
+@pytest.mark.slow
+def test_the_script(tmp_path: Path) -> None:
+    def script(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "scripts/advise.py", *words]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+
+    done = script("scripts/profiles/resnet20.json", "--bandwidth", "100mbit", "--workers", "4")
+    assert done.returncode == 0, done.stderr
+    assert " parameters, 4 workers, 0.1 Gbit/s, " in done.stdout
+    assert len(done.stdout.splitlines()) >= 6
+    assert "measuring what spardl, density=0.01, teams=2 takes here ... " in done.stderr
+    bad = script("nowhere.json")
+    assert (bad.returncode, len(bad.stderr.splitlines())) == (2, 1)

@@ -1,0 +1,135 @@
+"""The command ``spardl``: its help, its refusals, and profiles of one's own models."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import spardl
+from spardl.clusters.profile import Profile
+from spardl.diagnostics.cli import front, run
+
+TRAINING = """
+import torch
+from torch import nn
+
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+    def forward(self, inputs, targets=None):
+        out = self.layer(inputs)
+        return {"loss": (out - targets).square().mean(), "out": out} if targets is not None else (out, [out])
+
+def one(): return nn.Linear(3, 2), torch.ones(5, 3)
+def several(): return Named(), [torch.ones(7, 3)]
+def named(): return Named(), {"inputs": torch.ones(4, 3), "targets": torch.zeros(4, 2)}
+def loss():
+    model = nn.Linear(3, 2)
+    return model, lambda: model(torch.ones(2, 3)).sum()
+def number(): return 3
+def fails(): raise ValueError("two\\nlines")
+def detached():
+    class Off(nn.Linear):
+        def forward(self, inputs): return super().forward(inputs).detach()
+    return Off(3, 2), torch.ones(5, 3)
+value = 5
+"""
+
+
+@pytest.fixture
+def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module of the user's, in the working directory."""
+    name = f"training_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(TRAINING)
+    (tmp_path / f"broken_{tmp_path.name}.py").write_text("1 / 0")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return name
+
+
+def spoken(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = run(front, words, "spardl")
+    return code, *capsys.readouterr()
+
+
+def test_help_has_a_line_for_each_command(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = spoken(capsys, "--help")
+    assert (code, err) == (0, "")
+    commands = out.split("Commands:\n")[1].split("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in commands] == ["advise", "doctor", "profile", "timeline", "version"]
+    assert all(len(line.split()) > 3 and line.endswith(".") and not line.endswith("...") for line in commands)
+    assert spoken(capsys)[1] == out
+
+
+@pytest.mark.parametrize("name", ["advise", "doctor", "profile", "timeline"])
+def test_each_command_has_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = spoken(capsys, name, "--help")
+    assert code == 0
+    assert f"  spardl {name}" in out.split("Examples:\n")[1]
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert spoken(capsys, "version")[1].startswith(f"spardl {spardl.__version__}, torch ")
+    assert spoken(capsys, "--version")[1] == f"spardl {spardl.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("foo", "No such command 'foo'; see spardl --help"),
+        ("advise", "Missing argument 'PROFILE'; see spardl advise --help"),
+        ("advise nowhere.json", "nowhere.json cannot be read as a profile"),
+        (
+            "advise nowhere.json --workers x",
+            "Invalid value for '--workers': 'x' is not a valid integer; see spardl adv",
+        ),
+        ("timeline nowhere.json", "nowhere.json cannot be read as a profile"),
+        ("timeline nowhere.json --methods topk", "--methods topk is unknown; choose from bf16, count_sketch"),
+        ("profile TRAINING:one", "Missing option '--out'; see spardl profile --help"),
+        ("profile TRAINING --out x", "MODEL must be package.module:function, torchvision:NAME, timm:NAME, got train"),
+        ("profile TRAINING:one --out nowhere/x", "No such file or directory"),
+        ("profile TRAINING:none --out x", "has no function none"),
+        ("profile TRAINING:value --out x", "has no function value"),
+        (
+            "profile TRAINING:number --out x",
+            "must return a torch.nn.Module and a batch, or the loss as a function, got 3",
+        ),
+        ("profile TRAINING:fails --out x", ":fails failed with ValueError: two"),
+        ("profile TRAINING:detached --out x", "the model returned Tensor without a tensor to differentiate"),
+        ("profile TRAINING:one --out x --passes 0", "--passes and --threads must be at least 1"),
+        ("profile nowhere.there:one --out x", "there is no module nowhere.there in "),
+        ("profile BROKEN:one --out x", "cannot be imported: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_bad_input_is_one_line(
+    words: str, said: str, training: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = words.replace("TRAINING", training).replace("BROKEN", f"broken_{tmp_path.name}")
+    code, out, err = spoken(capsys, *names.split())
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert err.startswith("error: ")
+    assert said in err
+    assert not Path("x").exists()
+
+
+@pytest.mark.parametrize(("name", "examples"), [("one", 5), ("several", 7), ("named", 4), ("loss", 8)])
+def test_a_model_of_ones_own_is_profiled(
+    name: str, examples: int, training: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = spoken(capsys, "profile", f"{training}:{name}", "--passes", "1", "--out", "model.json")
+    assert (code, err) == (0, "")
+    assert " 1 layers, 8 entries, " in out
+    found = Profile.read(Path("model.json"))
+    assert (found.batch, found.entries, found.layers[0].shapes) == (examples, (8,), ((2, 3), (2,)))
+
+
+def test_an_interruption_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Profile, "read", interrupt)
+    code, _, err = spoken(capsys, "advise", "model.json")
+    assert (code, err.split()) == (130, ["error:", "interrupted"])

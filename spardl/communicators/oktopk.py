@@ -20,7 +20,7 @@ missed is kept by the residual, like all that did not reach the result.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -34,6 +34,7 @@ from spardl.communicators.steps.balance import balance, joined
 from spardl.communicators.steps.split import equal_regions, split_and_reduce, split_cost, swap_counts, swap_words
 from spardl.communicators.steps.transfer import Courier, all_gather_counts
 from spardl.compressors.base import Output, SparseCompressor
+from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.costs import Bounds, Cost, log2_ceil
 from spardl.protocol.programs import Phase, Program, Team, whole_team
@@ -45,7 +46,49 @@ from spardl.vector.selection import top_k
 from spardl.vector.sparse import SparseVector, Sum
 from spardl.vector.thresholds import Reuse, check_number, smallest_magnitude
 
-__all__ = ["OkTopk", "OkTopkState", "consensus_borders"]
+__all__ = ["METHODS", "OkTopk", "OkTopkState", "consensus_borders"]
+
+_OKTOPK = Combination("oktopk", compressor="reused_threshold", communicator="oktopk", residual="partial")
+# The other three are what the official code has for three models: without this library's addition, so thresholds are
+# evaluated in their period only.
+METHODS = (
+    _OKTOPK,
+    replace(
+        _OKTOPK,
+        name="oktopk_vgg",
+        dense_steps=512,
+        compressor_options={"density": 0.02, "reevaluate_beyond": None},
+        communicator_options={"reevaluate_beyond": None},
+    ),
+    replace(
+        _OKTOPK,
+        name="oktopk_lstm",
+        dense_steps=128,
+        compressor_options={"density": 0.02, "reevaluate_beyond": None, "pre_limit": 1.5, "low": 0.75},
+        communicator_options={"reevaluate_beyond": None, "low": 0.75, "lower_factor": 1.01, "high": 1.25},
+    ),
+    replace(
+        _OKTOPK,
+        name="oktopk_bert",
+        compressor_options={
+            "period": 128,
+            "pre_corrections": 0,
+            "low": 0.8,
+            "lower_factor": 1.025,
+            "raise_factor": 1.025,
+            "reevaluate_beyond": None,
+        },
+        communicator_options={
+            "threshold_period": 128,
+            "low": 0.8,
+            "lower_factor": 1.036,
+            "high": 1.25,
+            "raise_factor": 1.025,
+            "reevaluate_beyond": None,
+            "balance_factor": 0,
+        },
+    ),
+)
 
 
 @dataclass

@@ -28,6 +28,7 @@ from spardl.communicators.base import Communicator
 from spardl.communicators.steps.doubling import Target, recursive_doubling
 from spardl.communicators.steps.transfer import Courier
 from spardl.compressors.base import Output, SparseCompressor
+from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.costs import Bounds, Cost, log2_ceil
 from spardl.protocol.programs import Boundary, Phase, Program, Team
@@ -38,6 +39,7 @@ from spardl.vector.packing import Slot
 from spardl.vector.sparse import SparseVector, Sum, merge
 
 __all__ = [
+    "METHODS",
     "Blocks",
     "SparDL",
     "SparDLState",
@@ -46,6 +48,8 @@ __all__ = [
     "spar_reduce_scatter",
     "srs_rounds",
 ]
+
+METHODS = (Combination("spardl", compressor="topk", communicator="spardl", residual="global"),)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from spardl.communicators.steps.bruck import all_gather
 from spardl.communicators.steps.split import equal_regions, split_and_reduce, split_cost
 from spardl.communicators.steps.transfer import Courier
 from spardl.compressors.base import Output, SparseCompressor
+from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.costs import Bounds, Cost, log2_ceil
 from spardl.protocol.programs import Boundary, Phase, Program, Team, whole_team
@@ -41,7 +42,9 @@ from spardl.protocol.state import State
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.sparse import SparseVector, Sum
 
-__all__ = ["TopkDSA"]
+__all__ = ["METHODS", "TopkDSA"]
+
+METHODS = (Combination("topkdsa", compressor="topk", communicator="topkdsa", residual="local"),)
 
 
 @dataclass(frozen=True)

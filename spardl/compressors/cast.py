@@ -15,13 +15,24 @@ from torch import Tensor
 
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import DenseCompressor, Mass, Total
+from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.programs import Program
 from spardl.protocol.state import State
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.sparse import Sum
 
-__all__ = ["FORMATS", "Cast"]
+__all__ = ["FORMATS", "METHODS", "Cast"]
+
+METHODS = (
+    Combination("cast", compressor="cast", communicator="dense", residual="none"),
+    Combination(
+        "bf16", compressor="cast", communicator="dense", residual="none", compressor_options={"format": "bf16"}
+    ),
+    Combination(
+        "fp16", compressor="cast", communicator="dense", residual="none", compressor_options={"format": "fp16"}
+    ),
+)
 
 FORMATS: Mapping[str, torch.dtype] = MappingProxyType({"fp16": torch.float16, "bf16": torch.bfloat16})
 

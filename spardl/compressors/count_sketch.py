@@ -22,6 +22,7 @@ from spardl.basics.checks import is_a
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import DenseCompressor, Mass, Total
 from spardl.compressors.budget import Budget
+from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.programs import Phase, Program
 from spardl.protocol.state import State
@@ -31,7 +32,14 @@ from spardl.vector.selection import top_k
 from spardl.vector.sketch import Sketch, derive, rankable
 from spardl.vector.sparse import SparseVector, Sum
 
-__all__ = ["CountSketch", "SketchedPart"]
+__all__ = ["METHODS", "CountSketch", "SketchedPart"]
+
+METHODS = (
+    Combination("count_sketch", compressor="count_sketch", communicator="dense", residual="local"),
+    Combination(
+        "sketch_fusion", compressor="count_sketch", communicator="dense", residual="local", momentum="corrected"
+    ),
+)
 
 
 class SketchedPart(NamedTuple):

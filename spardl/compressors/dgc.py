@@ -17,12 +17,24 @@ from spardl.basics.checks import is_a
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import Output
 from spardl.compressors.budget import PiecewiseCompressor
+from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.randomness import seeded_generator
 from spardl.protocol.state import State
 from spardl.vector.selection import top_k
 
-__all__ = ["SampledTopK"]
+__all__ = ["METHODS", "SampledTopK"]
+
+METHODS = (
+    Combination(
+        "dgc",
+        compressor="dgc",
+        communicator="allgather",
+        residual="local",
+        momentum="corrected",
+        compressor_options={"scope": "layer"},
+    ),
+)
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,14 @@ from spardl.basics.checks import is_a
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import Output
 from spardl.compressors.budget import PiecewiseCompressor
+from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.state import State
 from spardl.vector.selection import top_k
 
-__all__ = ["GaussianK"]
+__all__ = ["METHODS", "GaussianK"]
+
+METHODS = (Combination("gaussiank", compressor="gaussiank", communicator="allgather", residual="local"),)
 
 
 @dataclass(frozen=True)

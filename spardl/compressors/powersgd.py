@@ -21,6 +21,7 @@ from torch import Tensor
 from spardl.basics.checks import is_a
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import DenseCompressor, Mass, Total
+from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.programs import Phase, Program
 from spardl.protocol.randomness import seeded_generator
@@ -29,7 +30,9 @@ from spardl.vector.accumulator import Accumulator
 from spardl.vector.layout import Layout
 from spardl.vector.sparse import Sum
 
-__all__ = ["PowerSGD", "PowerSGDState"]
+__all__ = ["METHODS", "PowerSGD", "PowerSGDState"]
+
+METHODS = (Combination("powersgd", compressor="powersgd", communicator="dense", residual="local"),)
 
 
 @dataclass

@@ -18,13 +18,16 @@ from torch.nn import functional as F
 from spardl.basics.checks import is_a
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import CodeCompressor, Mass
+from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.randomness import seeded_generator
 from spardl.protocol.state import State
 from spardl.vector.bits import ScaledCodes
 from spardl.vector.rounding import round_stochastically
 
-__all__ = ["NORMS", "QSGD"]
+__all__ = ["METHODS", "NORMS", "QSGD"]
+
+METHODS = (Combination("qsgd", compressor="qsgd", communicator="allgather_codes", residual="none"),)
 
 NORMS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {

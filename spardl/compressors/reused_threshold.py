@@ -16,13 +16,16 @@ from spardl.basics.checks import is_a
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import Output
 from spardl.compressors.budget import PiecewiseCompressor
+from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.programs import Worker
 from spardl.protocol.state import State
 from spardl.vector.layout import Layout
 from spardl.vector.thresholds import Reuse, at_least, check_number, exact, smallest_magnitude
 
-__all__ = ["ReusedThreshold", "ReusedThresholdState"]
+__all__ = ["METHODS", "ReusedThreshold", "ReusedThresholdState"]
+
+METHODS = (Combination("reused_threshold", compressor="reused_threshold", communicator="allgather", residual="local"),)
 
 
 @dataclass

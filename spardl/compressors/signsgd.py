@@ -14,11 +14,14 @@ from torch import Tensor
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import CodeCompressor, Mass
 from spardl.compressors.budget import SCOPES
+from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.state import State
 from spardl.vector.bits import ScaledCodes
 
-__all__ = ["SignSGD"]
+__all__ = ["METHODS", "SignSGD"]
+
+METHODS = (Combination("signsgd", compressor="signsgd", communicator="allgather_codes", residual="local"),)
 
 
 @dataclass(frozen=True)

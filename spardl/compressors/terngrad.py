@@ -16,13 +16,16 @@ from torch import Tensor
 from spardl.basics.checks import is_a
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import CodeCompressor, Mass
+from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.randomness import seeded_generator
 from spardl.protocol.state import State
 from spardl.vector.bits import ScaledCodes
 from spardl.vector.rounding import round_stochastically
 
-__all__ = ["TernGrad"]
+__all__ = ["METHODS", "TernGrad"]
+
+METHODS = (Combination("terngrad", compressor="terngrad", communicator="allgather_codes", residual="none"),)
 
 
 @dataclass(frozen=True)

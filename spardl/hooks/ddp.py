@@ -19,6 +19,7 @@ from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
 from spardl.hooks.stats import Meter, Stats
 from spardl.method.method import Method
+from spardl.method.names import MethodName
 from spardl.method.provenance import check_owner, check_whole, owner_of
 from spardl.method.recipes import make_method
 from spardl.schedules.averager import SAVED, Averager, scale_of
@@ -297,7 +298,7 @@ def hook(state: Hook, bucket: GradBucket) -> torch.futures.Future[Tensor]:
 
 def attach(
     ddp: DistributedDataParallel,
-    method: str | Method = "spardl",
+    method: MethodName | str | Method = "spardl",
     *,
     bucket_mb: float = 25.0,
     timeout: float = 1800.0,

@@ -138,7 +138,7 @@ def test_options_are_those_that_the_method_takes(name: str) -> None:
 
 def declaring(monkeypatch: pytest.MonkeyPatch, *methods: Combination) -> None:
     """Puts a module that declares methods beside the compressors' own."""
-    module = ModuleType("spardl.compressors.mine")
+    module = ModuleType("spardl.compressors.added")
     vars(module)["METHODS"] = methods
     own = registry._modules
     monkeypatch.setattr(
@@ -156,16 +156,18 @@ def fresh() -> Iterator[None]:
 
 
 def test_a_file_declares_a_method(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
-    declaring(monkeypatch, Combination("mine", "topk", "gtopk", "global", communicator_options={"variant": "doubling"}))
-    assert spardl.make_method("mine", density=0.5).communicator == spardl.GTopk("doubling")
+    declaring(
+        monkeypatch, Combination("added", "topk", "gtopk", "global", communicator_options={"variant": "doubling"})
+    )
+    assert spardl.make_method("added", density=0.5).communicator == spardl.GTopk("doubling")
 
 
 @pytest.mark.parametrize(
     ("method", "message"),
     [
         (Combination("spardl", "topk", "dense", "none"), "both declare a method 'spardl'"),
-        (Combination("mine", "topk", "denze", "none"), "communicator of the method mine must be one of allgather, "),
-        (Combination("mine", "topk", "dense", "none", "x"), "momentum of the method mine must be one of corrected, "),
+        (Combination("added", "topk", "denze", "none"), "communicator of the method added must be one of allgather, "),
+        (Combination("added", "topk", "dense", "none", "x"), "momentum of the method added must be one of corrected, "),
     ],
 )
 def test_a_file_that_declares_what_cannot_be(

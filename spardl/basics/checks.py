@@ -13,6 +13,7 @@ from spardl.basics.errors import ConfigError
 __all__ = [
     "check_choice",
     "check_flag",
+    "check_kind",
     "check_real",
     "check_seconds",
     "check_settings",
@@ -63,6 +64,23 @@ def check_flag(name: str, value: Any) -> None:
     """
     if not isinstance(value, bool):
         raise ConfigError(f"{name} must be true or false, got {value!r}")
+
+
+def check_kind(name: str, value: Any, kind: type, *, optional: bool = False) -> None:
+    """Accepts an object of a class.
+
+    Args:
+        name: of the argument.
+        value: what was given.
+        kind: its class, or a base of it.
+        optional: whether ``None`` will do.
+
+    Raises:
+        ConfigError: if it is something else, the class itself included.
+    """
+    if not isinstance(value, kind) and not (optional and value is None):
+        wanted, given = kind.__name__ + " or None" * optional, " ".join(repr(value).split())
+        raise ConfigError(f"{name} must be a {wanted}, got {given}")
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from spardl.basics.checks import is_a
+from spardl.basics.checks import check_kind, check_seconds, check_whole
 from spardl.basics.errors import ConfigError
 from spardl.clusters.background import Background
 from spardl.clusters.base import Cluster, Flight
@@ -53,6 +53,8 @@ class ProcessGroupCluster(Cluster):
         throttle: Network | None = None,
         streams: int = 1,
     ) -> None:
+        check_seconds("timeout", timeout)
+        check_kind("throttle", throttle, Network, optional=True)
         check_streams(streams, torch.device(device), throttle)
         if not dist.is_initialized():
             raise ConfigError("there is no process group yet; call torch.distributed.init_process_group() first")
@@ -174,8 +176,7 @@ def check_streams(streams: int, device: torch.device, throttle: Network | None) 
     Raises:
         ConfigError: if there is not at least one, or there are several where that cannot work.
     """
-    if not is_a(int, streams) or streams < 1:
-        raise ConfigError(f"cluster.streams must be a whole number, at least 1, got {streams!r}")
+    check_whole("cluster.streams", streams, least=1)
     if streams > 1 and device.type == "cuda":
         raise ConfigError("cluster.streams: on GPUs, several groups of NCCL can wait for one another; use 1")
     if streams > 1 and throttle is not None:

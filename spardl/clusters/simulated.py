@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from spardl.basics.checks import check_flag, check_kind, check_whole
 from spardl.basics.errors import ConfigError, ProgramError
 from spardl.clusters.base import Cluster, Flight
 from spardl.clusters.ledger import Ledger, PhaseStack
@@ -45,7 +46,7 @@ class SimulatedCluster(Cluster):
             a busy machine; it is wrong where several threads work, or a GPU.
 
     Raises:
-        ConfigError: if there is not at least one worker.
+        ConfigError: if there is not at least one worker, or an argument is of a wrong type.
 
     Example:
         >>> from spardl.vector.layout import Layout
@@ -70,8 +71,9 @@ class SimulatedCluster(Cluster):
         profile: Profile | None = None,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
-        if workers < 1:
-            raise ConfigError(f"cluster.workers must be at least 1, got {workers}")
+        check_whole("cluster.workers", workers, least=1)
+        check_kind("network", network, Network)
+        check_flag("count_local", count_local)
         self.size = workers
         self.device = torch.device(device)
         self.local_ranks = range(workers)

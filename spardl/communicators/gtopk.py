@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
-from spardl.basics.errors import ConfigError
+from spardl.basics.checks import check_choice
 from spardl.communicators.base import Communicator
 from spardl.communicators.steps.doubling import Target, recursive_doubling
 from spardl.communicators.steps.transfer import Courier
@@ -159,8 +159,7 @@ class GTopk(Communicator[SparseCompressor]):
     drops = True
 
     def __post_init__(self) -> None:
-        if self.variant not in tuple(VARIANTS):
-            raise ConfigError(f"communicator.variant must be one of {', '.join(VARIANTS)}, got {self.variant!r}")
+        check_choice("communicator.variant", self.variant, VARIANTS)
 
     def cost(self, context: Context, compressor: SparseCompressor) -> Cost:
         """The limits over all workers; see above for each."""

@@ -27,8 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import is_a
-from spardl.basics.errors import ConfigError
+from spardl.basics.checks import check_whole
 from spardl.communicators.base import Communicator
 from spardl.communicators.steps.balance import balance, joined
 from spardl.communicators.steps.split import equal_regions, split_and_reduce, split_cost, swap_counts, swap_words
@@ -204,9 +203,7 @@ class OkTopk(Reuse, Communicator[SparseCompressor]):
     def __post_init__(self) -> None:
         self.check_reuse("communicator")
         for name in ("repartition_period", "threshold_period", "bucket"):
-            value = getattr(self, name)
-            if not is_a(int, value) or value < 1:
-                raise ConfigError(f"communicator.{name} must be a whole number, at least 1, got {value!r}")
+            check_whole(f"communicator.{name}", getattr(self, name), least=1)
         if self.balance_factor is not None:
             check_number("communicator", "balance_factor", self.balance_factor, 0)
 

@@ -22,7 +22,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import NamedTuple
 
-from spardl.basics.checks import is_a
+from spardl.basics.checks import check_choice, check_whole
 from spardl.basics.errors import ConfigError
 from spardl.communicators.base import Communicator
 from spardl.communicators.steps.doubling import Target, recursive_doubling
@@ -265,10 +265,8 @@ class SparDL(Communicator[SparseCompressor]):
     drops = True
 
     def __post_init__(self) -> None:
-        if not is_a(int, self.teams) or self.teams < 1:
-            raise ConfigError(f"communicator.teams must be a whole number, at least 1, got {self.teams!r}")
-        if self.gather not in GATHERS:
-            raise ConfigError(f"communicator.gather must be one of {', '.join(GATHERS)}, got {self.gather!r}")
+        check_whole("communicator.teams", self.teams, least=1)
+        check_choice("communicator.gather", self.gather, GATHERS)
         if self.gather == "recursive" and self.teams & (self.teams - 1):
             raise ConfigError(
                 f"communicator.gather=recursive (R-SAG) needs a power of two of teams, got teams={self.teams}; "

@@ -13,7 +13,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from spardl.basics.errors import ConfigError
+from spardl.basics.checks import check_choice
 from spardl.compressors.base import DenseCompressor, Mass, Total
 from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
@@ -59,8 +59,7 @@ class Cast(DenseCompressor):
     one_sum = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.format, str) or self.format not in FORMATS:
-            raise ConfigError(f"compressor.format must be one of {', '.join(FORMATS)}, got {self.format!r}")
+        check_choice("compressor.format", self.format, FORMATS)
 
     def sizes(self, context: Context) -> list[int]:
         """The whole vector."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import is_a
+from spardl.basics.checks import check_flag, check_whole, is_a
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import DenseCompressor, Mass, Total
 from spardl.compressors.budget import Budget
@@ -98,10 +98,8 @@ class CountSketch(Budget, DenseCompressor):
             raise ConfigError(f"compressor.columns_per_entry must be a number above 0, got {self.columns_per_entry!r}")
         if not is_a(float, self.candidates) or not 1 <= self.candidates < math.inf:
             raise ConfigError(f"compressor.candidates must be a number, at least 1, got {self.candidates!r}")
-        if not isinstance(self.fresh_hashes, bool):
-            raise ConfigError(f"compressor.fresh_hashes must be true or false, got {self.fresh_hashes!r}")
-        if not is_a(int, self.seed) or self.seed < 0:
-            raise ConfigError(f"compressor.seed must be a whole number, at least 0, got {self.seed!r}")
+        check_flag("compressor.fresh_hashes", self.fresh_hashes)
+        check_whole("compressor.seed", self.seed, least=0)
 
     def plan(self, context: Context) -> list[SketchedPart]:
         """How each part is sent in ``context``: by way of a table only where that means fewer words than without."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import is_a
+from spardl.basics.checks import check_whole, is_a
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import Output
 from spardl.compressors.budget import PiecewiseCompressor
@@ -68,10 +68,8 @@ class SampledTopK(PiecewiseCompressor):
         super().__post_init__()
         if not is_a(float, self.sample_ratio) or not 0 < self.sample_ratio <= 1:
             raise ConfigError(f"compressor.sample_ratio must be above 0 and at most 1, got {self.sample_ratio!r}")
-        for name, least in (("least_sample", 1), ("lowerings", 0)):
-            value = getattr(self, name)
-            if not is_a(int, value) or value < least:
-                raise ConfigError(f"compressor.{name} must be a whole number, at least {least}, got {value!r}")
+        check_whole("compressor.least_sample", self.least_sample, least=1)
+        check_whole("compressor.lowerings", self.lowerings, least=0)
         if not is_a(float, self.low) or not 0 <= self.low <= 1:
             raise ConfigError(f"compressor.low must be at least 0 and at most 1, got {self.low!r}")
         if not is_a(float, self.factor) or not 0 < self.factor < 1:

@@ -14,7 +14,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import is_a
+from spardl.basics.checks import check_whole, is_a
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import Output
 from spardl.compressors.budget import PiecewiseCompressor
@@ -60,8 +60,7 @@ class GaussianK(PiecewiseCompressor):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not is_a(int, self.corrections) or self.corrections < 0:
-            raise ConfigError(f"compressor.corrections must be a whole number, at least 0, got {self.corrections!r}")
+        check_whole("compressor.corrections", self.corrections, least=0)
         if not is_a(float, self.factor) or not 0 < self.factor < 1:
             raise ConfigError(f"compressor.factor must be above 0 and below 1, got {self.factor!r}")
         if not is_a(float, self.low) or not 0 <= self.low <= 1:

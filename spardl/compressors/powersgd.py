@@ -18,8 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import is_a
-from spardl.basics.errors import ConfigError
+from spardl.basics.checks import check_flag, check_whole
 from spardl.compressors.base import DenseCompressor, Mass, Total
 from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
@@ -74,12 +73,9 @@ class PowerSGD(DenseCompressor):
     mass = Mass.LEFT
 
     def __post_init__(self) -> None:
-        for name, least in (("rank", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if not is_a(int, value) or value < least:
-                raise ConfigError(f"compressor.{name} must be a whole number, at least {least}, got {value!r}")
-        if not isinstance(self.warm_start, bool):
-            raise ConfigError(f"compressor.warm_start must be true or false, got {self.warm_start!r}")
+        check_whole("compressor.rank", self.rank, least=1)
+        check_whole("compressor.seed", self.seed, least=0)
+        check_flag("compressor.warm_start", self.warm_start)
 
     def init_state(self, layout: Layout, dtype: torch.dtype, device: torch.device | str) -> PowerSGDState:
         """Random columns, if there is a warm start."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spardl.basics.errors import ConfigError
+from spardl.basics.checks import check_choice
 from spardl.compressors.base import CodeCompressor, Mass
 from spardl.compressors.budget import SCOPES
 from spardl.protocol.combination import Combination
@@ -41,8 +41,7 @@ class SignSGD(CodeCompressor):
     mass = Mass.LEFT
 
     def __post_init__(self) -> None:
-        if self.scope not in ("layer", "model"):
-            raise ConfigError(f"compressor.scope must be one of layer, model, got {self.scope!r}")
+        check_choice("compressor.scope", self.scope, ("layer", "model"))
 
     def size(self, context: Context, dtype: torch.dtype = torch.float32) -> int:
         """Bytes of a message: the scales have the type of the vector."""

@@ -14,7 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from spardl.basics.checks import check_real, check_settings
+from spardl.basics.checks import check_kind, check_real, check_settings
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
 from spardl.hooks.stats import Meter, Stats
@@ -72,6 +72,7 @@ class Hook:
         scaler: GradScaler | None = None,
     ) -> None:
         check_settings(bucket_mb, timeout)
+        check_kind("scaler", scaler, GradScaler, optional=True)
         for name, module in ddp.module.named_modules():
             if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
                 raise ConfigError(f"{name or 'the model'} has sparse gradients; make it with sparse=False")

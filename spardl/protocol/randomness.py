@@ -20,5 +20,8 @@ def seeded_generator(*parts: int | str) -> torch.Generator:
 
     Args:
         *parts: what the numbers are for, such as a seed, the number of a step, and a rank where workers should differ.
+
+    Returns:
+        The generator; nobody else has it.
     """
     return torch.Generator().manual_seed(derive_seed(*parts))

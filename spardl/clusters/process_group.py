@@ -18,6 +18,7 @@ from spardl.basics.errors import ConfigError
 from spardl.clusters.background import Background
 from spardl.clusters.base import Cluster, Flight
 from spardl.clusters.channel import Channel, Journey
+from spardl.clusters.following import follower
 from spardl.clusters.ledger import Ledger, PhaseStack
 from spardl.clusters.network import Network
 from spardl.protocol.programs import Boundary, Phase, Program
@@ -70,6 +71,7 @@ class ProcessGroupCluster(Cluster):
         self._beside: list[_Beside] = []
         self._streams, self._turn = streams, -1
         self.device = torch.device(device)
+        self._follow = follower()
         self._started = time.perf_counter()
         self.size = dist.get_world_size(self._group)
         self.local_ranks = (dist.get_rank(self._group),)
@@ -86,7 +88,8 @@ class ProcessGroupCluster(Cluster):
 
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
         """Runs this worker's program."""
-        return [Journey(programs[0], self._channel, self.ledgers[0]).to_the_end()]
+        (program,) = self._follow(programs, self.local_workers)
+        return [Journey(program, self._channel, self.ledgers[0]).to_the_end()]
 
     def run_aside(self, programs: Sequence[Program[T]]) -> list[T]:
         """Runs this worker's program with a ledger that is thrown away."""
@@ -114,7 +117,8 @@ class ProcessGroupCluster(Cluster):
         # All workers prepare the same flights in the same order, so each flight has the same stream everywhere.
         self._turn = (self._turn + 1) % self._streams
         beside = self._beside[self._turn]
-        journey = Journey(programs[0], beside.channel, self.ledgers[0] if counted else Ledger(), beside=True)
+        (program,) = self._follow(programs, self.local_workers) if counted else programs
+        journey = Journey(program, beside.channel, self.ledgers[0] if counted else Ledger(), beside=True)
         return ProcessFlight(journey, beside.thread, self._stack, pauses)
 
     def open(self) -> None:

@@ -17,6 +17,7 @@ import torch
 from spardl.basics.checks import check_flag, check_kind, check_whole
 from spardl.basics.errors import ConfigError, ProgramError
 from spardl.clusters.base import Cluster, Flight
+from spardl.clusters.following import follower
 from spardl.clusters.ledger import Ledger, PhaseStack
 from spardl.clusters.network import Network
 from spardl.clusters.virtual import VirtualRun
@@ -86,12 +87,14 @@ class SimulatedCluster(Cluster):
         self._profile = profile
         # Seconds of the profile that have passed in the pass which each worker is in.
         self._passed = [0.0] * workers
+        self._follow = follower()
         self._stack = PhaseStack(self._charge, timer)
         self._run = partial(VirtualRun, timer=timer)
 
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
         """Runs all workers' programs."""
-        return self._run(programs, self._network, self.ledgers, self._clocks, self._count_local).to_the_end()
+        followed = self._follow(programs, self.local_workers)
+        return self._run(followed, self._network, self.ledgers, self._clocks, self._count_local).to_the_end()
 
     def run_aside(self, programs: Sequence[Program[T]]) -> list[T]:
         """Runs all workers' programs while the clocks stand still."""
@@ -108,7 +111,7 @@ class SimulatedCluster(Cluster):
 
     def flight(self, programs: Sequence[Program[T]], *, pauses: bool = False) -> Flight[T]:
         """Prepares all workers' programs; they run when the first result is asked for."""
-        return _SimulatedFlight(self, programs, pauses)
+        return _SimulatedFlight(self, self._follow(programs, self.local_workers), pauses)
 
     def timed(self, phase: Phase, local: Sequence[int]) -> AbstractContextManager[None]:
         """Enters measured seconds for each, and lets them pass on their virtual clocks."""

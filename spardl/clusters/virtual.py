@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from spardl.basics.errors import ProgramError
-from spardl.clusters.ledger import Ledger, Stopwatch
+from spardl.clusters.ledger import Ledger, Stopwatch, ring_cost
 from spardl.clusters.network import Network
 from spardl.protocol.programs import (
     AllGather,
@@ -31,6 +31,7 @@ from spardl.protocol.programs import (
     ReduceScatter,
     Request,
     Send,
+    Step,
 )
 
 __all__ = ["VirtualRun"]
@@ -111,7 +112,7 @@ class VirtualRun:
         watch.switch(self._phases[rank])
         try:
             request: Request = next(program) if reply is None else program.send(reply)
-            while isinstance(request, Phase) or (isinstance(request, Boundary) and not self._pauses):
+            while isinstance(request, (Phase, Step)) or (isinstance(request, Boundary) and not self._pauses):
                 if isinstance(request, Phase):
                     self._pass(rank, watch.switch(request))
                     self._phases[rank] = request
@@ -202,8 +203,7 @@ class VirtualRun:
         if len(kinds) > 1:
             raise ProgramError(f"the ranks do not agree on a collective: {' and '.join(sorted(map(str, kinds)))}")
         (kind,), tensors = kinds, [request.tensor for request in requests]
-        rounds = (2 if kind is AllReduce else 1) * (len(requests) - 1)
-        elements = rounds * tensors[0].numel() // len(requests)
+        rounds, elements = ring_cost(requests[0], len(requests))
         cost = rounds * self._network.alpha + elements * tensors[0].itemsize * self._network.beta
         then = max(self._clocks) + cost
         replies = _COLLECTIVES[kind](tensors)

@@ -25,7 +25,7 @@ from spardl.method.residuals import Residual
 from spardl.method.warmup import Warmup
 from spardl.protocol.context import Context
 from spardl.protocol.costs import Cost
-from spardl.protocol.programs import Boundary, Phase, Program, Worker
+from spardl.protocol.programs import Boundary, Phase, Program, Step, Worker
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.bounds import Bound, cut
 from spardl.vector.candidates import Candidates
@@ -324,6 +324,7 @@ class Method:
             its type, before it is divided; where nothing is carried over, a dense one is infinite, as in plain
             training.
         """
+        yield Step(state.step + 1)
         yield Phase.SELECT
         state.overflowed = False
         run = self._run_dense if state.step < self.warmup.steps else self._run

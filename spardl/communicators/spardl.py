@@ -116,9 +116,13 @@ class SparDLState(State):
             k: entries wanted.
             teams: number of teams.
         """
+        # Nobody is told another team's h, though the size of its message follows from it: all teams see the same union
+        # of a block, so they come to the same h. A union of exactly k counts as too small, so h never rests: it swings
+        # around the right one.
         if (merged > k) != (self.step > 0):
             if self.inertia:
                 self.step = _clamp(2 * self.step, -k, k)
+            # Not ``True``: a doubled step has to be right twice again before the next doubling.
             self.inertia = not self.inertia
         else:
             self.step = int(-self.step / 2) or -self.step

@@ -16,6 +16,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -57,7 +58,7 @@ CLEAR = 1.05
 DENSE, SHORT = "none", "bf16"
 # What the tables compare: PowerSGD would need the shapes of these models, and a guess for GPUs.
 COMPARED = (DENSE, SHORT, "topka", "oktopk", "spardl")
-SCHEDULES = ("after_backward", "wfbp", "dear")
+advise = partial(spardl.advise, methods=COMPARED, schedules=("after_backward", "wfbp", "dear"))
 # Between the marks of this name in the page.
 SECTION = "break-even"
 # A few launches of kernels, and 12 bytes for an entry there and back at 616 GB/s: assumed, low.
@@ -142,9 +143,7 @@ def measure() -> dict[str, Any]:
     found: dict[str, dict[str, Any]] = {}
     profile = Profile.read(PROFILES / "resnet20.json")
     for workers in WORKERS:
-        choices = spardl.advise(
-            profile, workers=workers, compressing=lambda name, options: NOTHING, methods=COMPARED, schedules=SCHEDULES
-        ).choices
+        choices = advise(profile, workers=workers, compressing=lambda name, options: NOTHING).choices
         found[str(workers)] = {
             label(choice.method, choice.options): _line(choice, workers) for choice in choices if choice.method != DENSE
         }
@@ -195,11 +194,7 @@ def break_even(profile: Profile, workers: int, compressing: Compressing) -> str:
     """The bandwidth under which a sparse method is clearly faster than dense and than 16 bits, in Gbit/s."""
 
     def pays(gbit: float) -> bool:
-        _, gain, cast = gains(
-            spardl.advise(
-                profile, Network(ALPHA, gbit), workers, compressing=compressing, methods=COMPARED, schedules=SCHEDULES
-            )
-        )
+        _, gain, cast = gains(advise(profile, Network(ALPHA, gbit), workers, compressing=compressing))
         return gain >= CLEAR * max(1.0, cast)
 
     if pays(HIGH):
@@ -213,10 +208,7 @@ def break_even(profile: Profile, workers: int, compressing: Compressing) -> str:
 
 def row(model: str, profile: Profile, workers: int, compressing: Compressing) -> list[str]:
     """The table's row of a model and a number of workers."""
-    cells = [
-        winner(spardl.advise(profile, network, workers, compressing=compressing, methods=COMPARED, schedules=SCHEDULES))
-        for network in NETWORKS.values()
-    ]
+    cells = [winner(advise(profile, network, workers, compressing=compressing)) for network in NETWORKS.values()]
     name = f"{model}: {sum(profile.entries) / 1e6:.3g} M, {profile.compute:.3g} s"
     return [name, str(workers), *cells, break_even(profile, workers, compressing)]
 

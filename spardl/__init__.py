@@ -39,6 +39,8 @@ from spardl.hooks.stats import Stats
 from spardl.hooks.synchronizer import Synchronizer
 from spardl.method.method import Method
 from spardl.method.momentum import CorrectedMomentum, LocalMomentum, OptimizerMomentum
+from spardl.method.names import MethodName
+from spardl.method.options import Option, method_options
 from spardl.method.recipes import Recipe, make_method, method_names
 from spardl.method.residuals import GlobalResidual, LocalResidual, NoResidual, PartialResidual, RescaledResidual
 from spardl.method.warmup import Warmup
@@ -70,12 +72,14 @@ __all__ = [
     "LocalMomentum",
     "LocalResidual",
     "Method",
+    "MethodName",
     "MgWfbp",
     "Network",
     "NoCompression",
     "NoResidual",
     "OkTopk",
     "OptimizerMomentum",
+    "Option",
     "PartialResidual",
     "PeerError",
     "PowerSGD",
@@ -108,4 +112,5 @@ __all__ = [
     "hook",
     "make_method",
     "method_names",
+    "method_options",
 ]

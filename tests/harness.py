@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from functools import cache
@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import spardl as package
 from spardl.clusters import Cluster, Network, ProcessGroupCluster, SimulatedCluster
 from spardl.clusters.precompile import precompile
 from spardl.clusters.workers.processes import run_processes
@@ -98,6 +99,18 @@ def residual_rules() -> list[Residual]:
 def legal(parts: Iterable[tuple[Compressor, Communicator[Any], Residual]]) -> list[Method]:
     """The methods that these parts make, without what does not fit together."""
     return [Method(*three) for three in parts if why_not(*map(type, three)) is None]
+
+
+def published_parts(kinds: Mapping[str, type]) -> set[str]:
+    """The names of those that the package exports; others are somebody's work in progress, and need no docs."""
+    return {name for name, kind in kinds.items() if kind.__name__ in package.__all__}
+
+
+def published_methods() -> set[str]:
+    """The names of those whose parts are all published."""
+    compressors, communicators = published_parts(registry.compressors()), published_parts(registry.communicators())
+    declared = registry.combinations().values()
+    return {each.name for each in declared if each.compressor in compressors and each.communicator in communicators}
 
 
 def best_residual(compressor: Compressor) -> Residual:

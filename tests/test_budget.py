@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from spardl.basics.errors import ConfigError
-from spardl.compressors import Budget, TopK
+from spardl.communicators import SparDL
+from spardl.compressors import Budget, Output, PiecewiseCompressor, TopK
+from spardl.method.method import Method
+from spardl.method.residuals import GlobalResidual
 from spardl.protocol.context import Context
 from spardl.protocol.programs import Worker
+from spardl.protocol.randomness import seeded_generator
 from spardl.protocol.state import State
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.layout import Layout, Part
-from tests.harness import selected
+from spardl.vector.selection import top_k
+from tests.harness import Bench, selected
 
 LAYOUT = Layout.of([(20, 10), (5,), (0,), (300,)])
 
@@ -111,3 +119,34 @@ def test_of_the_whole_vector_each_layer_gets_its_budget(shapes: list[int], densi
     chosen = selected(compressor, torch.randn(layout.length), whole.k, at(0, layout))
     for part in parts:
         assert sum(part.start <= position < part.stop for position in chosen) == part.k
+
+
+@dataclass(frozen=True)
+class Watched(PiecewiseCompressor):
+    """Top-k that notes who asks for which piece of which part, and the first number drawn for it."""
+
+    asked: list[tuple[int, int, int, float]] = field(default_factory=list)
+
+    name = "watched"
+    output = Output.AT_MOST_K
+
+    def choose(self, values: Tensor, k: int, part: int, context: Context, state: State) -> Tensor:
+        draw = torch.rand((), generator=seeded_generator(context.step, context.worker.rank, part)).item()
+        self.asked.append((context.worker.rank, part, values.numel(), draw))
+        return top_k(values, k)
+
+
+def test_a_piece_may_assume_no_more_than_the_page_for_authors_says() -> None:
+    """Each once, in an order of the worker's own; pieces of a part draw the same numbers."""
+    compressor = Watched(0.1, scope="layer")
+    bench = Bench.build(Method(compressor, SparDL(), GlobalResidual()), 4, 80, torch.float32)
+    bench.step([torch.randn(80) for _ in range(4)])
+    sizes = {rank: [(part, size) for who, part, size, _ in compressor.asked if who == rank] for rank in range(4)}
+    assert all(sorted(asked) == sorted(sizes[0]) for asked in sizes.values())
+    assert len({tuple(asked) for asked in sizes.values()}) > 1
+    assert sum(size for _, size in sizes[0]) == 80
+    pieces = Counter(part for part, _ in sizes[0])
+    assert pieces[0] > 1
+    draws = {(rank, part): draw for rank, part, _, draw in compressor.asked}
+    assert all(draws[rank, part] == draw for rank, part, _, draw in compressor.asked)
+    assert len(set(draws.values())) == len(draws)

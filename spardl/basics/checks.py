@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from torch import Tensor
 
 from spardl.basics.errors import ConfigError
 
-__all__ = ["check_real", "check_seconds", "is_a", "is_finite"]
+__all__ = [
+    "check_choice",
+    "check_flag",
+    "check_kind",
+    "check_real",
+    "check_seconds",
+    "check_whole",
+    "is_a",
+    "is_finite",
+]
 
 # Eleven days. Libraries count milliseconds in 31 bits.
 _LONGEST = 1_000_000
@@ -24,6 +33,68 @@ def is_a(kind: type[int | float], value: Any) -> bool:
 def is_finite(value: Any) -> bool:
     """Whether a value is a number, and neither NaN nor infinite."""
     return is_a(float, value) and math.isfinite(value)
+
+
+def check_whole(name: str, value: Any, least: int | None = None) -> None:
+    """Accepts a whole number.
+
+    Args:
+        name: of the setting.
+        value: what was given.
+        least: the smallest number that is accepted; ``None``: any.
+
+    Raises:
+        ConfigError: if it is something else, or smaller.
+    """
+    if not is_a(int, value) or (least is not None and value < least):
+        limit = "" if least is None else f", at least {least}"
+        raise ConfigError(f"{name} must be a whole number{limit}, got {value!r}")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Accepts a truth value.
+
+    Args:
+        name: of the setting.
+        value: what was given.
+
+    Raises:
+        ConfigError: if it is something else; 0 and 1 are numbers.
+    """
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be true or false, got {value!r}")
+
+
+def check_kind(name: str, value: Any, kind: type, *, optional: bool = False) -> None:
+    """Accepts an object of a class.
+
+    Args:
+        name: of the argument.
+        value: what was given.
+        kind: its class, or a base of it.
+        optional: whether ``None`` will do.
+
+    Raises:
+        ConfigError: if it is something else, the class itself included.
+    """
+    if not isinstance(value, kind) and not (optional and value is None):
+        wanted, given = kind.__name__ + " or None" * optional, " ".join(repr(value).split())
+        raise ConfigError(f"{name} must be a {wanted}, got {given}")
+
+
+def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
+    """Accepts one of some texts.
+
+    Args:
+        name: of the setting.
+        value: what was given.
+        choices: what it may be.
+
+    Raises:
+        ConfigError: if it is something else.
+    """
+    if not isinstance(value, str) or value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 def check_real(named: Iterable[tuple[str, Tensor]]) -> None:

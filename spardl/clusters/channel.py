@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from spardl.basics.errors import PeerError
-from spardl.clusters.ledger import Ledger, Stopwatch
+from spardl.clusters.ledger import Ledger, Stopwatch, ring_cost
 from spardl.clusters.network import Network
 from spardl.clusters.throttle import lasting, traffic
 from spardl.protocol.programs import (
@@ -26,6 +26,7 @@ from spardl.protocol.programs import (
     Program,
     Receive,
     ReduceScatter,
+    Step,
 )
 
 __all__ = ["Channel", "Journey"]
@@ -71,9 +72,7 @@ class Channel:
             with self._slowed(1, lambda: traffic(request)):
                 return self._exchange(request)
         run = _COLLECTIVES[type(request)]
-        halves = 2 if isinstance(request, AllReduce) else 1
-        rounds, itemsize = halves * (self._size - 1), request.tensor.itemsize
-        elements = rounds * request.tensor.numel() // self._size
+        (rounds, elements), itemsize = ring_cost(request, self._size), request.tensor.itemsize
         ledger.count_collective(rounds, elements, itemsize)
         contact = self._contact(f"the backend's {type(request).__name__} over all workers")
         with self._slowed(rounds, lambda: elements * itemsize), contact:
@@ -214,7 +213,7 @@ class Journey(Generic[T]):
                     return request
                 if isinstance(request, Phase):
                     self._phase = request
-                else:
+                elif not isinstance(request, Step):
                     watch.switch(Phase.COMMUNICATE)
                     self._reply = self._channel.communicate(request, self._ledger)
                 watch.switch(self._phase)

@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from spardl.protocol.programs import Exchange, Phase
+from spardl.protocol.programs import AllReduce, Collective, Exchange, Phase
 
-__all__ = ["Ledger", "PhaseStack", "Stopwatch"]
+__all__ = ["Ledger", "PhaseStack", "Stopwatch", "ring_cost"]
 
 
 @dataclass
@@ -101,6 +101,20 @@ class Ledger:
             setattr(self, name, values[name])
         self.seconds = {phase: values["seconds"][phase.value] for phase in Phase}
         self.beside = {phase: values["beside"][phase.value] for phase in Phase}
+
+
+def ring_cost(request: Collective, workers: int) -> tuple[int, int]:
+    """What a backend's own collective is counted as, whatever it does: a ring.
+
+    Args:
+        request: the collective.
+        workers: P.
+
+    Returns:
+        Rounds, and elements that each worker sends.
+    """
+    rounds = (2 if isinstance(request, AllReduce) else 1) * (workers - 1)
+    return rounds, rounds * request.tensor.numel() // workers
 
 
 class Stopwatch:

@@ -44,6 +44,6 @@ def _synchronize(method: Method, workers: int, dtype: torch.dtype) -> None:
     for _ in range(_STEPS):
         for state in states:
             method.accumulate(torch.randn(_LENGTH, generator=random).to(dtype), state)
-        cluster.run(
+        cluster.run_aside(
             [method.average(worker, state) for worker, state in zip(cluster.local_workers, states, strict=True)]
         )

@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from spardl.basics.checks import is_a
+from spardl.basics.checks import check_kind, check_seconds, check_whole
 from spardl.basics.errors import ConfigError
 from spardl.clusters.background import Background
 from spardl.clusters.base import Cluster, Flight
 from spardl.clusters.channel import Channel, Journey
+from spardl.clusters.following import follower
 from spardl.clusters.ledger import Ledger, PhaseStack
 from spardl.clusters.network import Network
 from spardl.protocol.programs import Boundary, Phase, Program
@@ -53,6 +54,8 @@ class ProcessGroupCluster(Cluster):
         throttle: Network | None = None,
         streams: int = 1,
     ) -> None:
+        check_seconds("timeout", timeout)
+        check_kind("throttle", throttle, Network, optional=True)
         check_streams(streams, torch.device(device), throttle)
         if not dist.is_initialized():
             raise ConfigError("there is no process group yet; call torch.distributed.init_process_group() first")
@@ -68,6 +71,7 @@ class ProcessGroupCluster(Cluster):
         self._beside: list[_Beside] = []
         self._streams, self._turn = streams, -1
         self.device = torch.device(device)
+        self._follow = follower()
         self._started = time.perf_counter()
         self.size = dist.get_world_size(self._group)
         self.local_ranks = (dist.get_rank(self._group),)
@@ -84,7 +88,8 @@ class ProcessGroupCluster(Cluster):
 
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
         """Runs this worker's program."""
-        return [Journey(programs[0], self._channel, self.ledgers[0]).to_the_end()]
+        (program,) = self._follow(programs, self.local_workers)
+        return [Journey(program, self._channel, self.ledgers[0]).to_the_end()]
 
     def run_aside(self, programs: Sequence[Program[T]]) -> list[T]:
         """Runs this worker's program with a ledger that is thrown away."""
@@ -112,7 +117,8 @@ class ProcessGroupCluster(Cluster):
         # All workers prepare the same flights in the same order, so each flight has the same stream everywhere.
         self._turn = (self._turn + 1) % self._streams
         beside = self._beside[self._turn]
-        journey = Journey(programs[0], beside.channel, self.ledgers[0] if counted else Ledger(), beside=True)
+        (program,) = self._follow(programs, self.local_workers) if counted else programs
+        journey = Journey(program, beside.channel, self.ledgers[0] if counted else Ledger(), beside=True)
         return ProcessFlight(journey, beside.thread, self._stack, pauses)
 
     def open(self) -> None:
@@ -174,8 +180,7 @@ def check_streams(streams: int, device: torch.device, throttle: Network | None) 
     Raises:
         ConfigError: if there is not at least one, or there are several where that cannot work.
     """
-    if not is_a(int, streams) or streams < 1:
-        raise ConfigError(f"cluster.streams must be a whole number, at least 1, got {streams!r}")
+    check_whole("cluster.streams", streams, least=1)
     if streams > 1 and device.type == "cuda":
         raise ConfigError("cluster.streams: on GPUs, several groups of NCCL can wait for one another; use 1")
     if streams > 1 and throttle is not None:

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from spardl.basics.checks import check_flag, check_kind, check_whole
 from spardl.basics.errors import ConfigError, ProgramError
 from spardl.clusters.base import Cluster, Flight
+from spardl.clusters.following import follower
 from spardl.clusters.ledger import Ledger, PhaseStack
 from spardl.clusters.network import Network
 from spardl.clusters.virtual import VirtualRun
@@ -45,7 +47,7 @@ class SimulatedCluster(Cluster):
             a busy machine; it is wrong where several threads work, or a GPU.
 
     Raises:
-        ConfigError: if there is not at least one worker.
+        ConfigError: if there is not at least one worker, or an argument is of a wrong type.
 
     Example:
         >>> from spardl.vector.layout import Layout
@@ -70,8 +72,9 @@ class SimulatedCluster(Cluster):
         profile: Profile | None = None,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
-        if workers < 1:
-            raise ConfigError(f"cluster.workers must be at least 1, got {workers}")
+        check_whole("cluster.workers", workers, least=1)
+        check_kind("network", network, Network)
+        check_flag("count_local", count_local)
         self.size = workers
         self.device = torch.device(device)
         self.local_ranks = range(workers)
@@ -84,12 +87,14 @@ class SimulatedCluster(Cluster):
         self._profile = profile
         # Seconds of the profile that have passed in the pass which each worker is in.
         self._passed = [0.0] * workers
+        self._follow = follower()
         self._stack = PhaseStack(self._charge, timer)
         self._run = partial(VirtualRun, timer=timer)
 
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
         """Runs all workers' programs."""
-        return self._run(programs, self._network, self.ledgers, self._clocks, self._count_local).to_the_end()
+        followed = self._follow(programs, self.local_workers)
+        return self._run(followed, self._network, self.ledgers, self._clocks, self._count_local).to_the_end()
 
     def run_aside(self, programs: Sequence[Program[T]]) -> list[T]:
         """Runs all workers' programs while the clocks stand still."""
@@ -106,7 +111,7 @@ class SimulatedCluster(Cluster):
 
     def flight(self, programs: Sequence[Program[T]], *, pauses: bool = False) -> Flight[T]:
         """Prepares all workers' programs; they run when the first result is asked for."""
-        return _SimulatedFlight(self, programs, pauses)
+        return _SimulatedFlight(self, self._follow(programs, self.local_workers), pauses)
 
     def timed(self, phase: Phase, local: Sequence[int]) -> AbstractContextManager[None]:
         """Enters measured seconds for each, and lets them pass on their virtual clocks."""

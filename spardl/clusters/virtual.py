@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from spardl.basics.errors import ProgramError
-from spardl.clusters.ledger import Ledger, Stopwatch
+from spardl.clusters.ledger import Ledger, Stopwatch, ring_cost
 from spardl.clusters.network import Network
 from spardl.protocol.programs import (
     AllGather,
@@ -31,6 +31,7 @@ from spardl.protocol.programs import (
     ReduceScatter,
     Request,
     Send,
+    Step,
 )
 
 __all__ = ["VirtualRun"]
@@ -88,15 +89,19 @@ class VirtualRun:
         self._out_free = list(clocks)
         self._in_free = list(clocks)
         self._results: dict[int, Any] = {}
+        # A rank is in here once at most, so replies, which have no order, are never compared.
         self._ready: list[tuple[float, int, list[Tensor] | None]] = []
 
     def to_the_end(self) -> list[Any]:
         """Runs until every program has returned, or is at its boundary; gives what it returned, or the boundary."""
+        # What rests at its boundary waits for a reply; a fresh generator takes none.
         first: list[Tensor] | None = [] if self._begun else None
         self._ready = [(clock, rank, first) for rank, clock in enumerate(self._clocks)]
         heapq.heapify(self._ready)
         while self._ready or self._heads:
-            # Who is earlier: a message that begins to travel, or a program that may send another.
+            # Who is earlier: a message that begins to travel, or a program that may send another. No program sends
+            # before its own clock, and clocks never go back: so no message is overtaken by one that is not known yet.
+            # At equal times the program goes first, since it may send one that begins just then.
             if self._heads and not (self._ready and self._ready[0][0] <= self._heads[0][0]):
                 self._carry()
             else:
@@ -111,7 +116,7 @@ class VirtualRun:
         watch.switch(self._phases[rank])
         try:
             request: Request = next(program) if reply is None else program.send(reply)
-            while isinstance(request, Phase) or (isinstance(request, Boundary) and not self._pauses):
+            while isinstance(request, (Phase, Step)) or (isinstance(request, Boundary) and not self._pauses):
                 if isinstance(request, Phase):
                     self._pass(rank, watch.switch(request))
                     self._phases[rank] = request
@@ -160,10 +165,12 @@ class VirtualRun:
         expected, source = heapq.heappop(self._heads)
         start = self._start(source)
         if start > expected:
+            # Another message took the target's link since this one was lined up.
             heapq.heappush(self._heads, (start, source))
             return
         send = self._outbox[source].popleft()
         busy = start + self._network.beta * send.payload.nbytes
+        # Latency keeps no link busy: the next message may begin while this one is still on its way.
         self._out_free[source] = self._in_free[send.to] = busy
         # The sender may write into the payload as soon as its own exchange is over.
         self._letters[source, send.to].append(_Letter(send.payload.clone(), busy + self._network.alpha))
@@ -202,8 +209,7 @@ class VirtualRun:
         if len(kinds) > 1:
             raise ProgramError(f"the ranks do not agree on a collective: {' and '.join(sorted(map(str, kinds)))}")
         (kind,), tensors = kinds, [request.tensor for request in requests]
-        rounds = (2 if kind is AllReduce else 1) * (len(requests) - 1)
-        elements = rounds * tensors[0].numel() // len(requests)
+        rounds, elements = ring_cost(requests[0], len(requests))
         cost = rounds * self._network.alpha + elements * tensors[0].itemsize * self._network.beta
         then = max(self._clocks) + cost
         replies = _COLLECTIVES[kind](tensors)

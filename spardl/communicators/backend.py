@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from spardl.basics.errors import ConfigError
+from spardl.basics.checks import check_flag
 from spardl.communicators.base import DenseCommunicator
 from spardl.protocol.costs import Bounds, Cost
 from spardl.protocol.programs import AllGather, AllReduce, Boundary, Program, ReduceScatter, Worker
@@ -35,8 +35,7 @@ class Backend(DenseCommunicator):
     name = "backend"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.halves, bool):
-            raise ConfigError(f"communicator.halves must be true or false, got {self.halves!r}")
+        check_flag("communicator.halves", self.halves)
 
     @property
     def splits(self) -> bool:

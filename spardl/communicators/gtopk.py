@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
-from spardl.basics.errors import ConfigError
+from spardl.basics.checks import check_choice
 from spardl.communicators.base import Communicator
 from spardl.communicators.steps.doubling import Target, recursive_doubling
 from spardl.communicators.steps.transfer import Courier
 from spardl.compressors.base import Output, SparseCompressor
+from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.costs import Bounds, Cost, log2_ceil
 from spardl.protocol.programs import Exchange, Phase, Program, Team, whole_team
@@ -34,7 +35,9 @@ from spardl.vector.accumulator import Accumulator
 from spardl.vector.packing import Slot
 from spardl.vector.sparse import SparseVector, Sum
 
-__all__ = ["VARIANTS", "GTopk", "Variant", "folded_doubling", "tree"]
+__all__ = ["METHODS", "VARIANTS", "GTopk", "Variant", "folded_doubling", "tree"]
+
+METHODS = (Combination("gtopk", compressor="topk", communicator="gtopk", residual="partial"),)
 
 
 def tree(team: Team, own: SparseVector, target: Target) -> Program[SparseVector]:
@@ -156,8 +159,7 @@ class GTopk(Communicator[SparseCompressor]):
     drops = True
 
     def __post_init__(self) -> None:
-        if self.variant not in tuple(VARIANTS):
-            raise ConfigError(f"communicator.variant must be one of {', '.join(VARIANTS)}, got {self.variant!r}")
+        check_choice("communicator.variant", self.variant, VARIANTS)
 
     def cost(self, context: Context, compressor: SparseCompressor) -> Cost:
         """The limits over all workers; see above for each."""

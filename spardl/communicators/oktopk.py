@@ -20,20 +20,20 @@ missed is kept by the residual, like all that did not reach the result.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import is_a
-from spardl.basics.errors import ConfigError
+from spardl.basics.checks import check_whole
 from spardl.communicators.base import Communicator
 from spardl.communicators.steps.balance import balance, joined
 from spardl.communicators.steps.split import equal_regions, split_and_reduce, split_cost, swap_counts, swap_words
 from spardl.communicators.steps.transfer import Courier, all_gather_counts
 from spardl.compressors.base import Output, SparseCompressor
+from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.costs import Bounds, Cost, log2_ceil
 from spardl.protocol.programs import Phase, Program, Team, whole_team
@@ -45,7 +45,49 @@ from spardl.vector.selection import top_k
 from spardl.vector.sparse import SparseVector, Sum
 from spardl.vector.thresholds import Reuse, check_number, smallest_magnitude
 
-__all__ = ["OkTopk", "OkTopkState", "consensus_borders"]
+__all__ = ["METHODS", "OkTopk", "OkTopkState", "consensus_borders"]
+
+_OKTOPK = Combination("oktopk", compressor="reused_threshold", communicator="oktopk", residual="partial")
+# The other three are what the official code has for three models: without this library's addition, so thresholds are
+# evaluated in their period only.
+METHODS = (
+    _OKTOPK,
+    replace(
+        _OKTOPK,
+        name="oktopk_vgg",
+        dense_steps=512,
+        compressor_options={"density": 0.02, "reevaluate_beyond": None},
+        communicator_options={"reevaluate_beyond": None},
+    ),
+    replace(
+        _OKTOPK,
+        name="oktopk_lstm",
+        dense_steps=128,
+        compressor_options={"density": 0.02, "reevaluate_beyond": None, "pre_limit": 1.5, "low": 0.75},
+        communicator_options={"reevaluate_beyond": None, "low": 0.75, "lower_factor": 1.01, "high": 1.25},
+    ),
+    replace(
+        _OKTOPK,
+        name="oktopk_bert",
+        compressor_options={
+            "period": 128,
+            "pre_corrections": 0,
+            "low": 0.8,
+            "lower_factor": 1.025,
+            "raise_factor": 1.025,
+            "reevaluate_beyond": None,
+        },
+        communicator_options={
+            "threshold_period": 128,
+            "low": 0.8,
+            "lower_factor": 1.036,
+            "high": 1.25,
+            "raise_factor": 1.025,
+            "reevaluate_beyond": None,
+            "balance_factor": 0,
+        },
+    ),
+)
 
 
 @dataclass
@@ -161,9 +203,7 @@ class OkTopk(Reuse, Communicator[SparseCompressor]):
     def __post_init__(self) -> None:
         self.check_reuse("communicator")
         for name in ("repartition_period", "threshold_period", "bucket"):
-            value = getattr(self, name)
-            if not is_a(int, value) or value < 1:
-                raise ConfigError(f"communicator.{name} must be a whole number, at least 1, got {value!r}")
+            check_whole(f"communicator.{name}", getattr(self, name), least=1)
         if self.balance_factor is not None:
             check_number("communicator", "balance_factor", self.balance_factor, 0)
 

@@ -22,12 +22,13 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import NamedTuple
 
-from spardl.basics.checks import is_a
+from spardl.basics.checks import check_choice, check_whole
 from spardl.basics.errors import ConfigError
 from spardl.communicators.base import Communicator
 from spardl.communicators.steps.doubling import Target, recursive_doubling
 from spardl.communicators.steps.transfer import Courier
 from spardl.compressors.base import Output, SparseCompressor
+from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.costs import Bounds, Cost, log2_ceil
 from spardl.protocol.programs import Boundary, Phase, Program, Team
@@ -38,6 +39,7 @@ from spardl.vector.packing import Slot
 from spardl.vector.sparse import SparseVector, Sum, merge
 
 __all__ = [
+    "METHODS",
     "Blocks",
     "SparDL",
     "SparDLState",
@@ -46,6 +48,8 @@ __all__ = [
     "spar_reduce_scatter",
     "srs_rounds",
 ]
+
+METHODS = (Combination("spardl", compressor="topk", communicator="spardl", residual="global"),)
 
 
 @dataclass(frozen=True)
@@ -112,9 +116,13 @@ class SparDLState(State):
             k: entries wanted.
             teams: number of teams.
         """
+        # Nobody is told another team's h, though the size of its message follows from it: all teams see the same union
+        # of a block, so they come to the same h. A union of exactly k counts as too small, so h never rests: it swings
+        # around the right one.
         if (merged > k) != (self.step > 0):
             if self.inertia:
                 self.step = _clamp(2 * self.step, -k, k)
+            # Not ``True``: a doubled step has to be right twice again before the next doubling.
             self.inertia = not self.inertia
         else:
             self.step = int(-self.step / 2) or -self.step
@@ -261,10 +269,8 @@ class SparDL(Communicator[SparseCompressor]):
     drops = True
 
     def __post_init__(self) -> None:
-        if not is_a(int, self.teams) or self.teams < 1:
-            raise ConfigError(f"communicator.teams must be a whole number, at least 1, got {self.teams!r}")
-        if self.gather not in GATHERS:
-            raise ConfigError(f"communicator.gather must be one of {', '.join(GATHERS)}, got {self.gather!r}")
+        check_whole("communicator.teams", self.teams, least=1)
+        check_choice("communicator.gather", self.gather, GATHERS)
         if self.gather == "recursive" and self.teams & (self.teams - 1):
             raise ConfigError(
                 f"communicator.gather=recursive (R-SAG) needs a power of two of teams, got teams={self.teams}; "

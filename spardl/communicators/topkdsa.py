@@ -27,13 +27,14 @@ from itertools import pairwise
 
 import torch
 
-from spardl.basics.checks import is_a
+from spardl.basics.checks import check_whole, is_a
 from spardl.basics.errors import ConfigError
 from spardl.communicators.base import Communicator
 from spardl.communicators.steps.bruck import all_gather
 from spardl.communicators.steps.split import equal_regions, split_and_reduce, split_cost
 from spardl.communicators.steps.transfer import Courier
 from spardl.compressors.base import Output, SparseCompressor
+from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.costs import Bounds, Cost, log2_ceil
 from spardl.protocol.programs import Boundary, Phase, Program, Team, whole_team
@@ -41,7 +42,9 @@ from spardl.protocol.state import State
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.sparse import SparseVector, Sum
 
-__all__ = ["TopkDSA"]
+__all__ = ["METHODS", "TopkDSA"]
+
+METHODS = (Combination("topkdsa", compressor="topk", communicator="topkdsa", residual="local"),)
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,7 @@ class TopkDSA(Communicator[SparseCompressor]):
     sums = frozenset({Output.AT_MOST_K, Output.ABOUT_K, Output.ANY_COUNT})
 
     def __post_init__(self) -> None:
-        if not is_a(int, self.bucket) or self.bucket < 1:
-            raise ConfigError(f"communicator.bucket must be a whole number, at least 1, got {self.bucket!r}")
+        check_whole("communicator.bucket", self.bucket, least=1)
         if not is_a(float, self.dense_above) or not 0 <= self.dense_above <= 1:
             raise ConfigError(f"communicator.dense_above must be at least 0 and at most 1, got {self.dense_above!r}")
 

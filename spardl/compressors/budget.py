@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import is_a
+from spardl.basics.checks import check_choice, check_whole, is_a
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import SparseCompressor
 from spardl.protocol.context import Context
@@ -68,12 +68,9 @@ class Budget:
                 raise ConfigError(
                     f"compressor.{name} must be above 0 and at most 1, got {value!r}; 0.01 keeps 1% of the entries"
                 )
-        if self.scope not in SCOPES:
-            raise ConfigError(f"compressor.scope must be one of {', '.join(SCOPES)}, got {self.scope!r}")
-        for name, least in (("bucket_entries", 1), ("warmup_steps", 0)):
-            value = getattr(self, name)
-            if not is_a(int, value) or value < least:
-                raise ConfigError(f"compressor.{name} must be a whole number, at least {least}, got {value!r}")
+        check_choice("compressor.scope", self.scope, SCOPES)
+        check_whole("compressor.bucket_entries", self.bucket_entries, least=1)
+        check_whole("compressor.warmup_steps", self.warmup_steps, least=0)
 
     def density_at(self, step: int) -> float:
         """The density, k / n, at ``step``: a geometric sequence from ``warmup_density`` to ``density``."""

@@ -13,15 +13,26 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from spardl.basics.errors import ConfigError
+from spardl.basics.checks import check_choice
 from spardl.compressors.base import DenseCompressor, Mass, Total
+from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.programs import Program
 from spardl.protocol.state import State
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.sparse import Sum
 
-__all__ = ["FORMATS", "Cast"]
+__all__ = ["FORMATS", "METHODS", "Cast"]
+
+METHODS = (
+    Combination("cast", compressor="cast", communicator="dense", residual="none"),
+    Combination(
+        "bf16", compressor="cast", communicator="dense", residual="none", compressor_options={"format": "bf16"}
+    ),
+    Combination(
+        "fp16", compressor="cast", communicator="dense", residual="none", compressor_options={"format": "fp16"}
+    ),
+)
 
 FORMATS: Mapping[str, torch.dtype] = MappingProxyType({"fp16": torch.float16, "bf16": torch.bfloat16})
 
@@ -48,8 +59,7 @@ class Cast(DenseCompressor):
     one_sum = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.format, str) or self.format not in FORMATS:
-            raise ConfigError(f"compressor.format must be one of {', '.join(FORMATS)}, got {self.format!r}")
+        check_choice("compressor.format", self.format, FORMATS)
 
     def sizes(self, context: Context) -> list[int]:
         """The whole vector."""

@@ -18,10 +18,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import is_a
+from spardl.basics.checks import check_flag, check_whole, is_a
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import DenseCompressor, Mass, Total
 from spardl.compressors.budget import Budget
+from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.programs import Phase, Program
 from spardl.protocol.state import State
@@ -31,7 +32,14 @@ from spardl.vector.selection import top_k
 from spardl.vector.sketch import Sketch, derive, rankable
 from spardl.vector.sparse import SparseVector, Sum
 
-__all__ = ["CountSketch", "SketchedPart"]
+__all__ = ["METHODS", "CountSketch", "SketchedPart"]
+
+METHODS = (
+    Combination("count_sketch", compressor="count_sketch", communicator="dense", residual="local"),
+    Combination(
+        "sketch_fusion", compressor="count_sketch", communicator="dense", residual="local", momentum="corrected"
+    ),
+)
 
 
 class SketchedPart(NamedTuple):
@@ -90,10 +98,8 @@ class CountSketch(Budget, DenseCompressor):
             raise ConfigError(f"compressor.columns_per_entry must be a number above 0, got {self.columns_per_entry!r}")
         if not is_a(float, self.candidates) or not 1 <= self.candidates < math.inf:
             raise ConfigError(f"compressor.candidates must be a number, at least 1, got {self.candidates!r}")
-        if not isinstance(self.fresh_hashes, bool):
-            raise ConfigError(f"compressor.fresh_hashes must be true or false, got {self.fresh_hashes!r}")
-        if not is_a(int, self.seed) or self.seed < 0:
-            raise ConfigError(f"compressor.seed must be a whole number, at least 0, got {self.seed!r}")
+        check_flag("compressor.fresh_hashes", self.fresh_hashes)
+        check_whole("compressor.seed", self.seed, least=0)
 
     def plan(self, context: Context) -> list[SketchedPart]:
         """How each part is sent in ``context``: by way of a table only where that means fewer words than without."""

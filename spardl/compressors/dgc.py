@@ -13,16 +13,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import is_a
+from spardl.basics.checks import check_whole, is_a
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import Output
 from spardl.compressors.budget import PiecewiseCompressor
+from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.randomness import seeded_generator
 from spardl.protocol.state import State
 from spardl.vector.selection import top_k
 
-__all__ = ["SampledTopK"]
+__all__ = ["METHODS", "SampledTopK"]
+
+METHODS = (
+    Combination(
+        "dgc",
+        compressor="dgc",
+        communicator="allgather",
+        residual="local",
+        momentum="corrected",
+        compressor_options={"scope": "layer"},
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -56,10 +68,8 @@ class SampledTopK(PiecewiseCompressor):
         super().__post_init__()
         if not is_a(float, self.sample_ratio) or not 0 < self.sample_ratio <= 1:
             raise ConfigError(f"compressor.sample_ratio must be above 0 and at most 1, got {self.sample_ratio!r}")
-        for name, least in (("least_sample", 1), ("lowerings", 0)):
-            value = getattr(self, name)
-            if not is_a(int, value) or value < least:
-                raise ConfigError(f"compressor.{name} must be a whole number, at least {least}, got {value!r}")
+        check_whole("compressor.least_sample", self.least_sample, least=1)
+        check_whole("compressor.lowerings", self.lowerings, least=0)
         if not is_a(float, self.low) or not 0 <= self.low <= 1:
             raise ConfigError(f"compressor.low must be at least 0 and at most 1, got {self.low!r}")
         if not is_a(float, self.factor) or not 0 < self.factor < 1:

@@ -14,15 +14,18 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import is_a
+from spardl.basics.checks import check_whole, is_a
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import Output
 from spardl.compressors.budget import PiecewiseCompressor
+from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.state import State
 from spardl.vector.selection import top_k
 
-__all__ = ["GaussianK"]
+__all__ = ["METHODS", "GaussianK"]
+
+METHODS = (Combination("gaussiank", compressor="gaussiank", communicator="allgather", residual="local"),)
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,7 @@ class GaussianK(PiecewiseCompressor):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not is_a(int, self.corrections) or self.corrections < 0:
-            raise ConfigError(f"compressor.corrections must be a whole number, at least 0, got {self.corrections!r}")
+        check_whole("compressor.corrections", self.corrections, least=0)
         if not is_a(float, self.factor) or not 0 < self.factor < 1:
             raise ConfigError(f"compressor.factor must be above 0 and below 1, got {self.factor!r}")
         if not is_a(float, self.low) or not 0 <= self.low <= 1:

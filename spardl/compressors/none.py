@@ -9,13 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spardl.compressors.base import DenseCompressor, Mass, Total
+from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.programs import Program
 from spardl.protocol.state import State
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.sparse import Sum
 
-__all__ = ["NoCompression"]
+__all__ = ["METHODS", "NoCompression"]
+
+METHODS = (Combination("none", compressor="none", communicator="dense", residual="none"),)
 
 
 @dataclass(frozen=True)

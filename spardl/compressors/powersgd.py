@@ -18,9 +18,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import is_a
-from spardl.basics.errors import ConfigError
+from spardl.basics.checks import check_flag, check_whole
 from spardl.compressors.base import DenseCompressor, Mass, Total
+from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.programs import Phase, Program
 from spardl.protocol.randomness import seeded_generator
@@ -29,7 +29,9 @@ from spardl.vector.accumulator import Accumulator
 from spardl.vector.layout import Layout
 from spardl.vector.sparse import Sum
 
-__all__ = ["PowerSGD", "PowerSGDState"]
+__all__ = ["METHODS", "PowerSGD", "PowerSGDState"]
+
+METHODS = (Combination("powersgd", compressor="powersgd", communicator="dense", residual="local"),)
 
 
 @dataclass
@@ -72,12 +74,9 @@ class PowerSGD(DenseCompressor):
     by_matrix = True
 
     def __post_init__(self) -> None:
-        for name, least in (("rank", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if not is_a(int, value) or value < least:
-                raise ConfigError(f"compressor.{name} must be a whole number, at least {least}, got {value!r}")
-        if not isinstance(self.warm_start, bool):
-            raise ConfigError(f"compressor.warm_start must be true or false, got {self.warm_start!r}")
+        check_whole("compressor.rank", self.rank, least=1)
+        check_whole("compressor.seed", self.seed, least=0)
+        check_flag("compressor.warm_start", self.warm_start)
 
     def init_state(self, layout: Layout, dtype: torch.dtype, device: torch.device | str) -> PowerSGDState:
         """Random columns, if there is a warm start."""

@@ -15,16 +15,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from spardl.basics.checks import is_a
+from spardl.basics.checks import check_choice, check_whole, is_a
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import CodeCompressor, Mass
+from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.randomness import seeded_generator
 from spardl.protocol.state import State
 from spardl.vector.bits import ScaledCodes
 from spardl.vector.rounding import round_stochastically
 
-__all__ = ["NORMS", "QSGD"]
+__all__ = ["METHODS", "NORMS", "QSGD"]
+
+METHODS = (Combination("qsgd", compressor="qsgd", communicator="allgather_codes", residual="none"),)
 
 NORMS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
@@ -65,14 +68,9 @@ class QSGD(CodeCompressor):
     def __post_init__(self) -> None:
         if not is_a(int, self.bits) or self.bits not in (2, 4, 8):
             raise ConfigError(f"compressor.bits must be one of 2, 4, 8, got {self.bits!r}")
-        if self.norm not in NORMS:
-            raise ConfigError(f"compressor.norm must be one of {', '.join(NORMS)}, got {self.norm!r}")
-        if not is_a(int, self.bucket_entries) or self.bucket_entries < 1:
-            raise ConfigError(
-                f"compressor.bucket_entries must be a whole number, at least 1, got {self.bucket_entries!r}"
-            )
-        if not is_a(int, self.seed):
-            raise ConfigError(f"compressor.seed must be a whole number, got {self.seed!r}")
+        check_choice("compressor.norm", self.norm, NORMS)
+        check_whole("compressor.bucket_entries", self.bucket_entries, least=1)
+        check_whole("compressor.seed", self.seed)
 
     @property
     def levels(self) -> int:

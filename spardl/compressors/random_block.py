@@ -13,11 +13,22 @@ import torch
 from torch import Tensor
 
 from spardl.compressors.shared_random import SharedChoice
+from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.randomness import seeded_generator
 from spardl.vector.layout import Part
 
-__all__ = ["RandomBlock"]
+__all__ = ["METHODS", "RandomBlock"]
+
+METHODS = (
+    Combination(
+        "random_block",
+        compressor="random_block",
+        communicator="dense",
+        residual="none",
+        compressor_options={"density": 0.1, "scope": "layer"},
+    ),
+)
 
 
 @dataclass(frozen=True)

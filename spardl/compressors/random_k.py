@@ -13,10 +13,17 @@ import torch
 from torch import Tensor
 
 from spardl.compressors.shared_random import SharedChoice
+from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.randomness import seeded_generator
 
-__all__ = ["RandomK", "draw_distinct"]
+__all__ = ["METHODS", "RandomK", "draw_distinct"]
+
+METHODS = (
+    Combination(
+        "random_k", compressor="random_k", communicator="dense", residual="none", compressor_options={"density": 0.1}
+    ),
+)
 
 # From this share on, shuffling all positions costs less than drawing until enough differ.
 _DENSE = 0.25

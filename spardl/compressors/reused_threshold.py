@@ -12,17 +12,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import is_a
-from spardl.basics.errors import ConfigError
+from spardl.basics.checks import check_whole
 from spardl.compressors.base import Output
 from spardl.compressors.budget import PiecewiseCompressor
+from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.programs import Worker
 from spardl.protocol.state import State
 from spardl.vector.layout import Layout
 from spardl.vector.thresholds import Reuse, at_least, check_number, exact, smallest_magnitude
 
-__all__ = ["ReusedThreshold", "ReusedThresholdState"]
+__all__ = ["METHODS", "ReusedThreshold", "ReusedThresholdState"]
+
+METHODS = (Combination("reused_threshold", compressor="reused_threshold", communicator="allgather", residual="local"),)
 
 
 @dataclass
@@ -66,10 +68,8 @@ class ReusedThreshold(Reuse, PiecewiseCompressor):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_reuse("compressor")
-        for name, least in (("period", 1), ("pre_corrections", 0)):
-            value = getattr(self, name)
-            if not is_a(int, value) or value < least:
-                raise ConfigError(f"compressor.{name} must be a whole number, at least {least}, got {value!r}")
+        check_whole("compressor.period", self.period, least=1)
+        check_whole("compressor.pre_corrections", self.pre_corrections, least=0)
         for name in ("pre_limit", "pre_factor"):
             check_number("compressor", name, getattr(self, name), 1)
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import is_a
-from spardl.basics.errors import ConfigError
+from spardl.basics.checks import check_whole
 from spardl.compressors.base import DenseCompressor, Mass, Total
 from spardl.compressors.budget import Budget
 from spardl.protocol.context import Context
@@ -40,8 +39,7 @@ class SharedChoice(Budget, DenseCompressor):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not is_a(int, self.seed):
-            raise ConfigError(f"compressor.seed must be a whole number, got {self.seed!r}")
+        check_whole("compressor.seed", self.seed)
 
     @abstractmethod
     def positions(self, context: Context, device: torch.device) -> Tensor:

@@ -11,14 +11,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spardl.basics.errors import ConfigError
+from spardl.basics.checks import check_choice
 from spardl.compressors.base import CodeCompressor, Mass
 from spardl.compressors.budget import SCOPES
+from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.state import State
 from spardl.vector.bits import ScaledCodes
 
-__all__ = ["SignSGD"]
+__all__ = ["METHODS", "SignSGD"]
+
+METHODS = (Combination("signsgd", compressor="signsgd", communicator="allgather_codes", residual="local"),)
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,7 @@ class SignSGD(CodeCompressor):
     mass = Mass.LEFT
 
     def __post_init__(self) -> None:
-        if self.scope not in ("layer", "model"):
-            raise ConfigError(f"compressor.scope must be one of layer, model, got {self.scope!r}")
+        check_choice("compressor.scope", self.scope, ("layer", "model"))
 
     def size(self, context: Context, dtype: torch.dtype = torch.float32) -> int:
         """Bytes of a message: the scales have the type of the vector."""

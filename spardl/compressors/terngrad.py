@@ -13,16 +13,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import is_a
+from spardl.basics.checks import check_whole, is_a
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import CodeCompressor, Mass
+from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.randomness import seeded_generator
 from spardl.protocol.state import State
 from spardl.vector.bits import ScaledCodes
 from spardl.vector.rounding import round_stochastically
 
-__all__ = ["TernGrad"]
+__all__ = ["METHODS", "TernGrad"]
+
+METHODS = (Combination("terngrad", compressor="terngrad", communicator="allgather_codes", residual="none"),)
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,7 @@ class TernGrad(CodeCompressor):
     def __post_init__(self) -> None:
         if self.clip is not None and not (is_a(float, self.clip) and 0 < self.clip < math.inf):
             raise ConfigError(f"compressor.clip must be above 0, or null for no clipping, got {self.clip!r}")
-        if not is_a(int, self.seed):
-            raise ConfigError(f"compressor.seed must be a whole number, got {self.seed!r}")
+        check_whole("compressor.seed", self.seed)
 
     def size(self, context: Context, dtype: torch.dtype = torch.float32) -> int:
         """Bytes of a message: the scales have the type of the vector."""

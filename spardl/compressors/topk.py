@@ -13,12 +13,15 @@ from torch import Tensor
 
 from spardl.compressors.base import Output
 from spardl.compressors.budget import BudgetedCompressor, Piece
+from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.state import State
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.layout import Part
 
-__all__ = ["TopK"]
+__all__ = ["METHODS", "TopK"]
+
+METHODS = (Combination("topk", compressor="topk", communicator="allgather", residual="local"),)
 
 
 @dataclass(frozen=True)

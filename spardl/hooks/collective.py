@@ -14,6 +14,7 @@ from spardl.hooks.stats import Meter, Stats
 from spardl.method import agreement
 from spardl.method.agreement import facts_of
 from spardl.method.method import Method
+from spardl.method.names import MethodName
 from spardl.method.recipes import make_method
 from spardl.method.refusals import Refusals, Refused
 from spardl.vector.flat import write
@@ -38,7 +39,7 @@ class Reduced(NamedTuple):
 
 def all_reduce(
     tensor: Tensor,
-    method: str | Method = "spardl",
+    method: MethodName | str | Method = "spardl",
     *,
     group: Any = None,
     step: int = 0,

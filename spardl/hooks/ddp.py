@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from spardl.basics.errors import ConfigError
 from spardl.hooks.hook import Hook, hook
 from spardl.method.method import Method
+from spardl.method.names import MethodName
 from spardl.method.recipes import make_method
 from spardl.schedules import Schedule
 
@@ -20,7 +21,7 @@ __all__ = ["attach"]
 
 def attach(
     ddp: DistributedDataParallel,
-    method: str | Method = "spardl",
+    method: MethodName | str | Method = "spardl",
     *,
     bucket_mb: float | None = None,
     timeout: float = 1800.0,
@@ -43,13 +44,11 @@ def attach(
         timeout: seconds after which a silent worker counts as lost.
         scaler: the ``GradScaler`` that scales the loss, if there is one: residuals then follow its scale, and a step
             in which some worker's gradient overflowed is skipped by all, without loss.
-        schedule: in which groups: ``"wfbp"`` (of ``bucket_mb``), ``"mg_wfbp"`` or ``"layer_fusion"`` (as measured in
-            the first steps), ``"dear"`` (which sends during the next forward pass, too), or a schedule such as
-            ``spardl.Wfbp(bucket_mb=50)``.
-        optimizer: of the model, for ``"dear"`` only: its ``step()`` orders an update that the next forward pass makes,
-            layer by layer. Read weights after ``handle.flush()``; ``state_dict()`` of model and optimizer do that.
-        clip_norm: largest 2-norm of the averaged gradient, for ``"dear"`` only: averages are not there between
-            ``backward()`` and ``step()``, where a loop would clip.
+        schedule: ``"wfbp"`` (groups of ``bucket_mb``), ``"mg_wfbp"`` or ``"layer_fusion"`` (groups as measured in the
+            first steps), ``"dear"`` (sends during the next forward pass as well), or a schedule: ``spardl.Wfbp(50)``.
+        optimizer: for ``"dear"`` only, whose ``step()`` orders an update that the next forward pass makes, layer by
+            layer. Read weights after ``handle.flush()``; ``state_dict()`` of model and optimizer do that.
+        clip_norm: largest 2-norm of the averaged gradient, for ``"dear"`` only.
         **options: of the method, for instance ``density=0.01``, ``teams=2``; see :class:`Recipe`.
 
     Returns:
@@ -78,12 +77,8 @@ def attach(
     made = Hook(ddp, make_method(method, **options), bucket_mb, timeout, scaler, schedule, optimizer, clip_norm)
     if registered:
         registered.follow(made)
-        return made
-    try:
-        ddp.register_comm_hook(made, hook)
-    except RuntimeError as error:
-        made.detach()
-        raise ConfigError("this model has a communication hook, which torch never takes off; wrap it anew") from error
+    else:
+        _register(ddp, made)
     return made
 
 
@@ -97,6 +92,14 @@ def _check_wrapped(ddp: nn.Module) -> None:
         raise ConfigError(
             f"attach() needs a DistributedDataParallel, got a {type(ddp).__name__}; without DDP use spardl.Synchronizer"
         )
+
+
+def _register(ddp: DistributedDataParallel, made: Hook) -> None:
+    try:
+        ddp.register_comm_hook(made, hook)
+    except RuntimeError as error:
+        made.detach()
+        raise ConfigError("this model has a communication hook, which torch cannot unregister; wrap it anew") from error
 
 
 def _registered(ddp: DistributedDataParallel) -> Hook | None:

@@ -25,6 +25,7 @@ from spardl.hooks.stats import Meter, Stats
 from spardl.method.agreement import compare, facts_of, kind_of
 from spardl.method.method import Method
 from spardl.method.method_state import MethodState
+from spardl.method.names import MethodName
 from spardl.method.provenance import check_owner, check_whole, owner_of
 from spardl.method.recipes import make_method
 from spardl.method.refusals import Refusals, Refused, is_due
@@ -137,7 +138,9 @@ class Sharded:
         self._meter.reset(self._refusals.total)
 
 
-def attach_fsdp(model: nn.Module, method: str | Method = "spardl", *, group: Any, **options: Any) -> Sharded:
+def attach_fsdp(
+    model: nn.Module, method: MethodName | str | Method = "spardl", *, group: Any, **options: Any
+) -> Sharded:
     """Averages the shards of a model between nodes, after each reduce-scatter inside them.
 
     The model is sharded inside a node only: ``fully_shard(model, mesh=mesh["inside"])`` with a mesh of nodes and of

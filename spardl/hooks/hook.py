@@ -12,7 +12,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from spardl.basics.checks import check_real, check_seconds
+from spardl.basics.checks import check_kind, check_real, check_seconds
 from spardl.basics.errors import ConfigError
 from spardl.hooks.averager import SAVED, Averager, Beside, Named
 from spardl.hooks.choosing import check_update, choose_schedule, options_of
@@ -75,6 +75,7 @@ class Hook:
         clip_norm: float | None = None,
     ) -> None:
         check_seconds("timeout", timeout)
+        check_kind("scaler", scaler, GradScaler, optional=True)
         for name, module in ddp.module.named_modules():
             if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
                 raise ConfigError(f"{name or 'the model'} has sparse gradients; make it with sparse=False")

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from spardl.basics.checks import check_real, check_seconds
+from spardl.basics.checks import check_kind, check_real, check_seconds
 from spardl.basics.errors import ConfigError
 from spardl.hooks.averager import Averager, Beside, Named
 from spardl.hooks.choosing import choose_schedule, options_of
 from spardl.hooks.stats import Meter, Stats
 from spardl.method.method import Method
+from spardl.method.names import MethodName
 from spardl.method.recipes import make_method
 from spardl.schedules import Dear, Schedule, Training
 from spardl.schedules.scaling import scale_of
@@ -74,7 +75,7 @@ class Synchronizer:
     def __init__(
         self,
         parameters: Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]],
-        method: str | Method = "spardl",
+        method: MethodName | str | Method = "spardl",
         *,
         group: Any = None,
         bucket_mb: float | None = None,
@@ -85,6 +86,7 @@ class Synchronizer:
         **options: Any,
     ) -> None:
         check_seconds("timeout", timeout)
+        check_kind("scaler", scaler, GradScaler, optional=True)
         chosen = choose_schedule(schedule, bucket_mb)
         if isinstance(chosen, Dear):
             raise ConfigError(

@@ -6,12 +6,15 @@ gradient -> (momentum) -> accumulate -> compress -> communicate -> feed back
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from spardl.basics.checks import check_kind
 from spardl.basics.errors import ConfigError
 from spardl.communicators.base import Communicator
 from spardl.compressors.base import Compressor, DenseCompressor, Mass, Output, SparseCompressor
@@ -22,7 +25,7 @@ from spardl.method.residuals import Residual
 from spardl.method.warmup import Warmup
 from spardl.protocol.context import Context
 from spardl.protocol.costs import Cost
-from spardl.protocol.programs import Boundary, Phase, Program, Worker
+from spardl.protocol.programs import Boundary, Phase, Program, Step, Worker
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.bounds import Bound, cut
 from spardl.vector.candidates import Candidates
@@ -88,6 +91,18 @@ def _nature(compressor: type[Compressor]) -> str:
     return f"it {entries}{number}; what it leaves out: {compressor.mass.value}"
 
 
+_KINDS: Mapping[str, type] = MappingProxyType(
+    {
+        "compressor": Compressor,
+        "communicator": Communicator,
+        "residual": Residual,
+        "momentum": Momentum,
+        "warmup": Warmup,
+        "wire": Wire,
+    }
+)
+
+
 @dataclass(frozen=True)
 class Method:
     """One way to turn P gradients into their average.
@@ -101,7 +116,7 @@ class Method:
         wire: how the values of sparse messages travel.
 
     Raises:
-        ConfigError: if the parts do not fit; the message names those that do.
+        ConfigError: if a part is something else, or they do not fit; the message names those that do.
 
     Example:
         >>> from spardl.protocol.context import Context
@@ -123,6 +138,8 @@ class Method:
     wire: Wire = EXACT
 
     def __post_init__(self) -> None:
+        for name, kind in _KINDS.items():
+            check_kind(name, getattr(self, name), kind)
         reason = why_not(type(self.compressor), type(self.communicator), type(self.residual), type(self.momentum))
         if reason:
             raise ConfigError(reason)
@@ -307,6 +324,7 @@ class Method:
             its type, before it is divided; where nothing is carried over, a dense one is infinite, as in plain
             training.
         """
+        yield Step(state.step + 1)
         yield Phase.SELECT
         state.overflowed = False
         run = self._run_dense if state.step < self.warmup.steps else self._run

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import is_a
+from spardl.basics.checks import check_flag, is_a
 from spardl.basics.errors import ConfigError
 
 __all__ = ["CorrectedMomentum", "LocalMomentum", "Momentum", "OptimizerMomentum"]
@@ -95,8 +95,7 @@ class LocalMomentum(Momentum):
             raise ConfigError(f"momentum.factor must be at least 0 and below 1, got {self.factor!r}")
         if not is_a(float, self.weight_decay) or not 0 <= self.weight_decay < math.inf:
             raise ConfigError(f"momentum.weight_decay must be a number, at least 0, got {self.weight_decay!r}")
-        if not isinstance(self.nesterov, bool):
-            raise ConfigError(f"momentum.nesterov must be true or false, got {self.nesterov!r}")
+        check_flag("momentum.nesterov", self.nesterov)
 
     @property
     def decay(self) -> float:

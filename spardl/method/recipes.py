@@ -1,33 +1,39 @@
 """Methods by name: which compressor, communicator and residual rule a published method consists of.
 
-The same names choose them on the command line of the trainer. Other packages add theirs as entry points of the group
-``spardl.methods``: a name, and something that makes a :class:`Method` from keyword arguments.
+The files of compressors and communicators declare them (``spardl.protocol.combination``), and the same names choose
+them on the command line of the trainer. Other packages add theirs as entry points of the group ``spardl.methods``: a
+name, and something that makes a :class:`Method` from keyword arguments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from inspect import Parameter, signature
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
-from spardl import communicators as ways
-from spardl import compressors as kinds
+from spardl.basics.checks import check_choice
 from spardl.basics.errors import ConfigError
 from spardl.communicators.base import Communicator
 from spardl.compressors.base import Compressor
 from spardl.method import registry
 from spardl.method.method import Method
-from spardl.method.momentum import CorrectedMomentum, Momentum, OptimizerMomentum
-from spardl.method.residuals import GlobalResidual, LocalResidual, NoResidual, PartialResidual, Residual
+from spardl.method.momentum import Momentum, OptimizerMomentum
+from spardl.method.names import MethodName
+from spardl.method.residuals import Residual
 from spardl.method.warmup import Warmup
+from spardl.protocol.combination import Combination
 from spardl.vector.wire import Wire
 
-__all__ = ["GROUP", "RECIPES", "Recipe", "make_method", "method_names"]
+__all__ = ["GROUP", "Recipe", "find_recipe", "has_factor", "make_method", "method_names", "recipes"]
 
 # Entry points of other packages.
 GROUP = "spardl.methods"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -39,102 +45,123 @@ class Recipe:
         communicator: how the sent is added up.
         residual: where the rest goes.
         momentum: what is compressed.
-        values: options that differ from the parts' own defaults.
+        dense_steps: synchronizations that are dense at first, unless it is called with another number.
+        compressor_options: those that differ from the compressor's own defaults.
+        communicator_options: those that differ from the communicator's own defaults.
     """
 
     compressor: type[Compressor]
     communicator: type[Communicator[Any]]
     residual: type[Residual]
     momentum: type[Momentum] = OptimizerMomentum
-    values: Mapping[str, Any] = field(default_factory=dict)
+    dense_steps: int = 0
+    compressor_options: Mapping[str, Any] = field(default_factory=dict)
+    communicator_options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, declared: Combination) -> Recipe:
+        """The parts that a ``declared`` method names.
+
+        Raises:
+            ConfigError: if there is no such part.
+        """
+        return cls(
+            _part(declared, "compressor", registry.compressors()),
+            _part(declared, "communicator", registry.communicators()),
+            _part(declared, "residual", registry.residual_rules()),
+            _part(declared, "momentum", registry.momentum_rules()),
+            declared.dense_steps,
+            declared.compressor_options,
+            declared.communicator_options,
+        )
 
     def __call__(
         self,
         *,
         residual: str | None = None,
         wire: str = "exact",
-        dense_steps: int = 0,
+        dense_steps: int | None = None,
         momentum_factor: float | None = None,
         **options: Any,
     ) -> Method:
         """Makes the method.
 
         Args:
-            residual: another rule, by name.
+            residual: another rule, by name; ``None``: the method's own.
             wire: type of values in sparse messages: ``exact``, ``float32``, ``bfloat16`` or ``float16``.
-            dense_steps: how many steps are dense at first.
+            dense_steps: how many steps are dense at first; ``None``: as many as the method has.
             momentum_factor: share of each worker's velocity that is left in the next step, at least 0 and below 1, for
                 methods with a momentum of their own (``dgc``); ``None`` is the rule's default. Not to be mixed up with
                 ``factor``, an option of some compressors.
-            options: of the compressor and the communicator, such as ``density`` and ``teams``.
+            options: of the compressor and the communicator, such as ``density`` and ``teams``; one that both have goes
+                to both.
 
         Returns:
             The method.
 
         Raises:
-            ConfigError: if an option is unknown or out of range, or the parts do not fit.
+            ConfigError: if an option is unknown, of a wrong type or out of range, or the parts do not fit.
         """
-        given = {**self.values, **options}
-        parts = [_make(kind, given) for kind in (self.compressor, self.communicator)]
-        known = sorted({*_options(self.compressor), *_options(self.communicator)})
-        unknown = sorted(set(options) - set(known))
-        if unknown:
-            more = ["momentum_factor"] if _has_factor(self.momentum) else []
-            has = ", ".join([*known, *more, "residual", "wire"])
-            raise ConfigError(f"{', '.join(unknown)} is no option of this method; it has {has} and dense_steps")
-        rule = self.residual if residual is None else _residual(residual)
+        self._check_known(options)
+        rule = self.residual
+        if residual is not None:
+            rules = registry.residual_rules()
+            check_choice("residual", residual, rules)
+            rule = rules[residual]
         return Method(
-            parts[0], parts[1], rule(), _momentum(self.momentum, momentum_factor), Warmup(dense_steps), Wire(wire)
+            _make(self.compressor, {**self.compressor_options, **options}),
+            _make(self.communicator, {**self.communicator_options, **options}),
+            rule(),
+            _momentum(self.momentum, momentum_factor),
+            Warmup(self.dense_steps if dense_steps is None else dense_steps),
+            Wire(wire),
         )
 
+    def _check_known(self, options: Mapping[str, Any]) -> None:
+        known = sorted({*_options(self.compressor), *_options(self.communicator)})
+        more = ["momentum_factor"] if has_factor(self.momentum) else []
+        _refuse(set(options) - set(known), [*known, *more, "residual", "wire", "dense_steps"])
 
-RECIPES: Mapping[str, Recipe] = MappingProxyType(
-    {
-        "none": Recipe(kinds.NoCompression, ways.Dense, NoResidual),
-        "fp16": Recipe(kinds.Cast, ways.Dense, NoResidual, values={"format": "fp16"}),
-        "bf16": Recipe(kinds.Cast, ways.Dense, NoResidual, values={"format": "bf16"}),
-        "spardl": Recipe(kinds.TopK, ways.SparDL, GlobalResidual),
-        "oktopk": Recipe(kinds.ReusedThreshold, ways.OkTopk, PartialResidual),
-        "gtopk": Recipe(kinds.TopK, ways.GTopk, PartialResidual),
-        "topkdsa": Recipe(kinds.TopK, ways.TopkDSA, LocalResidual),
-        "topka": Recipe(kinds.TopK, ways.AllGather, LocalResidual),
-        "dgc": Recipe(kinds.SampledTopK, ways.AllGather, LocalResidual, CorrectedMomentum, {"scope": "layer"}),
-        "gaussiank": Recipe(kinds.GaussianK, ways.AllGather, LocalResidual),
-        "threshold": Recipe(kinds.Threshold, ways.AllGather, LocalResidual, values={"threshold": 0.07}),
-        "random_k": Recipe(kinds.RandomK, ways.Dense, NoResidual, values={"density": 0.1}),
-        "random_block": Recipe(kinds.RandomBlock, ways.Dense, NoResidual, values={"density": 0.1, "scope": "layer"}),
-        "count_sketch": Recipe(kinds.CountSketch, ways.Dense, LocalResidual),
-        "powersgd": Recipe(kinds.PowerSGD, ways.Dense, LocalResidual),
-        "qsgd": Recipe(kinds.QSGD, ways.AllGatherCodes, NoResidual),
-        "terngrad": Recipe(kinds.TernGrad, ways.AllGatherCodes, NoResidual),
-        "signsgd": Recipe(kinds.SignSGD, ways.AllGatherCodes, LocalResidual),
-    }
-)
+
+def _part(declared: Combination, group: str, parts: Mapping[str, T]) -> T:
+    name = getattr(declared, group)
+    check_choice(f"{group} of the method {declared.name}", name, parts)
+    return parts[name]
+
+
+@cache
+def recipes() -> Mapping[str, Recipe]:
+    """The methods of this library, by name.
+
+    Raises:
+        ConfigError: if two files declare the same name, or one declares parts that are not there.
+    """
+    return MappingProxyType({name: Recipe.of(declared) for name, declared in registry.combinations().items()})
 
 
 def method_names() -> list[str]:
     """Every method that ``make_method`` knows, those of other packages included.
 
     Example:
-        >>> print(*spardl.method_names())
-        bf16 count_sketch dgc fp16 gaussiank gtopk none oktopk powersgd qsgd random_block random_k signsgd spardl
-        terngrad threshold topka topkdsa
+        >>> [name for name in spardl.method_names() if name.startswith("oktopk")]
+        ['oktopk', 'oktopk_bert', 'oktopk_lstm', 'oktopk_vgg']
     """
-    return sorted({*RECIPES, *(point.name for point in entry_points(group=GROUP))})
+    return sorted({*recipes(), *(point.name for point in entry_points(group=GROUP))})
 
 
-def make_method(method: str | Method, **options: Any) -> Method:
+def make_method(method: MethodName | str | Method, **options: Any) -> Method:
     """A method by its name, or the very method that is given.
 
     Args:
         method: a name of ``method_names()``, or a method.
-        options: of its parts, for instance ``density=0.01``, ``teams=2``; see :class:`Recipe`.
+        options: of its parts, for instance ``density=0.01``, ``teams=2``; ``method_options`` lists them.
 
     Returns:
         The method.
 
     Raises:
-        ConfigError: if the name or an option is unknown, a value out of range, or a whole method has options.
+        ConfigError: if the name or an option is unknown, a value of a wrong type or out of range, or a whole method has
+            options.
 
     Example:
         >>> spardl.make_method("spardl", density=0.01, teams=2).communicator
@@ -144,16 +171,53 @@ def make_method(method: str | Method, **options: Any) -> Method:
         if options:
             raise ConfigError(f"{', '.join(sorted(options))}: a method that is given whole takes no options")
         return method
-    return _recipe(method)(**options)
+    recipe = find_recipe(method)
+    return recipe(**options) if isinstance(recipe, Recipe) else _theirs(method, recipe, options)
 
 
-def _recipe(name: str) -> Callable[..., Method]:
-    if name in RECIPES:
-        return RECIPES[name]
-    for point in entry_points(group=GROUP, name=name):
+def find_recipe(name: str) -> Callable[..., Method]:
+    """What makes a method from its options.
+
+    Args:
+        name: of the method.
+
+    Returns:
+        A :class:`Recipe`, or what another package has under that name.
+
+    Raises:
+        ConfigError: if there is no such method, or that package cannot be imported.
+    """
+    points = entry_points(group=GROUP, name=name) if isinstance(name, str) else ()
+    if not isinstance(name, str) or (name not in recipes() and not points):
+        raise ConfigError(f"there is no method {name!r}; use one of {', '.join(method_names())}")
+    return recipes()[name] if name in recipes() else _loaded(next(iter(points)))
+
+
+def _loaded(point: EntryPoint) -> Callable[..., Method]:
+    try:
         recipe: Callable[..., Method] = point.load()
-        return recipe
-    raise ConfigError(f"there is no method {name!r}; use one of {', '.join(method_names())}")
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"the method {point.name} cannot be loaded from {point.value}: {error}") from error
+    return recipe
+
+
+def _theirs(name: str, recipe: Callable[..., Method], options: Mapping[str, Any]) -> Method:
+    """A method of another package, which need not check what it is called with."""
+    parameters = signature(recipe).parameters.values()
+    if not any(each.kind is Parameter.VAR_KEYWORD for each in parameters):
+        known = [each.name for each in parameters]
+        _refuse(set(options) - set(known), known)
+    made = recipe(**options)
+    if not isinstance(made, Method):
+        raise ConfigError(f"the method {name} made a {type(made).__name__}, not a spardl.Method; ask who provides it")
+    return made
+
+
+def _refuse(unknown: set[str], known: list[str]) -> None:
+    if unknown:
+        *most, last = known or ["none"]
+        listed = f"{', '.join(most)} and {last}" if most else last
+        raise ConfigError(f"{', '.join(sorted(unknown))} is no option of this method; it has {listed}")
 
 
 def _options(kind: type[Any]) -> list[str]:
@@ -164,14 +228,15 @@ def _make(kind: type[Any], given: Mapping[str, Any]) -> Any:
     return kind(**{name: given[name] for name in _options(kind) if name in given})
 
 
-def _has_factor(rule: type[Momentum]) -> bool:
+def has_factor(rule: type[Momentum]) -> bool:
+    """Whether the momentum of a ``rule`` has a factor."""
     return hasattr(rule, "factor")
 
 
 def _momentum(rule: type[Any], factor: float | None) -> Momentum:
     if factor is None:
         made: Momentum = rule()
-    elif _has_factor(rule):
+    elif has_factor(rule):
         made = rule(factor=factor)
     else:
         raise ConfigError(
@@ -179,10 +244,3 @@ def _momentum(rule: type[Any], factor: float | None) -> Momentum:
             "set the optimizer's"
         )
     return made
-
-
-def _residual(name: str) -> type[Residual]:
-    rules = registry.residual_rules()
-    if name not in rules:
-        raise ConfigError(f"residual={name!r} is unknown; use one of {', '.join(rules)}")
-    return rules[name]

@@ -11,13 +11,15 @@ from typing import Any, TypeVar
 
 import spardl.communicators
 import spardl.compressors
+from spardl.basics.errors import ConfigError
 from spardl.communicators.base import Communicator
 from spardl.compressors.base import Compressor
 from spardl.method import momentum, residuals
 from spardl.method.momentum import Momentum
 from spardl.method.residuals import Residual
+from spardl.protocol.combination import Combination
 
-__all__ = ["communicators", "compressors", "momentum_rules", "residual_rules"]
+__all__ = ["combinations", "communicators", "compressors", "momentum_rules", "residual_rules"]
 
 T = TypeVar("T")
 
@@ -44,6 +46,23 @@ def residual_rules() -> dict[str, type[Residual]]:
 def momentum_rules() -> dict[str, type[Momentum]]:
     """Every place for momentum, by name."""
     return _concrete([momentum], Momentum)  # type: ignore[type-abstract]
+
+
+@cache
+def combinations() -> dict[str, Combination]:
+    """Every method that a file of a compressor or a communicator declares in its ``METHODS``, by name.
+
+    Raises:
+        ConfigError: if two files declare the same name.
+    """
+    found: dict[str, Combination] = {}
+    places: dict[str, str] = {}
+    for module in (*_modules(spardl.compressors), *_modules(spardl.communicators)):
+        for each in getattr(module, "METHODS", ()):
+            if each.name in found:
+                raise ConfigError(f"{module.__name__} and {places[each.name]} both declare a method {each.name!r}")
+            found[each.name], places[each.name] = each, module.__name__
+    return found
 
 
 def _modules(package: ModuleType) -> list[ModuleType]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spardl.basics.checks import is_a
+from spardl.basics.checks import check_whole
 from spardl.basics.errors import ConfigError
 from spardl.communicators.base import DenseCommunicator
 from spardl.communicators.dense import Dense
@@ -32,7 +32,6 @@ class Warmup:
     communicator: DenseCommunicator = Dense()  # noqa: RUF009 - immutable
 
     def __post_init__(self) -> None:
-        if not is_a(int, self.steps) or self.steps < 0:
-            raise ConfigError(f"warmup.steps must be a whole number, at least 0, got {self.steps!r}")
+        check_whole("warmup.steps", self.steps, least=0)
         if not isinstance(self.communicator, DenseCommunicator):
             raise ConfigError("warmup.communicator must sum dense tensors: dense, backend or allgather_dense")

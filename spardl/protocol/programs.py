@@ -2,8 +2,8 @@
 
 An all-reduce algorithm is a generator. It yields what it wants done (an ``Exchange`` of messages, or a collective
 of the backend's own), or what it is at: a ``Phase`` says what its next seconds are spent on, a ``Boundary`` that it is
-half done. It is resumed with the tensors that arrived. It touches no process group, no socket and no clock; a
-cluster drives it, and may let it rest at a boundary.
+half done, a ``Step`` which step it belongs to. It is resumed with the tensors that arrived. It touches no process
+group, no socket and no clock; a cluster drives it, and may let it rest at a boundary.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ __all__ = [
     "ReduceScatter",
     "Request",
     "Send",
+    "Step",
     "Team",
     "Worker",
     "whole_team",
@@ -140,8 +141,19 @@ class Boundary:
     shard: Sum
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What follows is part of a step of the method. For who watches; nothing is to be done.
+
+    Attributes:
+        number: of the step, counted from 1.
+    """
+
+    number: int
+
+
 Collective: TypeAlias = AllReduce | ReduceScatter | AllGather
-Request: TypeAlias = Exchange | Collective | Boundary | Phase
+Request: TypeAlias = Exchange | Collective | Boundary | Phase | Step
 Program: TypeAlias = Generator[Request, list[Tensor], T]
 """What one worker runs: it yields requests, is resumed with the tensors that arrived, and returns a result."""
 

@@ -16,5 +16,12 @@ def derive_seed(*parts: int | str) -> int:
 
 
 def seeded_generator(*parts: int | str) -> torch.Generator:
-    """A CPU generator with such a seed: the same on every worker that asks for the same, and after a restart."""
+    """A CPU generator with such a seed: the same on every worker that asks for the same, and after a restart.
+
+    Args:
+        *parts: what the numbers are for, such as a seed, the number of a step, and a rank where workers should differ.
+
+    Returns:
+        The generator; nobody else has it.
+    """
     return torch.Generator().manual_seed(derive_seed(*parts))

@@ -66,7 +66,8 @@ class Dear(Schedule):
     name = "dear"
 
     def __post_init__(self) -> None:
-        check_megabytes("schedule.threshold_mb", self.threshold_mb)
+        for name in ("threshold_mb", "low_mb", "high_mb"):
+            check_megabytes(f"schedule.{name}", getattr(self, name))
         for name, least in (("layers", 1), ("trials", 0), ("seed", 0)):
             value = getattr(self, name)
             if not (is_a(int, value) and value >= least) and not (name == "layers" and value is None):

@@ -13,7 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from spardl.basics.errors import ConfigError
+from spardl.basics.checks import check_choice
 
 __all__ = ["EXACT", "TYPES", "Wire"]
 
@@ -37,8 +37,7 @@ class Wire:
     values: str = "exact"
 
     def __post_init__(self) -> None:
-        if self.values not in tuple(TYPES):
-            raise ConfigError(f"wire.values must be one of {', '.join(TYPES)}, got {self.values!r}")
+        check_choice("wire.values", self.values, TYPES)
 
     def dtype(self, own: torch.dtype) -> torch.dtype:
         """The type on the wire of values that are of type ``own`` in memory."""

@@ -149,7 +149,7 @@ def test_what_torch_never_takes_off() -> None:
     assert run_workers(1, work) == [
         [
             "a handle averages this model's gradients already; call its detach() before attach()",
-            "this model has a communication hook, which torch never takes off; wrap it anew",
+            "this model has a communication hook, which torch cannot unregister; wrap it anew",
         ]
     ]
 

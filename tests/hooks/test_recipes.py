@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, get_args
 
 import pytest
 
 import spardl
 from spardl.basics.errors import ConfigError
 from spardl.compressors import SampledTopK
-from spardl.method.recipes import GROUP, RECIPES
+from spardl.method import registry
+from spardl.method.names import MethodName
+from spardl.method.recipes import GROUP, recipes
+from spardl.protocol.combination import Combination
 from tests.driver import composed
-from train import build_method
+from train import CONFIGURATIONS, build_method
+
+CHOICES = sorted(path.stem for path in (CONFIGURATIONS / "compressor").glob("*.yaml"))
 
 
 def parts(method: spardl.Method) -> tuple[Any, ...]:
@@ -24,7 +32,19 @@ def parts(method: spardl.Method) -> tuple[Any, ...]:
     return method.compressor, method.communicator, *rules, factor, method.warmup, method.wire
 
 
-@pytest.mark.parametrize("name", RECIPES)
+def test_the_trainer_and_the_library_know_the_same_methods() -> None:
+    undeclared = set(CHOICES) - set(recipes())
+    assert not undeclared, "declare them in METHODS, in the file of their compressor or communicator"
+    assert set(CHOICES) == set(recipes()), "a method needs a file in conf/compressor"
+
+
+def test_editors_know_the_names() -> None:
+    assert list(get_args(MethodName)) == spardl.method_names() == sorted(recipes()), (
+        "run python scripts/api_reference.py"
+    )
+
+
+@pytest.mark.parametrize("name", CHOICES)
 def test_a_name_means_the_same_to_the_trainer(name: str) -> None:
     """But for seeds, which a run has of its own."""
     of_trainer, of_library = build_method(composed(f"compressor={name}")), spardl.make_method(name)
@@ -74,22 +94,147 @@ def test_a_method_without_options_of_its_own() -> None:
     assert type(caught.value) is spardl.ConfigError
 
 
-MODULE = """
+@pytest.mark.parametrize("name", [None, 5, ["spardl"], True, "spardle"])
+def test_a_name_that_is_none(name: Any) -> None:
+    for ask in (spardl.make_method, spardl.method_options):
+        with pytest.raises(ConfigError) as caught:
+            ask(name)
+        assert str(caught.value) == f"there is no method {name!r}; use one of {', '.join(spardl.method_names())}"
+
+
+# --- options
+
+
+def test_options_say_what_they_are() -> None:
+    found = {option.name: option for option in spardl.method_options("dgc")}
+    assert found["scope"].default == "layer"
+    assert found["density"] == spardl.Option(
+        "density",
+        "compressor",
+        "float",
+        0.01,
+        "k / n, the share of entries that is sent, in (0, 1]; lower is more aggressive.",
+    )
+    assert (found["momentum_factor"].part, found["momentum_factor"].default) == ("method", 0.9)
+    assert "momentum_factor" not in {option.name for option in spardl.method_options("spardl")}
+    twice = [(each.part, each.default) for each in spardl.method_options("oktopk_lstm") if each.name == "lower_factor"]
+    assert twice == [("compressor", 1.012), ("communicator", 1.01)]
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_options_are_those_that_the_method_takes(name: str) -> None:
+    """Each has words of its own, and its default makes the same method."""
+    options = spardl.method_options(name)
+    assert all(each.about and "\n" not in each.about and each.type for each in options)
+    once = {each.name: each.default for each in options if [other.name for other in options].count(each.name) == 1}
+    assert parts(spardl.make_method(name, **once)) == parts(spardl.make_method(name))
+    with pytest.raises(ConfigError) as caught:
+        spardl.make_method(name, nothing=1)
+    assert {each.name for each in options} == set(re.findall(r"\w+", str(caught.value).split("it has ")[1])) - {"and"}
+
+
+# --- what files declare
+
+
+def declaring(monkeypatch: pytest.MonkeyPatch, *methods: Combination) -> None:
+    """Puts a module that declares methods beside the compressors' own."""
+    module = ModuleType("spardl.compressors.added")
+    vars(module)["METHODS"] = methods
+    own = registry._modules
+    monkeypatch.setattr(
+        registry, "_modules", lambda package: [*own(package), *[module] * ("compr" in package.__name__)]
+    )
+    registry.combinations.cache_clear()
+    recipes.cache_clear()
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    yield
+    registry.combinations.cache_clear()
+    recipes.cache_clear()
+
+
+def test_a_file_declares_a_method(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
+    declaring(
+        monkeypatch, Combination("added", "topk", "gtopk", "global", communicator_options={"variant": "doubling"})
+    )
+    assert spardl.make_method("added", density=0.5).communicator == spardl.GTopk("doubling")
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (Combination("spardl", "topk", "dense", "none"), "both declare a method 'spardl'"),
+        (Combination("added", "topk", "denze", "none"), "communicator of the method added must be one of allgather, "),
+        (Combination("added", "topk", "dense", "none", "x"), "momentum of the method added must be one of corrected, "),
+    ],
+)
+def test_a_file_that_declares_what_cannot_be(
+    method: Combination, message: str, monkeypatch: pytest.MonkeyPatch, fresh: None
+) -> None:
+    declaring(monkeypatch, method)
+    with pytest.raises(ConfigError, match=message):
+        spardl.method_names()
+
+
+# --- other packages
+
+
+MODULE = '''
 import spardl
 
-def keep_one(density=0.5):
+def keep_one(density: float = 0.5):
+    """Keeps a share.
+
+    Args:
+        density: share of
+            entries.
+    """
     return spardl.Method(spardl.TopK(density), spardl.AllGather(), spardl.LocalResidual())
-"""
+
+def nothing():
+    pass
+'''
 
 
-def test_other_packages_add_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By an entry point, as their installation leaves it."""
-    (tmp_path / "theirs.py").write_text(MODULE)
-    info = tmp_path / "theirs-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[{GROUP}]\nkeep_one = theirs:keep_one\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Adds entry points, as a package's installation leaves them."""
+
+    def put(points: str) -> None:
+        (tmp_path / "theirs.py").write_text(MODULE)
+        info = tmp_path / "theirs-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[{GROUP}]\n{points}\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+
+    yield put
+    sys.modules.pop("theirs", None)
+
+
+def test_other_packages_add_methods(install: Callable[[str], None]) -> None:
+    install("keep_one = theirs:keep_one")
     assert "keep_one" in spardl.method_names()
     assert spardl.make_method("keep_one", density=0.25).compressor == spardl.TopK(0.25)
-    monkeypatch.delitem(sys.modules, "theirs")
+    assert spardl.method_options("keep_one") == [spardl.Option("density", "method", "float", 0.5, "share of entries.")]
+
+
+@pytest.mark.parametrize(
+    ("points", "options", "message"),
+    [
+        ("one = theirs:keep_one", {"teem": 2}, "teem is no option of this method; it has density"),
+        ("one = theirs:missing", {}, "the method one cannot be loaded from theirs:missing: "),
+        ("one = theirz:keep_one", {}, "the method one cannot be loaded from theirz:keep_one: No module named 'theirz'"),
+        ("one = theirs:nothing", {}, "the method one made a NoneType, not a spardl.Method; ask who provides it"),
+    ],
+)
+def test_a_method_of_another_package_that_cannot_be_used(
+    points: str, options: dict[str, Any], message: str, install: Callable[[str], None]
+) -> None:
+    install(points)
+    with pytest.raises(ConfigError) as caught:
+        spardl.make_method("one", **options)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)

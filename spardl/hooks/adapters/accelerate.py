@@ -13,6 +13,7 @@ from spardl.hooks.adapters.states import load_state, save_state
 from spardl.hooks.adapters.wrapped import distributed
 from spardl.hooks.hook import Hook
 from spardl.method.method import Method
+from spardl.method.names import MethodName
 
 __all__ = ["attach"]
 
@@ -20,7 +21,7 @@ __all__ = ["attach"]
 def attach(
     accelerator: Accelerator,
     model: nn.Module,
-    method: str | Method = "spardl",
+    method: MethodName | str | Method = "spardl",
     *,
     fresh: bool = False,
     **options: Any,

@@ -18,6 +18,7 @@ from spardl.hooks.adapters.wrapped import distributed
 from spardl.hooks.ddp import attach
 from spardl.hooks.hook import Hook
 from spardl.method.method import Method
+from spardl.method.names import MethodName
 
 __all__ = ["SpardlStrategy"]
 
@@ -44,7 +45,7 @@ class SpardlStrategy(DDPStrategy):
 
     def __init__(
         self,
-        method: str | Method = "spardl",
+        method: MethodName | str | Method = "spardl",
         *,
         ddp: Mapping[str, Any] | None = None,
         fresh: bool = False,

@@ -14,6 +14,7 @@ from spardl.hooks.adapters.wrapped import distributed
 from spardl.hooks.ddp import attach
 from spardl.hooks.hook import Hook
 from spardl.method.method import Method
+from spardl.method.names import MethodName
 
 __all__ = ["SpardlCallback", "attach_trainer"]
 
@@ -77,7 +78,7 @@ class SpardlCallback(TrainerCallback):
 
 def attach_trainer(
     trainer: Trainer,
-    method: str | Method = "spardl",
+    method: MethodName | str | Method = "spardl",
     *,
     fresh: bool = False,
     **options: Any,

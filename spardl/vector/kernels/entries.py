@@ -1,6 +1,7 @@
 """Single entries of a long vector in compiled form: what torch's indexing does, at several times its speed.
 
-Positions are trusted: they were found in the vector.
+Positions are trusted: they were found in the vector. They are read as unsigned, or numba would test each for being
+negative, to count it from the end.
 """
 
 from __future__ import annotations

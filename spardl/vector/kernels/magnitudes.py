@@ -17,6 +17,7 @@ def largest(bits: Any, mask: Any) -> Any:
         bits: integers of the entries' size, shape (n,).
         mask: removes the sign.
     """
+    # A zero of the entries' own type: a plain 0 would make numba compare in 64 bits.
     found = mask & ~mask
     # Place by place: a loop over the entries themselves compares fewer at a time.
     for place in range(bits.size):

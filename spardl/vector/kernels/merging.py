@@ -41,6 +41,7 @@ def add_two(indices: Any, values: Any, other_indices: Any, other_values: Any, ou
         value, other_value = values[one], other_values[other]
         first, second = index <= other_index, other_index <= index
         out_indices[done] = min(index, other_index)
+        # Sums begin with 0, as in the portable twin: a value of -0.0 alone becomes 0.0 in both.
         out_values[done] = (nothing + (value if first else nothing)) + (other_value if second else nothing)
         one += first
         other += second

@@ -75,6 +75,7 @@ def _add_and_list_range(
 ) -> int:
     """Lists places, counted from ``first``, behind the first ``count``; returns how many are listed then, or -1."""
     full = memory.size // _STRIDE * _STRIDE
+    # A list that is full is given up, but the adding goes on: the vector is changed in place.
     fits = True
     for base in range(0, full, _STRIDE):
         hits = np.uint64(0)

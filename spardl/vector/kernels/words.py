@@ -16,6 +16,8 @@ def lowest_bit(typing: Any, word: Any) -> Any:
     """The position of the lowest bit of a uint64 that is set; 64 if none is."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        # False: a word without bits gives 64, where it would be undefined otherwise. Decoding four bits at a time asks
+        # that of words that have run empty.
         return builder.cttz(arguments[0], cgutils.false_bit)
 
     return types.uint64(types.uint64), generate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 import os
 import shlex
 import signal
@@ -90,6 +91,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
     }
 )
 
+
 class UnfinishedError(Exception):
     """A run without a result, and all is said: Hydra's launchers carry it on, and its sweepers count a failure.
 
@@ -100,6 +102,9 @@ class UnfinishedError(Exception):
     def __init__(self, code: int) -> None:
         super().__init__(code)
         self.code = code
+
+    def __str__(self) -> str:
+        return f"it ended with exit code {self.code}"
 
 
 def _offer_points() -> None:
@@ -244,7 +249,7 @@ def train(config: DictConfig) -> float | None:
             write_atomically(run.folder / "command.txt", _command().encode())
             for notice in (*experiment.caveats, *run.notices, *experiment.doubts(), *_warnings(config)):
                 print(f"warning: {notice}", file=sys.stderr, flush=True)
-            print(f"run {run.id}: {run.folder}", flush=True)
+            print("; ".join(filter(None, (f"run {run.id}: {run.folder}", experiment.logger.place()))), flush=True)
         experiment.perform(run)
         return _metric(run) if experiment.launcher.leads else None
 
@@ -363,5 +368,13 @@ def _say(text: str, code: int) -> int:
     return code
 
 
+def _leave(code: int) -> NoReturn:
+    """Ends this process; the slow way, if a launcher keeps a pool for further runs, which nobody else would end."""
+    workers = multiprocessing.get_context("fork").Process
+    if any(not isinstance(child, workers) for child in multiprocessing.active_children()):
+        sys.exit(code)
+    leave(code)
+
+
 if __name__ == "__main__":
-    leave(main())
+    _leave(main())

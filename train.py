@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import multiprocessing
 import os
@@ -35,7 +36,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
-from hydra.utils import instantiate
+from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import nn
@@ -198,6 +199,7 @@ def _make(plain: Mapping[str, Any], name: str, **extra: Any) -> Any:
     """Instantiates one node; what it complains of becomes one line that names the node."""
     node = plain.get(name) or {}
     KINDS[name].check(name, node)
+    _check_switches(name, node)
     try:
         return instantiate(node, **extra, _convert_="all")
     except HydraException as error:
@@ -206,6 +208,18 @@ def _make(plain: Mapping[str, Any], name: str, **extra: Any) -> Any:
             raise cause from None
         given = ", ".join(f"{key}={value}" for key, value in node.items() if not key.startswith("_"))
         raise ConfigError(f"{name} cannot be made with {given}: {type(cause).__name__}: {cause}") from cause
+
+
+def _check_switches(name: str, node: Mapping[str, Any]) -> None:
+    """Refuses what is not true or false where nothing else will do: Python would take any word for true.
+
+    Raises:
+        ConfigError: if a value is none of the two.
+    """
+    wanted = inspect.signature(get_object(node["_target_"])).parameters
+    for key, value in node.items():
+        if key in wanted and wanted[key].annotation in (bool, "bool") and not isinstance(value, bool):
+            raise ConfigError(f"{name}.{key} must be true or false, got {value!r}")
 
 
 def _settings(node: Mapping[str, Any]) -> Settings:
@@ -295,7 +309,7 @@ def main() -> int:
             job()
     except UnfinishedError as unfinished:
         if not codes:  # it ran in another process, where a launcher had put it
-            return _complain("a run of the sweep failed, see above", unfinished.code)
+            codes.append(_complain("a run of the sweep failed, see above", unfinished.code))
     except (HydraException, OmegaConfBaseException, OSError, ValueError) as error:
         return _complain(_plainly(error), BAD_INPUT)
     except AskedToStopError:

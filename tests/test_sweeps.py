@@ -88,7 +88,7 @@ def test_who_is_asked_to_stop_begins_no_other_run(tmp_path: Path) -> None:
     assert summary(only_run(tmp_path / "out"))["status"] == "stopped"
 
 
-def kinds_of(task: type[Task]) -> Iterator[type[Task]]:
+def kinds_of(task: Any) -> Iterator[Any]:
     """The tasks of this project that have a metric."""
     for kind in task.__subclasses__():
         yield from kinds_of(kind)
@@ -104,7 +104,7 @@ def test_the_direction_of_every_metric_is_documented() -> None:
     assert not [row for row in rows if row not in EXPERIMENTS]
 
 
-def has(plugin: str) -> Any:
+def has(plugin: str) -> pytest.MarkDecorator:
     missing = importlib.util.find_spec("hydra_plugins") is None or importlib.util.find_spec(plugin) is None
     return pytest.mark.skipif(missing, reason=f"{plugin} is not installed")
 
@@ -115,7 +115,7 @@ def test_runs_of_another_process_have_exit_codes_too(tmp_path: Path) -> None:
     done = command(*words, *QUICK, f"output_dir={tmp_path}")
     assert done.returncode == 1
     lines = [line for line in done.stderr.splitlines() if "Error executing job" not in line]
-    assert " optimizer.lr=1e+30 " in " ".join(lines[:-1]) or lines[0].startswith("error: optimizer.lr=1e+30 ")
+    assert lines[0].startswith("error: optimizer.lr=1e+30 ")
     assert lines[-1] == "error: a run of the sweep failed, see above"
     assert sorted(summary(run)["status"] for run in tmp_path.glob("[!.]*")) == ["failed", "finished"]
 
@@ -126,7 +126,8 @@ def test_optuna_finds_the_best_run(tmp_path: Path) -> None:
     drawn = ("hydra/sweeper/sampler=random", "hydra.sweeper.sampler.seed=1", "hydra.sweeper.max_failure_rate=1")
     lr = "optimizer.lr=choice(1e30,0.05,1e-9)"
     done = command("-m", *search, *drawn, lr, *QUICK, "logger=none", f"output_dir={tmp_path}")
-    assert done.returncode == (1 if "diverge" in done.stderr or "no longer finite" in done.stderr else 0), done.stderr
+    assert done.returncode == 1, done.stderr  # of the four runs that this seed draws, some have the rate 1e30
+    assert "no longer finite" in done.stderr
     found = yaml.safe_load((tmp_path / ".sweep" / "optimization_results.yaml").read_text())
     finished = [run for run in tmp_path.glob("[!.]*") if summary(run)["status"] == "finished"]
     assert found["best_value"] == max(metric(run) for run in finished)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import math
+import multiprocessing
 import os
 import shlex
 import signal
@@ -29,10 +32,11 @@ if __name__ == "__main__":
 import hydra
 import torch
 from hydra._internal.utils import get_args_parser
+from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
-from hydra.utils import instantiate
+from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import nn
@@ -57,7 +61,7 @@ from spardl.training.learner import Plan
 from spardl.training.loggers import Logger
 from spardl.training.lr import LrSchedule
 from spardl.training.parts import Kind
-from spardl.training.runs import finished_run
+from spardl.training.runs import Run, finished_run
 from spardl.training.settings import Settings
 from spardl.training.targets import public
 from spardl.training.task import Task
@@ -87,6 +91,30 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "wire": Kind(Wire),
     }
 )
+
+
+class UnfinishedError(Exception):
+    """A run without a result, and all is said: Hydra's launchers carry it on, and its sweepers count a failure.
+
+    Args:
+        code: the exit code.
+    """
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+    def __str__(self) -> str:
+        return f"it ended with exit code {self.code}"
+
+
+def _offer_points() -> None:
+    """Makes Hydra's group ``point`` of one file: choices too small for a file each."""
+    for name, point in OmegaConf.load(CONFIGURATIONS / "points.yaml").items():
+        ConfigStore.instance().store(str(name), point, group="point", package="_global_", provider="points.yaml")
+
+
+_offer_points()
 
 
 def build(config: DictConfig) -> Experiment:
@@ -171,6 +199,7 @@ def _make(plain: Mapping[str, Any], name: str, **extra: Any) -> Any:
     """Instantiates one node; what it complains of becomes one line that names the node."""
     node = plain.get(name) or {}
     KINDS[name].check(name, node)
+    _check_switches(name, node)
     try:
         return instantiate(node, **extra, _convert_="all")
     except HydraException as error:
@@ -179,6 +208,18 @@ def _make(plain: Mapping[str, Any], name: str, **extra: Any) -> Any:
             raise cause from None
         given = ", ".join(f"{key}={value}" for key, value in node.items() if not key.startswith("_"))
         raise ConfigError(f"{name} cannot be made with {given}: {type(cause).__name__}: {cause}") from cause
+
+
+def _check_switches(name: str, node: Mapping[str, Any]) -> None:
+    """Refuses what is not true or false where nothing else will do: Python would take any word for true.
+
+    Raises:
+        ConfigError: if a value is none of the two.
+    """
+    wanted = inspect.signature(get_object(node["_target_"])).parameters
+    for key, value in node.items():
+        if key in wanted and wanted[key].annotation in (bool, "bool") and not isinstance(value, bool):
+            raise ConfigError(f"{name}.{key} must be true or false, got {value!r}")
 
 
 def _settings(node: Mapping[str, Any]) -> Settings:
@@ -199,8 +240,12 @@ def _label() -> str:
     return f"{choices['compressor']}-{choices['model']}-{choices['dataset']}{scale}"
 
 
-def train(config: DictConfig) -> None:
-    """Runs one configuration; in a sweep, or when Slurm starts its job again, not one that is finished."""
+def train(config: DictConfig) -> float | None:
+    """Runs one configuration; in a sweep, or when Slurm starts its job again, not one that is finished.
+
+    Returns:
+        The metric of the last evaluation, which Hydra's sweepers compare; ``None`` where another process leads.
+    """
     if _sweeping() and find_membership(os.environ):
         raise ConfigError("a sweep (-m) starts its workers itself; start it without torchrun or srun")
     experiment = build(config)
@@ -210,7 +255,7 @@ def train(config: DictConfig) -> None:
         done = finished_run(Path(config.output_dir), experiment.id)
         if done:
             print(f"skipped: {done.folder} is finished (force=true runs it again)", flush=True)
-            return
+            return _metric(done)
     with ExitStack() as stack:
         run = experiment.launcher.share(lambda: stack.enter_context(experiment.prepare()), experiment.given)
         if experiment.launcher.leads:
@@ -218,8 +263,16 @@ def train(config: DictConfig) -> None:
             write_atomically(run.folder / "command.txt", _command().encode())
             for notice in (*experiment.caveats, *run.notices, *experiment.doubts(), *_warnings(config)):
                 print(f"warning: {notice}", file=sys.stderr, flush=True)
-            print(f"run {run.id}: {run.folder}", flush=True)
+            print("; ".join(filter(None, (f"run {run.id}: {run.folder}", experiment.logger.place()))), flush=True)
         experiment.perform(run)
+        return _metric(run) if experiment.launcher.leads else None
+
+
+def _metric(run: Run) -> float:
+    """What a finished run is judged by; NaN if it was not finite."""
+    summary = run.read_summary()
+    value = summary.get("final", {}).get(summary.get("metric"))
+    return math.nan if value is None else float(value)
 
 
 def _warnings(config: DictConfig) -> list[str]:
@@ -237,14 +290,26 @@ def main() -> int:
     codes: list[int] = []
 
     @hydra.main(version_base="1.3", config_path=str(CONFIGURATIONS), config_name="train")
-    def job(config: DictConfig) -> None:
-        if STOPPED not in codes:  # what asked one run of a sweep to stop means all of them
-            codes.append(_attempt(config))
+    def job(config: DictConfig) -> float | None:
+        if STOPPED in codes:  # what asked one run of a sweep to stop means all of them
+            raise UnfinishedError(STOPPED)
+        try:
+            value = _attempt(config)
+        except UnfinishedError as unfinished:
+            codes.append(unfinished.code)
+            if _sweeping():
+                raise
+            return None
+        codes.append(0)
+        return value
 
     try:
         with listening(lambda: True, _stop_early):
             _check_words(sys.argv[1:])
             job()
+    except UnfinishedError as unfinished:
+        if not codes:  # it ran in another process, where a launcher had put it
+            codes.append(_complain("a run of the sweep failed, see above", unfinished.code))
     except (HydraException, OmegaConfBaseException, OSError, ValueError) as error:
         return _complain(_plainly(error), BAD_INPUT)
     except AskedToStopError:
@@ -283,16 +348,20 @@ def _stop_early() -> NoReturn:
     raise AskedToStopError
 
 
-def _attempt(config: DictConfig) -> int:
-    """Runs one configuration. Its errors end here: one failed run must not end a sweep."""
+def _attempt(config: DictConfig) -> float | None:
+    """Runs one configuration, and says at once what went wrong: one failed run does not end a sweep.
+
+    Raises:
+        UnfinishedError: if it failed or was stopped.
+    """
     try:
-        train(config)
+        return train(config)
     except StoppedError as stopped:
-        return _say(f"{stopped}; the same command with resume=auto continues", STOPPED)
+        code = _say(f"{stopped}; the same command with resume=auto continues", STOPPED)
     except (SpardlError, OmegaConfBaseException, OSError) as error:
         which = f"{' '.join(HydraConfig.get().overrides.task)}: " if _sweeping() else ""
-        return _complain(f"{which}{error}", FAILED if _is_failure(error) else BAD_INPUT)
-    return 0
+        code = _complain(f"{which}{error}", FAILED if _is_failure(error) else BAD_INPUT)
+    raise UnfinishedError(code)
 
 
 def _is_failure(error: Exception) -> bool:
@@ -313,5 +382,13 @@ def _say(text: str, code: int) -> int:
     return code
 
 
+def _leave(code: int) -> NoReturn:
+    """Ends this process; the slow way, if a launcher keeps a pool for further runs, which nobody else would end."""
+    workers = multiprocessing.get_context("fork").Process
+    if any(not isinstance(child, workers) for child in multiprocessing.active_children()):
+        sys.exit(code)
+    leave(code)
+
+
 if __name__ == "__main__":
-    leave(main())
+    _leave(main())

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
@@ -64,6 +65,12 @@ def test_the_grid_is_all_that_is_legal() -> None:
     assert set(found) == legal_points()
     for axis in (COMPRESSORS, SCOPES, RESIDUALS, MOMENTA, COMMUNICATORS):
         assert all(any(choice in point for point in found) for choice in axis)
+
+
+def test_the_points_of_the_grid_are_those_of_one_file() -> None:
+    kept = yaml.safe_load((CONFIGURATIONS / "points.yaml").read_text())
+    assert set(kept) == {choice for point in points() for choice in point}
+    assert ConfigStore.instance().list("point") == [f"{name}.yaml" for name in sorted(kept)]
 
 
 def check(point: tuple[str, ...]) -> None:

@@ -71,7 +71,8 @@ def test_the_main_job_logs_offline_without_a_question(tmp_path: Path) -> None:
     (logged,) = (folder / "wandb").glob("offline-run-*/*.wandb")
     assert logged.stat().st_size > 1000
     assert not [path for path in (tmp_path / "home").iterdir() if path.name == "wandb"]
-    assert done.stdout.splitlines()[0] == f"run {summary(folder)['id']}: {folder}"
+    first = f"run {summary(folder)['id']}: {folder}; W&B: offline, nothing is uploaded"
+    assert done.stdout.splitlines()[0] == first
     assert done.stdout.splitlines()[-1] == f"results: {folder}"
     assert not any(ord(character) < 32 and character != "\n" for character in done.stdout)
 
@@ -125,10 +126,11 @@ def test_a_sweep(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
 def test_a_sweep_goes_on_after_failures(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = ("compressor=none", "cluster=simulated", "training.max_steps=8", f"output_dir={tmp_path}")
     assert here("-m", "optimizer.lr=1e30,-1,0.05", *words) == 1
-    first, second, last = capfd.readouterr().err.splitlines()
+    first, second, of_hydra, last = capfd.readouterr().err.splitlines()
     assert " optimizer.lr=1e+30 " in first
     assert "lower optimizer.lr or set training.clip_norm" in first
     assert " optimizer.lr=-1 " in second
+    assert of_hydra.startswith("Error executing job with overrides: ['logger=none'")
     assert last == "error: 2 of the sweep's 3 runs failed, see above"
     found = [summary(folder) for folder in tmp_path.glob("[!.]*")]
     assert sorted(content["status"] for content in found) == ["failed", "finished"]

@@ -27,6 +27,10 @@ class Logger(ABC):
     def open(self, run: Run, config: Mapping[str, Any]) -> Observer:
         """Starts logging a run with the given resolved configuration."""
 
+    def place(self) -> str | None:
+        """Where figures will go, for the first line of a run; ``None`` if that is the run folder alone."""
+        return None
+
 
 @dataclass(frozen=True)
 class NoLogger(Logger):
@@ -65,17 +69,35 @@ class Wandb(Logger):
             raise ConfigError(f"logger.mode must be auto, online, offline or disabled, got {self.mode!r}")
         check_seconds("logger.timeout", self.timeout)
 
+    @property
+    def _chosen(self) -> str:
+        if self.mode != "auto":
+            return self.mode
+        return os.environ.get("WANDB_MODE") or ("online" if logged_in() else "offline")
+
+    def place(self) -> str:
+        """Whether anything leaves this machine, and to which address; asks nobody and connects nowhere."""
+        if self._chosen == "disabled":
+            return "W&B: disabled"
+        if self._chosen in ("offline", "dryrun"):
+            return "W&B: offline, nothing is uploaded"
+        server = urlsplit(_server())
+        # No more of it: there may be a password before the host.
+        host = server.netloc.rpartition("@")[2].replace("api.wandb.ai", "wandb.ai")
+        address = f"{server.scheme}://{host}"
+        # Who is logged in has an entity of their own, which only the server knows.
+        entity = os.environ.get("WANDB_ENTITY")
+        at = f"{address}/{entity}/{self.project}" if entity else f"project {self.project} at {address}"
+        return f"W&B: uploaded to {at}"
+
     def open(self, run: Run, config: Mapping[str, Any]) -> Observer:
         """Starts a W&B run."""
         # With its service stopped, W&B waits for ever.
-        return Bounded(lambda: _WandbObserver(self, run, config), self.timeout)
+        return Bounded(lambda: _WandbObserver(self, run, config, self._chosen), self.timeout)
 
 
 class _WandbObserver(Observer):
-    def __init__(self, logger: Wandb, run: Run, config: Mapping[str, Any]) -> None:
-        mode = logger.mode
-        if mode == "auto":
-            mode = os.environ.get("WANDB_MODE") or ("online" if logged_in() else "offline")
+    def __init__(self, logger: Wandb, run: Run, config: Mapping[str, Any], mode: str) -> None:
         try:
             self._run = _init(logger, run, config, mode)
         except Exception as error:
@@ -120,11 +142,15 @@ def _init(logger: Wandb, run: Run, config: Mapping[str, Any], mode: str) -> Any:
     )
 
 
+def _server() -> str:
+    return os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+
+
 def logged_in() -> bool:
     """Whether this machine has a key for W&B; asks nobody and connects nowhere."""
     if os.environ.get("WANDB_API_KEY"):
         return True
-    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    host = urlsplit(_server()).hostname or ""
     try:
         return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
     except (OSError, ValueError, netrc.NetrcParseError):

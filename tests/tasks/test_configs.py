@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,7 +92,21 @@ def test_an_experiment_says_for_which_optimizer_its_values_are(path: Any) -> Non
     assert not {"lr", "weight_decay"} & set(config.get("optimizer", {}))
 
 
-@pytest.mark.parametrize("path", sorted((CONFIGURATIONS / "scaled").glob("*/*.yaml")), ids=lambda path: path.stem)
+def test_only_what_sets_several_groups_is_global() -> None:
+    """As the first lines of conf/train.yaml say."""
+    texts = {path.relative_to(CONFIGURATIONS): path.read_text() for path in CONFIGURATIONS.rglob("*.yaml")}
+    found = {path for path, text in texts.items() if "# @package _global_" in text}
+    always = {path for path in texts if path.parts[0] in ("model", "experiment")}
+    rest = {"momentum": {"local", "corrected"}, "compressor": {f"oktopk_{name}" for name in ("vgg", "lstm", "bert")}}
+    assert always <= found
+    assert found - always == {Path(group, f"{name}.yaml") for group, names in rest.items() for name in names} | {
+        Path("scale", "smoke.yaml")
+    }
+    for path in found - always:
+        assert len(set(OmegaConf.load(CONFIGURATIONS / path)) - {"defaults"}) > 1 or path.parts[0] == "momentum"
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGURATIONS / "scale").glob("*/*.yaml")), ids=lambda path: path.stem)
 def test_a_scaled_model_is_smaller_or_sees_less(path: Any) -> None:
     config = OmegaConf.load(path)
     assert set(config) <= {"model", "task", "training"}

@@ -133,6 +133,37 @@ def test_modes(
     assert capsys.readouterr().err == warning
 
 
+@pytest.mark.parametrize(
+    ("mode", "environment", "said"),
+    [
+        ("auto", {}, "W&B: offline, nothing is uploaded"),
+        ("auto", {"WANDB_API_KEY": "0" * 40}, "W&B: uploaded to project mine at https://wandb.ai"),
+        ("auto", {"WANDB_API_KEY": "0" * 40, "WANDB_MODE": "offline"}, "W&B: offline, nothing is uploaded"),
+        ("auto", {"WANDB_MODE": "disabled"}, "W&B: disabled"),
+        ("online", {"WANDB_ENTITY": "we"}, "W&B: uploaded to https://wandb.ai/we/mine"),
+        (
+            "online",
+            {"WANDB_BASE_URL": "http://me:secret@w.example:8080/", "WANDB_ENTITY": "we"},
+            "http://w.example:8080/we",
+        ),
+        ("disabled", {"WANDB_API_KEY": "0" * 40}, "W&B: disabled"),
+    ],
+)
+def test_the_place_is_known_before_anything_leaves(
+    mode: str, environment: Mapping[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    place = Wandb(project="mine", mode=mode).place()
+    assert said in place
+    assert "secret" not in place
+    assert ("uploaded to" in place) == ("//" in place)
+
+
+def test_without_a_logger_the_folder_is_the_place() -> None:
+    assert NoLogger().place() is None
+
+
 @pytest.mark.parametrize(("group", "wanted"), [(None, "0"), ("spardl.teams", "spardl.teams")])
 def test_where_a_run_stands(group: str | None, wanted: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fake = FakeWandb(True)

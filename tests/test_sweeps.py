@@ -16,8 +16,8 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 
 import train
+from spardl.clusters.workers.signals import ASKING
 from spardl.training.runs import Run
-from spardl.training.stopping import ASKING
 from spardl.training.task import Task
 from tests.driver import ROOT, beside, command, here, only_run, summary, wait_until
 

@@ -105,7 +105,7 @@ CASES = {
     "training.batch_size=100000": "lower the batch size or the number of workers",
     "training.batch_size=abc": "training.batch_size must be a whole number, at least 1, got 'abc'",
     "training.epochs=abc": "training.epochs must be a number above 0, got 'abc'",
-    "training.precision=fp8": "training.precision must be one of fp32, fp64, bf16, got 'fp8'",
+    "training.precision=fp8": "training.precision must be one of fp32, fp64, bf16, fp16, got 'fp8'",
     "optimizer.lr=abc": "optimizer cannot be made with lr=abc",
     "optimizer.lr=-1": "Invalid learning rate: -1",
     "optimizer.lr=nan": "optimizer.lr must be a finite number, got nan",

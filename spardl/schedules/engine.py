@@ -227,6 +227,7 @@ class Engine(ABC):
             before: how many workers there were.
         """
         self._follow(parts[0])
+        self._scaling.share(before / self._cluster.size)
         worker = self._cluster.local_workers[local]
         self.carried.adopt(local, worker, [part["groups"] for part in parts], before)
 

@@ -108,6 +108,10 @@ class Scaling:
                     state.change(more=average)
         self.refused, self._unused = set(), []
 
+    def share(self, factor: float) -> None:
+        """The shares of what was made in vain become so many times as large: there are other workers to take them."""
+        self._unused = [None if each is None else each * factor for each in self._unused]
+
     def state_dict(self) -> dict[str, Any]:
         """Plain data that shares no memory with it."""
         return {"factor": self.factor, "skipped": [None if each is None else each.clone() for each in self._unused]}

@@ -23,6 +23,7 @@ from spardl.schedules.base import Schedule
 from spardl.schedules.engine import Training
 from spardl.training.batches import Batches
 from spardl.training.evaluation import autocast
+from spardl.training.loss_scale import LossScale
 from spardl.training.lr import LrSchedule
 from spardl.training.memory import Need
 from spardl.training.sampler import LaneSampler, Sampler, ShuffledSampler
@@ -159,7 +160,9 @@ class Learner:
         self.gradient = FlatGradient(self.model.named_parameters())
         self._optimizer = plan.optimizer(self.model.parameters())
         self._base_rates = [group["lr"] for group in self._optimizer.param_groups]
-        training = Training(self.model, self.gradient, self._optimizer, plan.settings.clip_norm)
+        self._scale = LossScale(device, enabled=plan.settings.formats.scales)
+        factor = self._scale.factor if self._scale.enabled else None
+        training = Training(self.model, self.gradient, self._optimizer, plan.settings.clip_norm, factor)
         self.synchronizer = plan.schedule.start(plan.method, cluster, training)
         self.workers = [
             TrainingWorker(worker, self.model, plan.sampler(worker), plan.settings.seed)
@@ -183,6 +186,7 @@ class Learner:
         for group, rate in zip(self._optimizer.param_groups, self._base_rates, strict=True):
             group["lr"] = rate * self._factor(step)
         self.synchronizer.finish()
+        self._scale.update(overflowed=self.synchronizer.overflowed)
         return losses
 
     def _backward(self, local: int, step: int) -> float:
@@ -203,7 +207,7 @@ class Learner:
         with autocast(self._device, self._settings.formats):
             loss = self._plan.task.loss(self.model, batch) / self._settings.accumulation
         self.synchronizer.before_backward(last=last)
-        loss.backward()
+        self._scale.scaled(loss).backward()
         return loss.item()
 
     def _factor(self, step: int) -> float:
@@ -238,8 +242,9 @@ class Learner:
         }
 
     def shared_state(self) -> dict[str, Any]:
-        """What is equal on all workers: weights and optimizer."""
-        return {"model": self.model.state_dict(), "optimizer": self._optimizer.state_dict()}
+        """What is equal on all workers: weights, optimizer, and how the loss is scaled."""
+        scale = {"loss_scale": self._scale.state_dict()} if self._scale.enabled else {}
+        return {"model": self.model.state_dict(), "optimizer": self._optimizer.state_dict(), **scale}
 
     def worker_state(self, local: int) -> dict[str, Any]:
         """What is a local worker's own: residual and the like, buffers, random numbers, counts."""
@@ -253,6 +258,7 @@ class Learner:
         """Continues from ``shared_state``."""
         self.model.load_state_dict(values["model"])
         self._optimizer.load_state_dict(values["optimizer"])
+        self._scale.load_state_dict(values.get("loss_scale", {}))
 
     def adopt_worker_state(self, local: int, load: Callable[[int], Mapping[str, Any]], before: int) -> None:
         """Continues from what another number of workers saved.

@@ -27,12 +27,18 @@ class Precision:
     weights: torch.dtype
     autocast: torch.dtype | None = None
 
+    @property
+    def scales(self) -> bool:
+        """Whether losses are scaled, since gradients would vanish otherwise."""
+        return self.autocast == torch.float16
+
 
 PRECISIONS: Mapping[str, Precision] = MappingProxyType(
     {
         "fp32": Precision(torch.float32),
         "fp64": Precision(torch.float64),
         "bf16": Precision(torch.float32, torch.bfloat16),
+        "fp16": Precision(torch.float32, torch.float16),
     }
 )
 
@@ -49,7 +55,7 @@ class Settings:
         eval_batch_size: examples per worker in one evaluation pass.
         accumulation: backward passes per step; the step's batch is so many times larger.
         clip_norm: largest 2-norm of the averaged gradient; ``None`` for no clipping.
-        precision: fp32, fp64, or bf16 (matrix products in bfloat16, weights in float32).
+        precision: fp32 or fp64; bf16 or fp16: matrix products in these, weights in float32; losses are scaled with fp16.
         log_every: steps between two lines of metrics.
         eval_every: epochs between two evaluations; the last step is always followed by one.
         eval_examples: test examples that an evaluation uses, evenly spread; ``None`` for all.

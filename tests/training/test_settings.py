@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from spardl.basics.errors import ConfigError
-from spardl.training.settings import is_a
+from spardl.training.settings import PRECISIONS, is_a
 from tests.training.toy import settings
 
 
@@ -26,7 +26,7 @@ from tests.training.toy import settings
         ("accumulation", -1),
         ("clip_norm", 0.0),
         ("clip_norm", "1"),
-        ("precision", "fp16"),
+        ("precision", "fp8"),
         ("log_every", 0),
         ("eval_every", 0),
         ("eval_examples", 0),
@@ -54,6 +54,7 @@ def test_formats() -> None:
     assert settings(precision="bf16").formats.weights == torch.float32
     assert settings(precision="bf16").formats.autocast == torch.bfloat16
     assert settings(precision="fp32").formats.autocast is None
+    assert [name for name in PRECISIONS if settings(precision=name).formats.scales] == ["fp16"]
 
 
 def test_numbers() -> None:

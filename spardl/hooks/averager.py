@@ -104,10 +104,7 @@ class Averager:
         if not self._agreed:
             self.engine.compare(self._given)
             self._agreed = True
-        device = self._cluster.device
-        # A schedule may measure what random gradients cost; the caller's random numbers are the caller's.
-        with torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=not self.engine.fixed):
-            self.engine.begin()
+        self.engine.begin()
         self.begun = True
         self._sending = self._sent = False
 

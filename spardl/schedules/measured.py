@@ -156,7 +156,9 @@ def measure_cost(method: Method, cluster: Cluster, gradient: Tensor) -> Linear:
         gradient: shape (n,), with the type and place of gradients; n bounds the sizes.
     """
     sizes = sorted({max(1, gradient.numel() // share) for share in (64, 8, 1)})
-    seconds = [_measure(method, cluster, torch.randn_like(gradient[:size])) for size in sizes]
+    # A model that drops out entries must draw the same ones as under any other schedule.
+    with torch.random.fork_rng([gradient.device] if gradient.device.type == "cuda" else []):
+        seconds = [_measure(method, cluster, torch.randn_like(gradient[:size])) for size in sizes]
     return Linear.fit(sizes, seconds) if len(sizes) > 1 else Linear(seconds[0], 0.0)
 
 

@@ -52,9 +52,7 @@ def line(fixed: float, per_entry: float) -> Callable[[str, Mapping[str, Any]], L
 def test_below_the_break_even_bandwidth_a_sparse_method_wins() -> None:
     found = float(tables.break_even(profile(), 8, line(1e-3, 2e-9)))
     below, above = (
-        tables.winner(
-            spardl.advise(profile(), Network(tables.ALPHA, gbit), 8, compressing=line(1e-3, 2e-9), **tables.COMPARED)
-        )
+        tables.winner(tables.advise(profile(), Network(tables.ALPHA, gbit), 8, compressing=line(1e-3, 2e-9)))
         for gbit in (0.9 * found, 1.1 * found)
     )
     assert below.endswith(("spardl", "teams", "oktopk", "topka"))
@@ -81,9 +79,7 @@ def test_measured_times_are_used(tmp_path: Path) -> None:
 
 def test_the_file_of_times_has_all_that_the_tables_ask_for() -> None:
     for workers in tables.WORKERS:
-        found = spardl.advise(
-            profile(), 1, workers, compressing=tables.measured(tables.MEASURED)(workers), **tables.COMPARED
-        )
+        found = tables.advise(profile(), 1, workers, compressing=tables.measured(tables.MEASURED)(workers))
         assert all(math.isfinite(choice.seconds) for choice in found.choices)
 
 

@@ -133,7 +133,10 @@ def _refused_by_attach(cluster: spardl.ProcessGroupCluster) -> list[tuple[str, s
 def test_attach_and_clusters_of_processes_refuse_wrong_types() -> None:
     (told,) = run_workers(1, _refused_by_attach)
     assert {name for name, _ in told} == {
-        *(f"attach.{name}" for name in ("ddp", "method", "bucket_mb", "timeout", "scaler")),
+        *(
+            f"attach.{name}"
+            for name in (*("ddp", "method", "bucket_mb", "timeout", "scaler"), *("schedule", "optimizer", "clip_norm"))
+        ),
         *(f"ProcessGroupCluster.{name}" for name in ("timeout", "throttle", "streams")),
     }
     assert not [line for line in told if line[1].startswith("takes") or "\n" in line[1]]

@@ -33,21 +33,19 @@ def attach(
 ) -> Hook:
     """Lets DDP average its gradients with a method of this library, from the next backward pass on.
 
-    All workers must call it, with the same arguments. After ``detach`` it may be called again, with another method,
-    which goes on with the residual.
+    All workers must call it, with the same arguments; again after ``detach``, to go on with another method.
 
     Args:
         ddp: the model; nothing else in the training loop changes.
         method: a name (``spardl.method_names()``), or a :class:`Method`.
         bucket_mb: most megabytes (2^20 bytes) of gradients that are averaged together, 25 unless said otherwise.
-            Larger groups have less overhead, smaller ones start earlier.
         timeout: seconds after which a silent worker counts as lost.
         scaler: the ``GradScaler`` that scales the loss, if there is one: residuals then follow its scale, and a step
             in which some worker's gradient overflowed is skipped by all, without loss.
         schedule: ``"wfbp"`` (groups of ``bucket_mb``), ``"mg_wfbp"`` or ``"layer_fusion"`` (groups as measured in the
             first steps), ``"dear"`` (sends during the next forward pass as well), or a schedule: ``spardl.Wfbp(50)``.
-        optimizer: for ``"dear"`` only, whose ``step()`` orders an update that the next forward pass makes, layer by
-            layer. Read weights after ``handle.flush()``; ``state_dict()`` of model and optimizer do that.
+        optimizer: for ``"dear"`` only: its ``step()`` orders an update that the next forward pass makes. Read weights
+            after ``handle.flush()``; ``state_dict()`` of model and optimizer do that.
         clip_norm: largest 2-norm of the averaged gradient, for ``"dear"`` only.
         **options: of the method, for instance ``density=0.01``, ``teams=2``; see :class:`Recipe`.
 

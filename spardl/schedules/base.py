@@ -52,4 +52,13 @@ class Schedule(ABC):
 
     @abstractmethod
     def make(self, method: Method, cluster: Cluster, training: Training) -> Engine:
-        """The same as ``start``, with the same arguments; workers do not compare what they were given yet."""
+        """The same as ``start``, but that workers do not compare what they were given yet.
+
+        Args:
+            method: how gradients are averaged.
+            cluster: the workers.
+            training: what is trained.
+
+        Returns:
+            What is not compared yet.
+        """

@@ -252,7 +252,7 @@ class Engine(ABC):
         self._begin_groups()
 
     def follow_groups(self, partition: Any) -> None:
-        """Takes the groups of a saved state, if they may change, and it has such."""
+        """Takes the groups of a saved state, ``partition``, if groups may change, and it has such."""
         if not self.fixed and is_partition(partition, len(self._gradient.layers)):
             self._regroup([(start, stop) for start, stop in partition])
 

@@ -82,7 +82,11 @@ class Scaling:
         return self._scale() if self._scale else 1.0
 
     def keep(self, averages: Sequence[Tensor]) -> None:
-        """Ends a step. If it overflowed, the optimizer skips it, and ``averages``, by group, were made in vain."""
+        """Ends a step. If it overflowed, the optimizer skips it, and what was averaged was made in vain.
+
+        Args:
+            averages: by group, shape (m,) each.
+        """
         if self.refused:
             self._unused = [None if number in self.refused else each.clone() for number, each in enumerate(averages)]
 

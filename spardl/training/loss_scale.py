@@ -32,7 +32,7 @@ class LossScale:
         self.enabled = enabled
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """The loss, a scalar, times the factor."""
+        """The loss, of shape (), times the factor; ``loss``: likewise."""
         scaled: Tensor = self._scaler.scale(loss)
         return scaled
 

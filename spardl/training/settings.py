@@ -55,7 +55,7 @@ class Settings:
         eval_batch_size: examples per worker in one evaluation pass.
         accumulation: backward passes per step; the step's batch is so many times larger.
         clip_norm: largest 2-norm of the averaged gradient; ``None`` for no clipping.
-        precision: fp32 or fp64; bf16 or fp16: matrix products in these, weights in float32; losses are scaled with fp16.
+        precision: fp32 or fp64; bf16 or fp16: matrix products in these, weights in float32; fp16 scales losses.
         log_every: steps between two lines of metrics.
         eval_every: epochs between two evaluations; the last step is always followed by one.
         eval_examples: test examples that an evaluation uses, evenly spread; ``None`` for all.

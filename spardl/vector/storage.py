@@ -163,14 +163,14 @@ class CopiedGradient(Storage):
 
         Args:
             ranges: the entries of each group; all groups together have all entries, in flat order.
-            carried: vectors like those of this storage, or empty ones; they are split, too, and keep what they hold.
+            carried: vectors of the shapes of ``self.vectors``, or empty ones; split as well, they keep what they hold.
         """
         for vectors in (self.vectors, *carried):
             vectors[:] = [self.cut(vectors, entries).clone() for entries in ranges]
         self._begins = [start for start, _ in ranges]
 
     def put(self, number: int, gradient: Tensor | None) -> None:
-        """Takes over the gradient of a parameter; ``None`` is one of zeros."""
+        """Takes over the gradient of parameter ``number``; ``gradient``: of its shape, or ``None`` for zeros."""
         part = self.part(number)
         if gradient is None:
             part.zero_()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -46,7 +45,7 @@ def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / f"{name}.py").write_text(TRAINING)
     (tmp_path / f"broken_{tmp_path.name}.py").write_text("1 / 0")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.syspath_prepend(str(tmp_path))
     return name
 
 
@@ -87,7 +86,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
             "Invalid value for '--workers': 'x' is not a valid integer; see spardl adv",
         ),
         ("timeline nowhere.json", "nowhere.json cannot be read as a profile"),
-        ("timeline nowhere.json --methods topk", "--methods topk is unknown; choose from bf16, count_sketch"),
+        ("timeline nowhere.json --methods top", "--methods top is unknown; choose from bf16, cast, count_sketch"),
         ("profile TRAINING:one", "Missing option '--out'; see spardl profile --help"),
         ("profile TRAINING --out x", "MODEL must be package.module:function, torchvision:NAME, timm:NAME, got train"),
         ("profile TRAINING:one --out nowhere/x", "No such file or directory"),

@@ -151,8 +151,8 @@ def test_a_link_to_a_checkpoint_and_a_return_within_a_fit(tmp_path: Path) -> Non
                 if trainer.current_epoch == 1:
                     path = str(tmp_path / "search.ckpt")
                     trainer.save_checkpoint(path)
-                    for group in trainer.strategy.handle._averager._groups:
-                        group.state.memory.add_(1.0)
+                    for residual in trainer.strategy.handle._averager.engine.carried.residuals():
+                        residual.add_(1.0)
                     trainer.strategy.load_checkpoint(path)
                     trainer.strategy.remove_checkpoint(path)
 

@@ -56,7 +56,7 @@ from spardl.method.warmup import Warmup
 from spardl.schedules.base import Schedule
 from spardl.training.announcing import announced
 from spardl.training.experiment import Experiment
-from spardl.training.launch import Launcher
+from spardl.training.launcher import Launcher
 from spardl.training.learner import Plan
 from spardl.training.loggers import Logger
 from spardl.training.lr import LrSchedule

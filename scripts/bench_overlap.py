@@ -51,7 +51,7 @@ from spardl.diagnostics.timeline.model import Timeline, after_backward, ideal_ha
 from spardl.method.method import Method
 from spardl.protocol.programs import Phase
 from spardl.schedules import AfterBackward, Engine, Schedule, Training
-from spardl.schedules.fusion import Linear
+from spardl.schedules.linear import Linear
 from spardl.vector.flat import FlatGradient
 from spardl.vector.layout import Layout
 

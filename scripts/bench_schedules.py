@@ -29,7 +29,7 @@ from spardl.diagnostics.commands.timeline import chosen, markdown
 from spardl.diagnostics.timeline import schedules
 from spardl.diagnostics.timeline.compressing import read_compression
 from spardl.diagnostics.timeline.model import in_backward
-from spardl.schedules.fusion import Linear
+from spardl.schedules.linear import Linear
 
 PROFILES = Path(__file__).resolve().parent / "profiles"
 WORKERS = 64

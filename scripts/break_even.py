@@ -35,7 +35,7 @@ from spardl.diagnostics.commands.timeline import markdown
 from spardl.diagnostics.measuring import Compressing
 from spardl.diagnostics.timeline.compressing import measure_compression
 from spardl.diagnostics.timeline.costs import whole
-from spardl.schedules.fusion import Linear
+from spardl.schedules.linear import Linear
 
 PROFILES = Path(__file__).resolve().parent / "profiles"
 MEASURED = PROFILES / "break_even.json"

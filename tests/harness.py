@@ -23,7 +23,8 @@ from spardl.communicators import AllGather, Communicator, Dense, GTopk, SparDL, 
 from spardl.compressors import Cast, Compressor, Mass, NoCompression, PowerSGD, TopK
 from spardl.compressors.base import SparseCompressor
 from spardl.method import registry
-from spardl.method.method import Method, MethodState, why_not
+from spardl.method.fitting import why_not
+from spardl.method.method import Method, MethodState
 from spardl.method.residuals import (
     GlobalResidual,
     LocalResidual,

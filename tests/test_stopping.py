@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from spardl.basics.errors import PeerError
-from spardl.training.launch import Simulated
+from spardl.training.simulate import Simulated
 from spardl.training.stopping import Stopping
 from tests.driver import QUICK, ROOT, Beside, beside, here, only_run, results, steps_logged, summary, wait_until
 from train import STOPPED

@@ -21,7 +21,8 @@ import train
 from scripts.submission.submissions import ADDED
 from spardl.basics.errors import ConfigError
 from spardl.training.experiment import experiment_id
-from spardl.training.launch import Launcher, Simulated
+from spardl.training.launcher import Launcher
+from spardl.training.simulate import Simulated
 
 __all__ = ["Planned", "expand", "plan", "read_commands"]
 

@@ -23,7 +23,7 @@ from spardl.diagnostics.measuring import Compressing, measured, profiled
 from spardl.diagnostics.timeline.model import Timeline
 from spardl.diagnostics.timeline.schedules import SCHEDULES, MethodCosts
 from spardl.method.recipes import make_method
-from spardl.schedules.fusion import Linear
+from spardl.schedules.linear import Linear
 
 __all__ = ["ATTACHED", "METHODS", "advise"]
 

@@ -13,7 +13,7 @@ from spardl.clusters.profile import LayerTimes, Profile
 from spardl.diagnostics.timeline.compressing import measure_compression
 from spardl.diagnostics.timeline.measure import measure
 from spardl.method.recipes import make_method
-from spardl.schedules.fusion import Linear
+from spardl.schedules.linear import Linear
 from spardl.vector.flat import FlatGradient
 from spardl.vector.layout import Layout
 

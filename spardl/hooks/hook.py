@@ -276,8 +276,8 @@ class Hook:
     def detach(self) -> None:
         """Averages densely from now on, as DDP without a hook.
 
-        torch cannot unregister a hook, so this one stays, and the next ``attach`` to the model uses it. What is carried over
-        waits for it: another method that has a residual goes on with it, and one that has none drops it.
+        torch cannot unregister a hook, so this one stays, and the next ``attach`` to the model uses it. What is carried
+        over waits for it: another method that has a residual goes on with it, and one that has none drops it.
         """
         if self._update is not None:
             self._update.close()

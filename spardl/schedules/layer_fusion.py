@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from spardl.basics.errors import ConfigError
-from spardl.schedules.fusion import Linear, Range
+from spardl.schedules.fusion import Range
+from spardl.schedules.linear import Linear
 from spardl.schedules.measured import Measuring
 
 __all__ = ["LayerFusion", "optimal"]

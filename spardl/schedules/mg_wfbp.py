@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from spardl.schedules.fusion import Linear, Range
+from spardl.schedules.fusion import Range
+from spardl.schedules.linear import Linear
 from spardl.schedules.measured import Measuring
 
 __all__ = ["MgWfbp", "merge"]

@@ -23,7 +23,7 @@ from spardl.compressors.base import SparseCompressor
 from spardl.training.announcing import announced
 from spardl.training.branch import check_branch
 from spardl.training.display import make_display
-from spardl.training.launch import Heartbeat, Launcher
+from spardl.training.launcher import Heartbeat, Launcher
 from spardl.training.learner import Plan
 from spardl.training.loggers import Logger
 from spardl.training.memory import available_bytes, what_does_not_fit

@@ -25,7 +25,8 @@ from spardl.protocol.programs import (
     Send,
     Worker,
 )
-from spardl.training.launch import Heartbeat, ProcessGroup
+from spardl.training.launch import ProcessGroup
+from spardl.training.launcher import Heartbeat
 from tests.driver import here, only_run, summary
 from tests.harness import layout_of, run_method, run_workers, same_bits, spardl, topka
 

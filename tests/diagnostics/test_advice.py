@@ -19,7 +19,8 @@ from spardl.clusters import Network
 from spardl.clusters.profile import Profile
 from spardl.diagnostics.timeline.model import in_backward
 from spardl.diagnostics.timeline.schedules import MethodCosts
-from spardl.schedules.fusion import Linear, by_size
+from spardl.schedules.fusion import by_size
+from spardl.schedules.linear import Linear
 from tests.labs import ROOT
 
 

@@ -17,7 +17,7 @@ from spardl.method.method import Method
 from spardl.protocol.context import Context
 from spardl.protocol.costs import Cost
 from spardl.protocol.programs import Worker
-from spardl.schedules.fusion import Linear
+from spardl.schedules.linear import Linear
 from spardl.vector.layout import Layout
 
 __all__ = ["CountedCosts", "Cycle", "count_costs", "count_cycle"]

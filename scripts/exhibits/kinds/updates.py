@@ -16,7 +16,7 @@ from scripts.exhibits.kinds.counts import Cycle, count_cycle
 from scripts.exhibits.kinds.gpu import MODELS, Model, seconds_to_compress
 from scripts.exhibits.tables import Cell, Row, Table
 from spardl.clusters.network import PRESETS, Network
-from spardl.schedules.fusion import Linear
+from spardl.schedules.linear import Linear
 
 __all__ = ["Contender", "Parts", "UpdateBreakdown", "UpdatePlan", "predict"]
 

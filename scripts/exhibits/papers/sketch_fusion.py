@@ -14,7 +14,7 @@ from scripts.exhibits.papers.small import PICTURES, SEEDS, SMALL, TINY, VIRTUAL,
 from spardl.clusters.network import PRESETS
 from spardl.diagnostics.timeline import schedules
 from spardl.diagnostics.timeline.model import in_backward
-from spardl.schedules.fusion import Linear
+from spardl.schedules.linear import Linear
 
 __all__ = ["EXHIBITS", "fusion", "scaling"]
 

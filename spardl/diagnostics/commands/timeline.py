@@ -20,7 +20,7 @@ from spardl.diagnostics.timeline.picture import draw
 from spardl.diagnostics.timeline.schedules import SCHEDULES, MethodCosts
 from spardl.method.method import Method
 from spardl.method.recipes import make_method, method_names
-from spardl.schedules.fusion import Linear
+from spardl.schedules.linear import Linear
 
 __all__ = ["chosen", "markdown", "timeline", "timeline_command"]
 

@@ -15,7 +15,7 @@ from spardl.clusters.network import network_text
 from spardl.diagnostics.doctor.findings import Findings
 from spardl.diagnostics.doctor.rounds import SHORT, ring, seconds
 from spardl.protocol.programs import AllReduce, Program
-from spardl.schedules.fusion import Linear
+from spardl.schedules.linear import Linear
 
 __all__ = ["check_all_reduce", "fit", "network_of", "write_preset"]
 

@@ -17,7 +17,7 @@ from spardl.basics.errors import ConfigError
 from spardl.clusters import Ledger, Network, SimulatedCluster
 from spardl.method.method import Method
 from spardl.protocol.programs import Phase
-from spardl.schedules.fusion import Linear
+from spardl.schedules.linear import Linear
 from spardl.vector.layout import Layout
 
 __all__ = ["SIZES", "measure_compression", "read_compression"]

@@ -13,7 +13,7 @@ from spardl.diagnostics.timeline.costs import GroupCost, Work, halves, whole
 from spardl.method.method import Method
 from spardl.method.residuals import GlobalResidual, LocalResidual, NoResidual
 from spardl.protocol.costs import Bounds, Cost
-from spardl.schedules.fusion import Linear
+from spardl.schedules.linear import Linear
 from spardl.vector.packing import Slot, message_bytes
 
 NETWORK = Network(alpha=1e-3, gbit=8)  # a byte takes a nanosecond

@@ -19,7 +19,11 @@ TREE = ("conf", "docs", "examples", "scripts", "slurm", "spardl", "tasks", "test
 WALKING = (
     *("tests/test_add_a_method.py", "tests/test_api.py", "tests/test_docs.py", "tests/test_house.py"),
     *("tests/test_laws.py", "tests/test_overflow.py", "tests/test_scripts.py", "tests/test_study.py"),
-    *("tests/compressors/test_mine.py", "tests/communicators/test_star.py", "tests/doctoring/test_laws.py"),
+    *(
+        "tests/compressors/test_mine.py",
+        "tests/communicators/test_star.py",
+        "tests/diagnostics/doctor/test_correctness.py",
+    ),
     *("tests/hooks/test_recipes.py", "tests/method", "tests/tasks/test_configs.py"),
 )
 
@@ -62,7 +66,15 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("tree")
     for name in TREE:
         shutil.copytree(ROOT / name, copy / name)
-    for path in (*ROOT.glob("*.md"), *ROOT.glob("*.py"), *ROOT.glob("*.toml"), ROOT / "LICENSE", ROOT / ".gitignore"):
+    for path in (
+        *ROOT.glob("*.md"),
+        *ROOT.glob("*.py"),
+        *ROOT.glob("*.toml"),
+        *ROOT.glob("*.in"),
+        *ROOT.glob("*.cff"),
+        ROOT / "LICENSE",
+        ROOT / ".gitignore",
+    ):
         shutil.copy2(path, copy)
     for name, text in files_of_the_page().items():
         assert not (copy / name).exists(), name

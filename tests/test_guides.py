@@ -156,7 +156,7 @@ def test_commands_run(command: str, tmp_path: Path) -> None:
     written = ("vgg16.json", "lstm_ptb.json")
     places = {"docs/when-not-to-compress.md": str(page), **{name: str(tmp_path / name) for name in written}}
     words = [places.get(word, word) for word in shlex.split(command)]
-    words[0] = sys.executable
+    words[:1] = [sys.executable, *(["-m", "spardl.diagnostics.cli"] if words[0] == "spardl" else [])]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     if "--write" in words:

@@ -81,3 +81,7 @@ def _refuse(reason: str) -> int:
 def main() -> NoReturn:
     """What ``spardl`` runs. It ends at once: torch may abort in the interpreter's shutdown when a peer was lost."""
     leave(run(front, sys.argv[1:], "spardl"))
+
+
+if __name__ == "__main__":
+    main()

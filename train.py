@@ -50,14 +50,15 @@ from spardl.clusters.workers.signals import AskedToStopError, listening
 from spardl.communicators.base import Communicator
 from spardl.compressors.base import Compressor
 from spardl.method.method import Method
-from spardl.method.momentum import Momentum
+from spardl.method.momentum import AutoMomentum, Momentum
+from spardl.method.moving import definite
 from spardl.method.residuals import Residual
 from spardl.method.warmup import Warmup
 from spardl.schedules.base import Schedule
 from spardl.training.announcing import announced
 from spardl.training.experiment import Experiment
 from spardl.training.launcher import Launcher
-from spardl.training.learner import Plan
+from spardl.training.learner import Plan, sample_optimizer
 from spardl.training.loggers import Logger
 from spardl.training.lr import LrSchedule
 from spardl.training.parts import Kind
@@ -159,10 +160,13 @@ def build_plan(plain: Mapping[str, Any], dataset: Any) -> Plan:
         ConfigError: if its parts do not fit together, or a value is out of range.
     """
     make = partial(_make, plain)
+    task, method, optimizer = make("task", model=make("model"), dataset=dataset), build_method(plain), make("optimizer")
+    if isinstance(method.momentum, AutoMomentum):
+        method = definite(method, sample_optimizer(optimizer))
     return Plan(
-        task=make("task", model=make("model"), dataset=dataset),
-        method=build_method(plain),
-        optimizer=make("optimizer"),
+        task=task,
+        method=method,
+        optimizer=optimizer,
         lr_schedule=make("lr_schedule"),
         schedule=make("schedule"),
         settings=_settings(plain["training"]),

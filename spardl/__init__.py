@@ -37,8 +37,9 @@ from spardl.hooks.ddp import attach
 from spardl.hooks.hook import Hook, hook
 from spardl.hooks.stats import Stats
 from spardl.hooks.synchronizer import Synchronizer
+from spardl.method.adam import AdamMomentum
 from spardl.method.method import Method
-from spardl.method.momentum import CorrectedMomentum, LocalMomentum, OptimizerMomentum
+from spardl.method.momentum import AutoMomentum, CorrectedMomentum, LocalMomentum, OptimizerMomentum, SgdMomentum
 from spardl.method.names import MethodName
 from spardl.method.options import Option, method_options
 from spardl.method.recipes import Recipe, make_method, method_names
@@ -50,11 +51,13 @@ from spardl.vector.wire import Wire
 
 __all__ = [
     "QSGD",
+    "AdamMomentum",
     "Advice",
     "AfterBackward",
     "AllGather",
     "AllGatherCodes",
     "AllGatherDense",
+    "AutoMomentum",
     "Backend",
     "Cast",
     "Choice",
@@ -91,6 +94,7 @@ __all__ = [
     "RescaledResidual",
     "ReusedThreshold",
     "SampledTopK",
+    "SgdMomentum",
     "SignSGD",
     "SimulatedCluster",
     "SparDL",

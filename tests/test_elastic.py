@@ -69,7 +69,7 @@ def test_velocities_keep_their_mean(tmp_path: Path) -> None:
     trainer(made, tmp_path, 4).fit()
     (checkpoint,) = list_checkpoints(tmp_path / "checkpoints")
     resumed = trainer(made, tmp_path / "again", 6, checkpoint)
-    found = sum(state.velocity for state in resumed._learner.synchronizer.carried.groups[0].states) / 6
+    found = sum(state.moments.velocity for state in resumed._learner.synchronizer.carried.groups[0].states) / 6
     torch.testing.assert_close(found, sums(checkpoint, 4, "velocity") / 4, rtol=1e-12, atol=1e-15)
 
 

@@ -18,6 +18,7 @@ from spardl.communicators import AllGather, AllGatherCodes, Dense
 from spardl.compressors import NoCompression, RandomK, SignSGD, TopK
 from spardl.method.method import Method
 from spardl.method.method_state import MethodState
+from spardl.method.moments import Moments
 from spardl.method.momentum import CorrectedMomentum, LocalMomentum, Momentum, OptimizerMomentum
 from spardl.method.residuals import LocalResidual, NoResidual, PartialResidual
 from spardl.method.warmup import Warmup
@@ -51,7 +52,7 @@ def carrying_methods(workers: int, density: float = 0.1) -> list[Method]:
 def carried(bench: Bench) -> list[Tensor]:
     """What lasts from step to step."""
     memories = [state.memory for state in bench.states if bench.method.residual.remembers]
-    return memories + [state.velocity for state in bench.states]
+    return memories + [state.moments.velocity for state in bench.states]
 
 
 def storm(workers: int, length: int, dtype: torch.dtype, strength: float, seed: int) -> list[Tensor]:
@@ -111,7 +112,7 @@ def weather(bench: Bench, length: int, dtype: torch.dtype, strength: float, seed
 
 def reach(state: MethodState, gradient: Tensor) -> float:
     """What no entry of this worker can exceed in a step; Nesterov's momentum counts a gradient nearly twice."""
-    parts = (gradient, gradient, state.memory, state.velocity)
+    parts = (gradient, gradient, state.memory, state.moments.velocity)
     return sum(float(part.abs().max()) for part in parts if part.numel())
 
 
@@ -119,9 +120,9 @@ def overflows(method: Method, state: MethodState, gradient: Tensor) -> bool:
     """Whether a gradient is too much for the velocity, or for what is carried over."""
     largest, more, found = torch.finfo(gradient.dtype).max, gradient, False
     if method.momentum.remembers:
-        velocity = state.velocity.clone()
-        more = method.momentum.apply(gradient, velocity)
-        found = not bool(velocity.isfinite().all() and more.isfinite().all())
+        moments = Moments(state.moments.velocity.clone())
+        more = method.momentum.apply(gradient, moments)
+        found = not bool(moments.velocity.isfinite().all() and more.isfinite().all())
         more = more.clamp(-largest, largest)
     total = state.memory + more
     return found or (method.residual.remembers and not bool(total.isfinite().all()))

@@ -29,6 +29,8 @@ __all__ = ["SAVED", "Averager", "Beside", "Named"]
 # What every saved state has, besides its owner.
 SAVED: Mapping[str, Any] = MappingProxyType({"names": [], "groups": [], "skipped": [], "factor": 1.0})
 
+_VECTORS = ("memory", "velocity", "variance")
+
 T = TypeVar("T")
 
 
@@ -201,16 +203,18 @@ class Averager:
             other: of the same parameters, in other groups or not; nothing of it may be under way.
         """
         other.engine.settle()
-        velocities = type(self.method.momentum) is type(other.method.momentum) and self.method.momentum.remembers
+        moments = type(self.method.momentum) is type(other.method.momentum) and self.method.momentum.remembers
         both = self.method.residual.remembers and other.method.residual.remembers
+        mine, theirs = self.engine.carried, other.engine.carried
         factor = self.engine.scale / other.engine.scale
         for number, name in enumerate(self.gradient.names):
-            pairs = zip(
-                self.engine.carried.of(number), other.engine.carried.of(other.gradient.names.index(name)), strict=True
-            )
-            for (mine, theirs), wanted in zip(pairs, (both, velocities), strict=True):
-                if wanted:
-                    mine.copy_(theirs * factor)
+            pairs = zip(mine.of(number), theirs.of(other.gradient.names.index(name)), strict=True)
+            kinds = ((both, factor), (moments, factor), (moments, 1.0))
+            for (into, given), (wanted, multiple) in zip(pairs, kinds, strict=True):
+                if wanted and into.shape == given.shape:
+                    into.copy_(given * multiple)
+        if moments:
+            mine.count_updates(theirs.updates)
         self.engine.carried.changed()
 
     def state_dict(self) -> dict[str, Any]:
@@ -239,4 +243,4 @@ class Averager:
 
 
 def _sizes(groups: Sequence[Mapping[str, Any]]) -> list[Any]:
-    return [getattr(group[name], "shape", None) for group in groups for name in ("memory", "velocity")]
+    return [getattr(group.get(name), "shape", None) for group in groups for name in _VECTORS]

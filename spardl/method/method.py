@@ -21,6 +21,7 @@ from spardl.compressors.base import Compressor, DenseCompressor, Mass, SparseCom
 from spardl.method import registry
 from spardl.method.fitting import why_not
 from spardl.method.method_state import MethodState
+from spardl.method.moments import Moments
 from spardl.method.momentum import Momentum, OptimizerMomentum
 from spardl.method.residuals import Residual
 from spardl.method.warmup import Warmup
@@ -28,7 +29,7 @@ from spardl.protocol.context import Context
 from spardl.protocol.costs import Cost
 from spardl.protocol.programs import Boundary, Phase, Program, Step, Worker
 from spardl.vector.accumulator import Accumulator
-from spardl.vector.bounds import Bound, cut
+from spardl.vector.bounds import cut
 from spardl.vector.candidates import Candidates
 from spardl.vector.layout import Layout
 from spardl.vector.norms import largest
@@ -99,19 +100,18 @@ class Method:
 
     def init_state(self, layout: Layout, dtype: torch.dtype, device: torch.device | str = "cpu") -> MethodState:
         """A fresh state of one worker, zeros, for gradients of this ``layout``, ``dtype`` and ``device``."""
-        length = layout.length
-        velocity = torch.zeros(length if self.momentum.remembers else 0, dtype=dtype, device=device)
-        state = self.state_in(layout, torch.zeros(length, dtype=dtype, device=device), velocity)
-        state.bound.value = state.velocity_bound.value = 0.0
+        memory = torch.zeros(layout.length, dtype=dtype, device=device)
+        state = self.state_in(layout, memory, self.momentum.init_moments(memory))
+        state.bound.value = state.moments.bound.value = 0.0
         return state
 
-    def state_in(self, layout: Layout, memory: Tensor, velocity: Tensor) -> MethodState:
-        """A fresh state whose residual and velocity are given: parts of longer vectors, that outlive it.
+    def state_in(self, layout: Layout, memory: Tensor, moments: Moments) -> MethodState:
+        """A fresh state whose residual and moments are given: parts of longer vectors, that outlive it.
 
         Args:
             layout: of the gradients.
             memory: residual, shape (n,).
-            velocity: shape (n,), or (0,) if the optimizer has the momentum.
+            moments: of the worker's gradients, as ``momentum.init_moments`` makes them.
 
         Returns:
             The state; it shares their memory.
@@ -119,7 +119,7 @@ class Method:
         return MethodState(
             layout=layout,
             memory=memory,
-            velocity=velocity,
+            moments=moments,
             compression=self.compressor.init_state(layout, memory.dtype, memory.device),
             communication=self.communicator.init_state(),
         )
@@ -232,14 +232,8 @@ class Method:
 
     def _apply(self, gradient: Tensor, peak: float, state: MethodState, *, clear: bool) -> bool:
         """Adds a gradient whose magnitudes are at most ``peak``; returns whether it is still there."""
-        applied = self.momentum.apply(gradient, state.velocity)
-        found = False
-        if self.momentum.remembers:
-            found = state.velocity_bound.grow(state.velocity, peak)
-            most = Bound(state.velocity_bound.value)
-            if applied is not state.velocity:
-                found = most.grow(applied, peak) or found
-            peak = most.value
+        applied = self.momentum.apply(gradient, state.moments)
+        peak, found = self.momentum.bound(applied, peak, state.moments)
         moved = clear and applied is gradient
         self.residual.accumulate(state.memory, applied, state.candidates, clear=moved)
         if not self.residual.remembers:
@@ -299,7 +293,7 @@ class Method:
             return self._limited(total, state).div_(worker.size) if self._carries else total.div_(worker.size)
         if self.momentum.masks:
             taken = accumulated.taken()
-            self.momentum.mask(state.velocity, taken[torch.isin(taken, total.indices, assume_unique=True)])
+            self.momentum.mask(state.moments.velocity, taken[torch.isin(taken, total.indices, assume_unique=True)])
         if accumulated.overflowed:
             state.refuse()
         self.residual.keep(accumulated, total.indices)

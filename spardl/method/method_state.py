@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from spardl.method.elastic import deal, owners, sources
+from spardl.method.moments import Moments
 from spardl.protocol.programs import Worker
 from spardl.protocol.state import State
 from spardl.vector.bounds import Bound
@@ -25,7 +26,7 @@ class MethodState:
     Attributes:
         layout: the tensors in its gradient; not saved.
         memory: shape (n,): the residual between steps, the accumulated vector within one.
-        velocity: shape (n,), or empty if the optimizer has the momentum.
+        moments: of its gradients, if the momentum is the worker's; of shape (n,) each.
         compression: the compressor's state.
         communication: the communicator's state.
         step: synchronizations so far, dense warm-up included.
@@ -34,13 +35,12 @@ class MethodState:
         refused_last: the last of these steps, counted from 1; 0 if there was none since the state was made. Not saved.
         overflowed: whether the last average was cut; the same on all workers.
         candidates: of the memory's largest entries; not saved, since no result depends on it.
-        bound: of the memory's magnitudes; not saved, like the next one.
-        velocity_bound: of the velocity's magnitudes.
+        bound: of the memory's magnitudes; not saved.
     """
 
     layout: Layout
     memory: Tensor
-    velocity: Tensor
+    moments: Moments
     compression: State
     communication: State
     step: int = 0
@@ -49,7 +49,6 @@ class MethodState:
     overflowed: bool = False
     candidates: Candidates = field(default_factory=Candidates)
     bound: Bound = field(default_factory=Bound)
-    velocity_bound: Bound = field(default_factory=Bound)
 
     def refuse(self) -> None:
         """Counts this step, once, as one whose gradient was left out, or cut."""
@@ -68,17 +67,19 @@ class MethodState:
             self.memory.add_(more)
         if factor != 1:
             self.memory.mul_(factor)
-            self.velocity.mul_(factor)
-        found = [self.bound.look(self.memory), self.velocity_bound.look(self.velocity)]
+            self.moments.velocity.mul_(factor)
+        found = [self.bound.look(self.memory), self.moments.bound.look(self.moments.velocity)]
         if any(found):
             self.refuse()
         self.candidates = Candidates()
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data; residual and velocity are shared, not copied."""
+        """Plain data; residual and moments are shared, not copied."""
+        more = {"variance": self.moments.variance, "updates": self.moments.updates}
         return {
             "memory": self.memory,
-            "velocity": self.velocity,
+            "velocity": self.moments.velocity,
+            **(more if self.moments.variance.numel() else {}),
             "compression": self.compression.state_dict(),
             "communication": self.communication.state_dict(),
             "step": self.step,
@@ -86,16 +87,18 @@ class MethodState:
         }
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Continues from ``values``, as saved; residual and velocity are copied in place.
+        """Continues from ``values``, as saved; residual and moments are copied in place.
 
         Raises:
             ValueError: if one of these has another length.
         """
-        for name, mine in (("residual", self.memory), ("velocity", self.velocity)):
-            saved = values["memory" if name == "residual" else name]
+        moments = {"velocity": self.moments.velocity, "variance": self.moments.variance}
+        for name, mine in (("residual", self.memory), *moments.items()):
+            saved = values.get("memory" if name == "residual" else name, mine[:0])
             if saved.shape != mine.shape:
                 raise ValueError(f"{name} of {saved.numel()} entries, expected {mine.numel()}")
             mine.copy_(saved)
+        self.moments.updates = values.get("updates", 0)
         self.compression.load_state_dict(values["compression"])
         self.communication.load_state_dict(values["communication"])
         self.step = values["step"]
@@ -103,12 +106,13 @@ class MethodState:
         self._look_anew()
 
     def _look_anew(self) -> None:
-        self.bound, self.velocity_bound, self.refused_last = Bound(), Bound(), 0
+        self.bound, self.moments.bound, self.refused_last = Bound(), Bound(), 0
 
     def adopt(self, parts: Sequence[Mapping[str, Any]], worker: Worker, before: int) -> None:
         """Continues from what another number of workers saved; compressor and communicator begin anew.
 
-        Residuals keep their sum over all workers (see ``spardl.method.elastic``), velocities their mean.
+        Residuals keep their sum over all workers (see ``spardl.method.elastic``), velocities their mean. A variance, by
+        which updates are divided, must not have the gaps that this leaves: it is that of one of the old workers.
 
         Args:
             parts: ``state_dict`` of those who have something for this worker, in the order of ``sources``.
@@ -119,8 +123,12 @@ class MethodState:
             ValueError: if a residual or a velocity has another length.
         """
         deal([part["memory"] for part in parts], worker, before, self.memory)
-        deal([part["velocity"] for part in parts], worker, before, self.velocity)
-        self.velocity.mul_(worker.size / before)
+        deal([part["velocity"] for part in parts], worker, before, self.moments.velocity)
+        self.moments.velocity.mul_(worker.size / before)
+        if self.moments.variance.numel():
+            own = parts[sources(worker, before).index(worker.rank % before)]
+            self.moments.variance.copy_(own["variance"])
+            self.moments.updates = own["updates"]
         self.step = parts[0]["step"]
         self._look_anew()
         self.refused = sum(

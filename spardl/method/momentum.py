@@ -16,8 +16,10 @@ from torch import Tensor
 
 from spardl.basics.checks import check_flag, is_a
 from spardl.basics.errors import ConfigError
+from spardl.method.moments import Moments
+from spardl.vector.bounds import Bound
 
-__all__ = ["CorrectedMomentum", "LocalMomentum", "Momentum", "OptimizerMomentum"]
+__all__ = ["AutoMomentum", "CorrectedMomentum", "LocalMomentum", "Momentum", "OptimizerMomentum", "SgdMomentum"]
 
 
 class Momentum(ABC):
@@ -25,30 +27,50 @@ class Momentum(ABC):
 
     Attributes:
         name: how configurations call it.
-        remembers: whether each worker carries a velocity.
+        remembers: whether each worker carries moments of its gradients.
         masks: whether the velocity is stopped at the entries that were sent.
+        moved: whether it is an optimizer's, moved: that then only applies averages, and a limit on the norm
+            holds for each worker's own gradient.
     """
 
     name: ClassVar[str]
     remembers: ClassVar[bool] = True
     masks: ClassVar[bool] = False
+    moved: ClassVar[bool] = False
 
     @property
     def decay(self) -> float:
         """Weight decay that each worker adds to its gradient before compression."""
         return 0.0
 
+    def init_moments(self, like: Tensor) -> Moments:
+        """Zeros for a worker that begins; ``like``: its gradient, shape (n,)."""
+        return Moments(like.new_empty(0), like.new_empty(0))
+
     @abstractmethod
-    def apply(self, gradient: Tensor, velocity: Tensor) -> Tensor:
+    def apply(self, gradient: Tensor, moments: Moments) -> Tensor:
         """What is to be compressed.
 
         Args:
-            gradient: shape (n,), not changed.
-            velocity: shape (n,), changed in place; empty if nothing is remembered.
+            gradient: finite, shape (n,), not changed.
+            moments: the worker's, changed in place.
 
         Returns:
             Shape (n,).
         """
+
+    def bound(self, applied: Tensor, peak: float, moments: Moments) -> tuple[float, bool]:
+        """Sees to it that what was remembered and what is to be compressed are finite.
+
+        Args:
+            applied: what ``apply`` returned, shape (n,); cut in place where it overflowed.
+            peak: largest magnitude of the gradient.
+            moments: the worker's, likewise.
+
+        Returns:
+            A bound of the magnitudes of ``applied``, and whether something had to be cut.
+        """
+        return peak, False
 
     def mask(self, velocity: Tensor, sent: Tensor) -> None:
         """Stops the velocity where this worker sent; called if ``masks``.
@@ -66,9 +88,15 @@ class OptimizerMomentum(Momentum):
     name = "optimizer"
     remembers = False
 
-    def apply(self, gradient: Tensor, velocity: Tensor) -> Tensor:
+    def apply(self, gradient: Tensor, moments: Moments) -> Tensor:
         """The gradient itself."""
         return gradient
+
+
+class AutoMomentum(OptimizerMomentum):
+    """What the optimizer has is each worker's, as far as the optimizer is known; see ``spardl.method.moving``."""
+
+    name = "auto"
 
 
 @dataclass(frozen=True)
@@ -102,10 +130,23 @@ class LocalMomentum(Momentum):
         """The configured weight decay."""
         return self.weight_decay
 
-    def apply(self, gradient: Tensor, velocity: Tensor) -> Tensor:
+    def init_moments(self, like: Tensor) -> Moments:
+        """A velocity."""
+        return Moments(torch.zeros_like(like), like.new_empty(0))
+
+    def apply(self, gradient: Tensor, moments: Moments) -> Tensor:
         """Factor * velocity + gradient, which is the velocity from now on."""
+        velocity = moments.velocity
         velocity.mul_(self.factor).add_(gradient)
         return torch.add(gradient, velocity, alpha=self.factor) if self.nesterov else velocity
+
+    def bound(self, applied: Tensor, peak: float, moments: Moments) -> tuple[float, bool]:
+        """Grows by the peak; only where that is too much are the vectors looked at."""
+        found = moments.bound.grow(moments.velocity, peak)
+        most = Bound(moments.bound.value)
+        if applied is not moments.velocity:
+            found = most.grow(applied, peak) or found
+        return most.value, found
 
 
 @dataclass(frozen=True)
@@ -118,3 +159,11 @@ class CorrectedMomentum(LocalMomentum):
 
     name = "corrected"
     masks = True
+
+
+@dataclass(frozen=True)
+class SgdMomentum(LocalMomentum):
+    """The momentum of torch's SGD, moved: weight decay is what the optimizer's groups have; see ``LocalMomentum``."""
+
+    name = "sgd"
+    moved = True

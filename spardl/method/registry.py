@@ -14,7 +14,7 @@ import spardl.compressors
 from spardl.basics.errors import ConfigError
 from spardl.communicators.base import Communicator
 from spardl.compressors.base import Compressor
-from spardl.method import momentum, residuals
+from spardl.method import adam, momentum, residuals
 from spardl.method.momentum import Momentum
 from spardl.method.residuals import Residual
 from spardl.protocol.combination import Combination
@@ -45,7 +45,7 @@ def residual_rules() -> dict[str, type[Residual]]:
 @cache
 def momentum_rules() -> dict[str, type[Momentum]]:
     """Every place for momentum, by name."""
-    return _concrete([momentum], Momentum)  # type: ignore[type-abstract]
+    return _concrete([momentum, adam], Momentum)  # type: ignore[type-abstract]
 
 
 @cache

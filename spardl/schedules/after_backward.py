@@ -30,6 +30,7 @@ class AfterBackward(Schedule):
 class _AtTheEnd(Engine):
     def collect(self) -> None:
         """Adds the flat gradient to what the rank carried over."""
+        self._clip_first()
         for number in range(len(self._groups)):
             self._hand_over(number)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from spardl.method.method import Method
 from spardl.method.method_state import MethodState
+from spardl.method.moments import Moments
 from spardl.method.refusals import Refused
 from spardl.protocol.programs import Worker
 from spardl.schedules.fusion import Range
@@ -29,7 +30,7 @@ class Group:
         layers: numbers of the first one and of the one after the last.
         tensors: likewise.
         entries: first position in flat order, and the position after the last.
-        states: of the method, one per local rank; residual and velocity are parts of those of the whole model.
+        states: of the method, one per local rank; residual and moments are parts of those of the whole model.
     """
 
     layers: Range
@@ -39,9 +40,9 @@ class Group:
 
 
 class Carried:
-    """Residuals and velocities of the whole model, and the states of its groups.
+    """Residuals and moments of the whole model, and the states of its groups.
 
-    Residuals and velocities belong to the parameters: where groups change, they stay.
+    Residuals and moments belong to the parameters: where groups change, they stay.
 
     Args:
         method: whose states these are.
@@ -57,13 +58,12 @@ class Carried:
     def __init__(self, method: Method, gradient: Storage, ranks: int, partition: Sequence[Range]) -> None:
         self._method, self._gradient = method, gradient
         self.remembers = method.residual.remembers
-        self._memories = [self._zeros(1) for _ in range(ranks)]
-        self._velocities = [self._zeros(method.momentum.remembers) for _ in range(ranks)]
+        self._memories = [[torch.zeros_like(vector) for vector in gradient.vectors] for _ in range(ranks)]
+        made = [[method.momentum.init_moments(vector) for vector in gradient.vectors] for _ in range(ranks)]
+        self._velocities = [[each.velocity for each in own] for own in made]
+        self._variances = [[each.variance for each in own] for own in made]
         self.groups: list[Group] = []
         self.regroup(partition)
-
-    def _zeros(self, share: int) -> list[Tensor]:
-        return [vector.new_zeros(share * vector.numel()) for vector in self._gradient.vectors]
 
     # --- groups
 
@@ -82,12 +82,17 @@ class Carried:
         before = self.groups
         found = list(within(self._gradient.runs, partition))
         if isinstance(self._gradient, CopiedGradient):
-            self._gradient.split([self._entries(layers) for layers in found], [*self._memories, *self._velocities])
+            self._gradient.split([self._entries(layers) for layers in found], self._all)
         self.groups = [self._group(layers) for layers in found]
         for local, first in enumerate(self.groups[0].states if before else ()):
             first.refused, first.refused_last = Refused.of(group.states[local] for group in before)
             for group in self.groups:
                 group.states[local].step = before[0].states[local].step
+                group.states[local].moments.updates = before[0].states[local].moments.updates
+
+    @property
+    def _all(self) -> list[list[Tensor]]:
+        return [*self._memories, *self._velocities, *self._variances]
 
     def _tensors(self, layers: Range) -> tuple[int, int]:
         return self._gradient.layers[layers[0]].tensors[0], self._gradient.layers[layers[1] - 1].tensors[1]
@@ -99,12 +104,13 @@ class Carried:
     def _group(self, layers: Range) -> Group:
         tensors, entries = self._tensors(layers), self._entries(layers)
         layout = Layout(self._gradient.layout.shapes[slice(*tensors)])
-        pairs = [
-            [self._gradient.cut(vectors, entries) for vectors in each]
-            for each in zip(self._memories, self._velocities, strict=True)
-        ]
-        states = [self._method.state_in(layout, memory, velocity) for memory, velocity in pairs]
+        states = [self._state(layout, local, entries) for local in range(len(self._memories))]
         return Group(layers, tensors, entries, states)
+
+    def _state(self, layout: Layout, local: int, entries: tuple[int, int]) -> MethodState:
+        kept = (self._memories[local], self._velocities[local], self._variances[local])
+        memory, velocity, variance = (self._gradient.cut(vectors, entries) for vectors in kept)
+        return self._method.state_in(layout, memory, Moments(velocity, variance))
 
     # --- what is carried
 
@@ -113,21 +119,32 @@ class Carried:
         return self._memories[local] if self.remembers else []
 
     def lasting(self, local: int = 0) -> list[Tensor]:
-        """Residual and velocity of the local rank ``local``, as far as the method has them: shape (m,) each."""
-        return [*self.residuals(local), *self._velocities[local]]
+        """Residual and moments of the local rank ``local``, as far as the method has them: shape (m,) each."""
+        return [*self.residuals(local), *self._velocities[local], *self._variances[local]]
 
     def residual_sum(self, local: int = 0) -> float:
         """The sum of all entries of the residual of the local rank ``local``."""
         return sum(float(memory.sum(dtype=torch.float64)) for memory in self._memories[local])
 
-    def of(self, number: int) -> tuple[Tensor, Tensor]:
-        """Residual and velocity of the first local rank for a parameter: views, shape (entries,), or empty.
+    def of(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Residual, velocity and variance of the first local rank for a parameter: views, shape (entries,), or empty.
 
         After they were changed, call ``changed``.
         """
         entries = self._gradient.layout.tensors[number]
-        memory, velocity = (self._gradient.cut(each[0], entries) for each in (self._memories, self._velocities))
-        return memory, velocity
+        kept = (self._memories[0], self._velocities[0], self._variances[0])
+        memory, velocity, variance = (self._gradient.cut(vectors, entries) for vectors in kept)
+        return memory, velocity, variance
+
+    @property
+    def updates(self) -> int:
+        """Gradients that are in the variance of the first local rank."""
+        return self.groups[0].states[0].moments.updates
+
+    def count_updates(self, number: int) -> None:
+        """Is told that variances hold another ``number`` of gradients."""
+        for state in (each for states in self.states for each in states):
+            state.moments.updates = number
 
     def changed(self) -> None:
         """Is told that somebody changed what is carried."""
@@ -136,7 +153,7 @@ class Carried:
 
     def forget(self) -> None:
         """Begins as in the first step."""
-        for vector in (each for vectors in (*self._memories, *self._velocities) for each in vectors):
+        for vector in (each for vectors in self._all for each in vectors):
             vector.zero_()
         partition, self.groups = self.partition, []
         self.regroup(partition)

@@ -25,12 +25,12 @@ from spardl.method.method_state import MethodState
 from spardl.protocol.programs import Boundary, Phase, Program, Worker
 from spardl.schedules.carried import Carried, Group
 from spardl.schedules.fusion import Range
+from spardl.schedules.limit import Limit, norm_in
 from spardl.schedules.partition import is_partition
 from spardl.schedules.scaling import Scale, Scaling, somebody_overflowed
 from spardl.schedules.update import Updater
 from spardl.schedules.usage import Usage
 from spardl.vector.flat import write
-from spardl.vector.norms import clip_factor, largest, norm_of, sum_of_squares
 from spardl.vector.sparse import SparseVector, Sum
 from spardl.vector.storage import Storage
 
@@ -47,11 +47,13 @@ class Training(NamedTuple):
         model: whose passes are to be overlapped with communication.
         gradient: all its gradients.
         optimizer: of its parameters; ``None`` if somebody else uses the averages.
-        clip_norm: largest 2-norm of the averaged gradient; ``None`` for any.
+        clip_norm: largest 2-norm of the averaged gradient, or, where an optimizer's momentum is moved before
+            compression, of each worker's own; ``None`` for any.
         scale: of the gradients, where a GradScaler changes it. All workers then agree in each step whether somebody's
             gradient overflowed, at the price of one byte from each to each in every group.
         find_unused: whether workers ask one another in every step which parameters nobody used; otherwise only until a
             step in which all used all.
+        decay: the multiple of a parameter's weights that is added to its gradient; ``None``: the momentum's, for all.
 
     Example:
         >>> model = nn.Linear(100, 10)
@@ -76,6 +78,7 @@ class Training(NamedTuple):
     clip_norm: float | None = None
     scale: Scale | None = None
     find_unused: bool = False
+    decay: Callable[[nn.Parameter], float] | None = None
 
 
 class Engine(ABC):
@@ -103,6 +106,8 @@ class Engine(ABC):
         ranks, parameters = len(cluster.local_ranks), len(self._gradient.parameters)
         self._usage = Usage(ranks, parameters, always=training.find_unused)
         self._scaling = Scaling(training.scale)
+        self._limit = Limit(training.clip_norm, first=method.momentum.moved)
+        self._decay = training.decay or (lambda parameter: method.momentum.decay)
         self._whole: list[list[Tensor]] = []
         self._local = 0
         self.kept = self.steps = 0
@@ -284,10 +289,9 @@ class Engine(ABC):
 
     def _hand_over(self, number: int) -> None:
         """The gradient of a group is complete: it goes to what the local rank carried over, now or in the flight."""
-        group, decay = self._groups[number], self._method.momentum.decay
+        group = self._groups[number]
         with self._cluster.timed(Phase.SELECT, [self._local]):
-            if decay:
-                self._gradient.add_weights(decay * self._scaling.factor, group.tensors)
+            self._gradient.add_weights(self._decay, self._scaling.factor, group.tensors)
             if self._copies:
                 self._whole[number] = [self._part(group)]
             elif self._scaling:
@@ -296,6 +300,11 @@ class Engine(ABC):
                 self._part(group).zero_()
             else:
                 self._method.accumulate(self._part(group), group.states[self._local], clear=True)
+
+    def _clip_first(self) -> None:
+        """Limits the norm of the local rank's own gradient, which is complete, where that is what is limited."""
+        with self._cluster.timed(Phase.SELECT, [self._local]):
+            self._limit.shorten(self._gradient.vectors, self._gradient.layout.length, self._scaling.factor)
 
     def _programs(self, number: int) -> list[Program[Sum]]:
         """The synchronization of a group, one program per local rank."""
@@ -365,17 +374,14 @@ class Engine(ABC):
     def _shorten(self) -> None:
         """Takes the scale off the average, and limits its norm."""
         vectors, length = self._gradient.vectors, self._gradient.layout.length
-        factor = self._factor(lambda: _norm(vectors, length))
+        factor = self._factor(lambda: norm_in(vectors, length))
         if factor is not None:
             for vector in vectors:
                 vector.mul_(factor)
 
     def _factor(self, norm: Callable[[], float]) -> float | None:
         """What the average is multiplied by before it is used, if by anything; ``norm``: of the average."""
-        limit, scale = self._training.clip_norm, self._scaling.factor
-        if limit is None:
-            return 1 / scale if self._scaling else None
-        return clip_factor(norm() / scale, limit) / scale
+        return self._limit.factor(norm, self._scaling.factor)
 
     def unused(self) -> list[int]:
         """Parameters that no worker's gradient depends on in this step: they are left as they are, as DDP does.
@@ -389,8 +395,3 @@ class Engine(ABC):
 
     def _everybody(self, phase: Phase) -> AbstractContextManager[None]:
         return self._cluster.timed(phase, range(len(self._cluster.local_ranks)))
-
-
-def _norm(vectors: Sequence[Tensor], length: int) -> float:
-    peak = largest(vectors)
-    return norm_of(sum_of_squares(vectors, peak, length), peak, length)

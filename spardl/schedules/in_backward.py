@@ -22,6 +22,8 @@ __all__ = ["InBackward"]
 class InBackward(Engine):
     """Releases every group as soon as its gradients are there, strictly in the order of the backward pass.
 
+    Where each worker's own gradient is to be limited, all wait for the last: its norm is not known before.
+
     All workers must release in one order, and that in which gradients are complete may differ between them.
 
     Attributes:
@@ -75,6 +77,11 @@ class InBackward(Engine):
                 "on its way already (reentrant checkpointing does that); use schedule=after_backward"
             )
         self._missing[self._group_of[number]].remove(number)
+        if self._limit.before is not None:
+            if any(self._missing):
+                return
+            self._cluster.reach(self._local, range(len(self._gradient.layers)), backward=True)
+            self._clip_first()
         while self._waiting and not self._missing[self._waiting[-1]]:
             self._cluster.reach(self._local, range(*self._groups[self._waiting[-1]].layers), backward=True)
             self._release()
@@ -87,6 +94,8 @@ class InBackward(Engine):
     def collect(self) -> None:
         """Sends what waited for a gradient that did not come."""
         self._missing = []
+        if self._waiting:
+            self._clip_first()
         while self._waiting:
             self._release()
 

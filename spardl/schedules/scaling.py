@@ -103,6 +103,8 @@ class Scaling:
             for state in (each for group in states for each in group):
                 state.change(factor / self.factor)
         self.factor = factor
+        for state in (each for group in states for each in group):
+            state.moments.scale = factor
 
     def give_back(self, states: Sequence[Sequence[MethodState]], *, remembers: bool) -> None:
         """Each worker takes one share of what nobody used, so all together take everything; see ``settle``."""

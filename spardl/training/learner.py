@@ -18,9 +18,11 @@ from spardl.basics.messages import first_line
 from spardl.clusters.base import Cluster
 from spardl.method.elastic import sources
 from spardl.method.method import Method
+from spardl.method.moving import check_moved
 from spardl.protocol.programs import Worker
 from spardl.schedules.base import Schedule
 from spardl.schedules.engine import Training
+from spardl.schedules.plain import PlainSteps
 from spardl.training.batches import Batches
 from spardl.training.evaluation import autocast
 from spardl.training.loss_scale import LossScale
@@ -32,7 +34,7 @@ from spardl.training.task import Batch, Task
 from spardl.training.worker import TrainingWorker
 from spardl.vector.flat import FlatGradient
 
-__all__ = ["Learner", "Plan"]
+__all__ = ["Learner", "Plan", "sample_optimizer"]
 
 
 @dataclass(frozen=True)
@@ -67,14 +69,9 @@ class Plan:
         self._try_model()
         self._check_momentum()
         self._check_numbers()
-        try:
-            # Has a second use: torch's optimizers import a second's worth of modules, here once for all workers.
-            self.optimizer([nn.Parameter(torch.zeros(1))])
-        except Exception as error:
-            given = ", ".join(f"{key}={value}" for key, value in getattr(self.optimizer, "keywords", {}).items())
-            raise ConfigError(
-                f"optimizer cannot be made with {given}: {type(error).__name__}: {first_line(error)}"
-            ) from error
+        optimizer = sample_optimizer(self.optimizer)
+        if self.method.momentum.moved:
+            check_moved(self.method.momentum, optimizer)
 
     def _check_momentum(self) -> None:
         rule, given = self.method.momentum, getattr(self.optimizer, "keywords", {})
@@ -84,6 +81,8 @@ class Plan:
             raise ConfigError(
                 f"optimizer.momentum must be at least 0 and below 1, got {factor!r}; old gradients would never fade"
             )
+        if rule.moved:
+            return
         if rule.remembers and "momentum" not in inspect.signature(kind).parameters:
             raise ConfigError(
                 f"momentum={rule.name} takes the place of the optimizer's own, which {kind.__name__} does not have; "
@@ -124,6 +123,25 @@ class Plan:
         return ShuffledSampler(examples, worker, settings.batch_size * settings.accumulation, settings.seed)
 
 
+def sample_optimizer(make: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    """An optimizer of one number, before there is a model.
+
+    Args:
+        make: makes it from parameters.
+
+    Raises:
+        ConfigError: if it cannot be made.
+    """
+    try:
+        # Has a second use: torch's optimizers import a second's worth of modules, here once for all workers.
+        return make([nn.Parameter(torch.zeros(1))])
+    except Exception as error:
+        given = ", ".join(f"{key}={value}" for key, value in getattr(make, "keywords", {}).items())
+        raise ConfigError(
+            f"optimizer cannot be made with {given}: {type(error).__name__}: {first_line(error)}"
+        ) from error
+
+
 class Learner:
     """A model, its optimizer and the local workers who train it.
 
@@ -162,7 +180,15 @@ class Learner:
         self._base_rates = [group["lr"] for group in self._optimizer.param_groups]
         self._scale = LossScale(device, enabled=plan.settings.formats.scales)
         factor = self._scale.factor if self._scale.enabled else None
-        training = Training(self.model, self.gradient, self._optimizer, plan.settings.clip_norm, factor)
+        moved = PlainSteps(self._optimizer, plan.method.momentum) if plan.method.momentum.moved else None
+        training = Training(
+            self.model,
+            self.gradient,
+            self._optimizer,
+            plan.settings.clip_norm,
+            factor,
+            decay=moved.decay if moved else None,
+        )
         self.synchronizer = plan.schedule.start(plan.method, cluster, training)
         self.workers = [
             TrainingWorker(worker, self.model, plan.sampler(worker), plan.settings.seed)

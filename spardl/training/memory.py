@@ -59,13 +59,13 @@ class Need:
         length = sum(parameter.numel() for parameter in model.parameters())
         buffers = sum(buffer.numel() for buffer in model.buffers())
         kept = method.init_state(Layout.flat(_PROBE), dtype)
-        vectors = (kept.memory.numel() + kept.velocity.numel()) / _PROBE
+        moments = kept.moments.velocity.nbytes + kept.moments.variance.nbytes
         size = dtype.itemsize
         return Need(
             (length + workers * buffers) * size,
             length * size,
-            round(length * size * _moments(optimizer, dtype)),
-            round(length * size * vectors * workers),
+            0 if method.momentum.moved else round(length * size * _moments(optimizer, dtype)),
+            round(length * (kept.memory.nbytes + moments) / _PROBE * workers),
         )
 
 

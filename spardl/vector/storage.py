@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import ClassVar, NamedTuple
@@ -112,15 +112,18 @@ class Storage:
             for parameter in self.parameters[slice(*layer.tensors)]
         }
 
-    def add_weights(self, factor: float, tensors: tuple[int, int]) -> None:
+    def add_weights(self, multiple: Callable[[nn.Parameter], float], factor: float, tensors: tuple[int, int]) -> None:
         """Adds a multiple of the weights to their gradients: weight decay.
 
         Args:
-            factor: the multiple.
+            multiple: for each parameter; 0 for none.
+            factor: of the gradients, which it is multiplied by.
             tensors: numbers of the first tensor and of the one after the last.
         """
         for number in range(*tensors):
-            self.part(number).add_(self.parameters[number].detach().reshape(-1), alpha=factor)
+            parameter = self.parameters[number]
+            if decay := multiple(parameter):
+                self.part(number).add_(parameter.detach().reshape(-1), alpha=decay * factor)
 
     @contextmanager
     def hidden(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:

@@ -109,7 +109,7 @@ def test_equals_the_reference(case: Case, workers: int) -> None:
         for rank, state in enumerate(bench.states):
             np.testing.assert_allclose(state.memory.numpy(), reference.v[rank], atol=1e-10)
             if factor:
-                np.testing.assert_allclose(state.velocity.numpy(), reference.u[rank], atol=1e-10)
+                np.testing.assert_allclose(state.moments.velocity.numpy(), reference.u[rank], atol=1e-10)
         sketched += any(each.columns for each in case.compressor.plan(here))
     assert sketched >= 3
 

@@ -167,7 +167,7 @@ def test_a_file_declares_a_method(monkeypatch: pytest.MonkeyPatch, fresh: None) 
     [
         (Combination("spardl", "topk", "dense", "none"), "both declare a method 'spardl'"),
         (Combination("added", "topk", "denze", "none"), "communicator of the method added must be one of allgather, "),
-        (Combination("added", "topk", "dense", "none", "x"), "momentum of the method added must be one of corrected, "),
+        (Combination("added", "topk", "dense", "none", "x"), "momentum of the method added must be one of adam, "),
     ],
 )
 def test_a_file_that_declares_what_cannot_be(

@@ -87,7 +87,7 @@ def test_a_gradient_is_cleared_if_wanted_and_else_left_as_it_is(
         assert same_bits(kept, gradient)
         assert same_bits(cleared, torch.zeros(40))
         assert same_bits(states[0].memory, states[1].memory)
-        assert same_bits(states[0].velocity, states[1].velocity)
+        assert same_bits(states[0].moments.velocity, states[1].moments.velocity)
     assert states[0].refused == states[1].refused == (bad is not None)
 
 

@@ -43,10 +43,10 @@ def test_masking_stops_what_was_sent() -> None:
     bench = Bench.build(method, 1, 2)
     assert to_dense(bench.step([torch.tensor([4.0, 1.0]).double()])[0]).tolist() == [4, 0]
     (state,) = bench.states
-    assert state.velocity.tolist() == [0, 1]
+    assert state.moments.velocity.tolist() == [0, 1]
     # Second step: velocity [1, 0.5 + 1], residual [0, 1] + velocity.
     assert to_dense(bench.step([torch.tensor([1.0, 1.0]).double()])[0]).tolist() == [0, 2.5]
-    assert state.velocity.tolist() == [1, 0]
+    assert state.moments.velocity.tolist() == [1, 0]
     assert state.memory.tolist() == [1, 0]
 
 
@@ -58,7 +58,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_velocity_alone() -> None:
         bench = Bench.build(method, 2, 2)
         bench.step([torch.tensor([float("nan"), 1.0]).double(), torch.tensor([2.0, 4.0]).double()])
         assert bench.states[0].refused == 1
-        assert bench.states[0].velocity.tolist() == [0, 0]
+        assert bench.states[0].moments.velocity.tolist() == [0, 0]
         assert bench.states[0].memory.isfinite().all()
 
 

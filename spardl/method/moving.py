@@ -1,0 +1,115 @@
+"""An optimizer's own state, moved before compression: what each worker then does to its gradient.
+
+Momentum after averaging takes what is late, a sum of many steps, for one gradient; moments that each worker keeps of
+its own gradients see every step when it happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from spardl.basics.errors import ConfigError
+from spardl.method.adam import AdamMomentum
+from spardl.method.method import Method
+from spardl.method.momentum import AutoMomentum, Momentum, OptimizerMomentum, SgdMomentum
+
+__all__ = ["check_moved", "coupled_decay", "definite"]
+
+_Group = Mapping[str, Any]
+
+
+def _sgd(group: _Group) -> Momentum:
+    return SgdMomentum(group["momentum"], nesterov=group["nesterov"]) if group["momentum"] else OptimizerMomentum()
+
+
+def _adam(group: _Group) -> Momentum:
+    return AdamMomentum(tuple(map(float, group["betas"])), group["eps"])
+
+
+_RULES: Mapping[type[torch.optim.Optimizer], Callable[[_Group], Momentum]] = MappingProxyType(
+    {torch.optim.SGD: _sgd, torch.optim.Adam: _adam, torch.optim.AdamW: _adam}
+)
+# Options under which the update is another one: what they must be.
+_PLAIN: Mapping[str, Any] = MappingProxyType(
+    {"dampening": 0, "amsgrad": False, "maximize": False, "differentiable": False}
+)
+
+
+def definite(method: Method, optimizer: torch.optim.Optimizer | None) -> Method:
+    """A method whose momentum is known.
+
+    Args:
+        method: any.
+        optimizer: that will use the averages, if it is known; otherwise ``momentum=auto`` leaves its state to it.
+
+    Returns:
+        The same; in place of ``momentum=auto``, what the optimizer has.
+
+    Raises:
+        ConfigError: if its state cannot be moved.
+    """
+    if not isinstance(method.momentum, AutoMomentum):
+        return method
+    return replace(method, momentum=_rule_of(optimizer) if optimizer else OptimizerMomentum())
+
+
+def check_moved(momentum: Momentum, optimizer: torch.optim.Optimizer) -> None:
+    """Accepts an optimizer whose state a momentum takes the place of.
+
+    Args:
+        momentum: before compression, taken from an optimizer of that kind.
+        optimizer: with parameter groups that differ at most in learning rate and weight decay.
+
+    Raises:
+        ConfigError: if it is of another kind, or its options mean something that is not moved.
+    """
+    own = _rule_of(optimizer)
+    kind = type(own) if own.remembers else SgdMomentum
+    if not isinstance(momentum, kind):
+        raise ConfigError(
+            f"momentum={momentum.name} is not what {type(optimizer).__name__} does; use momentum=auto, that of any "
+            f"optimizer, here momentum={kind.name}"
+        )
+
+
+def _rule_of(optimizer: torch.optim.Optimizer) -> Momentum:
+    make = _RULES.get(type(optimizer))
+    if make is None:
+        names = ", ".join(kind.__name__ for kind in _RULES)
+        raise ConfigError(
+            f"the state of {type(optimizer).__name__} cannot be moved before compression, only that of {names}; use "
+            "one of these, or leave it after averaging: recipe=published"
+        )
+    groups = optimizer.param_groups
+    for name, plain in _PLAIN.items():
+        if any(group.get(name, plain) != plain for group in groups):
+            raise ConfigError(
+                f"{type(optimizer).__name__}({name}={groups[0][name]}) cannot be moved before compression; use "
+                f"{name}={plain}, or recipe=published"
+            )
+    rules = [make(group) for group in groups]
+    if any(rule != rules[0] for rule in rules):
+        raise ConfigError(
+            "parameter groups may differ in learning rate and weight decay; these differ in momentum or betas: "
+            "make them equal, or use recipe=published"
+        )
+    return rules[0]
+
+
+def coupled_decay(optimizer: torch.optim.Optimizer, group: _Group) -> float:
+    """The multiple of its weights that an optimizer adds to a gradient before its moments see it.
+
+    Args:
+        optimizer: of a kind that can be moved.
+        group: one of its parameter groups.
+
+    Returns:
+        The weight decay of SGD and Adam; 0 for AdamW, which shrinks weights in the update.
+    """
+    coupled = type(optimizer) is not torch.optim.AdamW and not group.get("decoupled_weight_decay", False)
+    return float(group["weight_decay"]) if coupled else 0.0

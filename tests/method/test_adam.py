@@ -1,0 +1,179 @@
+"""Adam's moments before compression, against torch's own optimizer and a plain model of Efficient-Adam."""
+
+from __future__ import annotations
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+import torch
+from torch import Tensor
+
+from spardl.basics.errors import ConfigError
+from spardl.communicators import Dense
+from spardl.compressors import NoCompression
+from spardl.method.adam import AdamMomentum
+from spardl.method.elastic import sources
+from spardl.method.method import Method
+from spardl.method.residuals import NoResidual
+from spardl.protocol.programs import Worker
+from tests.harness import Bench, same_bits, spardl, to_dense, topka
+
+BETAS = [(0.9, 0.999), (0.0, 0.95), (0.5, 0.0)]
+
+
+def exact(rule: AdamMomentum) -> Method:
+    return Method(NoCompression(), Dense(), NoResidual(), rule)
+
+
+def sparse(rule: AdamMomentum, density: float = 0.2, teams: int = 1) -> Method:
+    parts = spardl(density, teams)
+    return Method(parts.compressor, parts.communicator, parts.residual, rule)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("betas", (0.9,)), ("betas", (0.9, 1.0)), ("betas", 0.9), ("betas", (True, 0.9)), ("eps", 0), ("eps", "a")],
+)
+def test_values_that_make_no_sense(field: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"momentum.{field} must be"):
+        AdamMomentum(**{field: value})
+
+
+@pytest.mark.parametrize("betas", BETAS)
+@pytest.mark.parametrize("density", [None, 1.0])
+def test_one_worker_without_compression_is_torchs_adamw(betas: tuple[float, float], density: float | None) -> None:
+    rule = AdamMomentum(betas, eps=1e-6)
+    bench = Bench.build(exact(rule) if density is None else sparse(rule, density), 1, 50)
+    mine, theirs = (torch.nn.Parameter(torch.linspace(-1, 1, 50).double()) for _ in range(2))
+    reference = torch.optim.AdamW([theirs], lr=0.01, betas=betas, eps=1e-6, weight_decay=0.1)
+    for step in range(12):
+        gradient = torch.randn(50, dtype=torch.float64) * 10.0 ** (step % 5 - 2)
+        average = to_dense(bench.step([gradient])[0])
+        with torch.no_grad():
+            mine.mul_(1 - 0.01 * 0.1).sub_(average, alpha=0.01)
+        theirs.grad = gradient
+        reference.step()
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-14)
+
+
+class LocalAdam:
+    """A worker of Efficient-Adam without its compression, by the formulas."""
+
+    def __init__(self, betas: tuple[float, float], eps: float, length: int) -> None:
+        self.betas, self.eps, self.steps = betas, eps, 0
+        self.m, self.v = torch.zeros(length).double(), torch.zeros(length).double()
+
+    def update(self, gradient: Tensor) -> Tensor:
+        b1, b2 = self.betas
+        self.steps += 1
+        self.m = b1 * self.m + (1 - b1) * gradient
+        self.v = b2 * self.v + (1 - b2) * gradient**2
+        return (self.m / (1 - b1**self.steps)) / ((self.v / (1 - b2**self.steps)).sqrt() + self.eps)
+
+
+@pytest.mark.parametrize("betas", BETAS)
+@pytest.mark.parametrize("workers", [3, 4])
+def test_workers_without_compression_average_local_updates(betas: tuple[float, float], workers: int) -> None:
+    bench = Bench.build(exact(AdamMomentum(betas)), workers, 30)
+    models = [LocalAdam(betas, 1e-8, 30) for _ in range(workers)]
+    for _ in range(6):
+        gradients = [torch.randn(30, dtype=torch.float64) for _ in range(workers)]
+        expected = torch.stack([model.update(own) for model, own in zip(models, gradients, strict=True)]).mean(0)
+        torch.testing.assert_close(to_dense(bench.step(gradients)[0]), expected, rtol=1e-12, atol=1e-14)
+
+
+@hypothesis.given(
+    workers=st.integers(1, 6),
+    seed=st.integers(0, 2**31),
+    steps=st.integers(1, 4),
+    rule=st.sampled_from([AdamMomentum(betas) for betas in BETAS]),
+)
+@hypothesis.settings(max_examples=25, deadline=None)
+def test_mass_of_updates_is_conserved_and_replicas_are_equal(
+    workers: int, seed: int, steps: int, rule: AdamMomentum
+) -> None:
+    """What was averaged so far, and what waits, is all that workers' own Adam would have done."""
+    generator = torch.Generator().manual_seed(seed)
+    bench = Bench.build(sparse(rule), workers, 40)
+    models = [LocalAdam(tuple(rule.betas), rule.eps, 40) for _ in range(workers)]
+    made, applied = torch.zeros(40).double(), torch.zeros(40).double()
+    for _ in range(steps):
+        gradients = [torch.randn(40, dtype=torch.float64, generator=generator) for _ in range(workers)]
+        made += torch.stack([model.update(own) for model, own in zip(models, gradients, strict=True)]).sum(0)
+        averages = bench.step(gradients)
+        assert all(same_bits(each, averages[0]) for each in averages)
+        applied += to_dense(averages[0]) * workers
+    torch.testing.assert_close(applied + bench.residuals(), made, rtol=1e-9, atol=1e-9)
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_moments_alone() -> None:
+    bench = Bench.build(sparse(AdamMomentum()), 2, 10)
+    good = torch.ones(10).double()
+    bench.step([good * float("nan"), good])
+    broken, fine = (state.moments for state in bench.states)
+    assert broken.updates == 0 and not broken.variance.any() and not broken.velocity.any()
+    assert fine.updates == 1 and bool(fine.variance.all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("strength", [1e-30, 1.0, 1e37])
+def test_any_finite_gradient_makes_a_finite_update(dtype: torch.dtype, strength: float) -> None:
+    """Law 6: nothing infinite is ever carried over, whatever overflows on the way."""
+    limit = torch.finfo(dtype)
+    bench = Bench.build(sparse(AdamMomentum((0.9, 0.5))), 2, 40, dtype)
+    for step in range(8):
+        values = (torch.randn(2, 40) * strength).clamp(-limit.max, limit.max).to(dtype) * (step % 3 != 2)
+        bench.step(list(values))
+        for state in bench.states:
+            kept = (state.memory, state.moments.velocity, state.moments.variance)
+            assert all(bool(each.isfinite().all()) for each in kept)
+
+
+def test_the_scale_of_gradients_is_not_that_of_the_variance() -> None:
+    """A GradScaler's factor multiplies updates as it does gradients, and leaves no trace in the variance."""
+    plain, scaled = (Bench.build(exact(AdamMomentum()), 1, 20) for _ in range(2))
+    for factor in (1024.0, 1024.0, 64.0):
+        gradient = torch.randn(20, dtype=torch.float64)
+        (state,) = scaled.states
+        state.change(factor / state.moments.scale)
+        state.moments.scale = factor
+        expected, found = plain.step([gradient])[0], scaled.step([gradient * factor])[0]
+        torch.testing.assert_close(to_dense(found), to_dense(expected) * factor, rtol=1e-12, atol=0)
+    torch.testing.assert_close(scaled.states[0].moments.variance, plain.states[0].moments.variance)
+
+
+def test_a_saved_state_goes_on_to_the_same_bits() -> None:
+    first, second = (Bench.build(sparse(AdamMomentum()), 2, 30) for _ in range(2))
+    draw = [[torch.randn(30, dtype=torch.float64) for _ in range(2)] for _ in range(6)]
+    for gradients in draw[:3]:
+        first.step(gradients)
+    for old, new in zip(first.states, second.states, strict=True):
+        new.load_state_dict(old.state_dict())
+    for gradients in draw[3:]:
+        assert same_bits(first.step(gradients)[0], second.step(gradients)[0])
+
+
+@pytest.mark.parametrize(("before", "now"), [(4, 3), (3, 6), (2, 5)])
+def test_every_worker_has_a_variance_whatever_their_number(before: int, now: int) -> None:
+    """A gap in it would make an update a million times as large; velocities keep their mean."""
+    method = sparse(AdamMomentum())
+    old = Bench.build(method, before, 30)
+    for _ in range(3):
+        old.step([torch.randn(30, dtype=torch.float64) for _ in range(before)])
+    new = Bench.build(method, now, 30)
+    for rank, state in enumerate(new.states):
+        worker = Worker(rank, now)
+        state.adopt([old.states[each].state_dict() for each in sources(worker, before)], worker, before)
+        assert torch.equal(state.moments.variance, old.states[rank % before].moments.variance)
+        assert state.moments.updates == 3
+    means = [sum(state.moments.velocity for state in bench.states) / len(bench.states) for bench in (old, new)]
+    torch.testing.assert_close(*means, rtol=1e-12, atol=1e-15)
+
+
+def test_it_is_compressed_like_a_gradient() -> None:
+    """Of updates of one size, top-k sends the largest, and not those whose gradients are large."""
+    parts = topka(0.5)
+    bench = Bench.build(Method(parts.compressor, parts.communicator, parts.residual, AdamMomentum((0.0, 0.9))), 1, 2)
+    bench.step([torch.tensor([100.0, 0.001]).double()])
+    sent = to_dense(bench.step([torch.tensor([50.0, 0.002]).double()])[0])
+    assert sent.nonzero().flatten().tolist() == [1]

@@ -1,4 +1,4 @@
-"""Text in the word pieces of bert-base-uncased."""
+"""Text in word pieces: those of bert-base-uncased, or its own."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from spardl.basics.errors import DataError
+from spardl.basics.errors import ConfigError, DataError
 from tasks.datasets.cache import cached, fingerprint
 from tasks.datasets.download import Remote, fetch
 from tasks.datasets.plain_text import fetch_hint, read_text
 from tasks.datasets.pydocs import load_pydocs
 from tasks.datasets.text import Corpus, SpecialTokens, TextDataset
-from tasks.datasets.wordpiece import encode, tokenizer_of
+from tasks.datasets.wordpiece import encode, tokenizer_of, train_wordpiece
 
-__all__ = ["bert_text", "fetch_word_pieces", "pydocs_pieces", "read_word_pieces"]
+__all__ = ["Documents", "bert_text", "fetch_word_pieces", "learned_text", "pydocs_pieces", "read_word_pieces"]
 
 VOCABULARY: Final = Remote(
     "https://huggingface.co/google-bert/bert-base-uncased/resolve/main/vocab.txt",
@@ -100,6 +100,49 @@ def bert_text(
     found = cached(cache, name, key, lambda: _tokenize(numbers, documents()))
     special = SpecialTokens(*(numbers[piece] for piece in SpecialTokens.NAMES))
     return TextDataset(name, _corpus(found, "train"), _corpus(found, "test"), vocab_size, special)
+
+
+def learned_text(
+    name: str,
+    cache: str,
+    vocab_size: int,
+    source: Any,
+    documents: Callable[[], Sequence[Documents]],
+) -> TextDataset:
+    """Makes a data set in word pieces that are learned from its training documents; tokenised once and cached.
+
+    Args:
+        name: the data set's.
+        cache: folder for the tokens.
+        vocab_size: number of token ids; a small text may leave some unused.
+        source: what tells that the text is still the same, as JSON can write it.
+        documents: reads the training and the held-out documents, each a list of sentences.
+
+    Returns:
+        The text in word pieces; ``[UNK]`` in it stays whole.
+
+    Raises:
+        ConfigError: the letters alone take more ids than there are.
+        DataError: the cache cannot be written.
+    """
+    key = {"recipe": RECIPE, "source": source, "vocab_size": vocab_size}
+
+    def make() -> dict[str, Tensor]:
+        parts = documents()
+        return _tokenize(_learned_pieces(parts[0], vocab_size), parts)
+
+    found = cached(cache, name, key, make)
+    return TextDataset(name, _corpus(found, "train"), _corpus(found, "test"), vocab_size, SpecialTokens())
+
+
+def _learned_pieces(documents: Documents, vocab_size: int) -> dict[str, int]:
+    unknown = SpecialTokens.NAMES[SpecialTokens.unk]
+    # The learner would take the mark of an unknown word for three pieces of text.
+    texts = [" ".join(document).replace(unknown, " ") for document in documents]
+    numbers: dict[str, int] = train_wordpiece(texts, vocab_size).get_vocab()
+    if len(numbers) > vocab_size:
+        raise ConfigError(f"dataset.vocab_size={vocab_size}: letters alone take {len(numbers)}; raise it")
+    return numbers
 
 
 def _tokenize(numbers: dict[str, int], parts: Sequence[Documents]) -> dict[str, Tensor]:

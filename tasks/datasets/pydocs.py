@@ -8,9 +8,17 @@ from collections.abc import Mapping
 from spardl.basics.errors import DataError
 from tasks.datasets.text import Corpus, SpecialTokens, TextDataset
 from tasks.datasets.wordpiece import encode, train_wordpiece
-from tasks.datasets.words import word_dataset
+from tasks.datasets.words import characters_of, word_dataset
 
-__all__ = ["load_pydocs", "paragraphs_of", "pydocs_words", "sentences_of", "split_documents"]
+__all__ = [
+    "load_pydocs",
+    "load_pydocs_chars",
+    "paragraphs_of",
+    "pydocs_chars",
+    "pydocs_words",
+    "sentences_of",
+    "split_documents",
+]
 
 TEST_FRACTION = 0.1
 SHORTEST_DOCUMENT = 200
@@ -49,6 +57,44 @@ def load_pydocs(vocab_size: int = 4000) -> TextDataset:
     )
 
 
+def load_pydocs_chars(vocab_size: int = 96) -> TextDataset:
+    """The same topics, split in the same way, character by character: a paragraph a line, about 300,000 to train on.
+
+    The text is part of the interpreter: results compare only between equal Python versions.
+
+    Args:
+        vocab_size: number of token ids: the most frequent characters, ``<eos>`` after every line, and ``<unk>``. With
+            96, a character is known that occurs some ten times.
+
+    Returns:
+        Characters as tokens; every paragraph is a document.
+
+    Raises:
+        DataError: this Python was packaged without ``pydoc_data``.
+
+    Source: see :func:`load_pydocs`.
+    """
+    return _characters("pydocs_chars", vocab_size)
+
+
+def pydocs_chars(name: str, vocab_size: int) -> TextDataset:
+    """The stand-in for text in characters: what :func:`load_pydocs_chars` returns, with a caveat.
+
+    Args:
+        name: of the data set whose place it takes.
+        vocab_size: number of token ids.
+    """
+    return _characters(name, vocab_size, _note(name))
+
+
+def _characters(name: str, vocab_size: int, caveat: str | None = None) -> TextDataset:
+    train, test = (
+        [characters_of(paragraph) for document in part for paragraph in document]
+        for part in split_documents(paragraphs_of(_topics()))
+    )
+    return word_dataset(name, train, test, vocab_size, caveat)
+
+
 def pydocs_words(name: str, vocab_size: int) -> TextDataset:
     """The stand-in for text in whole words: the same topics, a sentence a line, lower case.
 
@@ -62,12 +108,15 @@ def pydocs_words(name: str, vocab_size: int) -> TextDataset:
     Raises:
         DataError: this Python was packaged without ``pydoc_data``.
     """
-    note = f"{name} is Python's language reference here: results say nothing about the real text"
     train, test = (
         [WORD.findall(sentence.lower()) for document in part for sentence in sentences_of(document)]
         for part in split_documents(paragraphs_of(_topics()))
     )
-    return word_dataset(name, train, test, vocab_size, note)
+    return word_dataset(name, train, test, vocab_size, _note(name))
+
+
+def _note(name: str) -> str:
+    return f"{name} is Python's language reference here: results say nothing about the real text"
 
 
 def _topics() -> Mapping[str, str]:

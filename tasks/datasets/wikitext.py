@@ -1,20 +1,20 @@
-"""WikiText-2: good Wikipedia articles, as words or as BERT's word pieces."""
+"""WikiText-2: good Wikipedia articles, as words, as characters, or as word pieces: BERT's, or their own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from tasks.datasets.bert_text import bert_text, fetch_word_pieces, pydocs_pieces
+from tasks.datasets.bert_text import Documents, bert_text, fetch_word_pieces, learned_text, pydocs_pieces
 from tasks.datasets.cache import fingerprint
 from tasks.datasets.download import Remote, fetch
 from tasks.datasets.plain_text import fetch_hint, read_text, require_paths
-from tasks.datasets.pydocs import pydocs_words, sentences_of
+from tasks.datasets.pydocs import pydocs_chars, pydocs_words, sentences_of
 from tasks.datasets.text import TextDataset
-from tasks.datasets.words import check_held_out, read_lines, word_dataset
+from tasks.datasets.words import characters_of, check_held_out, read_lines, word_dataset
 
-__all__ = ["articles_of", "wikitext2", "wikitext2_articles"]
+__all__ = ["articles_of", "wikitext2", "wikitext2_articles", "wikitext2_chars", "wikitext2_pieces"]
 
 VOCAB_SIZE = 33_278
 ADDRESS = "https://raw.githubusercontent.com/pytorch/examples/main/word_language_model/data/wikitext-2"
@@ -62,11 +62,51 @@ def wikitext2(root: str, download: bool = False, held_out: str = "test", stand_i
     check_held_out(held_out)
     if stand_in:
         return pydocs_words("wikitext2", VOCAB_SIZE)
-    if download:
-        fetch("wikitext2", FILES, Path(root))
-    hint = fetch_hint("wikitext2", FILES_HINT)
-    train, test = (read_lines("wikitext2", path, hint) for path in _paths(root, held_out))
+    train, test = _lines("wikitext2", root, download, held_out)
     return word_dataset("wikitext2", train, test)
+
+
+def wikitext2_chars(
+    root: str, download: bool = False, held_out: str = "test", vocab_size: int = 96, stand_in: bool = False
+) -> TextDataset:
+    """Loads WikiText-2 character by character, the marks of its word tokenizer included.
+
+    10,501,452 tokens to train on, and 1,186,897 in ``test``, each line's ``<eos>`` included. The published text's
+    ``<unk>``, which stands for a rare word, is one unknown character here.
+
+    Args:
+        root: folder that holds (or, with ``download``, will hold) ``wikitext-2/{train,valid,test}.txt``.
+        download: fetch the files that are missing.
+        held_out: the part to evaluate on: ``test`` or ``valid``.
+        vocab_size: number of token ids: the most frequent characters, ``<eos>`` and ``<unk>``. With 96, a character
+            is known that occurs some hundred times.
+        stand_in: read nothing; take :func:`tasks.datasets.pydocs.pydocs_chars` instead.
+
+    Returns:
+        Characters as tokens; every line is a document.
+
+    Raises:
+        DataError: a file is missing, damaged, or could not be fetched.
+        ConfigError: an unknown part.
+
+    Source: Merity, Xiong, Bradbury, Socher: Pointer Sentinel Mixture Models, ICLR 2017.
+    """
+    name = "wikitext2_chars"
+    check_held_out(held_out)
+    if stand_in:
+        return pydocs_chars(name, vocab_size)
+    train, test = (
+        [characters_of(" ".join(words)) for words in lines] for lines in _lines(name, root, download, held_out)
+    )
+    return word_dataset(name, train, test, vocab_size)
+
+
+def _lines(name: str, root: str, download: bool, held_out: str) -> list[list[list[str]]]:
+    """The words of the training and the held-out lines."""
+    if download:
+        fetch(name, FILES, Path(root))
+    hint = fetch_hint(name, FILES_HINT)
+    return [read_lines(name, path, hint) for path in _paths(root, held_out)]
 
 
 def wikitext2_articles(
@@ -106,16 +146,57 @@ def wikitext2_articles(
     if stand_in:
         return pydocs_pieces(name, vocab_size)
     if download:
-        fetch("wikitext2", FILES, Path(root))
         fetch_word_pieces(name, root)
+    source, documents = _articles(name, root, download, held_out)
+    return bert_text(name, root, cache, vocab_size, source, documents)
+
+
+def wikitext2_pieces(
+    root: str,
+    cache: str,
+    download: bool = False,
+    held_out: str = "test",
+    vocab_size: int = 4000,
+    stand_in: bool = False,
+) -> TextDataset:
+    """Loads the articles of :func:`wikitext2_articles` in few word pieces, learned from the training articles.
+
+    Args:
+        root: folder that holds (or, with ``download``, will hold) ``wikitext-2/{train,valid,test}.txt``.
+        cache: folder for the tokens; making them takes some seconds.
+        download: fetch the files that are missing.
+        held_out: the part to evaluate on: ``test`` or ``valid``.
+        vocab_size: number of token ids; the letters alone take 365.
+        stand_in: read nothing; take :func:`tasks.datasets.bert_text.pydocs_pieces` instead.
+
+    Returns:
+        Articles as documents, with sentences.
+
+    Raises:
+        DataError: a file is missing, damaged, or could not be fetched; or the cache cannot be written.
+        ConfigError: an unknown part, or a vocabulary that has no room for all letters.
+
+    Source: Merity, Xiong, Bradbury, Socher: Pointer Sentinel Mixture Models, ICLR 2017.
+    """
+    name = "wikitext2_pieces"
+    check_held_out(held_out)
+    if stand_in:
+        return pydocs_pieces(name, vocab_size)
+    return learned_text(name, cache, vocab_size, *_articles(name, root, download, held_out))
+
+
+def _articles(name: str, root: str, download: bool, held_out: str) -> tuple[Any, Callable[[], list[Documents]]]:
+    """What tells that the files are still the same; and what reads the training and the held-out articles."""
+    if download:
+        fetch(name, FILES, Path(root))
     hint = fetch_hint(name, FILES_HINT)
     paths = _paths(root, held_out)
     require_paths(name, paths, hint)
 
-    def documents() -> list[list[list[str]]]:
+    def documents() -> list[Documents]:
         return [articles_of(read_text(name, path, hint).split("\n")) for path in paths]
 
-    return bert_text(name, root, cache, vocab_size, [fingerprint([path]) for path in paths], documents)
+    return [fingerprint([path]) for path in paths], documents
 
 
 def _paths(root: str, held_out: str) -> list[Path]:

@@ -11,11 +11,12 @@ from spardl.basics.errors import ConfigError
 from tasks.datasets.plain_text import read_text
 from tasks.datasets.text import Corpus, SpecialTokens, TextDataset
 
-__all__ = ["UNKNOWN", "check_held_out", "number_words", "read_lines", "word_dataset", "words_of"]
+__all__ = ["UNKNOWN", "characters_of", "check_held_out", "number_words", "read_lines", "word_dataset", "words_of"]
 
 END, UNKNOWN = "<eos>", "<unk>"
 HELD_OUT = ("test", "valid")
 WORD = re.compile(r"\w+(?:'\w+)*")
+CHARACTER = re.compile(f"{UNKNOWN}|.")
 
 
 def check_held_out(held_out: str) -> None:
@@ -31,6 +32,11 @@ def check_held_out(held_out: str) -> None:
 def words_of(text: str) -> list[str]:
     """The words of a running text, in lower case, apostrophes within them kept and all else left out."""
     return WORD.findall(text.lower())
+
+
+def characters_of(line: str) -> list[str]:
+    """The characters of a line, as words of their own; ``<unk>`` stays whole."""
+    return CHARACTER.findall(line)
 
 
 def number_words(texts: Iterable[Iterable[str]], reserved: Sequence[str], size: int | None = None) -> dict[str, int]:

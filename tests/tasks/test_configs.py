@@ -23,7 +23,17 @@ MODELS = sorted(path.stem for path in (CONFIGURATIONS / "model").glob("*.yaml"))
 DATASETS = sorted(path.stem for path in (CONFIGURATIONS / "dataset").glob("*.yaml"))
 OPTIMIZERS = sorted(path.stem for path in (CONFIGURATIONS / "optimizer").glob("*.yaml"))
 REAL = [name for name in DATASETS if f"synthetic_{name}" in DATASETS]
-SMALL = ["bert_tiny", "lstm", "lstm_an4_small", "lstm_imdb", "resnet18", "resnet20", "vgg11_house"]
+SMALL = [
+    "bert_tiny",
+    "gpt_chars",
+    "gpt_pieces",
+    "lstm",
+    "lstm_an4_small",
+    "lstm_imdb",
+    "resnet18",
+    "resnet20",
+    "vgg11_house",
+]
 
 
 @cache
@@ -43,9 +53,32 @@ def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
 
 
 def test_all_files_are_there() -> None:
-    assert {"bert", "bert_tiny", "lstm", "resnet20", "resnet110", "resnet50", "vgg11", "vgg16", "vgg19"} <= set(MODELS)
-    assert {"cifar10", "cifar100", "imagenet", "houses", "ptb", "wikitext2", "wikipedia", "imdb", "an4"} <= set(REAL)
-    embedded = {"digits", "rotated_digits", "pydocs", "docstrings"}
+    assert {
+        "bert",
+        "bert_tiny",
+        "gpt_chars",
+        "gpt_pieces",
+        "lstm",
+        "resnet20",
+        "resnet110",
+        "resnet50",
+        "vgg11",
+        "vgg16",
+        "vgg19",
+    } <= set(MODELS)
+    assert {
+        "cifar10",
+        "cifar100",
+        "imagenet",
+        "houses",
+        "ptb",
+        "wikitext2",
+        "wikitext2_chars",
+        "wikipedia",
+        "imdb",
+        "an4",
+    } <= set(REAL)
+    embedded = {"digits", "rotated_digits", "pydocs", "pydocs_chars", "docstrings"}
     assert embedded <= set(DATASETS) - set(REAL)
 
 
@@ -67,11 +100,16 @@ def test_the_model_takes_the_data(name: str) -> None:
     assert {"loss", task.metric} <= set(figures)
 
 
+@pytest.mark.parametrize(("name", "parameters"), [("gpt_chars", 210_304), ("gpt_pieces", 1_313_536)])
+def test_a_gpt_has_the_size_that_is_told_of_it(name: str, parameters: int) -> None:
+    assert size(task_of(f"model={name}")) == parameters
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_file_sets_only_what_it_may(name: str) -> None:
     config = OmegaConf.load(CONFIGURATIONS / "model" / f"{name}.yaml")
     assert set(config) <= {"defaults", "task", "model", "presets", "training"}
-    assert set(config.training) <= {"batch_size", "eval_batch_size", "epochs", "clip_norm"}
+    assert set(config.training) <= {"batch_size", "eval_batch_size", "eval_examples", "epochs", "clip_norm"}
     assert (CONFIGURATIONS / "model" / f"{name}.yaml").read_text().startswith("# @package _global_\n")
     assert config.model._partial_ is True
 
@@ -155,7 +193,7 @@ def test_a_stand_in_says_that_it_is_one(name: str, tmp_path: Any) -> None:
     assert name in dataset.caveat
 
 
-@pytest.mark.parametrize("model", ["bert", "bert_tiny", "lstm"])
+@pytest.mark.parametrize("model", ["bert", "bert_tiny", "gpt_chars", "gpt_pieces", "lstm"])
 def test_text_models_refuse_digits_whatever_else_their_file_sets(model: str) -> None:
     with pytest.raises(ConfigError, match="needs a data set of text; dataset=digits"):
         task_of(f"model={model}", "dataset=digits")

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from spardl.basics.errors import DataError
-from tasks.datasets.bert_text import bert_text, pydocs_pieces, read_word_pieces
+from spardl.basics.errors import ConfigError, DataError
+from tasks.datasets.bert_text import bert_text, learned_text, pydocs_pieces, read_word_pieces
 from tasks.datasets.text import SpecialTokens
 
 PIECES = [*SpecialTokens.NAMES, "a", "##b"]
@@ -68,6 +68,31 @@ def test_documents_are_read_once_and_kept(tmp_path):
     assert len(calls) == 1
     bert_text("thing", str(tmp_path), str(tmp_path / "cache"), 7, "other", documents)
     assert len(calls) == 2
+
+
+def test_pieces_are_learned_from_the_training_documents_once(tmp_path):
+    calls = []
+
+    def documents():
+        calls.append(1)
+        return [[["Ab ab [UNK] ab", "a ab"]], [["ab x [UNK] ba"]]]
+
+    for _ in range(2):
+        text = learned_text("thing", str(tmp_path), 12, "source", documents)
+        assert (text.name, text.vocab_size, text.special) == ("thing", 12, SpecialTokens())
+        # [PAD] [UNK] [CLS] [SEP] [MASK] a b ##a ##b ab: no letters of "[unk]", and none of the held-out "x".
+        assert text.train.tokens.tolist() == [9, 9, 1, 9, 5, 9]
+        assert text.train.sentences.tolist() == [0, 4, 6]
+        assert text.test.tokens.tolist() == [9, 1, 1, 6, 7]
+    assert len(calls) == 1
+    assert learned_text("thing", str(tmp_path), 13, "source", documents).vocab_size == 13
+    assert len(calls) == 2
+
+
+def test_a_vocabulary_without_room_for_the_letters_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"dataset\.vocab_size=8: letters alone take 9; raise it"):
+        learned_text("thing", str(tmp_path), 8, "source", lambda: [[["ab"]], [["a"]]])
+    assert not list(tmp_path.glob("*.safetensors"))
 
 
 def test_the_stand_in_declares_the_vocabulary(pydocs):

@@ -106,6 +106,28 @@ def test_sentences_end_before_a_capital():
     assert sentences_of([paragraph, "next."]) == [*sentences, "next."]
 
 
+@pytest.mark.parametrize("vocab_size", [96, 40])
+def test_characters_are_those_of_the_paragraphs(vocab_size):
+    text = module.load_pydocs_chars(vocab_size)
+    parts = split_documents(paragraphs_of(module._topics()))
+    for corpus, part in zip((text.train, text.test), parts, strict=True):
+        lines = [paragraph for document in part for paragraph in document]
+        assert corpus.sentences.diff().tolist() == [len(line) for line in lines]
+    counts = text.train.tokens.bincount(minlength=vocab_size)
+    assert (text.name, text.vocab_size, text.caveat) == ("pydocs_chars", vocab_size, None)
+    assert len(counts) == vocab_size
+    assert counts[text.special.sep] == 0  # language modeling sets it at the end of every line
+    assert counts[2] == sum(paragraph.count(" ") for document in parts[0] for paragraph in document)
+    assert (counts[2:].diff() <= 0).all()
+
+
+def test_characters_as_a_stand_in_have_a_caveat():
+    text = module.pydocs_chars("thing", 96)
+    assert text.name == "thing"
+    assert "thing is Python's language reference here" in str(text.caveat)
+    assert torch.equal(text.train.tokens, module.load_pydocs_chars().train.tokens)
+
+
 def test_a_python_without_the_text_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(DataError, match="standard library"):

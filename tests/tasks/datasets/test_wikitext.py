@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from spardl.basics.errors import ConfigError, DataError
 from tasks.datasets import bert_text, wikitext
 from tasks.datasets.download import Remote
-from tasks.datasets.wikitext import articles_of, wikitext2, wikitext2_articles
+from tasks.datasets.wikitext import articles_of, wikitext2, wikitext2_articles, wikitext2_chars, wikitext2_pieces
 from tasks.sentence_pairs import SentencePairs
 
 PIECES = ["[PAD]", "un", "[UNK]", "[CLS]", "##s", "[SEP]", "[MASK]", "=", "a", "b", "c", ".", "-", "1", ",", "<"]
@@ -83,7 +84,9 @@ def test_tokens_come_from_the_cache_until_a_file_changes(load, small, monkeypatc
 def test_the_validation_part_may_be_held_out(load, small):
     assert words(load(held_out="valid").test) == [["b"]]
     assert wikitext2(str(small), held_out="valid").test.documents.tolist() == [0, 1, 2, 3]
-    for refused in (load, lambda **options: wikitext2(str(small), **options)):
+    assert wikitext2_chars(str(small), held_out="valid").test.documents.tolist() == [0, 1, 2, 3]
+    loaders = (load, partial(wikitext2, str(small)), partial(wikitext2_chars, str(small)))
+    for refused in (*loaders, partial(wikitext2_pieces, str(small), str(small / "cache"))):
         with pytest.raises(ConfigError, match="held_out=train"):
             refused(held_out="train")
 
@@ -96,7 +99,29 @@ def test_words_with_an_end_for_every_line(small):
     assert len(text.train.tokens) == len(TRAIN.split())
 
 
-@pytest.mark.parametrize("name", ["wikitext2", "wikitext2_articles"])
+def test_characters_with_an_end_for_every_line(small):
+    text = wikitext2_chars(str(small), vocab_size=30)
+    assert (text.name, text.vocab_size, text.caveat) == ("wikitext2_chars", 30, None)
+    lines = [" ".join(line.split()) for line in TRAIN.removesuffix("\n").split("\n")]
+    assert text.train.sentences.diff().tolist() == [len(line.replace("<unk>", "?")) for line in lines]
+    assert text.train.tokens.tolist().count(text.special.unk) == 1
+    assert text.train.tokens.max() < 30
+    # Only spaces are known.
+    rare = wikitext2_chars(str(small), vocab_size=3)
+    assert rare.train.tokens.tolist().count(2) == "".join(lines).count(" ")
+    assert set(rare.train.tokens.tolist()) == {1, 2}
+
+
+def test_articles_in_pieces_of_their_own(load, small, tmp_path):
+    text = wikitext2_pieces(str(small), str(tmp_path / "cache"), vocab_size=60)
+    assert (text.name, text.vocab_size, text.caveat) == ("wikitext2_pieces", 60, None)
+    articles = load()
+    assert torch.equal(text.train.documents, articles.train.documents)
+    assert text.train.tokens.tolist().count(text.special.unk) == 1
+    assert text.test.tokens.max() < 60
+
+
+@pytest.mark.parametrize("name", ["wikitext2", "wikitext2_articles", "wikitext2_chars", "wikitext2_pieces"])
 @pytest.mark.parametrize("part", ["train", "test"])
 @pytest.mark.parametrize("content", [None, b"", b"\xfe\xff", b"a\0b"])
 def test_missing_or_damaged_files_are_told_in_one_line(load, small, name, part, content):
@@ -105,7 +130,12 @@ def test_missing_or_damaged_files_are_told_in_one_line(load, small, name, part, 
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(DataError) as caught:
-        {"wikitext2": lambda: wikitext2(str(small)), "wikitext2_articles": load}[name]()
+        {
+            "wikitext2": lambda: wikitext2(str(small)),
+            "wikitext2_articles": load,
+            "wikitext2_chars": lambda: wikitext2_chars(str(small)),
+            "wikitext2_pieces": lambda: wikitext2_pieces(str(small), str(small / "cache")),
+        }[name]()
     message = str(caught.value)
     assert "\n" not in message
     assert str(path) in message
@@ -130,6 +160,9 @@ def test_what_is_missing_is_fetched(small, tmp_path, monkeypatch):
     target = str(tmp_path / "elsewhere")
     text = wikitext2_articles(target, str(tmp_path / "cache"), download=True, vocab_size=len(PIECES))
     assert len(text.train.documents) == 3
+    pieces = wikitext2_pieces(str(tmp_path / "fourth"), str(tmp_path / "cache"), download=True)
+    assert torch.equal(pieces.train.documents, text.train.documents)
+    assert wikitext2_chars(str(tmp_path / "fifth"), download=True).vocab_size == 96
     assert wikitext2(str(tmp_path / "third"), download=True).vocab_size == wikitext2(target).vocab_size
 
 
@@ -138,6 +171,8 @@ def test_what_is_missing_is_fetched(small, tmp_path, monkeypatch):
     [
         (lambda: wikitext2("/nowhere", stand_in=True), 33_278),
         (lambda: wikitext2_articles("/nowhere", "/nowhere", stand_in=True), 30_522),
+        (lambda: wikitext2_chars("/nowhere", stand_in=True), 96),
+        (lambda: wikitext2_pieces("/nowhere", "/nowhere", stand_in=True), 4000),
     ],
 )
 def test_the_stand_ins_read_nothing_and_have_the_same_vocabulary(make, vocab_size):
@@ -165,6 +200,23 @@ def test_the_real_words(root):
     for remote in (*wikitext.FILES, bert_text.VOCABULARY):
         content = (Path(root) / remote.path).read_bytes()
         assert remote.checksum == f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+@pytest.mark.data
+def test_the_real_characters(root):
+    text = wikitext2_chars(root)
+    assert len(text.train.tokens) + len(text.train.documents) - 1 == 10_501_452
+    assert len(text.test.tokens) + len(text.test.documents) - 1 == 1_186_897
+    assert text.train.tokens.bincount()[2:].min() > 90
+
+
+@pytest.mark.data
+def test_the_real_articles_in_pieces_of_their_own(root, tmp_path):
+    text = wikitext2_pieces(root, str(tmp_path))
+    assert (len(text.train.documents) - 1, len(text.test.documents) - 1) == (600, 60)
+    assert (len(text.train.tokens), len(text.test.tokens), text.vocab_size) == (2_733_269, 306_649, 4000)
+    with pytest.raises(ConfigError, match="letters alone take 365"):
+        wikitext2_pieces(root, str(tmp_path), vocab_size=300)
 
 
 @pytest.mark.data

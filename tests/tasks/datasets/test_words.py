@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spardl.basics.errors import ConfigError, DataError
-from tasks.datasets.words import check_held_out, number_words, read_lines, word_dataset, words_of
+from tasks.datasets.words import characters_of, check_held_out, number_words, read_lines, word_dataset, words_of
 
 TRAIN = [["b", "a"], [], ["a", "c", "a", "<unk>"]]
 
@@ -56,6 +56,11 @@ def test_a_damaged_file_is_refused(tmp_path):
 
 def test_words_of_running_text():
     assert words_of("Don't -- it's 'Good', 10/10!") == ["don't", "it's", "good", "10", "10"]
+
+
+def test_characters_of_a_line_keep_the_mark_of_an_unknown_word_whole():
+    assert characters_of("A <b> <unk>.") == ["A", " ", "<", "b", ">", " ", "<unk>", "."]
+    assert characters_of("") == []
 
 
 def test_an_unknown_part_is_refused():

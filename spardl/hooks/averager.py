@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,8 +20,8 @@ from spardl.method.refusals import Refusals, is_due
 from spardl.protocol.programs import Program
 from spardl.protocol.state import copied
 from spardl.schedules.base import Schedule
-from spardl.schedules.engine import Training
 from spardl.schedules.in_backward import InBackward
+from spardl.schedules.training import Training
 from spardl.vector.storage import CopiedGradient
 
 __all__ = ["SAVED", "Averager", "Beside", "Named"]
@@ -29,6 +29,8 @@ __all__ = ["SAVED", "Averager", "Beside", "Named"]
 # What every saved state has, besides its owner.
 SAVED: Mapping[str, Any] = MappingProxyType({"names": [], "groups": [], "skipped": [], "factor": 1.0})
 
+# How many steps there are to one in which somebody looks whether averages were changed before they are used.
+_LOOKED = 16
 _VECTORS = ("memory", "velocity", "variance")
 
 T = TypeVar("T")
@@ -180,6 +182,31 @@ class Averager:
         if is_due(self.engine.steps) and self._cluster.size > 1:
             row = torch.tensor([own.number], device=self._cluster.device)
             self._refusals.learn([int(each) for each in gather_rows(self._cluster, [row])])
+
+    def check_unchanged(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Accepts gradients that are the averages still; a scaler may have taken its scale off. Looks now and then.
+
+        Args:
+            parameters: that an optimizer is about to update.
+
+        Raises:
+            ConfigError: if they are others.
+        """
+        if self.engine.steps % _LOOKED != 1:
+            return
+        numbers = {parameter: number for number, parameter in enumerate(self.gradient.parameters)}
+        for parameter in parameters:
+            if (number := numbers.get(parameter)) is None:
+                continue
+            assert parameter.grad is not None
+            average = self.gradient.part(number).view(parameter.shape)
+            multiples = {1.0, 1 / self.engine.scale}
+            if not any(torch.allclose(parameter.grad, average * each, rtol=1e-2) for each in multiples):
+                raise ConfigError(
+                    f"the gradient of {self.gradient.names[number]} was changed between backward() and step(), and is "
+                    "an update by then; give clip_norm= to this handle in place of clip_grad_norm_(), or use "
+                    'recipe="published"'
+                )
 
     # --- what lasts
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-import torch
-
 from spardl.basics.checks import is_a, is_finite
 from spardl.basics.errors import ConfigError
+from spardl.method.method import Method
 from spardl.schedules import Dear, LayerFusion, MgWfbp, Schedule, Wfbp
 
 __all__ = ["check_update", "choose_schedule", "options_of"]
@@ -51,32 +50,43 @@ def _limited(kind: type[Schedule], bucket_mb: float | None) -> Schedule:
     return kind(**{name: bucket_mb})
 
 
-def check_update(schedule: Schedule, optimizer: object, clip_norm: float | None) -> None:
-    """Accepts what a schedule needs to update parameters, and nothing where it does not.
+def check_update(
+    schedule: Schedule, method: Method, optimizer: object, clip_norm: float | None
+) -> None:
+    """Accepts what a handle needs to know of the update, and nothing of no use.
 
     Args:
         schedule: of a handle.
+        method: likewise.
         optimizer: that it was given.
-        clip_norm: largest norm of an average.
+        clip_norm: largest norm of a gradient.
 
     Raises:
         ConfigError: if something is missing, is of no use, or is none.
     """
-    if isinstance(schedule, Dear):
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise ConfigError(
-                f"schedule=dear takes over the optimizer's step; give attach() a torch.optim.Optimizer, optimizer=..., "
-                f"got {type(optimizer).__name__}"
-            )
-        if clip_norm is not None and not (is_finite(clip_norm) and clip_norm > 0):
-            raise ConfigError(f"clip_norm must be a number above 0, or None, got {clip_norm!r}")
+    if optimizer is None:
+        _check_without(schedule, method)
+    if clip_norm is None:
         return
-    for name, value in (("optimizer", optimizer), ("clip_norm", clip_norm)):
-        if value is not None:
-            raise ConfigError(
-                f"{name} is for schedule=dear, and with schedule={schedule.name} your loop updates and clips; leave it "
-                "out"
-            )
+    if not (is_finite(clip_norm) and clip_norm > 0):
+        raise ConfigError(f"clip_norm must be a number above 0, or None, got {clip_norm!r}")
+    if not isinstance(schedule, Dear) and not method.momentum.moved:
+        raise ConfigError(
+            f"clip_norm is for schedule=dear, or a momentum that is moved before compression; with schedule="
+            f"{schedule.name} and momentum={method.momentum.name} your loop clips: leave it out"
+        )
+
+
+def _check_without(schedule: Schedule, method: Method) -> None:
+    if isinstance(schedule, Dear):
+        raise ConfigError(
+            "schedule=dear takes over the optimizer's step; give attach() a torch.optim.Optimizer, optimizer=..."
+        )
+    if method.momentum.moved:
+        raise ConfigError(
+            f"momentum={method.momentum.name} is what the optimizer would do after averaging; give attach() the "
+            "optimizer, optimizer=..., whose steps then only apply averages"
+        )
 
 
 def options_of(schedule: Schedule) -> dict[str, Any]:

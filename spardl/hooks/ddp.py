@@ -44,9 +44,10 @@ def attach(
             in which some worker's gradient overflowed is skipped by all, without loss.
         schedule: ``"wfbp"`` (groups of ``bucket_mb``), ``"mg_wfbp"`` or ``"layer_fusion"`` (groups as measured in the
             first steps), ``"dear"`` (sends during the next forward pass as well), or a schedule: ``spardl.Wfbp(50)``.
-        optimizer: for ``"dear"`` only: its ``step()`` orders an update that the next forward pass makes. Read weights
-            after ``handle.flush()``; ``state_dict()`` of model and optimizer do that.
-        clip_norm: largest 2-norm of the averaged gradient, for ``"dear"`` only.
+        optimizer: of the model, SGD, Adam or AdamW: most sparse methods then average its updates instead of gradients.
+            Each worker keeps moments of its own, and ``step()`` only applies averages. With ``"dear"`` it orders an
+            update that the next forward pass makes: read weights after ``handle.flush()``; state_dicts do that.
+        clip_norm: largest 2-norm of each worker's own gradient then; with ``"dear"`` otherwise that of the average.
         **options: of the method, for instance ``density=0.01``, ``teams=2``; see :class:`Recipe`.
 
     Returns:

@@ -19,8 +19,10 @@ from spardl.hooks.choosing import check_update, choose_schedule, options_of
 from spardl.hooks.delayed import DelayedUpdate
 from spardl.hooks.stats import Meter, Stats
 from spardl.method.method import Method
+from spardl.method.moving import definite
 from spardl.method.provenance import check_owner, check_whole, owner_of
-from spardl.schedules import Schedule, Training
+from spardl.schedules import Dear, Schedule, Training
+from spardl.schedules.plain import PlainSteps, decay_of
 from spardl.schedules.scaling import scale_of
 from spardl.vector.storage import CopiedGradient
 
@@ -55,8 +57,8 @@ class Hook:
         timeout: seconds after which a silent worker counts as lost.
         scaler: the GradScaler that scales the loss, if there is one.
         schedule: when gradients are sent, as for :func:`attach`; so are the next two.
-        optimizer: for ``schedule="dear"``.
-        clip_norm: likewise.
+        optimizer: of the model.
+        clip_norm: largest norm of a gradient, where this limits it.
 
     Raises:
         ConfigError: if the method does not run on so many workers, a number is not above 0, or the model has sparse
@@ -79,9 +81,9 @@ class Hook:
         for name, module in ddp.module.named_modules():
             if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
                 raise ConfigError(f"{name or 'the model'} has sparse gradients; make it with sparse=False")
-        self.method, self._schedule = method, choose_schedule(schedule, bucket_mb)
-        check_update(self._schedule, optimizer, clip_norm)
-        self._schedule.check(method, clips=clip_norm is not None)
+        self.method, self._schedule = definite(method, optimizer), choose_schedule(schedule, bucket_mb)
+        check_update(self._schedule, self.method, optimizer, clip_norm)
+        self._schedule.check(self.method, clips=clip_norm is not None and not self.method.momentum.moved)
         self._named = [Named(*pair) for pair in ddp.module.named_parameters()]
         check_real(self._named)
         self._device = self._named[0].parameter.device
@@ -99,12 +101,27 @@ class Hook:
         self._last: Hook | None = None
         self._before: Hook | None = None
         self._update: DelayedUpdate | None = None
-        if optimizer is not None:
+        self._clip_norm, self._decay = clip_norm, decay_of(self.method.momentum, optimizer)
+        if optimizer is not None and isinstance(self._schedule, Dear):
             # The first forward pass is watched, so this cannot wait for DDP to show its buckets.
             left_out = getattr(ddp, "parameters_to_ignore", ())
             named = [pair for pair in self._named if pair.parameter.requires_grad and pair.name not in left_out]
-            made = self._made(Training(ddp.module, CopiedGradient(named), optimizer, clip_norm, self._scale))
+            made = self._made(self._training(CopiedGradient(named), ddp.module, optimizer))
             self._update = DelayedUpdate(made, ddp.module, optimizer)
+        # After that, whose hook hides from an ordered step what is none of its own.
+        self._plain = PlainSteps.of(self.method.momentum, optimizer, self._look)
+
+    def _training(
+        self,
+        gradient: CopiedGradient,
+        model: nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> Training:
+        return Training(model, gradient, optimizer, self._clip_norm, self._scale, decay=self._decay)
+
+    def _look(self, parameters: list[nn.Parameter]) -> None:
+        if self._averager is not None and self._update is None:
+            self._averager.check_unchanged(parameters)
 
     def average(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Averages a bucket's gradients over all workers, beside the backward pass.
@@ -169,7 +186,7 @@ class Hook:
         """In the first step: which parameters DDP synchronizes is known when it has shown all its buckets."""
         shown = {parameter for bucket in self._buckets for parameter in bucket.views}
         gradient = CopiedGradient([pair for pair in self._named if pair.parameter in shown])
-        averager = self._made(Training(None, gradient, None, scale=self._scale))
+        averager = self._made(self._training(gradient))
         self._inherit(averager)
         for bucket in self._buckets:
             self._put(averager, bucket.views)
@@ -196,7 +213,7 @@ class Hook:
         if self._averager is None and self._saved is not None:
             names, parameters = to.gradient.forward()
             gradient = CopiedGradient(list(zip(names, parameters, strict=True)))
-            self._made(Training(None, gradient, None, scale=self._scale))
+            self._made(self._training(gradient))
         averager, self._averager = self._averager, None
         return averager
 
@@ -282,6 +299,8 @@ class Hook:
         if self._update is not None:
             self._update.close()
             self._update = None
+        if self._plain is not None:
+            self._plain.close()
         self._attached, self._buckets = False, []
         self._cluster.release()
 

@@ -15,12 +15,14 @@ from torch.amp.grad_scaler import GradScaler
 from spardl.basics.checks import check_kind, check_real, check_seconds
 from spardl.basics.errors import ConfigError
 from spardl.hooks.averager import Averager, Beside, Named
-from spardl.hooks.choosing import choose_schedule, options_of
+from spardl.hooks.choosing import check_update, choose_schedule, options_of
 from spardl.hooks.stats import Meter, Stats
 from spardl.method.method import Method
+from spardl.method.moving import definite
 from spardl.method.names import MethodName
 from spardl.method.recipes import make_method
 from spardl.schedules import Dear, Schedule, Training
+from spardl.schedules.plain import PlainSteps, decay_of
 from spardl.schedules.scaling import scale_of
 from spardl.vector.storage import CopiedGradient
 
@@ -55,6 +57,9 @@ class Synchronizer:
             step in which all used all. One that is left out later then gets zeros for a gradient.
         schedule: in which groups: ``"wfbp"`` (of ``bucket_mb``), ``"mg_wfbp"`` or ``"layer_fusion"`` (as measured in
             the first steps), or a schedule such as ``spardl.Wfbp(bucket_mb=50)``.
+        optimizer: of these parameters. Where the method moves its state before compression (``recipe="recommended"`` of
+            most sparse ones), its ``step()`` only applies averages from here on.
+        clip_norm: largest 2-norm of this worker's own gradient, where that is so.
         **options: of the method, for instance ``density=0.01``, ``teams=2``; see :class:`Recipe`.
 
     Raises:
@@ -83,6 +88,8 @@ class Synchronizer:
         scaler: GradScaler | None = None,
         find_unused: bool = False,
         schedule: str | Schedule = "wfbp",
+        optimizer: torch.optim.Optimizer | None = None,
+        clip_norm: float | None = None,
         **options: Any,
     ) -> None:
         check_seconds("timeout", timeout)
@@ -93,7 +100,8 @@ class Synchronizer:
                 "schedule=dear updates parameters during the next forward pass, which this does not see; wrap the "
                 'model in DDP, and call spardl.attach(ddp_model, ..., schedule="dear", optimizer=optimizer)'
             )
-        self.method = make_method(method, **options)
+        self.method = definite(make_method(method, **options), optimizer)
+        check_update(chosen, self.method, optimizer, clip_norm)
         named = [pair for pair in _named(parameters) if pair.parameter.requires_grad]
         if not named:
             raise ConfigError("there are no parameters to average the gradients of")
@@ -102,9 +110,18 @@ class Synchronizer:
         self._parameters = gradient.parameters
         self._cluster = Beside(group, self._parameters[0].device, timeout)
         self._cluster.open()
-        training = Training(None, gradient, None, scale=scale_of(scaler), find_unused=find_unused)
+        training = Training(
+            None,
+            gradient,
+            None,
+            clip_norm,
+            scale_of(scaler),
+            find_unused,
+            decay_of(self.method.momentum, optimizer),
+        )
         given = {"handle": "Synchronizer", **options_of(chosen), "find_unused": find_unused}
         self._averager = Averager(self.method, chosen, training, self._cluster, given)
+        self._plain = PlainSteps.of(self.method.momentum, optimizer, self._averager.check_unchanged)
         self._meter = Meter(self._cluster.ledgers[0], self._cluster.size)
         self._watches, self._detached = True, False
         self._hooks = [
@@ -186,6 +203,8 @@ class Synchronizer:
         self._detached = True
         for hook in self._hooks:
             hook.remove()
+        if self._plain is not None:
+            self._plain.close()
         self._cluster.release()
 
 

@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
+from spardl.basics.checks import check_kind
 from spardl.basics.errors import ConfigError
 from spardl.method.adam import AdamMomentum
 from spardl.method.method import Method
 from spardl.method.momentum import AutoMomentum, Momentum, OptimizerMomentum, SgdMomentum
 
-__all__ = ["check_moved", "coupled_decay", "definite"]
+__all__ = ["check_moved", "coupled_decay", "definite", "rule_of"]
 
 _Group = Mapping[str, Any]
 
@@ -53,9 +54,10 @@ def definite(method: Method, optimizer: torch.optim.Optimizer | None) -> Method:
     Raises:
         ConfigError: if its state cannot be moved.
     """
+    check_kind("optimizer", optimizer, torch.optim.Optimizer, optional=True)
     if not isinstance(method.momentum, AutoMomentum):
         return method
-    return replace(method, momentum=_rule_of(optimizer) if optimizer else OptimizerMomentum())
+    return replace(method, momentum=rule_of(optimizer) if optimizer else OptimizerMomentum())
 
 
 def check_moved(momentum: Momentum, optimizer: torch.optim.Optimizer) -> None:
@@ -68,7 +70,7 @@ def check_moved(momentum: Momentum, optimizer: torch.optim.Optimizer) -> None:
     Raises:
         ConfigError: if it is of another kind, or its options mean something that is not moved.
     """
-    own = _rule_of(optimizer)
+    own = rule_of(optimizer)
     kind = type(own) if own.remembers else SgdMomentum
     if not isinstance(momentum, kind):
         raise ConfigError(
@@ -77,7 +79,15 @@ def check_moved(momentum: Momentum, optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def _rule_of(optimizer: torch.optim.Optimizer) -> Momentum:
+def rule_of(optimizer: torch.optim.Optimizer) -> Momentum:
+    """What an optimizer does to gradients before it applies them, as a momentum that workers can have.
+
+    Args:
+        optimizer: SGD, Adam or AdamW of torch.
+
+    Raises:
+        ConfigError: if it is another, or has options under which its update is another, or groups that differ.
+    """
     make = _RULES.get(type(optimizer))
     if make is None:
         names = ", ".join(kind.__name__ for kind in _RULES)

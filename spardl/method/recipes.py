@@ -21,17 +21,29 @@ from spardl.communicators.base import Communicator
 from spardl.compressors.base import Compressor
 from spardl.method import registry
 from spardl.method.method import Method
-from spardl.method.momentum import Momentum, OptimizerMomentum
+from spardl.method.momentum import AutoMomentum, Momentum, OptimizerMomentum
 from spardl.method.names import MethodName
 from spardl.method.residuals import Residual
 from spardl.method.warmup import Warmup
 from spardl.protocol.combination import Combination
 from spardl.vector.wire import Wire
 
-__all__ = ["GROUP", "Recipe", "find_recipe", "has_factor", "make_method", "method_names", "recipes"]
+__all__ = [
+    "GROUP",
+    "RECIPES",
+    "Recipe",
+    "find_recipe",
+    "has_factor",
+    "make_method",
+    "method_names",
+    "published",
+    "recipes",
+]
 
 # Entry points of other packages.
 GROUP = "spardl.methods"
+# What is chosen where papers leave a choice, or can be bettered.
+RECIPES = ("recommended", "published")
 
 T = TypeVar("T")
 
@@ -82,6 +94,7 @@ class Recipe:
         wire: str = "exact",
         dense_steps: int | None = None,
         momentum_factor: float | None = None,
+        recipe: str = "recommended",
         **options: Any,
     ) -> Method:
         """Makes the method.
@@ -93,6 +106,8 @@ class Recipe:
             momentum_factor: share of each worker's velocity that is left in the next step, at least 0 and below 1, for
                 methods with a momentum of their own (``dgc``); ``None`` is the rule's default. Not to be mixed up with
                 ``factor``, an option of some compressors.
+            recipe: ``recommended``, or ``published``: as its paper has it, with the optimizer's state left after
+                averaging.
             options: of the compressor and the communicator, such as ``density`` and ``teams``; one that both have goes
                 to both.
 
@@ -103,6 +118,7 @@ class Recipe:
             ConfigError: if an option is unknown, of a wrong type or out of range, or the parts do not fit.
         """
         self._check_known(options)
+        check_choice("recipe", recipe, RECIPES)
         rule = self.residual
         if residual is not None:
             rules = registry.residual_rules()
@@ -112,7 +128,7 @@ class Recipe:
             _make(self.compressor, {**self.compressor_options, **options}),
             _make(self.communicator, {**self.communicator_options, **options}),
             rule(),
-            _momentum(self.momentum, momentum_factor),
+            _momentum(published(self.momentum) if recipe == "published" else self.momentum, momentum_factor),
             Warmup(self.dense_steps if dense_steps is None else dense_steps),
             Wire(wire),
         )
@@ -120,7 +136,7 @@ class Recipe:
     def _check_known(self, options: Mapping[str, Any]) -> None:
         known = sorted({*_options(self.compressor), *_options(self.communicator)})
         more = ["momentum_factor"] if has_factor(self.momentum) else []
-        _refuse(set(options) - set(known), [*known, *more, "residual", "wire", "dense_steps"])
+        _refuse(set(options) - set(known), [*known, *more, "residual", "wire", "dense_steps", "recipe"])
 
 
 def _part(declared: Combination, group: str, parts: Mapping[str, T]) -> T:
@@ -226,6 +242,11 @@ def _options(kind: type[Any]) -> list[str]:
 
 def _make(kind: type[Any], given: Mapping[str, Any]) -> Any:
     return kind(**{name: given[name] for name in _options(kind) if name in given})
+
+
+def published(rule: type[Momentum]) -> type[Momentum]:
+    """What a recommended ``rule`` is in the method's paper: there, the optimizer keeps its state."""
+    return OptimizerMomentum if issubclass(rule, AutoMomentum) else rule
 
 
 def has_factor(rule: type[Momentum]) -> bool:

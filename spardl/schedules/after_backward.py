@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from spardl.clusters.base import Cluster
 from spardl.method.method import Method
 from spardl.schedules.base import Schedule
-from spardl.schedules.engine import Engine, Training
+from spardl.schedules.engine import Engine
+from spardl.schedules.training import Training
 
 __all__ = ["AfterBackward"]
 

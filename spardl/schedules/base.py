@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from spardl.clusters.base import Cluster
 from spardl.method.method import Method
-from spardl.schedules.engine import Engine, Training
+from spardl.schedules.engine import Engine
+from spardl.schedules.training import Training
 
 __all__ = ["Schedule"]
 

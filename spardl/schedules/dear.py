@@ -25,11 +25,12 @@ from spardl.clusters.base import Cluster, Flight, gather_rows
 from spardl.method.method import Method
 from spardl.protocol.programs import Phase
 from spardl.schedules.base import Schedule
-from spardl.schedules.engine import Engine, Training
+from spardl.schedules.engine import Engine
 from spardl.schedules.first_use import FirstUses
 from spardl.schedules.fusion import Range, by_count
 from spardl.schedules.in_backward import InBackward
 from spardl.schedules.partition import by_megabytes, flat_order
+from spardl.schedules.training import Training
 from spardl.schedules.trials import Trials
 from spardl.schedules.wfbp import check_megabytes
 from spardl.vector.norms import largest, norm_of, sum_of_squares

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,58 +27,17 @@ from spardl.schedules.carried import Carried, Group
 from spardl.schedules.fusion import Range
 from spardl.schedules.limit import Limit, norm_in
 from spardl.schedules.partition import is_partition
-from spardl.schedules.scaling import Scale, Scaling, somebody_overflowed
+from spardl.schedules.scaling import Scaling, somebody_overflowed
+from spardl.schedules.training import Training
 from spardl.schedules.update import Updater
 from spardl.schedules.usage import Usage
 from spardl.vector.flat import write
 from spardl.vector.sparse import SparseVector, Sum
-from spardl.vector.storage import Storage
 
-__all__ = ["Engine", "Training"]
+__all__ = ["Engine"]
 
 # How many steps there are to one in which gradients are measured: so rarely that it costs nothing.
 _MEASURED = 16
-
-
-class Training(NamedTuple):
-    """What is trained.
-
-    Attributes:
-        model: whose passes are to be overlapped with communication.
-        gradient: all its gradients.
-        optimizer: of its parameters; ``None`` if somebody else uses the averages.
-        clip_norm: largest 2-norm of the averaged gradient, or, where an optimizer's momentum is moved before
-            compression, of each worker's own; ``None`` for any.
-        scale: of the gradients, where a GradScaler changes it. All workers then agree in each step whether somebody's
-            gradient overflowed, at the price of one byte from each to each in every group.
-        find_unused: whether workers ask one another in every step which parameters nobody used; otherwise only until a
-            step in which all used all.
-        decay: the multiple of a parameter's weights that is added to its gradient; ``None``: the momentum's, for all.
-
-    Example:
-        >>> model = nn.Linear(100, 10)
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> training = spardl.Training(model, spardl.FlatGradient(model.named_parameters()), optimizer)
-        >>> cluster = spardl.SimulatedCluster(2, spardl.Network(alpha=50e-6, gbit=1))
-        >>> synchronizer = spardl.Wfbp(bucket_mb=1).start(spardl.make_method("spardl"), cluster, training)
-        >>> for local in range(2):  # the workers that this process plays
-        ...     synchronizer.begin(local)
-        ...     loss = model(torch.randn(5, 100)).square().mean()
-        ...     synchronizer.before_backward(last=True)
-        ...     loss.backward()
-        ...     synchronizer.collect()
-        >>> synchronizer.finish()
-        >>> print(f"{synchronizer.kept} entries averaged, {cluster.ledgers[0].bytes_sent} bytes sent by each worker")
-        10 entries averaged, 56 bytes sent by each worker
-    """
-
-    model: nn.Module | None
-    gradient: Storage
-    optimizer: torch.optim.Optimizer | None
-    clip_norm: float | None = None
-    scale: Scale | None = None
-    find_unused: bool = False
-    decay: Callable[[nn.Parameter], float] | None = None
 
 
 class Engine(ABC):
@@ -293,7 +252,7 @@ class Engine(ABC):
         with self._cluster.timed(Phase.SELECT, [self._local]):
             self._gradient.add_weights(self._decay, self._scaling.factor, group.tensors)
             if self._copies:
-                self._whole[number] = [self._part(group)]
+                self._whole[number][:] = [self._part(group)]
             elif self._scaling:
                 # The next local rank's gradient comes into the same memory.
                 self._whole[number].append(self._part(group).clone())
@@ -310,12 +269,16 @@ class Engine(ABC):
         """The synchronization of a group, one program per local rank."""
         pairs = list(zip(self._cluster.local_workers, self._groups[number].states, strict=True))
         if self._copies or self._scaling:
-            return [self._from_gradient(number, local, *pair) for local, pair in enumerate(pairs)]
+            # A program may begin to run when the next step has begun, with gradients of its own.
+            whole = self._whole[number]
+            return [self._from_gradient(number, whole, local, *pair) for local, pair in enumerate(pairs)]
         return [self._method.average(worker, state) for worker, state in pairs]
 
-    def _from_gradient(self, number: int, local: int, worker: Worker, state: MethodState) -> Program[Sum]:
+    def _from_gradient(
+        self, number: int, whole: Sequence[Tensor], local: int, worker: Worker, state: MethodState
+    ) -> Program[Sum]:
         """A program that begins with the gradient itself: all of it runs beside the computation."""
-        gradient = self._whole[number][local]
+        gradient = whole[local]
         if self._scaling and (yield from somebody_overflowed(worker, gradient)):
             self._overflow(number, gradient)
             yield Boundary(gradient)  # as if it were averaged

@@ -13,8 +13,8 @@ import torch
 from spardl.basics.checks import is_a
 from spardl.basics.errors import ConfigError
 from spardl.clusters.base import Cluster, gather_rows
-from spardl.schedules.engine import Training
 from spardl.schedules.fusion import Range
+from spardl.schedules.training import Training
 
 __all__ = ["Groups", "agreed_groups"]
 

@@ -12,8 +12,9 @@ from typing import ClassVar
 from spardl.basics.errors import TrainingError
 from spardl.clusters.base import Cluster, Flight
 from spardl.method.method import Method
-from spardl.schedules.engine import Engine, Training
+from spardl.schedules.engine import Engine
 from spardl.schedules.fusion import Range
+from spardl.schedules.training import Training
 from spardl.vector.sparse import Sum
 
 __all__ = ["InBackward"]

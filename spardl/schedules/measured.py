@@ -15,12 +15,13 @@ from torch import Tensor
 from spardl.clusters.base import Cluster, gather_rows
 from spardl.method.method import Method
 from spardl.schedules.base import Schedule
-from spardl.schedules.engine import Engine, Training
+from spardl.schedules.engine import Engine
 from spardl.schedules.fusion import Range
 from spardl.schedules.groups import Groups, agreed_groups
 from spardl.schedules.in_backward import InBackward
 from spardl.schedules.linear import Linear
 from spardl.schedules.partition import flat_order
+from spardl.schedules.training import Training
 from spardl.vector.layout import Layout
 
 __all__ = ["Decide", "Measured", "Measuring", "measure_cost"]

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from spardl.basics.errors import ConfigError
 from spardl.method.momentum import Momentum
-from spardl.method.moving import check_moved, coupled_decay
+from spardl.method.moving import check_moved, coupled_decay, rule_of
 
-__all__ = ["PlainSteps"]
+__all__ = ["PlainSteps", "decay_of"]
 
 
 class PlainSteps:
@@ -37,20 +37,37 @@ class PlainSteps:
         check: Callable[[list[nn.Parameter]], None] | None = None,
     ) -> None:
         check_moved(momentum, optimizer)
-        self._optimizer, self._momentum, self._check = optimizer, momentum, check
+        self._optimizer, self._check, self._rule = optimizer, check, rule_of(optimizer)
         self._averages: list[tuple[nn.Parameter, Tensor]] = []
-        self._group_of: dict[nn.Parameter, dict[str, Any]] = {}
         self._hooks = [
             optimizer.register_step_pre_hook(self._hide),
             optimizer.register_step_post_hook(self._apply),
         ]
+
+    @classmethod
+    def of(
+        cls,
+        momentum: Momentum,
+        optimizer: torch.optim.Optimizer | None,
+        check: Callable[[list[nn.Parameter]], None] | None = None,
+    ) -> PlainSteps | None:
+        """The same; ``None`` where the momentum, or the optimizer's lack, leaves an optimizer its state.
+
+        Raises:
+            ConfigError: if the momentum is no such optimizer's.
+        """
+        return cls(optimizer, momentum, check) if optimizer is not None and momentum.moved else None
 
     def _hide(self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         if len(arguments) > 1 or options.get("closure") is not None:
             raise ConfigError("the optimizer's state is each worker's, and a closure would skip it; call step() alone")
         if getattr(optimizer, "grad_scale", None) is not None:
             raise ConfigError("a fused optimizer takes off a scale by itself; make it without fused=True")
-        check_moved(self._momentum, optimizer)
+        if (rule := rule_of(optimizer)) != self._rule:
+            raise ConfigError(
+                f"the optimizer had {self._rule} when its state was moved, and now has {rule}; keep it as it is "
+                "(OneCycleLR: cycle_momentum=False)"
+            )
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         self._averages = [(each, each.grad) for each in parameters if each.grad is not None]
         if self._check:
@@ -72,14 +89,29 @@ class PlainSteps:
                         parameter.mul_(1 - rate * decay)
                     parameter.add_(average, alpha=-rate)
 
-    def decay(self, parameter: nn.Parameter) -> float:
-        """The multiple of its weights that is added to a ``parameter``'s gradient, before its moments."""
-        if parameter not in self._group_of:
-            self._group_of = {each: group for group in self._optimizer.param_groups for each in group["params"]}
-        group = self._group_of.get(parameter)
-        return coupled_decay(self._optimizer, group) if group else 0.0
-
     def close(self) -> None:
         """The optimizer's steps are its own again; its state begins anew."""
         for hook in self._hooks:
             hook.remove()
+
+
+def decay_of(momentum: Momentum, optimizer: torch.optim.Optimizer | None) -> Callable[[nn.Parameter], float] | None:
+    """Where an optimizer's state is moved: what tells the weight decay that goes through it.
+
+    Args:
+        momentum: before compression.
+        optimizer: whose state that is.
+
+    Returns:
+        For a parameter, the multiple of its weights that is added to its gradient; ``None`` where nothing is moved.
+    """
+    if optimizer is None or not momentum.moved:
+        return None
+    groups: dict[nn.Parameter, dict[str, Any]] = {}
+
+    def decay(parameter: nn.Parameter) -> float:
+        if parameter not in groups:
+            groups.update({each: group for group in optimizer.param_groups for each in group["params"]})
+        return coupled_decay(optimizer, groups[parameter]) if parameter in groups else 0.0
+
+    return decay

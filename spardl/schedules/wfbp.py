@@ -14,9 +14,10 @@ from spardl.basics.errors import ConfigError
 from spardl.clusters.base import Cluster
 from spardl.method.method import Method
 from spardl.schedules.base import Schedule
-from spardl.schedules.engine import Engine, Training
+from spardl.schedules.engine import Engine
 from spardl.schedules.in_backward import InBackward
 from spardl.schedules.partition import by_megabytes
+from spardl.schedules.training import Training
 
 __all__ = ["Wfbp", "check_megabytes"]
 

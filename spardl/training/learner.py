@@ -21,8 +21,8 @@ from spardl.method.method import Method
 from spardl.method.moving import check_moved
 from spardl.protocol.programs import Worker
 from spardl.schedules.base import Schedule
-from spardl.schedules.engine import Training
-from spardl.schedules.plain import PlainSteps
+from spardl.schedules.plain import PlainSteps, decay_of
+from spardl.schedules.training import Training
 from spardl.training.batches import Batches
 from spardl.training.evaluation import autocast
 from spardl.training.loss_scale import LossScale
@@ -180,14 +180,14 @@ class Learner:
         self._base_rates = [group["lr"] for group in self._optimizer.param_groups]
         self._scale = LossScale(device, enabled=plan.settings.formats.scales)
         factor = self._scale.factor if self._scale.enabled else None
-        moved = PlainSteps(self._optimizer, plan.method.momentum) if plan.method.momentum.moved else None
+        PlainSteps.of(plan.method.momentum, self._optimizer)
         training = Training(
             self.model,
             self.gradient,
             self._optimizer,
             plan.settings.clip_norm,
             factor,
-            decay=moved.decay if moved else None,
+            decay=decay_of(plan.method.momentum, self._optimizer),
         )
         self.synchronizer = plan.schedule.start(plan.method, cluster, training)
         self.workers = [

@@ -1,0 +1,287 @@
+"""An optimizer's state moved before compression, in loops as users write them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo  # as in tests/test_api.py
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.parallel import DistributedDataParallel
+
+import spardl
+from spardl.basics.errors import ConfigError
+from tests.harness import run_workers
+from tests.hooks.loops import batches, loss_of, made, weights
+
+STEPS = 8
+WHOLE = spardl.Method(spardl.TopK(1.0), spardl.SparDL(), spardl.GlobalResidual(), spardl.AutoMomentum())
+PART = spardl.Method(spardl.TopK(0.1), spardl.SparDL(), spardl.GlobalResidual(), spardl.AutoMomentum())
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+def nesterov(model: nn.Module) -> torch.optim.Optimizer:
+    matrices = [each for each in model.parameters() if each.ndim > 1]
+    vectors = [each for each in model.parameters() if each.ndim < 2]
+    groups = [{"params": vectors, "weight_decay": 0.0, "lr": 0.03}, {"params": matrices}]
+    return torch.optim.SGD(groups, lr=0.1, momentum=0.8, nesterov=True, weight_decay=0.02)
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.1)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    vectors = [each for each in model.parameters() if each.ndim < 2]
+    matrices = [each for each in model.parameters() if each.ndim > 1]
+    groups = [{"params": vectors, "weight_decay": 0.0, "lr": 0.02}, {"params": matrices}]
+    return torch.optim.AdamW(groups, lr=0.01, betas=(0.8, 0.9), weight_decay=0.1)
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "sgd": sgd,
+    "nesterov": nesterov,
+    "adam": adam,
+    "adamw": adamw,
+}
+
+
+@dataclass
+class Loop:
+    """A training loop; with a handle of this library, or without one."""
+
+    handle_of: Callable[..., Any] | None
+    optimizer_of: Callable[[nn.Module], torch.optim.Optimizer] = adamw
+    options: dict[str, Any] = field(default_factory=dict)
+    clip_norm: float | None = None
+    scaler: GradScaler | None = None
+    passes: int = 1
+
+    def __post_init__(self) -> None:
+        self.model = made("transformer")
+        self.optimizer = self.optimizer_of(self.model)
+        self.ddp: nn.Module = self.model if self.handle_of is alone else DistributedDataParallel(self.model)
+        self.rates = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, 0.5)
+        self.handle: Any = None
+        if self.handle_of is not None:
+            options = {"optimizer": self.optimizer, "clip_norm": self.clip_norm, "scaler": self.scaler, **self.options}
+            self.handle = self.handle_of(self.ddp, **options)
+
+    def _pass(self, words: Tensor) -> None:
+        loss = loss_of(self.ddp, words) / self.passes
+        (self.scaler.scale(loss) if self.scaler else loss).backward()
+
+    @contextmanager
+    def _last(self) -> Iterator[None]:
+        if self.handle_of is alone:
+            with self.handle:
+                yield
+        else:
+            yield
+
+    def step(self, step: int) -> None:
+        self.optimizer.zero_grad()
+        words = batches(self.model, range(step * self.passes, (step + 1) * self.passes))
+        for each in words[:-1]:
+            with (self.handle if self.handle_of is alone else self.ddp).no_sync():
+                self._pass(each)
+        with self._last():
+            self._pass(words[-1])
+        if self.handle_of is None and self.clip_norm:
+            if self.scaler:
+                self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        if self.scaler:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+        self.rates.step()
+
+    def run(self, steps: range = range(STEPS)) -> Tensor:
+        for step in steps:
+            self.step(step)
+        if hasattr(self.handle, "flush"):
+            self.handle.flush()
+        return weights(self.model)
+
+
+def attached(method: spardl.Method, **more: Any) -> Callable[..., Any]:
+    return lambda ddp, **options: spardl.attach(ddp, method, **{**options, **more})
+
+
+def alone(model: nn.Module, **options: Any) -> Any:
+    return spardl.Synchronizer(model.named_parameters(), WHOLE, **options)
+
+
+def both(workers: int, work: Callable[[], Any]) -> Any:
+    """What work gives, which must be the same on all workers."""
+    found = run_workers(workers, lambda cluster: work())
+    assert len({str(each) for each in found}) == 1
+    return found[0]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_one_worker_that_sends_all_is_torchs_own(name: str) -> None:
+    """Weight decay and learning rates of groups, a schedule of rates, clipping, accumulation; all handles."""
+
+    def work() -> dict[str, float]:
+        make, settings = OPTIMIZERS[name], {"clip_norm": 0.5, "passes": 2}
+        plain = Loop(None, make, **settings).run()
+        handles = {"wfbp": attached(WHOLE), "dear": attached(WHOLE, schedule="dear"), "alone": alone}
+        found = {each: Loop(handle, make, **settings).run() for each, handle in handles.items()}
+        return {each: float((weights - plain).abs().max()) for each, weights in found.items()}
+
+    # Some gradients of attention are rounding errors of zero, which Adam makes as large as others.
+    bound = 1e-12 if OPTIMIZERS[name] in (sgd, nesterov) else 1e-9
+    assert all(difference < bound for difference in both(1, work).values())
+
+
+@pytest.mark.parametrize("name", ["sgd", "nesterov"])
+def test_workers_that_send_all_are_ddp_where_the_state_is_a_sum(name: str) -> None:
+    """The mean of momenta is the momentum of the mean."""
+
+    def work() -> float:
+        plain = Loop(None, OPTIMIZERS[name]).run()
+        return float((Loop(attached(WHOLE), OPTIMIZERS[name]).run() - plain).abs().max())
+
+    assert both(2, work) < 1e-12
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_sparse_weights_are_equal_on_all_workers_and_on_all_handles(name: str) -> None:
+    def work() -> list[float]:
+        one = Loop(attached(PART), OPTIMIZERS[name]).run()
+        other = Loop(attached(PART, schedule="dear"), OPTIMIZERS[name]).run()
+        assert torch.equal(one, other)
+        return one.tolist()
+
+    both(3, work)
+
+
+def test_the_optimizer_keeps_nothing_and_goes_on_by_itself_after_detach() -> None:
+    def work() -> list[int]:
+        loop = Loop(attached(PART))
+        loop.run(range(3))
+        counts = [len(loop.optimizer.state_dict()["state"])]
+        loop.handle.detach()
+        loop.step(3)
+        return [*counts, len(loop.optimizer.state_dict()["state"]) // len(list(loop.model.parameters()))]
+
+    assert both(2, work) == [0, 1]
+
+
+@pytest.mark.parametrize("schedule", ["wfbp", "dear"])
+def test_saved_and_loaded_it_goes_on_to_the_same_bits(schedule: str) -> None:
+    def work() -> bool:
+        loop = Loop(attached(PART, schedule=schedule))
+        loop.run(range(4))
+        parts = (loop.model, loop.optimizer, loop.rates, loop.handle)
+        buffer = io.BytesIO()
+        torch.save([part.state_dict() for part in parts], buffer)
+        expected = loop.run(range(4, STEPS))
+        buffer.seek(0)
+        again = Loop(attached(PART, schedule=schedule))
+        loaded = torch.load(buffer, weights_only=True)
+        for part, values in zip((again.model, again.optimizer, again.rates, again.handle), loaded, strict=True):
+            part.load_state_dict(values)
+        return torch.equal(again.run(range(4, STEPS)), expected)
+
+    assert both(2, work)
+
+
+def test_a_scaler_changes_nothing_but_its_overflows() -> None:
+    """Factors are powers of two, so the weights are the same to the last bit; an overflow is nobody's step."""
+
+    def work() -> list[bool]:
+        plain = Loop(attached(PART)).run()
+        scaler = GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
+        scaled = Loop(attached(PART), scaler=scaler).run()
+        close = float((scaled - plain).abs().max()) < 1e-9
+        return [close, scaler.get_scale() > 2.0**10]
+
+    assert both(2, work) == [True, True]
+
+
+def refusal(work: Callable[[], Any]) -> str:
+    def tried() -> str:
+        try:
+            work()
+        except ConfigError as error:
+            return str(error)
+        return "accepted"
+
+    return both(1, tried)
+
+
+def clipped_by_the_loop() -> None:
+    loop = Loop(attached(PART))
+    loop.optimizer.zero_grad()
+    loss_of(loop.ddp, batches(loop.model, [0])[0]).backward()
+    nn.utils.clip_grad_norm_(loop.model.parameters(), 0.1)
+    loop.optimizer.step()
+
+
+def cycled() -> None:
+    loop = Loop(attached(PART))
+    loop.rates = torch.optim.lr_scheduler.OneCycleLR(loop.optimizer, 0.1, total_steps=10)
+    loop.run(range(3))
+
+
+def with_options(**options: Any) -> Callable[[], object]:
+    return lambda: Loop(attached(PART), lambda model: torch.optim.AdamW(model.parameters(), **options))
+
+
+def in_groups(model: nn.Module) -> torch.optim.Optimizer:
+    first, *rest = model.parameters()
+    return torch.optim.AdamW([{"params": [first], "betas": (0.5, 0.9)}, {"params": rest}])
+
+
+ADAM = spardl.Method(spardl.TopK(0.1), spardl.SparDL(), spardl.GlobalResidual(), spardl.AdamMomentum())
+
+
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [
+        (clipped_by_the_loop, "was changed between backward() and step()"),
+        (cycled, "cycle_momentum=False"),
+        (with_options(amsgrad=True), "AdamW(amsgrad=True) cannot be moved"),
+        (with_options(maximize=True), "maximize=False"),
+        (lambda: Loop(attached(PART), in_groups), "differ in momentum or betas"),
+        (lambda: Loop(attached(PART), lambda model: torch.optim.Adagrad(model.parameters())), "the state of Adagrad"),
+        (lambda: Loop(attached(ADAM, optimizer=None)), "give attach() the optimizer"),
+        (lambda: Loop(attached(ADAM), sgd), "momentum=adam is not what SGD does"),
+        (lambda: Loop(attached(PART, optimizer="adam")), "optimizer must be a Optimizer or None, got 'adam'"),
+        (lambda: Loop(attached(PART), clip_norm=-1), "clip_norm must be a number above 0"),
+        (
+            lambda: Loop(attached(spardl.make_method("none")), clip_norm=1.0),
+            "with schedule=wfbp and momentum=optimizer your loop clips",
+        ),
+    ],
+    ids=[
+        *("clipped", "cycled", "amsgrad", "maximize", "groups", "adagrad", "without", "other", "word", "clip"),
+        "dense_clip",
+    ],
+)
+def test_what_cannot_be_moved_is_refused(work: Callable[[], Any], words: str) -> None:
+    assert words in refusal(work)
+
+
+def test_without_the_optimizer_gradients_are_averaged() -> None:
+    """momentum=auto does not know it then, and leaves it its state."""
+
+    def work() -> bool:
+        optimizers = spardl.Method(PART.compressor, PART.communicator, PART.residual)
+        found = [Loop(attached(method, optimizer=None)).run() for method in (PART, optimizers)]
+        return torch.equal(*found)
+
+    assert both(2, work)

@@ -94,6 +94,7 @@ CASES = {
     "experiment=oktopk/nothing": "oktopk/nothing",
     "scale=huge": "Available options in 'scale': full smoke",
     "model=bert dataset=digits": "use dataset=pydocs",
+    "model=gpt_chars task.lanes=16": "use task.lanes=null",
     "model=resnet20 dataset=pydocs": "use dataset=digits, cifar10 or cifar100",
     "model=vgg16 dataset=digits": "use model=resnet20, or dataset=cifar10",
     "+model.nonsense=1": "model cannot be made: TypeError",

@@ -166,7 +166,7 @@ def wikitext2_pieces(
         cache: folder for the tokens; making them takes some seconds.
         download: fetch the files that are missing.
         held_out: the part to evaluate on: ``test`` or ``valid``.
-        vocab_size: number of token ids; the letters alone take 365.
+        vocab_size: number of token ids; the letters alone take 363.
         stand_in: read nothing; take :func:`tasks.datasets.bert_text.pydocs_pieces` instead.
 
     Returns:

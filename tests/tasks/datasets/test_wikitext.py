@@ -215,7 +215,7 @@ def test_the_real_articles_in_pieces_of_their_own(root, tmp_path):
     text = wikitext2_pieces(root, str(tmp_path))
     assert (len(text.train.documents) - 1, len(text.test.documents) - 1) == (600, 60)
     assert (len(text.train.tokens), len(text.test.tokens), text.vocab_size) == (2_733_269, 306_649, 4000)
-    with pytest.raises(ConfigError, match="letters alone take 365"):
+    with pytest.raises(ConfigError, match="letters alone take 363"):
         wikitext2_pieces(root, str(tmp_path), vocab_size=300)
 
 

@@ -50,9 +50,7 @@ def _limited(kind: type[Schedule], bucket_mb: float | None) -> Schedule:
     return kind(**{name: bucket_mb})
 
 
-def check_update(
-    schedule: Schedule, method: Method, optimizer: object, clip_norm: float | None
-) -> None:
+def check_update(schedule: Schedule, method: Method, optimizer: object, clip_norm: float | None) -> None:
     """Accepts what a handle needs to know of the update, and nothing of no use.
 
     Args:

@@ -62,6 +62,7 @@ from spardl.training.learner import Plan, sample_optimizer
 from spardl.training.loggers import Logger
 from spardl.training.lr import LrSchedule
 from spardl.training.parts import Kind
+from spardl.training.recipe import settled
 from spardl.training.runs import Run, finished_run
 from spardl.training.settings import Settings
 from spardl.training.targets import public
@@ -194,6 +195,7 @@ def build_method(plain: Mapping[str, Any]) -> Method:
     Raises:
         ConfigError: if its parts do not fit together, or a value is out of range.
     """
+    plain = settled(plain)
     return Method(
         *(_make(plain, part) for part in ("compressor", "communicator", "residual", "momentum", "warmup", "wire"))
     )

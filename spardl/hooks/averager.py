@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -214,14 +213,6 @@ class Averager:
     def refused(self) -> int:
         """Gradients (of a group) that all workers left out, as they were not finite, or cut; see ``Refusals``."""
         return self._refusals.total
-
-    def residual_ratio(self) -> float | None:
-        """Norm of what is carried over, as a multiple of that of the gradient, if one was measured; reads it all."""
-        gradient = math.hypot(*self.engine.norms)
-        if not gradient:
-            return None
-        memories = self.engine.carried.residuals()
-        return math.hypot(*map(self.engine.norm_of, memories)) / gradient
 
     def inherit(self, other: Averager) -> None:
         """Goes on with what another method carried over, where this one carries the same kind of thing.

@@ -278,8 +278,8 @@ class Hook:
         """What this worker sent and spent so far; see :class:`Stats`."""
         averager = self._averager
         nbytes = sum(parameter.nbytes for _, parameter in self._named if parameter.requires_grad)
-        ratio = averager.residual_ratio() if averager else None
-        return self._meter.stats(nbytes, averager.refused if averager else 0, ratio)
+        waiting = averager.engine.waiting() if averager else None
+        return self._meter.stats(nbytes, averager.refused if averager else 0, waiting)
 
     def reset(self) -> None:
         """Lets ``stats`` begin anew; what is carried from step to step stays."""

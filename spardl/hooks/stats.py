@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from spardl.clusters.ledger import Ledger
 from spardl.protocol.programs import Phase
+from spardl.schedules.quality import Waiting
 
 __all__ = ["Meter", "Stats"]
 
@@ -26,8 +27,11 @@ class Stats(NamedTuple):
         refused: gradients (of a group of parameters) left out so far, since they were not finite, or cut, since a sum
             overflowed: those of all workers, who tell one another after steps 1, 2, 4, ..., 64, and every 64th; of
             ``all_reduce``, those of this worker.
-        residual_ratio: norm of what this worker carries over, as a multiple of the norm of its gradient, which is
-            measured in every 16th step; ``None`` if that is not known. It grows at first, and should then stay.
+        residual_ratio: norm of what this worker carries over, as a multiple of the norm of what a step adds (its
+            gradient, or its update where the optimizer's state is moved), which is measured in every 16th step;
+            ``None`` if that is not known. It grows at first, and should then stay.
+        residual_age: steps that an entry waits in the mean, by Little's law: the sum of the magnitudes that are carried
+            over, as a multiple of that of what a step adds.
     """
 
     steps: int
@@ -38,6 +42,7 @@ class Stats(NamedTuple):
     seconds: dict[str, float]
     refused: int
     residual_ratio: float | None = None
+    residual_age: float | None = None
 
     @property
     def share(self) -> float:
@@ -45,7 +50,9 @@ class Stats(NamedTuple):
         return self.bytes_sent / self.dense_bytes if self.dense_bytes else 0.0
 
     def __str__(self) -> str:
-        ratio = "unknown" if self.residual_ratio is None else f"{self.residual_ratio:.3g} x a gradient's norm"
+        waiting = "unknown"
+        if self.residual_ratio is not None and self.residual_age is not None:
+            waiting = f"{self.residual_ratio:.3g} x what a step adds, some {self.residual_age:.3g} steps old"
         rows = [
             ("steps", f"{self.steps:,}"),
             ("rounds", f"{self.rounds:,.4g} a step"),
@@ -53,7 +60,7 @@ class Stats(NamedTuple):
             ("sent", f"{self.bytes_sent:,.0f} bytes a step, {self.share:.2%} of dense ({self.dense_bytes:,.0f})"),
             *((phase, f"{1000 * seconds:,.3f} ms a step") for phase, seconds in self.seconds.items()),
             ("refused", f"{self.refused:,} gradients"),
-            ("residual", ratio),
+            ("residual", waiting),
         ]
         return "\n".join(f"{name:<12} {text}" for name, text in rows)
 
@@ -94,15 +101,13 @@ class Meter:
         self._since = self._timed = self._counts(self.steps)
         self._refused = refused
 
-    def stats(
-        self, nbytes: int, refused: int, residual_ratio: float | None = None, *, under_way: bool = False
-    ) -> Stats:
+    def stats(self, nbytes: int, refused: int, waiting: Waiting | None = None, *, under_way: bool = False) -> Stats:
         """Averages over the steps since ``reset``.
 
         Args:
             nbytes: bytes of the gradients of a step.
             refused: gradients left out so far.
-            residual_ratio: as in :class:`Stats`.
+            waiting: what is carried over.
             under_way: whether a step has begun that is not over, and counts.
         """
         now = self._counts(self.steps + under_way)
@@ -116,7 +121,8 @@ class Meter:
             2 * nbytes * (self._size - 1) / self._size,
             {phase: (seconds - timed.seconds[phase]) / each_timed for phase, seconds in now.seconds.items()},
             max(0, refused - self._refused),
-            residual_ratio,
+            waiting.norm if waiting else None,
+            waiting.age if waiting else None,
         )
 
     def _counts(self, steps: int) -> _Counts:

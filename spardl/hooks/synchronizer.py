@@ -192,7 +192,7 @@ class Synchronizer:
     def stats(self) -> Stats:
         """What this worker sent and spent so far; see :class:`Stats`."""
         nbytes = sum(parameter.nbytes for parameter in self._parameters)
-        return self._meter.stats(nbytes, self._averager.refused, self._averager.residual_ratio())
+        return self._meter.stats(nbytes, self._averager.refused, self._averager.engine.waiting())
 
     def reset(self) -> None:
         """Lets ``stats`` begin anew; what is carried from step to step stays."""

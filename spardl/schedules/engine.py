@@ -7,7 +7,6 @@ latter) and ``collect``; then ``finish``, once. Gradients are either views of on
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -27,6 +26,7 @@ from spardl.schedules.carried import Carried, Group
 from spardl.schedules.fusion import Range
 from spardl.schedules.limit import Limit, norm_in
 from spardl.schedules.partition import is_partition
+from spardl.schedules.quality import Quality, Waiting
 from spardl.schedules.scaling import Scaling, somebody_overflowed
 from spardl.schedules.training import Training
 from spardl.schedules.update import Updater
@@ -53,7 +53,7 @@ class Engine(ABC):
         kept: entries of all averages so far.
         steps: that have begun since this was made.
         carried: what lasts from step to step.
-        norms: of the last gradient of each group that was measured, without its scale.
+        measures: whether to measure what this step adds to residuals; handles of other loops do it now and then anyway.
     """
 
     def __init__(self, method: Method, cluster: Cluster, training: Training, partition: Sequence[Range]) -> None:
@@ -70,6 +70,7 @@ class Engine(ABC):
         self._whole: list[list[Tensor]] = []
         self._local = 0
         self.kept = self.steps = 0
+        self.measures = False
         self.carried = Carried(method, self._gradient, ranks, partition)
         self._begin_groups()
         cluster.expect(self._gradient.entries)
@@ -237,7 +238,7 @@ class Engine(ABC):
 
     def _begin_groups(self) -> None:
         """There are new groups."""
-        self.norms = [0.0] * len(self._groups)
+        self._quality = Quality(len(self._groups))
         self._averages: list[dict[int, Sum]] = [{} for _ in self._cluster.local_ranks]
 
     def _part(self, group: Group) -> Tensor:
@@ -258,7 +259,17 @@ class Engine(ABC):
                 self._whole[number].append(self._part(group).clone())
                 self._part(group).zero_()
             else:
-                self._method.accumulate(self._part(group), group.states[self._local], clear=True)
+                self._accumulate(number, self._part(group), group.states[self._local], clear=True)
+
+    def _accumulate(self, number: int, gradient: Tensor, state: MethodState, *, clear: bool = False) -> None:
+        """Adds a gradient to what its worker carried over; now and then, measures what the first one's adds."""
+        measured = self.carried.remembers and (self.measures or (self._copies and self.steps % _MEASURED == 1))
+        if not measured or state is not self._groups[number].states[0]:
+            self._method.accumulate(gradient, state, clear=clear)
+            return
+        before = state.memory.clone()
+        self._method.accumulate(gradient, state, clear=clear)
+        self._quality.note(number, state.memory - before, self._scaling.factor)
 
     def _clip_first(self) -> None:
         """Limits the norm of the local rank's own gradient, which is complete, where that is what is limited."""
@@ -283,9 +294,7 @@ class Engine(ABC):
             self._overflow(number, gradient)
             yield Boundary(gradient)  # as if it were averaged
             return gradient
-        if self._copies and self.steps % _MEASURED == 1:
-            self.norms[number] = self.norm_of(gradient) or self.norms[number]
-        self._method.accumulate(gradient, state)
+        self._accumulate(number, gradient, state)
         average = yield from self._method.average(worker, state)
         write(average, gradient)
         if self._scaling and state.overflowed:
@@ -300,10 +309,11 @@ class Engine(ABC):
         self._scaling.refused.add(number)
         gradient.fill_(torch.inf)
 
-    def norm_of(self, vector: Tensor) -> float:
-        """The 2-norm of ``vector``, of any shape, without the gradients' scale; 0 if it is not finite."""
-        norm = float(torch.linalg.vector_norm(vector, dtype=torch.promote_types(vector.dtype, torch.float32)))
-        return norm / self._scaling.factor if math.isfinite(norm) else 0.0
+    def waiting(self) -> Waiting | None:
+        """How much the first local rank carries over; ``None`` if it is not known yet."""
+        if not self.carried.remembers:
+            return Waiting(0.0, 0.0)
+        return self._quality.waiting(self.carried.residuals(), self._scaling.factor)
 
     def _arrive(self, number: int, parameter: nn.Parameter) -> None:
         self.note(number)

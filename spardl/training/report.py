@@ -42,6 +42,7 @@ def rows(summary: Mapping[str, Any], simulated: bool) -> list[tuple[str, str]]:
             f"{_bytes(sent)} in {summary['step_rounds']:.3g} rounds; dense {_bytes(dense)}{share}",
         ),
         ("entries of the average", f"{summary['density']:.3%} of {summary['parameters']:,}"),
+        *([("residual", _waiting(summary))] if summary.get("residual_ratio") else []),
         ("replicas", f"equal to the last bit in {summary['replica_checks']} checks"),
         ("break-even bandwidth", _break_even(summary["break_even_gbit"])),
         ("peak memory", f"{_bytes(summary['peak_memory_bytes'])} in the largest process"),
@@ -59,6 +60,11 @@ def print_report(summary: Mapping[str, Any], run: Run, simulated: bool, caveats:
     for caveat in caveats:
         print(f"beware: {caveat}")
     print(f"results: {run.folder}", flush=True)
+
+
+def _waiting(summary: Mapping[str, Any]) -> str:
+    ratio, age = summary["residual_ratio"], summary["residual_age"]
+    return f"{ratio:.3g} x what a step adds, some {age:.3g} steps old"
 
 
 def _pace(samples: float | None, simulated: bool) -> str:

@@ -150,6 +150,7 @@ class Trainer:
         self._doing = "training"
         self._tell("phase", "first step" if self._progress.step == self._first else None)
         began = self._cluster.seconds()
+        self._learner.synchronizer.measures = self._progress.step + 1 == self._learner.total_steps
         losses = self._learner.step(self._progress.step)
         if self._progress.step >= self._timed_from:
             self._progress.timed_steps += 1
@@ -319,6 +320,7 @@ class Trainer:
         progress, task = self._progress, self._plan.task
         costs = gather_costs(self._cluster, progress.step - progress.counted_from, self._learner.gradient.vector)
         length = self._learner.gradient.vector.numel()
+        waiting = self._learner.synchronizer.waiting()
         return {
             "metric": task.metric,
             "final": progress.metrics,
@@ -337,6 +339,8 @@ class Trainer:
             "step_bytes": costs.bytes_sent,
             "step_bytes_dense": costs.dense_bytes,
             "density": self._learner.synchronizer.kept / progress.step / length,
+            "residual_ratio": waiting.norm if waiting else None,
+            "residual_age": waiting.age if waiting else None,
             "replica_checks": progress.checks,
             "refused_gradients": refused,
             "samples_per_second": self._pace(),

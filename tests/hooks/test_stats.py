@@ -61,7 +61,7 @@ def test_counting_that_begins_anew_before_the_first_step_leaves_it_out() -> None
 
 def test_the_table() -> None:
     seconds = {"select": 0.00125, "pack": 0.0, "communicate": 1.5, "merge": 0.0}
-    stats = spardl.Stats(12, 2.5, 1234.0, 4000.0, 128_000.0, seconds, 3, 5.25)
+    stats = spardl.Stats(12, 2.5, 1234.0, 4000.0, 128_000.0, seconds, 3, 5.25, 41.7)
     assert str(stats).splitlines() == [
         "steps        12",
         "rounds       2.5 a step",
@@ -72,7 +72,7 @@ def test_the_table() -> None:
         "communicate  1,500.000 ms a step",
         "merge        0.000 ms a step",
         "refused      3 gradients",
-        "residual     5.25 x a gradient's norm",
+        "residual     5.25 x what a step adds, some 41.7 steps old",
     ]
     assert str(stats._replace(residual_ratio=None)).endswith("residual     unknown")
 
@@ -120,7 +120,9 @@ def test_how_much_is_carried_over() -> None:
             residual += gradient.flatten()
             residual[residual.abs().topk(30).indices] = 0
             expected = float(residual.norm() / gradient.norm())
-            found += [handle.stats().residual_ratio / expected for handle in (attached, synchronizer)]
+            age = float(residual.abs().sum() / gradient.abs().sum())
+            for stats in (attached.stats(), synchronizer.stats()):
+                found += [stats.residual_ratio / expected, stats.residual_age / age]
         attached.reset()
         synchronizer.reset()
         assert attached.stats().steps == synchronizer.stats().steps == 0
@@ -128,7 +130,7 @@ def test_how_much_is_carried_over() -> None:
         return found
 
     for found in run_workers(2, work):
-        assert found == pytest.approx([1] * 6, rel=1e-5)
+        assert found == pytest.approx([1] * 12, rel=1e-5)
 
 
 def test_a_method_without_a_residual_carries_nothing() -> None:

@@ -19,13 +19,14 @@ __all__ = ["complete"]
 Ended: TypeAlias = Callable[[Job, SpardlError | None], None]
 
 
-def complete(jobs: Sequence[Job], outputs: Path, at_once: int) -> list[Training]:
+def complete(jobs: Sequence[Job], outputs: Path, at_once: int, then: Ended = lambda job, fault: None) -> list[Training]:
     """Does the work of which there is no result yet, and says how it goes; what must run alone comes last.
 
     Args:
         jobs: what is needed. Different words may mean the same work, which is done once.
         outputs: the folder of all runs.
         at_once: how many jobs run at a time.
+        then: is told how each ended, as soon as it has.
 
     Returns:
         The trainings that were not done, because they take a cluster.
@@ -34,11 +35,11 @@ def complete(jobs: Sequence[Job], outputs: Path, at_once: int) -> list[Training]
     elsewhere = [job for job in missing if isinstance(job, Training) and job.elsewhere]
     here = [job for job in missing if job not in elsewhere]
     if here:
-        _do(here, len(jobs), outputs, at_once)
+        _do(here, len(jobs), outputs, at_once, then)
     return elsewhere
 
 
-def _do(missing: Sequence[Job], of: int, outputs: Path, at_once: int) -> None:
+def _do(missing: Sequence[Job], of: int, outputs: Path, at_once: int, then: Ended) -> None:
     outputs.mkdir(parents=True, exist_ok=True)
     print(f"{len(missing)} of {of} jobs to do", flush=True)
     began, done = time.perf_counter(), 0
@@ -47,6 +48,7 @@ def _do(missing: Sequence[Job], of: int, outputs: Path, at_once: int) -> None:
         nonlocal done
         done += 1
         job.note(outputs, fault)
+        then(job, fault)
         left = (time.perf_counter() - began) / done * (len(missing) - done)
         how = "done" if fault is None else f"failed: {fault}"
         print(f"[{done}/{len(missing)}, {left:.0f} s left] {job.command}: {how}", flush=True)

@@ -23,7 +23,7 @@ from spardl.method import registry
 from spardl.method.method import Method
 from spardl.method.momentum import AutoMomentum, Momentum, OptimizerMomentum
 from spardl.method.names import MethodName
-from spardl.method.residuals import Residual
+from spardl.method.residuals import ErrorFeedback, Residual
 from spardl.method.warmup import Warmup
 from spardl.protocol.combination import Combination
 from spardl.vector.wire import Wire
@@ -91,6 +91,7 @@ class Recipe:
         self,
         *,
         residual: str | None = None,
+        residual_decay: float | None = None,
         wire: str = "exact",
         dense_steps: int | None = None,
         momentum_factor: float | None = None,
@@ -101,6 +102,7 @@ class Recipe:
 
         Args:
             residual: another rule, by name; ``None``: the method's own.
+            residual_decay: share of the residual that is left in the next step; ``None``: all of it.
             wire: type of values in sparse messages: ``exact``, ``float32``, ``bfloat16`` or ``float16``.
             dense_steps: how many steps are dense at first; ``None``: as many as the method has.
             momentum_factor: share of each worker's velocity that is left in the next step, at least 0 and below 1, for
@@ -127,7 +129,7 @@ class Recipe:
         return Method(
             _make(self.compressor, {**self.compressor_options, **options}),
             _make(self.communicator, {**self.communicator_options, **options}),
-            rule(),
+            _residual(rule, residual_decay),
             _momentum(published(self.momentum) if recipe == "published" else self.momentum, momentum_factor),
             Warmup(self.dense_steps if dense_steps is None else dense_steps),
             Wire(wire),
@@ -136,7 +138,9 @@ class Recipe:
     def _check_known(self, options: Mapping[str, Any]) -> None:
         known = sorted({*_options(self.compressor), *_options(self.communicator)})
         more = ["momentum_factor"] if has_factor(self.momentum) else []
-        _refuse(set(options) - set(known), [*known, *more, "residual", "wire", "dense_steps", "recipe"])
+        _refuse(
+            set(options) - set(known), [*known, *more, "residual", "residual_decay", "wire", "dense_steps", "recipe"]
+        )
 
 
 def _part(declared: Combination, group: str, parts: Mapping[str, T]) -> T:
@@ -242,6 +246,14 @@ def _options(kind: type[Any]) -> list[str]:
 
 def _make(kind: type[Any], given: Mapping[str, Any]) -> Any:
     return kind(**{name: given[name] for name in _options(kind) if name in given})
+
+
+def _residual(rule: type[Residual], decay: float | None) -> Residual:
+    if decay is None:
+        return rule()
+    if issubclass(rule, ErrorFeedback):
+        return rule(decay=decay)
+    raise ConfigError(f"residual_decay={decay!r}: residual={rule.name} carries nothing over; leave it out")
 
 
 def published(rule: type[Momentum]) -> type[Momentum]:

@@ -8,8 +8,8 @@ The rules differ in what they call lost (Zhao et al., SparDL, ICDE 2024, global 
   that mass at the worker that dropped it.
 
 LRES keeps the first kind, PRES the first two, GRES all three, and only GRES conserves mass when a
-communicator re-selects on the way. What a compressor leaves behind of a whole vector, entry by entry (a low-rank
-approximation, a sign), knows no positions: only LRES can keep it.
+communicator re-selects on the way; none does with a decay. What a compressor leaves behind of a whole vector,
+entry by entry (a low-rank approximation, a sign), knows no positions: only LRES can keep it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from spardl.basics.checks import is_a
+from spardl.basics.errors import ConfigError
 from spardl.vector import entries
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.candidates import Candidates
@@ -29,7 +32,15 @@ from spardl.vector.layout import Part
 from spardl.vector.norms import largest
 from spardl.vector.sparse import SparseVector
 
-__all__ = ["GlobalResidual", "LocalResidual", "NoResidual", "PartialResidual", "RescaledResidual", "Residual"]
+__all__ = [
+    "ErrorFeedback",
+    "GlobalResidual",
+    "LocalResidual",
+    "NoResidual",
+    "PartialResidual",
+    "RescaledResidual",
+    "Residual",
+]
 
 
 class Residual(ABC):
@@ -127,8 +138,37 @@ class RescaledResidual(NoResidual):
         return SparseVector(total.indices, total.values * own, total.length)
 
 
-class LocalResidual(Residual):
-    """LRES: keeps what this worker did not select itself."""
+@dataclass(frozen=True)
+class ErrorFeedback(Residual):
+    """Carries over what is late.
+
+    Args:
+        decay: share of it that is left in the next step, so that what is very late is forgotten: of a gradient that
+            waits, no more than 1 / (1 - decay) steps add up. ``None`` keeps all, as published. SparseLoCo (Sarfi et
+            al., arXiv 2508.15706) has 0.95, of its outer steps.
+
+    Raises:
+        ConfigError: if it is not between 0 and 1.
+    """
+
+    decay: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.decay is not None and (not is_a(float, self.decay) or not 0 < self.decay < 1):
+            raise ConfigError(f"residual.decay must be above 0 and below 1, or null for none, got {self.decay!r}")
+
+    def accumulate(
+        self, memory: Tensor, gradient: Tensor | None, candidates: Candidates, *, clear: bool = False
+    ) -> None:
+        """Adds a gradient to what is left of what was carried over, in place; see :class:`Residual`."""
+        if self.decay is not None:
+            memory.mul_(self.decay)
+        super().accumulate(memory, gradient, candidates, clear=clear)
+
+
+@dataclass(frozen=True)
+class LocalResidual(ErrorFeedback):
+    """LRES: keeps what this worker did not select itself. See :class:`ErrorFeedback`."""
 
     name = "local"
 
@@ -139,8 +179,12 @@ class LocalResidual(Residual):
         accumulated.add_errors(final)
 
 
-class PartialResidual(Residual):
-    """PRES: also keeps what this worker selected but the final result lacks (the rule of Ok-Topk, too)."""
+@dataclass(frozen=True)
+class PartialResidual(ErrorFeedback):
+    """PRES: also keeps what this worker selected but the final result lacks (the rule of Ok-Topk, too).
+
+    See :class:`ErrorFeedback`.
+    """
 
     name = "partial"
     needs_entries = True
@@ -153,8 +197,12 @@ class PartialResidual(Residual):
         accumulated.add_errors(final)
 
 
-class GlobalResidual(Residual):
-    """GRES: also keeps, where the result has an index, the mass this worker dropped on the way."""
+@dataclass(frozen=True)
+class GlobalResidual(ErrorFeedback):
+    """GRES: also keeps, where the result has an index, the mass this worker dropped on the way.
+
+    See :class:`ErrorFeedback`.
+    """
 
     name = "global"
     needs_entries = True

@@ -44,7 +44,7 @@ _INCIDENTAL = {
     "training": ("log_every", "checkpoint_every", "keep_checkpoints", "check_every"),
 }
 # What counts only if it is set: without it, a run is the one that it was before there was such a setting.
-_OPTIONAL = {"": ("start_from",), "schedule": ("groups",)}
+_OPTIONAL = {"": ("start_from",), "schedule": ("groups",), "residual": ("decay",)}
 
 
 def experiment_id(config: Mapping[str, Any], workers: int) -> str:

@@ -75,7 +75,8 @@ def _paired(compressor: Compressor, way: Communicator[Any]) -> Method:
 
 def _keeping(method: Method) -> Method:
     """The same with the residual that loses nothing, and without a momentum of its own."""
-    residual = GlobalResidual() if method.compressor.sparsifies and method.residual.remembers else method.residual
+    kept = type(method.residual)()
+    residual = GlobalResidual() if method.compressor.sparsifies and method.residual.remembers else kept
     return replace(method, residual=residual, momentum=OptimizerMomentum())
 
 

@@ -1,0 +1,126 @@
+"""What is trained for a table of learning: tasks, rows, learning rates and seeds, read from YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from scripts.evidence.records import Record, read
+from scripts.exhibits.jobs import Training
+from spardl.basics.errors import ConfigError
+
+__all__ = ["ALONE", "DENSE", "PUBLISHED", "Line", "Task", "tasks_in"]
+
+# The rows that all others are measured by: the ceiling, the floor, and the method as it was published.
+DENSE, ALONE, PUBLISHED = "dense", "alone", "published"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of a table.
+
+    Attributes:
+        name: of the row.
+        words: of train.py.
+        rates: learning rates to choose from, on the first seed.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    rates: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A table.
+
+    Attributes:
+        name: of the task.
+        title: in words.
+        words: of train.py that all rows share.
+        metric: that is compared.
+        lower: whether less of it is better.
+        seeds: the first one chooses the rates.
+        lines: the rows.
+    """
+
+    name: str
+    title: str
+    words: tuple[str, ...]
+    metric: str
+    lower: bool
+    seeds: tuple[int, ...]
+    lines: tuple[Line, ...]
+
+    def training(self, line: Line, rate: float, seed: int) -> Training:
+        """The run of a row."""
+        return Training((*self.words, *line.words, f"optimizer.lr={rate:g}", f"seed={seed}"))
+
+    def first(self) -> list[Training]:
+        """The runs that learning rates are chosen by."""
+        return [self.training(line, rate, self.seeds[0]) for line in self.lines for rate in line.rates]
+
+    def rest(self, folder: Path) -> list[Training]:
+        """The runs of the other seeds, at the rates that are known to be best; ``folder``: of all records."""
+        chosen = [(line, self.rate(line, folder)) for line in self.lines]
+        return [self.training(line, rate, seed) for line, rate in chosen if rate is not None for seed in self.seeds[1:]]
+
+    def rate(self, line: Line, folder: Path) -> float | None:
+        """The best learning rate of a row on the first seed; ``None`` as long as one of them has no record."""
+        found = {rate: read(self.training(line, rate, self.seeds[0]), folder) for rate in line.rates}
+        if any(each is None for each in found.values()):
+            return None
+        return min(found, key=lambda rate: self.loss(found[rate]))
+
+    def loss(self, record: Record | None) -> float:
+        """What is to be small."""
+        assert record is not None
+        return record.final(self.metric) if self.lower else -record.final(self.metric)
+
+    def records(self, line: Line, folder: Path) -> tuple[float, list[Record]] | None:
+        """The best learning rate of a row, and what is on record at it, seed by seed; ``None`` if it is not known."""
+        rate = self.rate(line, folder)
+        if rate is None:
+            return None
+        found = [read(self.training(line, rate, seed), folder) for seed in self.seeds]
+        return rate, [each for each in found if each is not None]
+
+
+def tasks_in(file: Path) -> list[Task]:
+    """The tables that a file describes.
+
+    Args:
+        file: YAML: ``tasks``, each with ``title``, ``words``, ``metric``, ``lower``, ``seeds`` and ``rates`` (the names
+            of rows, each with its learning rates), and ``rows``, the words of each.
+
+    Raises:
+        ConfigError: if a task has a row that is not described, or lacks one of those that all are measured by.
+    """
+    content: Any = OmegaConf.to_container(OmegaConf.load(file))
+    return [_task(name, node, content["rows"]) for name, node in content["tasks"].items()]
+
+
+def _task(name: str, node: Mapping[str, Any], rows: Mapping[str, str]) -> Task:
+    missing = [each for each in (DENSE, ALONE, PUBLISHED) if each not in node["rates"]]
+    if missing:
+        raise ConfigError(f"the task {name} needs the rows {', '.join(missing)}: others are measured by them")
+    return Task(
+        name,
+        node["title"],
+        tuple(node["words"].split()),
+        node["metric"],
+        node["lower"],
+        tuple(node["seeds"]),
+        tuple(_lines(name, node["rates"], rows)),
+    )
+
+
+def _lines(task: str, rates: Mapping[str, Sequence[float]], rows: Mapping[str, str]) -> Iterator[Line]:
+    for row, choices in rates.items():
+        if row not in rows:
+            raise ConfigError(f"the task {task} has a row {row!r} that is not described; rows: {', '.join(rows)}")
+        yield Line(row, tuple(rows[row].split()), tuple(map(float, choices)))

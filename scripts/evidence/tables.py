@@ -1,0 +1,56 @@
+"""Tables of learning: each row between the floor of one worker alone and the ceiling of dense training."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from statistics import mean
+
+from scripts.evidence.plans import ALONE, DENSE, PUBLISHED, Line, Task
+from scripts.evidence.records import Record
+from scripts.exhibits.statistics import spread
+from scripts.exhibits.tables import Cell, Row, Table
+
+__all__ = ["table_of"]
+
+_COLUMNS = ("lr", "of each seed", "gap closed", "sent / dense", "waits")
+
+
+def table_of(task: Task, folder: Path) -> Table:
+    """The table of a task, as far as it is on record.
+
+    Args:
+        task: what was trained.
+        folder: of all records.
+    """
+    found = {line.name: task.records(line, folder) for line in task.lines}
+    losses = {name: mean(task.loss(each) for each in pair[1]) for name, pair in found.items() if pair}
+    rows = [Row(line.name, _cells(task, line, found[line.name], losses), ()) for line in task.lines]
+    return Table(task.title, ("", _COLUMNS[0], task.metric, *_COLUMNS[1:]), rows)
+
+
+def _cells(task: Task, line: Line, found: tuple[float, list[Record]] | None, losses: dict[str, float]) -> list[Cell]:
+    if found is None:
+        return [Cell("not run yet"), *[Cell("")] * len(_COLUMNS)]
+    rate, records = found
+    values = [each.final(task.metric) for each in records]
+    age = records[0].figures.get("residual_age")
+    return [
+        Cell(f"{rate:g}"),
+        Cell(spread(values)),
+        Cell(", ".join(f"{value:.4g}" for value in values)),
+        Cell(_gap(line.name, losses)),
+        Cell("0" if line.name == ALONE else f"{records[0].share:.2%}"),
+        Cell(f"{age:.0f} steps" if age else ""),
+    ]
+
+
+def _gap(name: str, losses: dict[str, float]) -> str:
+    """The share that a row brings back of what the published form lost; and whether it is worse than nothing sent."""
+    if name == ALONE or not {DENSE, PUBLISHED, ALONE} <= losses.keys():
+        return ""
+    below = "; **worse than one worker alone**" if losses[name] > losses[ALONE] else ""
+    whole = losses[PUBLISHED] - losses[DENSE]
+    if name in (DENSE, PUBLISHED) or whole <= 0 or not math.isfinite(whole):
+        return below.removeprefix("; ")
+    return f"{(losses[PUBLISHED] - losses[name]) / whole:.0%}{below}"

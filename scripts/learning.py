@@ -1,0 +1,134 @@
+"""What compression costs in learning: trains the rows of the tables in scripts/evidence/learning.yaml, and writes them.
+
+python scripts/learning.py                          what is there, and what is missing
+python scripts/learning.py --run --jobs 2           trains what is missing, and goes on where it was stopped
+python scripts/learning.py --run --only gpt_chars   of one table only
+python scripts/learning.py --write                  writes docs/learning.md from the records
+python scripts/learning.py --check                  says whether the page is that of the records
+
+Each row is trained at each of its learning rates with the first seed, and at the best one with the others. Every
+training leaves a small file in docs/results/learning, from which any clone makes the tables; its run folder is not
+needed then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from scripts import choices
+from scripts.docs.marked import replace
+from scripts.evidence.plans import Task, tasks_in
+from scripts.evidence.records import read, record
+from scripts.evidence.tables import table_of
+from scripts.exhibits.jobs import Training
+from scripts.exhibits.tables import markdown
+from scripts.exhibits.working import complete
+from spardl.basics.errors import ConfigError, SpardlError
+from spardl.basics.files import write_atomically
+
+ROOT = Path(__file__).resolve().parents[1]
+PLANS, PAGE = ROOT / "scripts" / "evidence" / "learning.yaml", ROOT / "docs" / "learning.md"
+FINISHED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+
+def missing(task: Task, records: Path) -> list[Training]:
+    """The runs of a task that are to be done next: those that choose learning rates, then the others."""
+    for runs in (task.first(), task.rest(records)):
+        found = [run for run in runs if read(run, records) is None]
+        if found:
+            return found
+    return []
+
+
+def run(tasks: Sequence[Task], records: Path, outputs: Path, jobs: int) -> int:
+    """Trains what is missing; returns how many runs failed."""
+    faults = 0
+
+    def ended(training: object, fault: SpardlError | None) -> None:
+        nonlocal faults
+        faults += fault is not None
+        if fault is None and isinstance(training, Training) and (found := training.find(outputs)):
+            record(training, found, records)
+
+    while not faults:
+        todo = [each for task in tasks for each in missing(task, records)]
+        if not todo:
+            break
+        for each in todo:  # done, but stopped before it was recorded
+            if found := each.find(outputs):
+                record(each, found, records)
+        complete(todo, outputs, jobs, ended)
+    return faults
+
+
+def page(tasks: Sequence[Task], records: Path, text: str) -> str:
+    """The page with the tables of today's records."""
+    for task in tasks:
+        text = replace(text, task.name, f"\n{markdown(table_of(task, records))}\n")
+    return text
+
+
+def act(arguments: argparse.Namespace) -> int:
+    """Does what the command line asks for.
+
+    Raises:
+        ConfigError: for a table that does not exist.
+    """
+    tasks = [task for task in tasks_in(PLANS) if arguments.only in (None, task.name)]
+    if not tasks:
+        raise ConfigError(f"there is no table {arguments.only}; {PLANS.name} has them")
+    with choices.composing():
+        if arguments.run:
+            os.nice(10)
+            return FAILED if run(tasks, arguments.records, arguments.outputs, arguments.jobs) else FINISHED
+        if arguments.write or arguments.check:
+            before = PAGE.read_text()
+            now = page(tasks, arguments.records, before)
+            if arguments.write:
+                write_atomically(PAGE, now.encode())
+            elif now != before:
+                raise ConfigError(f"{PAGE.name} is not that of the records; scripts/learning.py --write makes it so")
+            return FINISHED
+        for task in tasks:
+            todo = len(missing(task, arguments.records))
+            print(f"{task.name}: {task.title}{f'; {todo} runs are next' if todo else ''}\n")
+            print(markdown(table_of(task, arguments.records)))
+    return FINISHED
+
+
+def main() -> int:
+    """Does what the command line asks for.
+
+    Returns:
+        The exit code: 1 if a training failed.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    doing = parser.add_mutually_exclusive_group()
+    doing.add_argument("--run", action="store_true", help="train what is missing")
+    doing.add_argument("--write", action="store_true", help="write the page")
+    doing.add_argument("--check", action="store_true", help="compare the page with the records")
+    parser.add_argument("--only", help="name of a table (default: all)")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time (default: 1)")
+    parser.add_argument("--outputs", type=Path, default=Path("outputs"), help="folder of the runs (default: outputs)")
+    parser.add_argument(
+        "--records", type=Path, default=ROOT / "docs" / "results" / "learning", help="folder of the small files"
+    )
+    torch.set_num_threads(1)
+    try:
+        return act(parser.parse_args())
+    except (ConfigError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        print("error: interrupted; the same command goes on from here", file=sys.stderr)
+        return INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

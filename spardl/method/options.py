@@ -57,8 +57,10 @@ def method_options(method: MethodName | str) -> list[Option]:
         teams: int = 1
         gather: str = 'bruck'
         residual: str | None = 'global'
+        residual_decay: float | None = None
         wire: str = 'exact'
         dense_steps: int | None = 0
+        recipe: str = 'recommended'
     """
     recipe = find_recipe(method)
     return list(_of_recipe(recipe) if isinstance(recipe, Recipe) else _of_call(recipe))

@@ -52,7 +52,7 @@ EXEMPLIFIED = {
     "spardl.Network",
     "spardl.compressors.Budget",
 }
-DIMENSIONLESS = {"seed", "levels", "decay", "clip_norm"}
+DIMENSIONLESS = {"eps", "seed", "levels", "decay", "clip_norm"}
 
 
 class Named(NamedTuple):

@@ -18,6 +18,7 @@ from spardl.basics.errors import ConfigError
 from spardl.method.adam import AdamMomentum
 from spardl.method.method import Method
 from spardl.method.momentum import AutoMomentum, Momentum, OptimizerMomentum, SgdMomentum
+from spardl.method.residuals import ErrorFeedback
 
 __all__ = ["check_moved", "coupled_decay", "definite", "rule_of"]
 
@@ -35,6 +36,10 @@ def _adam(group: _Group) -> Momentum:
 _RULES: Mapping[type[torch.optim.Optimizer], Callable[[_Group], Momentum]] = MappingProxyType(
     {torch.optim.SGD: _sgd, torch.optim.Adam: _adam, torch.optim.AdamW: _adam}
 )
+# What goes with sparse updates, as measured in docs/learning.md: the residual does the work of Adam's first moment,
+# whose own inertia would come on top; a short memory of squares follows what is late sooner; and an update that has
+# waited for longer than some dozens of steps does more harm than good.
+_SQUARES, _DECAY = 0.95, 0.98
 # Options under which the update is another one: what they must be.
 _PLAIN: Mapping[str, Any] = MappingProxyType(
     {"dampening": 0, "amsgrad": False, "maximize": False, "differentiable": False}
@@ -49,7 +54,9 @@ def definite(method: Method, optimizer: torch.optim.Optimizer | None) -> Method:
         optimizer: that will use the averages, if it is known; otherwise ``momentum=auto`` leaves its state to it.
 
     Returns:
-        The same; in place of ``momentum=auto``, what the optimizer has.
+        The same; in place of ``momentum=auto``, what has proved best with such an optimizer: SGD's own momentum; of
+        Adam's moments, the second one with a share of 0.95 at most, and a residual that decays by 0.98 in each step
+        unless it has a decay already.
 
     Raises:
         ConfigError: if its state cannot be moved.
@@ -57,7 +64,13 @@ def definite(method: Method, optimizer: torch.optim.Optimizer | None) -> Method:
     check_kind("optimizer", optimizer, torch.optim.Optimizer, optional=True)
     if not isinstance(method.momentum, AutoMomentum):
         return method
-    return replace(method, momentum=rule_of(optimizer) if optimizer else OptimizerMomentum())
+    rule = rule_of(optimizer) if optimizer else OptimizerMomentum()
+    if not isinstance(rule, AdamMomentum):
+        return replace(method, momentum=rule)
+    residual = method.residual
+    if isinstance(residual, ErrorFeedback) and residual.decay is None:
+        residual = replace(residual, decay=_DECAY)
+    return replace(method, momentum=replace(rule, betas=(0.0, min(rule.betas[1], _SQUARES))), residual=residual)
 
 
 def check_moved(momentum: Momentum, optimizer: torch.optim.Optimizer) -> None:

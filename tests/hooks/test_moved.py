@@ -23,7 +23,6 @@ from tests.hooks.loops import batches, loss_of, made, weights
 STEPS = 8
 # Some gradients of attention are rounding errors of zero, which Adam would make as large as others.
 EPS = 1e-4
-WHOLE = spardl.Method(spardl.TopK(1.0), spardl.SparDL(), spardl.GlobalResidual(), spardl.AutoMomentum())
 PART = spardl.Method(spardl.TopK(0.1), spardl.SparDL(), spardl.GlobalResidual(), spardl.AutoMomentum())
 
 
@@ -55,6 +54,13 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "adam": adam,
     "adamw": adamw,
 }
+
+
+def whole(name: str) -> spardl.Method:
+    """Sends all, and does what an optimizer would do."""
+    rules = {"adam": spardl.AdamMomentum((0.9, 0.999), EPS), "adamw": spardl.AdamMomentum((0.8, 0.9), EPS)}
+    rule = rules.get(name, spardl.AutoMomentum())
+    return spardl.Method(spardl.TopK(1.0), spardl.SparDL(), spardl.GlobalResidual(), rule)
 
 
 @dataclass
@@ -121,8 +127,8 @@ def attached(method: spardl.Method, **more: Any) -> Callable[..., Any]:
     return lambda ddp, **options: spardl.attach(ddp, method, **{**options, **more})
 
 
-def alone(model: nn.Module, **options: Any) -> Any:
-    return spardl.Synchronizer(model.named_parameters(), WHOLE, **options)
+def alone(model: nn.Module, method: spardl.Method, **options: Any) -> Any:
+    return spardl.Synchronizer(model.named_parameters(), method, **options)
 
 
 def both(workers: int, work: Callable[[], Any]) -> Any:
@@ -139,8 +145,9 @@ def test_one_worker_that_sends_all_is_torchs_own(name: str) -> None:
     def work() -> dict[str, float]:
         make, settings = OPTIMIZERS[name], {"clip_norm": 0.5, "passes": 2}
         plain = Loop(None, make, **settings).run()
-        handles = {"wfbp": attached(WHOLE), "dear": attached(WHOLE, schedule="dear"), "alone": alone}
-        found = {each: Loop(handle, make, **settings).run() for each, handle in handles.items()}
+        handles = {"wfbp": attached(whole(name)), "dear": attached(whole(name), schedule="dear"), "alone": alone}
+        more = {"alone": {"options": {"method": whole(name)}}}
+        found = {each: Loop(handle, make, **settings, **more.get(each, {})).run() for each, handle in handles.items()}
         return {each: float((weights - plain).abs().max()) for each, weights in found.items()}
 
     assert all(difference < 1e-11 for difference in both(1, work).values())
@@ -152,7 +159,7 @@ def test_workers_that_send_all_are_ddp_where_the_state_is_a_sum(name: str) -> No
 
     def work() -> float:
         plain = Loop(None, OPTIMIZERS[name]).run()
-        return float((Loop(attached(WHOLE), OPTIMIZERS[name]).run() - plain).abs().max())
+        return float((Loop(attached(whole(name)), OPTIMIZERS[name]).run() - plain).abs().max())
 
     assert both(2, work) < 1e-12
 

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from spardl.basics.errors import ConfigError
 from spardl.communicators import AllGather, SparDL
 from spardl.compressors import TopK
 from spardl.method.method import Method
 from spardl.method.residuals import (
+    ErrorFeedback,
     GlobalResidual,
     LocalResidual,
     NoResidual,
@@ -106,3 +108,25 @@ def test_each_rule_keeps_what_the_one_before_keeps_and_more() -> None:
         lost.append(missing.abs().sum().item())
     assert lost[0] > lost[1] > lost[2] > lost[3]
     assert lost[3] < 1e-10
+
+
+@pytest.mark.parametrize("rule", [LocalResidual, PartialResidual, GlobalResidual])
+@pytest.mark.parametrize("workers", [1, 3, 4])
+def test_a_decay_forgets_what_is_late(rule: type[ErrorFeedback], workers: int) -> None:
+    """What waits is multiplied before the next gradient is added; what is averaged meanwhile is all that leaves."""
+    plain, decayed = (Bench.build(Method(TopK(0.1), SparDL(), rule(decay)), workers, 40) for decay in (None, 0.75))
+    first = [torch.randn(40, dtype=torch.float64) for _ in range(workers)]
+    for bench in (plain, decayed):
+        bench.step(first)
+    torch.testing.assert_close(plain.residuals(), decayed.residuals(), rtol=0, atol=0)
+    late = [state.memory.clone() for state in decayed.states]
+    second = [torch.randn(40, dtype=torch.float64) for _ in range(workers)]
+    for own, gradient, state in zip(late, second, decayed.states, strict=True):
+        decayed.method.accumulate(gradient, state)
+        torch.testing.assert_close(state.memory, 0.75 * own + gradient, rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("decay", [0, 1, 1.5, -0.1, "a", True, float("nan")])
+def test_decays_that_make_no_sense(decay: object) -> None:
+    with pytest.raises(ConfigError, match=r"residual\.decay must be above 0 and below 1"):
+        GlobalResidual(decay)

@@ -1,0 +1,78 @@
+"""What momentum=auto stands for, once the optimizer is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import spardl
+from spardl.basics.errors import ConfigError
+from spardl.method.moving import coupled_decay, definite
+
+AUTO = spardl.Method(spardl.TopK(0.1), spardl.SparDL(), spardl.GlobalResidual(), spardl.AutoMomentum())
+
+
+def optimizer(kind: type[torch.optim.Optimizer], **options: Any) -> torch.optim.Optimizer:
+    return kind([nn.Parameter(torch.zeros(3))], **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "momentum", "decay"),
+    [
+        (torch.optim.SGD, {"lr": 0.1}, spardl.OptimizerMomentum(), None),
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.8}, spardl.SgdMomentum(0.8), None),
+        (
+            torch.optim.SGD,
+            {"lr": 0.1, "momentum": 0.9, "nesterov": True},
+            spardl.SgdMomentum(0.9, nesterov=True),
+            None,
+        ),
+        (torch.optim.Adam, {}, spardl.AdamMomentum((0.0, 0.95)), 0.98),
+        (torch.optim.AdamW, {"betas": (0.5, 0.9), "eps": 1e-5}, spardl.AdamMomentum((0.0, 0.9), 1e-5), 0.98),
+    ],
+)
+def test_what_the_optimizer_has_is_the_workers(
+    kind: type[torch.optim.Optimizer], options: dict[str, Any], momentum: object, decay: float | None
+) -> None:
+    found = definite(AUTO, optimizer(kind, **options))
+    assert type(found.momentum) is type(momentum)
+    assert found.momentum == momentum or not momentum.moved
+    assert found.residual.decay == decay
+    assert (found.compressor, found.communicator) == (AUTO.compressor, AUTO.communicator)
+
+
+def test_a_decay_that_was_chosen_stays() -> None:
+    method = spardl.Method(spardl.TopK(0.1), spardl.SparDL(), spardl.GlobalResidual(0.5), spardl.AutoMomentum())
+    assert definite(method, optimizer(torch.optim.AdamW)).residual == spardl.GlobalResidual(0.5)
+
+
+def test_other_momenta_and_unknown_optimizers_stay() -> None:
+    method = spardl.Method(AUTO.compressor, AUTO.communicator, AUTO.residual, spardl.LocalMomentum())
+    assert definite(method, optimizer(torch.optim.AdamW)) is method
+    assert type(definite(AUTO, None).momentum) is spardl.OptimizerMomentum
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.1}, "SGD(dampening=0.1)"),
+        (torch.optim.Adam, {"amsgrad": True}, "amsgrad=False"),
+        (torch.optim.RMSprop, {}, "the state of RMSprop cannot be moved"),
+    ],
+)
+def test_what_is_something_else_is_refused(kind: type[torch.optim.Optimizer], options: Any, words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        definite(AUTO, optimizer(kind, **options))
+    assert words in str(error.value)
+    assert "recipe=published" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [(torch.optim.SGD, 0.1), (torch.optim.Adam, 0.1), (torch.optim.AdamW, 0.0)]
+)
+def test_weight_decay_goes_where_the_optimizer_has_it(kind: type[torch.optim.Optimizer], expected: float) -> None:
+    made = optimizer(kind, lr=0.1, weight_decay=0.1)
+    assert coupled_decay(made, made.param_groups[0]) == expected

@@ -24,22 +24,25 @@ GOLDEN = ROOT / "tests" / "golden"
 SAVED = GOLDEN / "stopped-run"
 WRITING = "SPARDL_WRITE_GOLDEN"
 CONFIGURATIONS = (
-    "",
+    "recipe=published",
     "compressor=none",
-    "compressor=oktopk model=lstm",
-    "compressor=spardl communicator.teams=2 residual=partial schedule=wfbp",
-    "compressor=topk communicator=oktopk residual=partial compressor.scope=layer",
+    "compressor=oktopk model=lstm recipe=published",
+    "compressor=spardl communicator.teams=2 residual=partial schedule=wfbp recipe=published",
+    "compressor=topk communicator=oktopk residual=partial compressor.scope=layer recipe=published",
     "compressor=powersgd warmup.steps=100 model=bert_tiny",
     "compressor=topka momentum=corrected schedule=dear cluster=simulated cluster.workers=4",
     "compressor=sketch_fusion schedule=layer_fusion model=vgg16 dataset=cifar10",
-    "compressor=gtopk schedule=mg_wfbp optimizer=adamw optimizer.lr=0.05 optimizer.weight_decay=1e-4",
-    "compressor=topka wire=bfloat16 optimizer.lr=0.2",
+    "compressor=gtopk schedule=mg_wfbp optimizer=adamw optimizer.lr=0.05 optimizer.weight_decay=1e-4 recipe=published",
+    "compressor=topka wire=bfloat16 optimizer.lr=0.2 recipe=published",
     "compressor=random_block model=lstm_imdb training.elastic=true",
     "experiment=oktopk/lstm_an4 scale=smoke",
     "experiment=spardl/vgg16_cifar10",
     "experiment=dear/resnet50",
     "experiment=residual_collection residual=local",
     "experiment=study/lstm_lm",
+    # The recommended recipe is younger than 0.1.0.
+    "",
+    "compressor=oktopk model=bert_tiny",
 )
 # A language model of 6,000 parameters, which trains in half a second.
 TINY = (
@@ -59,14 +62,17 @@ TINY = (
 )
 TRAININGS = (
     "compressor=none cluster.workers=2",
-    "compressor=spardl compressor.density=0.05 cluster.workers=2 schedule=wfbp schedule.bucket_mb=0.01",
-    "compressor=spardl communicator.teams=2 cluster=simulated cluster.workers=4 schedule=dear schedule.layers=1",
+    "compressor=spardl compressor.density=0.05 cluster.workers=2 schedule=wfbp schedule.bucket_mb=0.01 recipe=published",
+    "compressor=spardl communicator.teams=2 cluster=simulated cluster.workers=4 schedule=dear schedule.layers=1 recipe=published",
     "compressor=topka momentum=corrected cluster=simulated cluster.workers=3",
-    "compressor=gtopk cluster=simulated cluster.workers=3 schedule=wfbp schedule.bucket_mb=0 training.clip_norm=0.5",
+    "compressor=gtopk cluster=simulated cluster.workers=3 schedule=wfbp schedule.bucket_mb=0 training.clip_norm=0.5 recipe=published",
     "compressor=topkdsa momentum=local cluster=simulated cluster.workers=3 training.accumulation=2",
     "compressor=powersgd cluster.workers=2 schedule=wfbp optimizer=adamw optimizer.lr=0.01",
     "compressor=count_sketch cluster=simulated cluster.workers=3 warmup.steps=1",
     "compressor=qsgd cluster=simulated cluster.workers=2 lr_schedule=linear",
+    "compressor=spardl cluster.workers=2 schedule=wfbp schedule.bucket_mb=0.01 training.clip_norm=0.5",
+    "compressor=spardl cluster=simulated cluster.workers=3 schedule=dear optimizer=adamw optimizer.lr=0.01",
+    "compressor=topka momentum=adam cluster=simulated cluster.workers=2 optimizer=adamw optimizer.lr=0.01",
 )
 RESUMED = "compressor=spardl momentum=local compressor.density=0.05 cluster.workers=2"
 

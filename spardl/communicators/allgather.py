@@ -24,7 +24,7 @@ from spardl.vector.sparse import Sum, merge
 
 __all__ = ["METHODS", "AllGather"]
 
-METHODS = (Combination("topka", compressor="topk", communicator="allgather", residual="local"),)
+METHODS = (Combination("topka", compressor="topk", communicator="allgather", residual="local", momentum="auto"),)
 
 
 @dataclass(frozen=True)

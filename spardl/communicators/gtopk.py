@@ -37,7 +37,7 @@ from spardl.vector.sparse import SparseVector, Sum
 
 __all__ = ["METHODS", "VARIANTS", "GTopk", "Variant", "folded_doubling", "tree"]
 
-METHODS = (Combination("gtopk", compressor="topk", communicator="gtopk", residual="partial"),)
+METHODS = (Combination("gtopk", compressor="topk", communicator="gtopk", residual="partial", momentum="auto"),)
 
 
 def tree(team: Team, own: SparseVector, target: Target) -> Program[SparseVector]:

@@ -51,7 +51,7 @@ _OKTOPK = Combination("oktopk", compressor="reused_threshold", communicator="okt
 # The other three are what the official code has for three models: without this library's addition, so thresholds are
 # evaluated in their period only.
 METHODS = (
-    _OKTOPK,
+    replace(_OKTOPK, momentum="auto"),
     replace(
         _OKTOPK,
         name="oktopk_vgg",

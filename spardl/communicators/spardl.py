@@ -49,7 +49,7 @@ __all__ = [
     "srs_rounds",
 ]
 
-METHODS = (Combination("spardl", compressor="topk", communicator="spardl", residual="global"),)
+METHODS = (Combination("spardl", compressor="topk", communicator="spardl", residual="global", momentum="auto"),)
 
 
 @dataclass(frozen=True)

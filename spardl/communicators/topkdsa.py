@@ -44,7 +44,7 @@ from spardl.vector.sparse import SparseVector, Sum
 
 __all__ = ["METHODS", "TopkDSA"]
 
-METHODS = (Combination("topkdsa", compressor="topk", communicator="topkdsa", residual="local"),)
+METHODS = (Combination("topkdsa", compressor="topk", communicator="topkdsa", residual="local", momentum="auto"),)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from spardl.vector.selection import top_k
 
 __all__ = ["METHODS", "GaussianK"]
 
-METHODS = (Combination("gaussiank", compressor="gaussiank", communicator="allgather", residual="local"),)
+METHODS = (Combination("gaussiank", compressor="gaussiank", communicator="allgather", residual="local", momentum="auto"),)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from spardl.vector.layout import Part
 
 __all__ = ["METHODS", "TopK"]
 
-METHODS = (Combination("topk", compressor="topk", communicator="allgather", residual="local"),)
+METHODS = (Combination("topk", compressor="topk", communicator="allgather", residual="local", momentum="auto"),)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from spardl.hooks.stats import Meter, Stats
 from spardl.method import agreement
 from spardl.method.agreement import facts_of
 from spardl.method.method import Method
+from spardl.method.moving import definite
 from spardl.method.names import MethodName
 from spardl.method.recipes import make_method
 from spardl.method.refusals import Refusals, Refused
@@ -74,7 +75,7 @@ def all_reduce(
         tensor([ 0.0000, -1.0000,  0.5000,  0.0000])
     """
     _check(tensor)
-    made = make_method(method, **options)
+    made = definite(make_method(method, **options), None)
     cluster = ProcessGroupCluster(group, tensor.device)
     made.communicator.check_workers(cluster.size)
     state = made.init_state(Layout.of([tensor.shape]), tensor.dtype, tensor.device)

@@ -25,7 +25,9 @@ from spardl.vector.selection import top_k
 
 __all__ = ["METHODS", "GaussianK"]
 
-METHODS = (Combination("gaussiank", compressor="gaussiank", communicator="allgather", residual="local", momentum="auto"),)
+METHODS = (
+    Combination("gaussiank", compressor="gaussiank", communicator="allgather", residual="local", momentum="auto"),
+)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,11 @@ from spardl.vector.thresholds import Reuse, at_least, check_number, exact, small
 
 __all__ = ["METHODS", "ReusedThreshold", "ReusedThresholdState"]
 
-METHODS = (Combination("reused_threshold", compressor="reused_threshold", communicator="allgather", residual="local", momentum="auto"),)
+METHODS = (
+    Combination(
+        "reused_threshold", compressor="reused_threshold", communicator="allgather", residual="local", momentum="auto"
+    ),
+)
 
 
 @dataclass

@@ -59,7 +59,7 @@ class PlainSteps:
         return cls(optimizer, momentum, check) if optimizer is not None and momentum.moved else None
 
     def _hide(self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        if len(arguments) > 1 or options.get("closure") is not None:
+        if any(each is not None for each in (*arguments[1:], options.get("closure"))):
             raise ConfigError("the optimizer's state is each worker's, and a closure would skip it; call step() alone")
         if getattr(optimizer, "grad_scale", None) is not None:
             raise ConfigError("a fused optimizer takes off a scale by itself; make it without fused=True")

@@ -123,5 +123,5 @@ def test_a_checkpoint_whose_run_is_unknown(finished: Path, tmp_path: Path, capfd
 def test_ids_are_those_of_the_time_before_it() -> None:
     known = {(): "f27acb955d", ("training.elastic=true",): "b2114fa5d1", ("schedule=layer_fusion",): "63c0e42d5f"}
     for words, identity in known.items():
-        assert experiment_id(composed(*words), 4) == identity
-        assert experiment_id(composed(*words, "start_from=a"), 4) != identity
+        assert experiment_id(composed("recipe=published", *words), 4) == identity
+        assert experiment_id(composed("recipe=published", *words, "start_from=a"), 4) != identity

@@ -115,7 +115,8 @@ def test_the_loop_trains_equal_replicas() -> None:
 def _two_lines(cluster: ProcessGroupCluster) -> tuple[torch.Tensor, int]:
     (code,) = blocks(ROOT / "README.md", "python")
     torch.manual_seed(0)
-    names = {"ddp_model": nn.parallel.DistributedDataParallel(nn.Linear(40, 20))}
+    model = nn.parallel.DistributedDataParallel(nn.Linear(40, 20))
+    names = {"ddp_model": model, "optimizer": torch.optim.AdamW(model.parameters())}
     exec(code, names)
     generator = torch.Generator().manual_seed(cluster.local_ranks[0])
     names["ddp_model"](torch.randn(3, 40, generator=generator)).square().mean().backward()

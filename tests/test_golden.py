@@ -64,9 +64,11 @@ TINY = (
 TRAININGS = (
     "compressor=none cluster.workers=2",
     f"compressor=spardl compressor.density=0.05 cluster.workers=2 schedule=wfbp schedule.bucket_mb=0.01 {PUBLISHED}",
-    f"compressor=spardl communicator.teams=2 cluster=simulated cluster.workers=4 schedule=dear schedule.layers=1 {PUBLISHED}",
+    "compressor=spardl communicator.teams=2 cluster=simulated cluster.workers=4 schedule=dear schedule.layers=1 "
+    + PUBLISHED,
     "compressor=topka momentum=corrected cluster=simulated cluster.workers=3",
-    f"compressor=gtopk cluster=simulated cluster.workers=3 schedule=wfbp schedule.bucket_mb=0 training.clip_norm=0.5 {PUBLISHED}",
+    "compressor=gtopk cluster=simulated cluster.workers=3 schedule=wfbp schedule.bucket_mb=0 training.clip_norm=0.5 "
+    + PUBLISHED,
     "compressor=topkdsa momentum=local cluster=simulated cluster.workers=3 training.accumulation=2",
     "compressor=powersgd cluster.workers=2 schedule=wfbp optimizer=adamw optimizer.lr=0.01",
     "compressor=count_sketch cluster=simulated cluster.workers=3 warmup.steps=1",

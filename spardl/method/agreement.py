@@ -97,9 +97,13 @@ def kind_of(tensor: Tensor) -> str:
 
 
 def _options(part: Any) -> Iterable[tuple[str, Any]]:
-    if is_dataclass(part):
-        return [(field.name, getattr(part, field.name)) for field in fields(part) if field.init]
-    return getattr(part, "__dict__", {}).items()
+    own = getattr(part, "__dict__", {})
+    if not is_dataclass(part):
+        return own.items()
+    # A part that somebody derived from one of ours may have more than its fields.
+    named = {field.name for field in fields(part)}
+    told = [(field.name, getattr(part, field.name)) for field in fields(part) if field.init]
+    return [*told, *((name, value) for name, value in own.items() if name not in named)]
 
 
 def _plain(value: Any) -> str:

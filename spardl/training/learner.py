@@ -68,7 +68,6 @@ class Plan:
         self.sampler(Worker(0, workers))
         self._try_model()
         self._check_momentum()
-        self._check_numbers()
         optimizer = sample_optimizer(self.optimizer)
         if self.method.momentum.moved:
             check_moved(self.method.momentum, optimizer)
@@ -76,11 +75,6 @@ class Plan:
     def _check_momentum(self) -> None:
         rule, given = self.method.momentum, getattr(self.optimizer, "keywords", {})
         kind = getattr(self.optimizer, "func", self.optimizer)
-        factor = given.get("momentum", 0)
-        if is_a(float, factor) and not 0 <= factor < 1:
-            raise ConfigError(
-                f"optimizer.momentum must be at least 0 and below 1, got {factor!r}; old gradients would never fade"
-            )
         if rule.moved:
             return
         if rule.remembers and "momentum" not in inspect.signature(kind).parameters:
@@ -94,11 +88,6 @@ class Plan:
                     f"momentum={rule.name} applies {key} before compression, and optimizer.{key}={given[key]} would "
                     f"apply it again; use optimizer.{key}=0, or momentum=optimizer"
                 )
-
-    def _check_numbers(self) -> None:
-        for key, value in getattr(self.optimizer, "keywords", {}).items():
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ConfigError(f"optimizer.{key} must be a finite number, got {value}")
 
     def need(self, workers: int) -> Need:
         """What a process of so many workers, ``workers``, needs of a machine's memory."""
@@ -130,8 +119,9 @@ def sample_optimizer(make: Callable[[Iterable[nn.Parameter]], torch.optim.Optimi
         make: makes it from parameters.
 
     Raises:
-        ConfigError: if it cannot be made.
+        ConfigError: if it cannot be made, or not be used.
     """
+    _check_numbers(getattr(make, "keywords", {}))
     try:
         # Has a second use: torch's optimizers import a second's worth of modules, here once for all workers.
         return make([nn.Parameter(torch.zeros(1))])
@@ -140,6 +130,17 @@ def sample_optimizer(make: Callable[[Iterable[nn.Parameter]], torch.optim.Optimi
         raise ConfigError(
             f"optimizer cannot be made with {given}: {type(error).__name__}: {first_line(error)}"
         ) from error
+
+
+def _check_numbers(given: Mapping[str, Any]) -> None:
+    factor = given.get("momentum", 0)
+    if is_a(float, factor) and not 0 <= factor < 1:
+        raise ConfigError(
+            f"optimizer.momentum must be at least 0 and below 1, got {factor!r}; old gradients would never fade"
+        )
+    for key, value in given.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"optimizer.{key} must be a finite number, got {value}")
 
 
 class Learner:

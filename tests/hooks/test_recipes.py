@@ -72,8 +72,8 @@ def test_the_factor_of_momentum_is_not_that_of_a_compressor() -> None:
 @pytest.mark.parametrize(
     ("name", "factor", "message"),
     [
-        ("spardl", 0.5, "momentum_factor=0.5: the momentum of this method, optimizer, has no factor; leave it out"),
-        ("spardl", 0.0, "momentum_factor=0.0: the momentum of this method, optimizer, has no factor; leave it out"),
+        ("spardl", 0.5, "momentum_factor=0.5: the momentum of this method, auto, has no factor; leave it out"),
+        ("spardl", 0.0, "momentum_factor=0.0: the momentum of this method, auto, has no factor; leave it out"),
         ("dgc", 1.0, "momentum.factor must be at least 0 and below 1, got 1.0"),
     ],
 )

@@ -25,7 +25,7 @@ from tests.schedules.loops import SETTINGS, loss_of, make_model, weights
 
 STEPS = 8
 NAMES = ("wfbp", "mg_wfbp", "layer_fusion", "dear")
-SPARSE = {"method": "spardl", "density": 0.2}
+SPARSE = {"method": "spardl", "density": 0.2, "recipe": "published"}
 
 
 def words(step: int, number: int = 0) -> Tensor:
@@ -288,7 +288,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"schedule": "dear", "optimizer": 3}, "optimizer must be a Optimizer or None, got 3"),
     ({"clip_norm": 1.0}, "clip_norm is for schedule=dear, or a momentum that is moved before compression"),
     ({"schedule": "dear", "optimizer": "sgd", "clip_norm": -1}, "clip_norm must be a number above 0"),
-    ({"schedule": "dear", "optimizer": "lbfgs"}, "optimizer=LBFGS needs all gradients at once"),
+    ({"schedule": "dear", "optimizer": "lbfgs", "recipe": "published"}, "optimizer=LBFGS needs all gradients at once"),
     ({"schedule": "dear", "optimizer": "sgd", "method": "oktopk"}, "cannot be cut into a reduce-scatter and an"),
 ]
 

@@ -149,8 +149,8 @@ def test_workers_that_read_different_groups(tmp_path: Path) -> None:
 def test_ids_are_those_of_the_time_before_it(tmp_path: Path) -> None:
     file = write(tmp_path / "groups.json", [(0, 7)])
     for name, identity in {"layer_fusion": "63c0e42d5f", "mg_wfbp": "affd698b57"}.items():
-        assert experiment_id(composed(f"schedule={name}"), 4) == identity
-        assert experiment_id(composed(f"schedule={name}", f"schedule.groups={file}"), 4) != identity
+        assert experiment_id(composed("recipe=published", f"schedule={name}"), 4) == identity
+        assert experiment_id(composed("recipe=published", f"schedule={name}", f"schedule.groups={file}"), 4) != identity
 
 
 def test_the_text_is_read_as_it_was() -> None:

@@ -89,7 +89,7 @@ class MethodComparison(Exhibit):
 
     def job(self, plan: Plan, case: Case, method: str, seed: int) -> Training:
         """One training."""
-        words = (*plan.words, *case.words, *self.methods[method], f"seed={seed}")
+        words = ("recipe=published", *plan.words, *case.words, *self.methods[method], f"seed={seed}")
         return Training(words, Labels(self.name, method, (case.name,)), plan.cluster)
 
     def jobs(self, scale: str) -> Sequence[Training]:

@@ -95,7 +95,7 @@ def train_watched(words: Sequence[str], steps: int, watcher: Watcher) -> None:
         ConfigError: if the configuration does not work.
     """
     with choices.composing():
-        plain = choices.composed("cluster=simulated", *words)
+        plain = choices.composed("cluster=simulated", "recipe=published", *words)
     plan = train.build_plan(plain, train.build_dataset(plain))
     plan = replace(plan, method=Watched.of(plan.method, watcher))
     cluster = SimulatedCluster(plain["cluster"]["workers"], Network(alpha=0, gbit=1), count_local=False)

@@ -24,7 +24,7 @@ import torch
 from scripts import choices
 from scripts.docs.marked import replace
 from scripts.evidence.plans import Task, tasks_in
-from scripts.evidence.records import read, record
+from scripts.evidence.records import Records, on_record, record
 from scripts.evidence.tables import table_of
 from scripts.exhibits.jobs import Training
 from scripts.exhibits.tables import markdown
@@ -37,16 +37,22 @@ PLANS, PAGE = ROOT / "scripts" / "evidence" / "learning.yaml", ROOT / "docs" / "
 FINISHED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 
-def missing(task: Task, records: Path) -> list[Training]:
+def missing(task: Task, records: Records) -> list[Training]:
     """The runs of a task that are to be done next: those that choose learning rates, then the others."""
     for runs in (task.first(), task.rest(records)):
-        found = [run for run in runs if read(run, records) is None]
+        found = [run for run in runs if run.command not in records]
         if found:
             return found
     return []
 
 
-def run(tasks: Sequence[Task], records: Path, outputs: Path, jobs: int) -> int:
+def stale(tasks: Sequence[Task], records: Records) -> list[str]:
+    """Commands on record that today mean another run; takes a second for each few."""
+    runs = (run for task in tasks for run in (*task.first(), *task.rest(records)))
+    return [run.command for run in runs if run.command in records and records[run.command].id != run.id]
+
+
+def run(tasks: Sequence[Task], folder: Path, outputs: Path, jobs: int) -> int:
     """Trains what is missing; returns how many runs failed."""
     faults = 0
 
@@ -54,20 +60,21 @@ def run(tasks: Sequence[Task], records: Path, outputs: Path, jobs: int) -> int:
         nonlocal faults
         faults += fault is not None
         if fault is None and isinstance(training, Training) and (found := training.find(outputs)):
-            record(training, found, records)
+            record(training, found, folder)
 
     while not faults:
+        records = on_record(folder)
         todo = [each for task in tasks for each in missing(task, records)]
-        if not todo:
-            break
         for each in todo:  # done, but stopped before it was recorded
             if found := each.find(outputs):
-                record(each, found, records)
+                record(each, found, folder)
+        if not todo:
+            break
         complete(todo, outputs, jobs, ended)
     return faults
 
 
-def page(tasks: Sequence[Task], records: Path, text: str) -> str:
+def page(tasks: Sequence[Task], records: Records, text: str) -> str:
     """The page with the tables of today's records."""
     for task in tasks:
         text = replace(text, task.name, f"\n{markdown(table_of(task, records))}\n")
@@ -83,23 +90,35 @@ def act(arguments: argparse.Namespace) -> int:
     tasks = [task for task in tasks_in(PLANS) if arguments.only in (None, task.name)]
     if not tasks:
         raise ConfigError(f"there is no table {arguments.only}; {PLANS.name} has them")
-    with choices.composing():
-        if arguments.run:
-            os.nice(10)
+    if arguments.run:
+        os.nice(10)
+        with choices.composing():
             return FAILED if run(tasks, arguments.records, arguments.outputs, arguments.jobs) else FINISHED
-        if arguments.write or arguments.check:
-            before = PAGE.read_text()
-            now = page(tasks, arguments.records, before)
-            if arguments.write:
-                write_atomically(PAGE, now.encode())
-            elif now != before:
-                raise ConfigError(f"{PAGE.name} is not that of the records; scripts/learning.py --write makes it so")
-            return FINISHED
+    records = on_record(arguments.records)
+    if arguments.write:
+        write_atomically(PAGE, page(tasks, records, PAGE.read_text()).encode())
+    elif arguments.check:
+        check(tasks, records)
+    else:
         for task in tasks:
-            todo = len(missing(task, arguments.records))
+            todo = len(missing(task, records))
             print(f"{task.name}: {task.title}{f'; {todo} runs are next' if todo else ''}\n")
-            print(markdown(table_of(task, arguments.records)))
+            print(markdown(table_of(task, records)), flush=True)
     return FINISHED
+
+
+def check(tasks: Sequence[Task], records: Records) -> None:
+    """Accepts a page that is made of its records, which are of runs as they would be made today.
+
+    Raises:
+        ConfigError: if they are not.
+    """
+    before = PAGE.read_text()
+    if page(tasks, records, before) != before:
+        raise ConfigError(f"{PAGE.name} is not that of the records; scripts/learning.py --write makes it so")
+    with choices.composing():
+        if found := stale(tasks, records):
+            raise ConfigError(f"{len(found)} records are of other runs than their commands today: {found[0]}")
 
 
 def main() -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from scripts.evidence.records import Record, read
+from scripts.evidence.records import Record, Records
 from scripts.exhibits.jobs import Training
 from spardl.basics.errors import ConfigError
 
@@ -64,29 +64,27 @@ class Task:
         """The runs that learning rates are chosen by."""
         return [self.training(line, rate, self.seeds[0]) for line in self.lines for rate in line.rates]
 
-    def rest(self, folder: Path) -> list[Training]:
-        """The runs of the other seeds, at the rates that are known to be best; ``folder``: of all records."""
-        chosen = [(line, self.rate(line, folder)) for line in self.lines]
+    def rest(self, records: Records) -> list[Training]:
+        """The runs of the other seeds, at the rates that are known to be best by what is on ``records``."""
+        chosen = [(line, self.rate(line, records)) for line in self.lines]
         return [self.training(line, rate, seed) for line, rate in chosen if rate is not None for seed in self.seeds[1:]]
 
-    def rate(self, line: Line, folder: Path) -> float | None:
+    def rate(self, line: Line, records: Records) -> float | None:
         """The best learning rate of a row on the first seed; ``None`` as long as one of them has no record."""
-        found = {rate: read(self.training(line, rate, self.seeds[0]), folder) for rate in line.rates}
-        if any(each is None for each in found.values()):
-            return None
-        return min(found, key=lambda rate: self.loss(found[rate]))
+        found = {rate: records.get(self.training(line, rate, self.seeds[0]).command) for rate in line.rates}
+        known = {rate: self.loss(each) for rate, each in found.items() if each is not None}
+        return min(known, key=lambda rate: known[rate]) if len(known) == len(found) else None
 
-    def loss(self, record: Record | None) -> float:
+    def loss(self, record: Record) -> float:
         """What is to be small."""
-        assert record is not None
         return record.final(self.metric) if self.lower else -record.final(self.metric)
 
-    def records(self, line: Line, folder: Path) -> tuple[float, list[Record]] | None:
+    def results(self, line: Line, records: Records) -> tuple[float, list[Record]] | None:
         """The best learning rate of a row, and what is on record at it, seed by seed; ``None`` if it is not known."""
-        rate = self.rate(line, folder)
+        rate = self.rate(line, records)
         if rate is None:
             return None
-        found = [read(self.training(line, rate, seed), folder) for seed in self.seeds]
+        found = [records.get(self.training(line, rate, seed).command) for seed in self.seeds]
         return rate, [each for each in found if each is not None]
 
 

@@ -8,12 +8,12 @@ import platform
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from scripts.exhibits.jobs import Outcome, Training
 from spardl.basics.files import write_atomically
 
-__all__ = ["Record", "read", "record"]
+__all__ = ["Record", "Records", "on_record", "record"]
 
 _KEPT = (
     "metric",
@@ -51,10 +51,19 @@ class Record(NamedTuple):
         return math.inf if value is None else float(value)
 
     @property
+    def id(self) -> str:
+        """The run's."""
+        return str(self.figures["id"])
+
+    @property
     def share(self) -> float:
         """Bytes sent by a worker, as a share of those that a dense all-reduce sends."""
         dense = self.figures["step_bytes_dense"]
         return float(self.figures["step_bytes"] / dense) if dense else 0.0
+
+
+# By command.
+Records: TypeAlias = Mapping[str, Record]
 
 
 def record(training: Training, outcome: Outcome, folder: Path) -> Path:
@@ -82,13 +91,10 @@ def record(training: Training, outcome: Outcome, folder: Path) -> Path:
     return path
 
 
-def read(training: Training, folder: Path) -> Record | None:
-    """What is on record of a training, if anything is; ``folder``: of all records."""
-    try:
-        content = json.loads((folder / f"{training.id}.json").read_bytes())
-    except FileNotFoundError:
-        return None
-    return Record(content["command"], content)
+def on_record(folder: Path) -> Records:
+    """All that is on record, by command; ``folder``: of the small files."""
+    contents = (json.loads(path.read_bytes()) for path in sorted(folder.glob("*.json")))
+    return {content["command"]: Record(content["command"], content) for content in contents}
 
 
 @cache

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from statistics import mean
 
 from scripts.evidence.plans import ALONE, DENSE, PUBLISHED, Line, Task
-from scripts.evidence.records import Record
+from scripts.evidence.records import Record, Records
 from scripts.exhibits.statistics import spread
 from scripts.exhibits.tables import Cell, Row, Table
 
@@ -16,14 +15,14 @@ __all__ = ["table_of"]
 _COLUMNS = ("lr", "of each seed", "gap closed", "sent / dense", "waits")
 
 
-def table_of(task: Task, folder: Path) -> Table:
+def table_of(task: Task, records: Records) -> Table:
     """The table of a task, as far as it is on record.
 
     Args:
         task: what was trained.
-        folder: of all records.
+        records: of all trainings.
     """
-    found = {line.name: task.records(line, folder) for line in task.lines}
+    found = {line.name: task.results(line, records) for line in task.lines}
     losses = {name: mean(task.loss(each) for each in pair[1]) for name, pair in found.items() if pair}
     rows = [Row(line.name, _cells(task, line, found[line.name], losses), ()) for line in task.lines]
     return Table(task.title, ("", _COLUMNS[0], task.metric, *_COLUMNS[1:]), rows)

@@ -1,0 +1,131 @@
+"""The tables of learning: plans, records, and the page that is made of them."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts import choices, learning
+from scripts.evidence.plans import Line, Task, tasks_in
+from scripts.evidence.records import on_record, record
+from scripts.evidence.tables import table_of
+from scripts.exhibits.jobs import Outcome, Training
+from scripts.exhibits.tables import markdown
+from spardl.basics.errors import ConfigError
+from tests.driver import ROOT, here
+
+WORDS = ("model=resnet20", "training.max_steps=3", "cluster.workers=2")
+LINES = (
+    Line("dense", ("compressor=none",), (0.1, 0.2)),
+    Line("alone", ("compressor=none", "cluster.workers=1"), (0.1,)),
+    Line("published", ("compressor=spardl", "recipe=published"), (0.1,)),
+    Line("better", ("compressor=spardl",), (0.1,)),
+)
+TASK = Task("toy", "a toy", WORDS, "loss", True, (1, 2), LINES)
+
+
+def keep(training: Training, folder: Path, **figures: Any) -> None:
+    data = {"final": {"loss": 1.0}, "step_bytes": 13.0, "step_bytes_dense": 1000.0, "residual_age": 41.7, **figures}
+    name = hashlib.sha256(training.command.encode()).hexdigest()
+    (folder / f"{name}.json").write_text(json.dumps({"id": "another", "command": training.command, **data}))
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Path:
+    """Records in which the second learning rate of dense is better, and the last row is worse than nothing sent."""
+    losses = {"dense": 1.0, "alone": 2.0, "published": 3.0, "better": 2.5}
+    for line in LINES:
+        for seed, rate in itertools.product(TASK.seeds, line.rates):
+            worse = 5.0 if rate == 0.1 and line.name == "dense" else 0.0
+            keep(TASK.training(line, rate, seed), tmp_path, final={"loss": losses[line.name] + worse})
+    return tmp_path
+
+
+def test_rates_are_chosen_on_the_first_seed(filled: Path) -> None:
+    records = dict(on_record(filled))
+    assert TASK.rate(LINES[0], records) == 0.2
+    assert len(TASK.first()) == 5
+    assert len(TASK.rest(records)) == 4
+    assert learning.missing(TASK, records) == []
+    for line, rate, seed in ((LINES[0], 0.2, 2), (LINES[3], 0.1, 1)):
+        gone = TASK.training(line, rate, seed)
+        del records[gone.command]
+        assert learning.missing(TASK, records) == [gone]
+
+
+def test_the_table(filled: Path) -> None:
+    rows = [line.split(" | ") for line in markdown(table_of(TASK, on_record(filled))).splitlines()[2:]]
+    assert [row[1] for row in rows] == ["0.2", "0.1", "0.1", "0.1"]
+    assert [row[2] for row in rows] == ["1 ± 0", "2 ± 0", "3 ± 0", "2.5 ± 0"]
+    assert [row[4] for row in rows] == [
+        "",
+        "",
+        "**worse than one worker alone**",
+        "25%; **worse than one worker alone**",
+    ]
+    assert [row[5] for row in rows] == ["1.30%", "0", "1.30%", "1.30%"]
+
+
+def test_what_is_not_on_record(tmp_path: Path) -> None:
+    assert "| better | not run yet |" in markdown(table_of(TASK, on_record(tmp_path)))
+
+
+def test_a_run_and_its_record(tmp_path: Path) -> None:
+    words = ("cluster=simulated", "cluster.workers=2", "training.max_steps=3", "compressor=spardl", "seed=7")
+    assert here(*words, f"output_dir={tmp_path / 'runs'}") == 0
+    with choices.composing():
+        training = Training(words[1:])
+        found = training.find(tmp_path / "runs")
+        assert isinstance(found, Outcome)
+        path = record(training, found, tmp_path / "records")
+        kept = on_record(tmp_path / "records").get(training.command)
+    assert path.stat().st_size < 4000
+    assert kept is not None
+    assert (kept.command, kept.id) == (training.command, training.id)
+    assert kept.final("accuracy") == found.data["final"]["accuracy"]
+    assert kept.figures["weights_sha256"] == found.data["weights_sha256"]
+    assert kept.figures["evaluations"][-1]["step"] == 3
+    assert 0.01 < kept.share < 0.02
+    assert kept.figures["residual_age"] > 0
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"rates": {"dense": [1], "alone": [1]}}, "needs the rows published"),
+        ({"rates": {"dense": [1], "alone": [1], "published": [1], "x": [1]}}, "has a row 'x' that is not described"),
+    ],
+)
+def test_plans_that_cannot_be(tmp_path: Path, content: dict[str, Any], words: str) -> None:
+    task = {"title": "", "words": "", "metric": "loss", "lower": True, "seeds": [1], **content}
+    rows = {"dense": "", "alone": "", "published": ""}
+    (tmp_path / "plan.yaml").write_text(json.dumps({"rows": rows, "tasks": {"toy": task}}))
+    with pytest.raises(ConfigError, match=words):
+        tasks_in(tmp_path / "plan.yaml")
+
+
+def test_a_record_of_another_run_is_told(filled: Path) -> None:
+    task = Task("toy", "a toy", WORDS, "loss", True, (1,), LINES[2:3])
+    with choices.composing():
+        assert learning.stale([task], on_record(filled)) == [task.first()[0].command]
+
+
+def test_the_page_is_that_of_the_records() -> None:
+    before = learning.PAGE.read_text()
+    assert learning.page(tasks_in(learning.PLANS), on_record(ROOT / "docs" / "results" / "learning"), before) == before
+
+
+@pytest.mark.slow
+def test_the_records_are_those_of_today() -> None:
+    learning.check(tasks_in(learning.PLANS), on_record(ROOT / "docs" / "results" / "learning"))
+
+
+def test_commands_that_cannot_be(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["learning.py", "--only", "nothing"])
+    assert learning.main() == 2
+    assert capsys.readouterr().err == "error: there is no table nothing; learning.yaml has them\n"

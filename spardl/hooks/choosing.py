@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
+
+import torch
+from torch import nn
 
 from spardl.basics.checks import is_a, is_finite
 from spardl.basics.errors import ConfigError
 from spardl.method.method import Method
 from spardl.schedules import Dear, LayerFusion, MgWfbp, Schedule, Wfbp
 
-__all__ = ["check_update", "choose_schedule", "options_of"]
+__all__ = ["check_covered", "check_update", "choose_schedule", "options_of"]
 
 _KINDS: tuple[type[Schedule], ...] = (Wfbp, MgWfbp, LayerFusion, Dear)
 # What a limit on the size of groups is called, where there is one.
@@ -72,6 +76,29 @@ def check_update(schedule: Schedule, method: Method, optimizer: object, clip_nor
         raise ConfigError(
             f"clip_norm is for schedule=dear, or a momentum that is moved before compression; with schedule="
             f"{schedule.name} and momentum={method.momentum.name} your loop clips: leave it out"
+        )
+
+
+def check_covered(method: Method, optimizer: torch.optim.Optimizer | None, averaged: Iterable[nn.Parameter]) -> None:
+    """Accepts an optimizer all of whose parameters are averaged, where its step would only apply averages.
+
+    Args:
+        method: of a handle.
+        optimizer: that it was given.
+        averaged: the parameters that the handle averages.
+
+    Raises:
+        ConfigError: if it has others.
+    """
+    if optimizer is None or not method.momentum.moved:
+        return
+    own = set(averaged)
+    trained = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
+    others = [each for each in trained if each not in own]
+    if others:
+        raise ConfigError(
+            f"{len(others)} of the optimizer's {len(trained)} parameters are none that this handle averages, and its "
+            "step would no longer train them; give them an optimizer of their own"
         )
 
 

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from spardl.basics.checks import check_kind, check_real, check_seconds
 from spardl.basics.errors import ConfigError
 from spardl.hooks.averager import SAVED, Averager, Beside, Named
-from spardl.hooks.choosing import check_update, choose_schedule, options_of
+from spardl.hooks.choosing import check_covered, check_update, choose_schedule, options_of
 from spardl.hooks.delayed import DelayedUpdate
 from spardl.hooks.stats import Meter, Stats
 from spardl.method.method import Method
@@ -86,6 +86,7 @@ class Hook:
         self._schedule.check(self.method, clips=clip_norm is not None and not self.method.momentum.moved)
         self._named = [Named(*pair) for pair in ddp.module.named_parameters()]
         check_real(self._named)
+        check_covered(self.method, optimizer, (pair.parameter for pair in self._named))
         self._device = self._named[0].parameter.device
         self._cluster = Beside(ddp.process_group, self._device, timeout)
         method.communicator.check_workers(self._cluster.size)
@@ -294,7 +295,8 @@ class Hook:
         """Averages densely from now on, as DDP without a hook.
 
         torch cannot unregister a hook, so this one stays, and the next ``attach`` to the model uses it. What is carried
-        over waits for it: another method that has a residual goes on with it, and one that has none drops it.
+        over waits for it: another method that has a residual goes on with it, and one that has none drops it. An
+        optimizer whose state was moved has its own again, which begins anew.
         """
         if self._update is not None:
             self._update.close()

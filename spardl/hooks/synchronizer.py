@@ -15,7 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 from spardl.basics.checks import check_kind, check_real, check_seconds
 from spardl.basics.errors import ConfigError
 from spardl.hooks.averager import Averager, Beside, Named
-from spardl.hooks.choosing import check_update, choose_schedule, options_of
+from spardl.hooks.choosing import check_covered, check_update, choose_schedule, options_of
 from spardl.hooks.stats import Meter, Stats
 from spardl.method.method import Method
 from spardl.method.moving import definite
@@ -106,6 +106,7 @@ class Synchronizer:
         if not named:
             raise ConfigError("there are no parameters to average the gradients of")
         check_real(named)
+        check_covered(self.method, optimizer, (pair.parameter for pair in named))
         gradient = CopiedGradient(named)
         self._parameters = gradient.parameters
         self._cluster = Beside(group, self._parameters[0].device, timeout)

@@ -78,9 +78,9 @@ class AdamMomentum(Momentum):
         variance.clamp_(max=torch.finfo(variance.dtype).max)
         divisor = variance.sqrt().div_(math.sqrt(1 - second**moments.updates)).add_(self.eps)
         if not first:
-            return gradient / divisor.to(gradient.dtype)
+            return (gradient / divisor).to(gradient.dtype)
         moments.velocity.lerp_(gradient, 1 - first)
-        return moments.velocity.div(divisor.mul_(1 - first**moments.updates).to(gradient.dtype))
+        return (moments.velocity / divisor.mul_(1 - first**moments.updates)).to(gradient.dtype)
 
     def bound(self, applied: Tensor, peak: float, moments: Moments) -> tuple[float, bool]:
         """Looks: an update may be larger than the gradient, or smaller."""

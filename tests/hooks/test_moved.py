@@ -253,6 +253,10 @@ def in_groups(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW([{"params": [first], "betas": (0.5, 0.9)}, {"params": rest}])
 
 
+def with_another(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([*model.parameters(), nn.Parameter(torch.zeros(3))])
+
+
 ADAM = spardl.Method(spardl.TopK(0.1), spardl.SparDL(), spardl.GlobalResidual(), spardl.AdamMomentum())
 
 
@@ -268,6 +272,8 @@ ADAM = spardl.Method(spardl.TopK(0.1), spardl.SparDL(), spardl.GlobalResidual(),
         (lambda: Loop(attached(ADAM, optimizer=None)), "give attach() the optimizer"),
         (lambda: Loop(attached(ADAM), sgd), "momentum=adam is not what SGD does"),
         (lambda: Loop(attached(PART, optimizer="adam")), "optimizer must be a Optimizer or None, got 'adam'"),
+        (lambda: Loop(attached(PART), with_another), "1 of the optimizer's 14 parameters are none that this handle"),
+        (lambda: Loop(alone, with_another, {"method": PART}), "give them an optimizer of their own"),
         (lambda: Loop(attached(PART), clip_norm=-1), "clip_norm must be a number above 0"),
         (
             lambda: Loop(attached(spardl.make_method("none")), clip_norm=1.0),
@@ -275,8 +281,8 @@ ADAM = spardl.Method(spardl.TopK(0.1), spardl.SparDL(), spardl.GlobalResidual(),
         ),
     ],
     ids=[
-        *("clipped", "cycled", "amsgrad", "maximize", "groups", "adagrad", "without", "other", "word", "clip"),
-        "dense_clip",
+        *("clipped", "cycled", "amsgrad", "maximize", "groups", "adagrad", "without", "other", "word"),
+        *("another", "another_alone", "clip", "dense_clip"),
     ],
 )
 def test_what_cannot_be_moved_is_refused(work: Callable[[], Any], words: str) -> None:

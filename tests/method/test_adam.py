@@ -129,6 +129,14 @@ def test_any_finite_gradient_makes_a_finite_update(dtype: torch.dtype, strength:
             assert all(bool(each.isfinite().all()) for each in kept)
 
 
+def test_small_gradients_in_half_precision() -> None:
+    """Roots of squares below what float16 can hold do not divide by zero."""
+    bench = Bench.build(exact(AdamMomentum((0.0, 0.5))), 1, 20, torch.float16)
+    for strength in (6e-8, 1e-6, 6e-8, 0.0, 6e-8):
+        average = to_dense(bench.step([torch.full((20,), strength, dtype=torch.float16)])[0])
+        assert float(average.abs().max()) < 3
+
+
 def test_the_scale_of_gradients_is_not_that_of_the_variance() -> None:
     """A GradScaler's factor multiplies updates as it does gradients, and leaves no trace in the variance."""
     plain, scaled = (Bench.build(exact(AdamMomentum()), 1, 20) for _ in range(2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from torch import nn
 
@@ -23,6 +24,7 @@ def attach(
     model: nn.Module,
     method: MethodName | str | Method = "spardl",
     *,
+    optimizer: torch.optim.Optimizer | None = None,
     fresh: bool = False,
     **options: Any,
 ) -> Hook:
@@ -35,6 +37,8 @@ def attach(
         accelerator: that prepared the model.
         model: as prepared: a ``DistributedDataParallel``.
         method: a name (``spardl.method_names()``), or a :class:`spardl.Method`.
+        optimizer: of the model, as prepared: see :func:`spardl.attach`. Give ``clip_norm`` here then, in place of
+            ``accelerator.clip_grad_norm_``.
         fresh: whether residuals begin at zero where ``load_state`` finds none, instead of an error.
         **options: of :func:`spardl.attach`, and of the method, for instance ``density=0.01``.
 
@@ -47,7 +51,9 @@ def attach(
         CheckpointError: in ``load_state``, if it finds no state of this worker.
     """
     wrapped = distributed(model, "accelerate launch, or torchrun")
-    handle = ddp.attach(wrapped, method, scaler=accelerator.scaler, **options)
+    # What prepare() returns only passes steps on to the optimizer itself, which it has as an attribute.
+    own = getattr(optimizer, "optimizer", optimizer)
+    handle = ddp.attach(wrapped, method, scaler=accelerator.scaler, optimizer=own, **options)
     first = next(model.parameters())
 
     def prefixes(models: list[nn.Module]) -> list[str]:

@@ -38,6 +38,8 @@ class Job:
         self.model, self.optimizer, self.loader = self.accelerator.prepare(
             model, optimizer, DataLoader(data, batch_size=4)
         )
+        if options and options.pop("moves", False):
+            options["optimizer"] = self.optimizer
         self.handle = None if options is None else attach(self.accelerator, self.model, **options)
 
     def train(self, epochs: int = 1) -> torch.Tensor:
@@ -50,15 +52,19 @@ class Job:
         return weights(self.model)
 
 
+@pytest.mark.parametrize("moves", [False, True])
 @pytest.mark.parametrize("passes", [1, 2])
-def test_density_1_is_accelerate_itself(passes: int) -> None:
-    def work() -> tuple[torch.Tensor, torch.Tensor, int]:
+def test_density_1_is_accelerate_itself(passes: int, moves: bool) -> None:
+    def work() -> tuple[torch.Tensor, torch.Tensor, int, int]:
         plain = Job(None, gradient_accumulation_steps=passes).train(3)
-        job = Job({"method": "spardl", "density": 1}, gradient_accumulation_steps=passes)
-        return plain, job.train(3), job.handle.stats().steps  # type: ignore[union-attr]
+        job = Job({"method": "spardl", "density": 1, "moves": moves}, gradient_accumulation_steps=passes)
+        trained = job.train(3)
+        kept = len(job.optimizer.optimizer.state)
+        return plain, trained, job.handle.stats().steps, kept  # type: ignore[union-attr]
 
-    for plain, ours, steps in launched(work):
+    for plain, ours, steps, kept in launched(work):
         assert steps == 3 * 8 // passes
+        assert (kept == 0) is moves
         torch.testing.assert_close(ours, plain)
 
 

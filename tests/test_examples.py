@@ -78,12 +78,14 @@ def test_an_example_runs_and_learns(path: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_adamw_learns_more_where_it_is_given_to_spardl(tmp_path: Path) -> None:
     (words,) = commands(ROOT / "examples" / "adamw.py")
-    said = run([*words, "--steps", "60", "--width", "32", "--layers", "1"], tmp_path)
+    # Equal rates, so that it is not the rate that makes the difference.
+    small = shlex.split("--steps 100 --width 32 --layers 1 --moved 0.03 --published 0.03")
+    said = run([*words, *small], tmp_path)
     found = re.findall(r"^(\w+) +(\d+\.\d+) nats, +(\d+\.\d)% of the bytes of dense$", said, re.MULTILINE)
     losses = {way: float(loss) for way, loss, _ in found}
     shares = {way: float(share) for way, _, share in found}
     assert list(losses) == ["dense", "moved", "alone", "published"]
-    assert losses["dense"] <= losses["moved"] < losses["published"] - 0.5
+    assert losses["dense"] <= losses["moved"] < losses["published"] - 0.15
     assert shares["dense"] == 100
     assert shares["alone"] == 0
     assert 1 < shares["moved"] == shares["published"] < 2

@@ -85,7 +85,7 @@ def test_adamw_learns_more_where_it_is_given_to_spardl(tmp_path: Path) -> None:
     losses = {way: float(loss) for way, loss, _ in found}
     shares = {way: float(share) for way, _, share in found}
     assert list(losses) == ["dense", "moved", "alone", "published"]
-    assert losses["dense"] <= losses["moved"] < losses["published"] - 0.15
+    assert losses["moved"] < losses["published"] - 0.15
     assert shares["dense"] == 100
     assert shares["alone"] == 0
     assert 1 < shares["moved"] == shares["published"] < 2

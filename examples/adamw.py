@@ -2,7 +2,7 @@
 
 torchrun --standalone --nproc-per-node 4 examples/adamw.py
 
-It takes some three minutes on two cores; `--steps 100 --width 32 --layers 2` is sooner done. Each way has its own best
+It takes two to four minutes on two cores; `--steps 100 --width 32 --layers 2` is sooner done. Each way has its own best
 learning rate, and an option for another: `--published 0.001`. The text, and so the losses, differ between Pythons.
 """
 
@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import spardl
 
-RATES = {"dense": 0.02, "moved": 0.015, "alone": 0.01, "published": 0.003}  # the best of some
+RATES = {"dense": 0.02, "moved": 0.015, "alone": 0.01, "published": 0.003}  # each the best of three or four
 WINDOW, BATCH = 64, 16
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

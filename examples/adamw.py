@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import spardl
 
-RATES = {"dense": 0.02, "moved": 0.015, "alone": 0.01, "published": 0.003}  # each the best of three or four
+RATES = {"dense": 0.02, "moved": 0.015, "alone": 0.01, "published": 0.003}  # each the best of two to four
 WINDOW, BATCH = 64, 16
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

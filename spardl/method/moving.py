@@ -26,7 +26,7 @@ _Group = Mapping[str, Any]
 
 
 def _sgd(group: _Group) -> Momentum:
-    return SgdMomentum(group["momentum"], nesterov=group["nesterov"]) if group["momentum"] else OptimizerMomentum()
+    return SgdMomentum(group["momentum"], nesterov=group["nesterov"])
 
 
 def _adam(group: _Group) -> Momentum:
@@ -66,7 +66,8 @@ def definite(method: Method, optimizer: torch.optim.Optimizer | None) -> Method:
         return method
     rule = rule_of(optimizer) if optimizer else OptimizerMomentum()
     if not isinstance(rule, AdamMomentum):
-        return replace(method, momentum=rule)
+        plain = isinstance(rule, SgdMomentum) and not rule.factor
+        return replace(method, momentum=OptimizerMomentum() if plain else rule)
     residual = method.residual
     if isinstance(residual, ErrorFeedback) and residual.decay is None:
         residual = replace(residual, decay=_DECAY)
@@ -84,11 +85,10 @@ def check_moved(momentum: Momentum, optimizer: torch.optim.Optimizer) -> None:
         ConfigError: if it is of another kind, or its options mean something that is not moved.
     """
     own = rule_of(optimizer)
-    kind = type(own) if own.remembers else SgdMomentum
-    if not isinstance(momentum, kind):
+    if not isinstance(momentum, type(own)):
         raise ConfigError(
             f"momentum={momentum.name} is not what {type(optimizer).__name__} does; use momentum=auto, that of any "
-            f"optimizer, here momentum={kind.name}"
+            f"optimizer, here momentum={own.name}"
         )
 
 

@@ -11,6 +11,7 @@ from torch import nn
 import spardl
 from spardl.basics.errors import ConfigError
 from spardl.method.moving import coupled_decay, definite
+from spardl.schedules.plain import PlainSteps
 
 AUTO = spardl.Method(spardl.TopK(0.1), spardl.SparDL(), spardl.GlobalResidual(), spardl.AutoMomentum())
 
@@ -68,6 +69,18 @@ def test_what_is_something_else_is_refused(kind: type[torch.optim.Optimizer], op
         definite(AUTO, optimizer(kind, **options))
     assert words in str(error.value)
     assert "recipe=published" in str(error.value)
+
+
+def test_a_factor_beside_an_optimizer_without_one() -> None:
+    """Nobody has changed the optimizer, whose own factor is 0."""
+    weights = nn.Parameter(torch.ones(3))
+    made = torch.optim.SGD([weights], lr=0.5)
+    steps = PlainSteps(made, spardl.SgdMomentum(0.9))
+    for _ in range(2):
+        weights.grad = torch.ones(3)
+        made.step()
+    assert weights.tolist() == [0.0] * 3
+    steps.close()
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ class Line:
     Attributes:
         name: of the row.
         words: of train.py.
-        rates: learning rates to choose from, on the first seed.
+        rates: learning rates to choose from.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Task:
         words: of train.py that all rows share.
         metric: that is compared.
         lower: whether less of it is better.
-        seeds: the first one chooses the rates.
+        seeds: of the runs; see ``choosing``.
         lines: the rows.
     """
 
@@ -60,32 +60,52 @@ class Task:
         """The run of a row."""
         return Training((*self.words, *line.words, f"optimizer.lr={rate:g}", f"seed={seed}"))
 
+    def choosing(self, line: Line) -> tuple[int, ...]:
+        """The seeds that a row's learning rate is chosen by: all, for what others are measured by; else the first."""
+        return self.seeds if line.name in (DENSE, ALONE, PUBLISHED) else self.seeds[:1]
+
     def first(self) -> list[Training]:
         """The runs that learning rates are chosen by."""
-        return [self.training(line, rate, self.seeds[0]) for line in self.lines for rate in line.rates]
+        return [
+            self.training(line, rate, seed)
+            for line in self.lines
+            for seed in self.choosing(line)
+            for rate in line.rates
+        ]
 
     def rest(self, records: Records) -> list[Training]:
         """The runs of the other seeds, at the rates that are known to be best by what is on ``records``."""
         chosen = [(line, self.rate(line, records)) for line in self.lines]
-        return [self.training(line, rate, seed) for line, rate in chosen if rate is not None for seed in self.seeds[1:]]
+        return [
+            self.training(line, rate, seed)
+            for line, rate in chosen
+            if rate is not None
+            for seed in self.seeds
+            if seed not in self.choosing(line)
+        ]
 
     def rate(self, line: Line, records: Records) -> float | None:
-        """The best learning rate of a row on the first seed; ``None`` as long as one of them has no record."""
-        found = {rate: records.get(self.training(line, rate, self.seeds[0]).command) for rate in line.rates}
-        known = {rate: self.loss(each) for rate, each in found.items() if each is not None}
-        return min(known, key=lambda rate: known[rate]) if len(known) == len(found) else None
+        """The best learning rate of a row by the seeds that choose it; ``None`` as long as a record is missing."""
+        losses = {rate: self._losses(line, rate, records, self.choosing(line)) for rate in line.rates}
+        if any(len(each) < len(self.choosing(line)) for each in losses.values()):
+            return None
+        return min(losses, key=lambda rate: sum(losses[rate].values()))
+
+    def _losses(self, line: Line, rate: float, records: Records, seeds: Sequence[int]) -> dict[int, float]:
+        found = {seed: records.get(self.training(line, rate, seed).command) for seed in seeds}
+        return {seed: self.loss(each) for seed, each in found.items() if each is not None}
 
     def loss(self, record: Record) -> float:
         """What is to be small."""
         return record.final(self.metric) if self.lower else -record.final(self.metric)
 
-    def results(self, line: Line, records: Records) -> tuple[float, list[Record]] | None:
-        """The best learning rate of a row, and what is on record at it, seed by seed; ``None`` if it is not known."""
+    def results(self, line: Line, records: Records) -> tuple[float, dict[int, Record]] | None:
+        """The best learning rate of a row, and what is on record at it, by seed; ``None`` if it is not known."""
         rate = self.rate(line, records)
         if rate is None:
             return None
-        found = [records.get(self.training(line, rate, seed).command) for seed in self.seeds]
-        return rate, [each for each in found if each is not None]
+        found = {seed: records.get(self.training(line, rate, seed).command) for seed in self.seeds}
+        return rate, {seed: each for seed, each in found.items() if each is not None}
 
 
 def tasks_in(file: Path) -> list[Task]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from statistics import mean
 
 from scripts.evidence.plans import ALONE, DENSE, PUBLISHED, Line, Task
@@ -23,33 +24,43 @@ def table_of(task: Task, records: Records) -> Table:
         records: of all trainings.
     """
     found = {line.name: task.results(line, records) for line in task.lines}
-    losses = {name: mean(task.loss(each) for each in pair[1]) for name, pair in found.items() if pair}
+    losses = {name: {seed: task.loss(each) for seed, each in pair[1].items()} for name, pair in found.items() if pair}
     rows = [Row(line.name, _cells(task, line, found[line.name], losses), ()) for line in task.lines]
     return Table(task.title, ("", _COLUMNS[0], task.metric, *_COLUMNS[1:]), rows)
 
 
-def _cells(task: Task, line: Line, found: tuple[float, list[Record]] | None, losses: dict[str, float]) -> list[Cell]:
+def _cells(
+    task: Task, line: Line, found: tuple[float, dict[int, Record]] | None, losses: Mapping[str, Mapping[int, float]]
+) -> list[Cell]:
     if found is None:
         return [Cell("not run yet"), *[Cell("")] * len(_COLUMNS)]
     rate, records = found
-    values = [each.final(task.metric) for each in records]
-    age = records[0].figures.get("residual_age")
+    values = [each.final(task.metric) for each in records.values()]
+    first = next(iter(records.values()))
+    age = first.figures.get("residual_age")
     return [
         Cell(f"{rate:g}"),
         Cell(spread(values)),
         Cell(", ".join(f"{value:.4g}" for value in values)),
         Cell(_gap(line.name, losses)),
-        Cell("0" if line.name == ALONE else f"{records[0].share:.2%}"),
+        Cell("0" if line.name == ALONE else f"{first.share:.2%}"),
         Cell(f"{age:.0f} steps" if age else ""),
     ]
 
 
-def _gap(name: str, losses: dict[str, float]) -> str:
-    """The share that a row brings back of what the published form lost; and whether it is worse than nothing sent."""
+def _gap(name: str, losses: Mapping[str, Mapping[int, float]]) -> str:
+    """The share that a row brings back of what the published form lost; and whether it is worse than nothing sent.
+
+    Means are over the seeds that all of them have.
+    """
     if name == ALONE or not {DENSE, PUBLISHED, ALONE} <= losses.keys():
         return ""
-    below = "; **worse than one worker alone**" if losses[name] > losses[ALONE] else ""
-    whole = losses[PUBLISHED] - losses[DENSE]
+    seeds = set.intersection(*(set(losses[each]) for each in (name, DENSE, PUBLISHED, ALONE)))
+    own, dense, published, alone = (
+        mean(losses[each][seed] for seed in seeds) for each in (name, DENSE, PUBLISHED, ALONE)
+    )
+    below = "**worse than one worker alone**" if own > alone else ""
+    whole = published - dense
     if name in (DENSE, PUBLISHED) or whole <= 0 or not math.isfinite(whole):
-        return below.removeprefix("; ")
-    return f"{(losses[PUBLISHED] - losses[name]) / whole:.0%}{below}"
+        return below
+    return "; ".join(filter(None, (f"{(published - own) / whole:.0%}", below)))

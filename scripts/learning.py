@@ -6,9 +6,9 @@ python scripts/learning.py --run --only gpt_chars   of one table only
 python scripts/learning.py --write                  writes docs/learning.md from the records
 python scripts/learning.py --check                  says whether the page is that of the records
 
-Each row is trained at each of its learning rates with the first seed, and at the best one with the others; those that all
-others are measured by (dense, alone, published), at each rate with each seed. Every training leaves a small file in docs/results/learning, from which any clone makes the tables; its run folder is not
-needed then.
+Each row is trained at each of its learning rates with the first seed, and at the best one with the others; those that
+all others are measured by (dense, alone, published), at each rate with each seed. Every training leaves a small file in
+docs/results/learning, from which any clone makes the tables; its run folder is not needed then.
 """
 
 from __future__ import annotations

@@ -66,12 +66,8 @@ class Task:
 
     def first(self) -> list[Training]:
         """The runs that learning rates are chosen by."""
-        return [
-            self.training(line, rate, seed)
-            for line in self.lines
-            for seed in self.choosing(line)
-            for rate in line.rates
-        ]
+        pairs = ((line, seed) for line in self.lines for seed in self.choosing(line))
+        return [self.training(line, rate, seed) for line, seed in pairs for rate in line.rates]
 
     def rest(self, records: Records) -> list[Training]:
         """The runs of the other seeds, at the rates that are known to be best by what is on ``records``."""
@@ -85,15 +81,15 @@ class Task:
         ]
 
     def rate(self, line: Line, records: Records) -> float | None:
-        """The best learning rate of a row by the seeds that choose it; ``None`` as long as a record is missing."""
-        losses = {rate: self._losses(line, rate, records, self.choosing(line)) for rate in line.rates}
-        if any(len(each) < len(self.choosing(line)) for each in losses.values()):
-            return None
-        return min(losses, key=lambda rate: sum(losses[rate].values()))
-
-    def _losses(self, line: Line, rate: float, records: Records, seeds: Sequence[int]) -> dict[int, float]:
-        found = {seed: records.get(self.training(line, rate, seed).command) for seed in seeds}
-        return {seed: self.loss(each) for seed, each in found.items() if each is not None}
+        """The best learning rate of a row, by those of the seeds that choose it which have records of all rates."""
+        found = {
+            (rate, seed): records.get(self.training(line, rate, seed).command)
+            for rate in line.rates
+            for seed in self.choosing(line)
+        }
+        losses = {pair: self.loss(each) for pair, each in found.items() if each is not None}
+        seeds = [seed for seed in self.choosing(line) if all((rate, seed) in losses for rate in line.rates)]
+        return min(line.rates, key=lambda rate: sum(losses[rate, seed] for seed in seeds)) if seeds else None
 
     def loss(self, record: Record) -> float:
         """What is to be small."""

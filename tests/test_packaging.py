@@ -29,8 +29,8 @@ from torch import nn
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 ddp_model = nn.parallel.DistributedDataParallel(nn.Linear(100, 50))
-{lines}
 optimizer = torch.optim.SGD(ddp_model.parameters(), lr=0.1)
+{lines}
 draws = torch.Generator().manual_seed(dist.get_rank())
 for _ in range(5):
     optimizer.zero_grad()

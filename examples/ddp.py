@@ -19,9 +19,9 @@ torch.manual_seed(0)
 teacher = nn.Linear(64, 10)
 model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10))
 ddp_model = DistributedDataParallel(model)
-handle = None if "--plain" in sys.argv else spardl.attach(ddp_model, "spardl", density=0.01)
-
 optimizer = torch.optim.SGD(ddp_model.parameters(), lr=0.1)
+handle = None if "--plain" in sys.argv else spardl.attach(ddp_model, "spardl", density=0.01, optimizer=optimizer)
+
 draws = torch.Generator().manual_seed(rank)
 for step in range(1, 201):
     inputs = torch.randn(32, 64, generator=draws)

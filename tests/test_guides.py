@@ -83,21 +83,22 @@ def test_the_quickstart_trains_and_goes_on(tmp_path: Path, monkeypatch: pytest.M
     assert 0 < stats.bytes_sent < 0.03 * stats.dense_bytes
 
 
-def _tuned(cluster: ProcessGroupCluster) -> tuple[Tensor, spardl.Method]:
+def _tuned(cluster: ProcessGroupCluster) -> tuple[Tensor, spardl.Method, bool]:
     (code,) = blocks(DOCS / "tuning.md", "python")
     setting = Setting(cluster.local_ranks[0])
     setting.run(code)
     setting.run(blocks(QUICKSTART, "python")[1], slice(4))
-    return setting.weights, setting.names["handle"].method
+    return setting.weights, setting.names["handle"].method, not setting.names["optimizer"].state
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(100)
 def test_the_options_of_the_tuning_guide() -> None:
-    (one, method), (other, _) = run_workers(2, _tuned)
+    (one, method, moved), (other, _, _) = run_workers(2, _tuned)
     assert torch.equal(one, other)
     assert (method.compressor.density, method.communicator.teams) == (0.02, 2)
-    assert (method.wire.values, method.warmup.steps) == ("bfloat16", 100)
+    assert (method.wire.values, method.warmup.steps) == ("bfloat16", 0)
+    assert moved, "the optimizer, given to the handle, keeps no state of its own"
 
 
 @pytest.mark.slow

@@ -17,6 +17,8 @@ __all__ = ["ALONE", "DENSE", "PUBLISHED", "Line", "Task", "tasks_in"]
 
 # The rows that all others are measured by: the ceiling, the floor, and the method as it was published.
 DENSE, ALONE, PUBLISHED = "dense", "alone", "published"
+# A first seed that happens to bear a high rate is no ground to judge a reference or a rival by.
+_TUNED = frozenset({DENSE, ALONE, PUBLISHED, "powersgd"})
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,8 @@ class Task:
         return Training((*self.words, *line.words, f"optimizer.lr={rate:g}", f"seed={seed}"))
 
     def choosing(self, line: Line) -> tuple[int, ...]:
-        """The seeds that a row's learning rate is chosen by: all, for what others are measured by; else the first."""
-        return self.seeds if line.name in (DENSE, ALONE, PUBLISHED) else self.seeds[:1]
+        """The seeds that a row's learning rate is chosen by: all, for references and rivals; else the first."""
+        return self.seeds if line.name in _TUNED else self.seeds[:1]
 
     def first(self) -> list[Training]:
         """The runs that learning rates are chosen by."""

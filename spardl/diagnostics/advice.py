@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,6 +17,10 @@ CLEAR = 1.05
 """Less is no gain: in the network lab the model was off by about as much (docs/schedules.md)."""
 # What is not 1 with three digits.
 _SEEN = 1.005
+# Losses as without compression, to what seeds differ by (docs/learning.md).
+_LEARN_AS_DENSE = frozenset({DENSE, "bf16", "fp16"})
+# What learns more than a sparse method where steps are few.
+_RIVALS = frozenset({"bf16", "powersgd"})
 
 
 class Choice(NamedTuple):
@@ -30,6 +34,7 @@ class Choice(NamedTuple):
         bytes_sent: by each worker in a step.
         break_even_gbit: bandwidth in Gbit/s under which a synchronization by this method is faster than a dense one;
             infinite if it always is, 0 if it never is, or is dense itself.
+        moves: whether it wants to know the optimizer, whose state it moves before compression.
     """
 
     method: str
@@ -38,11 +43,17 @@ class Choice(NamedTuple):
     seconds: float
     bytes_sent: float
     break_even_gbit: float
+    moves: bool = False
 
     def __str__(self) -> str:
-        """The arguments of ``spardl.attach`` after the model."""
+        """The arguments of ``spardl.attach`` after the model, but for the optimizer."""
         options = [f"{name}={value!r}" for name, value in self.options.items()]
         return ", ".join([f'"{self.method}"', *options, f'schedule="{self.schedule}"'])
+
+    @property
+    def call(self) -> str:
+        """The line of a training loop."""
+        return f"spardl.attach(model, {self}{', optimizer=optimizer' * self.moves})"
 
 
 @dataclass(frozen=True)
@@ -73,6 +84,13 @@ class Advice:
         return self.choices[0]
 
     @property
+    def advised(self) -> Choice:
+        """The fastest, or one about as fast that learns as dense training does and is clearly faster than DDP."""
+        limit = min(CLEAR * self.best.seconds, self.baseline.seconds / CLEAR)
+        near = (choice for choice in self.choices if choice.method in _LEARN_AS_DENSE and choice.seconds <= limit)
+        return next(near, self.best)
+
+    @property
     def dense(self) -> Choice:
         """Without compression, under its best schedule; the baseline, if no other is asked about."""
         return next((choice for choice in self.choices if choice.method == DENSE), self.baseline)
@@ -84,18 +102,30 @@ class Advice:
             [
                 f"{head}: {self._verdict()}",
                 *(self._line(choice) for choice in self._rows()),
+                *self._learning(),
                 *(f"  not compared: {reason}" for reason in self.left_out),
             ]
         )
 
     def _verdict(self) -> str:
-        gain, way = self.baseline.seconds / self.best.seconds, f"spardl.attach(model, {self.best})"
+        gain, way = self.baseline.seconds / self.advised.seconds, self.advised.call
         if gain >= CLEAR:
             return f"use {way}, {gain:.3g} times as fast as plain DDP"
-        if self.best == self.baseline:
+        if self.advised == self.baseline:
             return "stay with plain DDP; nothing is faster"
         speed = f"only {gain:.3g} times as fast as" if gain >= _SEEN else "as fast as"
         return f"stay with plain DDP; {way} is {speed} plain DDP"
+
+    def _learning(self) -> Iterator[str]:
+        """What the advised way costs besides seconds."""
+        density = self.advised.options.get("density")
+        if density and self.baseline.seconds >= CLEAR * self.advised.seconds:
+            rivals = [f'"{choice.method}"' for choice in self.choices if choice.method in _RIVALS]
+            beside = f" beside that of {' or '.join(rivals)}" if rivals else ""
+            yield (
+                f"  learning: at density={density:g} an entry is sent every {1 / density:,.0f} steps or so; in fewer "
+                f"than {10 / density:,.0f} steps look at the loss{beside}"
+            )
 
     def _rows(self) -> list[Choice]:
         """The choices, and plain DDP where it stands among them."""

@@ -129,7 +129,7 @@ def test_it_is_compared_with_plain_ddp() -> None:
     assert advice.baseline.seconds == in_backward(profile, groups, costs.whole).seconds
     assert advice.dense.seconds < advice.baseline.seconds
     assert str(advice).count("plain DDP  ") == 1
-    assert f"use spardl.attach(model, {advice.best}), " in str(advice)
+    assert f"use {advice.advised.call}, " in str(advice)
 
 
 def test_schedules_are_those_of_attach() -> None:
@@ -157,6 +157,26 @@ def test_what_is_no_clear_gain_is_no_advice(seconds: float, method: str, said: s
     text = str(spardl.Advice((best, plain), Network(0, 1), 4, 1000, 1.0, baseline=plain))
     assert said in text
     assert " 1 times" not in text
+
+
+@pytest.mark.parametrize(("seconds", "advised"), [(1.0, "topka"), (0.96, "bf16")])
+def test_what_learns_as_dense_is_advised_where_it_is_about_as_fast(seconds: float, advised: str) -> None:
+    plain = spardl.Choice("none", {}, "wfbp", 2.0, 1e6, 0.0)
+    cast = spardl.Choice("bf16", {}, "wfbp", seconds, 5e5, 0.0)
+    sparse = spardl.Choice("topka", {"density": 0.002}, "wfbp", 0.95, 1e4, 0.0, moves=True)
+    ordered = tuple(sorted([cast, sparse, plain], key=lambda choice: choice.seconds))
+    advice = spardl.Advice(ordered, Network(0, 1), 4, 1000, 1.0, baseline=plain)
+    assert (advice.best, advice.advised.method) == (sparse, advised)
+    learning = [line for line in str(advice).splitlines() if "learning:" in line]
+    if advised == "bf16":
+        assert not learning
+        assert 'use spardl.attach(model, "bf16", schedule="wfbp"), 2.08 times' in str(advice)
+    else:
+        assert learning == [
+            "  learning: at density=0.002 an entry is sent every 500 steps or so; in fewer than 5,000 steps look at "
+            'the loss beside that of "bf16"'
+        ]
+        assert 'use spardl.attach(model, "topka", density=0.002, schedule="wfbp", optimizer=optimizer), ' in str(advice)
 
 
 def test_powersgd_is_compared_where_shapes_are_known() -> None:

@@ -7,8 +7,8 @@ python scripts/learning.py --write                  writes docs/learning.md from
 python scripts/learning.py --check                  says whether the page is that of the records
 
 Each row is trained at each of its learning rates with the first seed, and at the best one with the others; those that
-all others are measured by (dense, alone, published), and PowerSGD, at each rate with each seed. Every training leaves a small file in
-docs/results/learning, from which any clone makes the tables; its run folder is not needed then.
+all others are measured by (dense, alone, published), and PowerSGD, at each rate with each seed. Every training leaves a
+small file in docs/results/learning, from which any clone makes the tables; its run folder is not needed then.
 """
 
 from __future__ import annotations

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -14,7 +16,9 @@ from spardl.hooks.adapters.wrapped import distributed
 from spardl.hooks.ddp import attach
 from spardl.hooks.hook import Hook
 from spardl.method.method import Method
+from spardl.method.moving import definite
 from spardl.method.names import MethodName
+from spardl.method.recipes import make_method
 
 __all__ = ["SpardlCallback", "attach_trainer"]
 
@@ -40,7 +44,9 @@ class SpardlCallback(TrainerCallback):
         options: dict[str, Any],
     ) -> None:
         self.handle: Hook | None = None
-        self._model: nn.Module | None = None
+        # What the handle is of, and what the trainer no longer clips by.
+        self._attached: tuple[nn.Module, torch.optim.Optimizer | None] | None = None
+        self._clip_norm: float | None = None
         self._trainer, self._method, self._options = trainer, method, options
         self._fresh = fresh
         self._resumed: str | None = None
@@ -60,15 +66,36 @@ class SpardlCallback(TrainerCallback):
         if state.is_hyper_param_search:
             raise ConfigError("attach_trainer() does not work in hyperparameter_search(): call train() for each trial")
         model = distributed(self._trainer.model_wrapped, "torchrun --nproc-per-node N")
-        if self.handle is not None and model is not self._model:
+        # What the trainer has prepared only passes steps on to the optimizer itself, which it has as an attribute.
+        optimizer = getattr(self._trainer.optimizer, "optimizer", self._trainer.optimizer)
+        if self.handle is not None and self._attached != (model, optimizer):
             self.handle.detach()
             self.handle = None
+        moved = self._moved(optimizer, args)
         if self.handle is None:
-            self.handle = attach(model, self._method, scaler=self._trainer.accelerator.scaler, **self._options)
-            self._model = model
+            options = {"scaler": self._trainer.accelerator.scaler, **moved, **self._options}
+            self.handle = attach(model, self._method, **options)
+            self._attached = model, optimizer
+        if moved:
+            self._clip_norm, args.max_grad_norm = args.max_grad_norm, 0.0
         if state.global_step:
             folder = Path(self._resumed or _checkpoint(args, state))
             load_state(self.handle, folder, step=state.global_step, fresh=self._fresh)
+
+    def _moved(self, optimizer: torch.optim.Optimizer | None, args: TrainingArguments) -> dict[str, Any]:
+        """The optimizer, and the limit on gradients, for a method that takes them over; else nothing."""
+        own = signature(attach).parameters
+        method = make_method(self._method, **{key: each for key, each in self._options.items() if key not in own})
+        if not definite(method, optimizer).momentum.moved:
+            return {}
+        return {"optimizer": optimizer, "clip_norm": args.max_grad_norm or None}
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The trainer's own limit on gradients is as it was."""
+        if self._clip_norm is not None:
+            args.max_grad_norm, self._clip_norm = self._clip_norm, None
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """The trainer has written a checkpoint."""
@@ -85,7 +112,9 @@ def attach_trainer(
 ) -> SpardlCallback:
     """Lets a ``Trainer`` average its gradients with a method of this library.
 
-    Call it once, on all workers, before ``trainer.train()``. With ``fp16``, residuals follow the trainer's
+    Call it once, on all workers, before ``trainer.train()``. Most sparse methods then average updates of the trainer's
+    optimizer (SGD, Adam or AdamW of torch), whose moments each worker keeps, and limit each worker's own gradient to
+    ``max_grad_norm``; ``recipe="published"`` leaves both to the trainer. With ``fp16``, residuals follow the trainer's
     ``GradScaler``. Checkpoints have each worker's state, and ``resume_from_checkpoint`` goes on with it.
 
     Args:
@@ -99,7 +128,7 @@ def attach_trainer(
 
     Raises:
         ConfigError: when training begins, if the model is not distributed by DDP, the method or an option is unknown,
-            or does not fit so many workers.
+            or does not fit so many workers, or the optimizer's state cannot be moved.
         CheckpointError: when training goes on, if the checkpoint has no state of this worker.
     """
     callback = SpardlCallback(trainer, method, fresh, options)

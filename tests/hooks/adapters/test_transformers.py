@@ -22,8 +22,8 @@ def library() -> None:
     imported("spardl.hooks.adapters.transformers", "accelerate")
 
 
-def trainer(folder: Path, steps: int = 8, **arguments: Any) -> Any:
-    """Of a BERT with one layer, on words drawn at random."""
+def trainer(folder: Path, steps: int = 8, same: bool = False, **arguments: Any) -> Any:
+    """Of a BERT with one layer, on words drawn at random; or on the same words always, with momentum."""
     from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments, set_seed
 
     set_seed(7)
@@ -39,7 +39,7 @@ def trainer(folder: Path, steps: int = 8, **arguments: Any) -> Any:
     )
     draws = torch.Generator().manual_seed(1)
     words = torch.randint(40, (64, 8), generator=draws)
-    examples = [{"input_ids": row, "labels": row.sum() % 2} for row in words]
+    examples = [{"input_ids": row, "labels": row.sum() % 2} for row in (words[:1].expand(64, 8) if same else words)]
     given = TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
@@ -53,7 +53,9 @@ def trainer(folder: Path, steps: int = 8, **arguments: Any) -> Any:
         logging_strategy="no",
         **arguments,
     )
-    return Trainer(model=BertForSequenceClassification(config), args=given, train_dataset=examples)
+    model = BertForSequenceClassification(config)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9) if same else None
+    return Trainer(model=model, args=given, train_dataset=examples, optimizers=(optimizer, None))
 
 
 def trained(folder: Path, options: dict[str, Any] | None, resume: str | None = None, **arguments: Any) -> torch.Tensor:
@@ -70,10 +72,52 @@ def trained(folder: Path, options: dict[str, Any] | None, resume: str | None = N
 def test_density_1_is_the_trainer_itself(tmp_path: Path, passes: int) -> None:
     def work() -> tuple[torch.Tensor, torch.Tensor]:
         plain = trained(tmp_path / "plain", None, gradient_accumulation_steps=passes)
-        return plain, trained(tmp_path / "ours", {"method": "spardl", "density": 1}, gradient_accumulation_steps=passes)
+        options = {"method": "spardl", "density": 1, "recipe": "published"}
+        return plain, trained(tmp_path / "ours", options, gradient_accumulation_steps=passes)
 
     for plain, ours in launched(work):
         torch.testing.assert_close(ours, plain)
+
+
+def test_the_optimizer_is_moved_and_so_is_the_limit_on_gradients(tmp_path: Path) -> None:
+    """Momentum is linear, and all workers have the same gradients here: so it is the trainer itself once more."""
+
+    def work() -> tuple[torch.Tensor, torch.Tensor, list[float], bool]:
+        from spardl.hooks.adapters.transformers import attach_trainer
+
+        plain = trained(tmp_path / "plain", None, same=True, max_grad_norm=0.05)
+        made = trainer(tmp_path / "ours", same=True, max_grad_norm=0.05)
+        attach_trainer(made, "spardl", density=1)
+        limits = []
+        for _ in range(2):
+            made.train()
+            limits.append(made.args.max_grad_norm)
+        once = trained(tmp_path / "once", {"density": 1}, same=True, max_grad_norm=0.05)
+        return plain, once, limits, not made.optimizer.state
+
+    for plain, ours, limits, stateless in launched(work):
+        torch.testing.assert_close(ours, plain)
+        assert limits == [0.05, 0.05]
+        assert stateless
+
+
+def test_adamw_learns_from_updates_unless_it_is_to_be_as_published(tmp_path: Path) -> None:
+    def work() -> tuple[list[str], list[int]]:
+        from spardl.hooks.adapters.transformers import attach_trainer
+
+        names, states = [], []
+        for options in ({}, {"recipe": "published"}, {"method": "bf16"}):
+            made = trainer(tmp_path / "run", steps=2)
+            callback = attach_trainer(made, **options)  # type: ignore[arg-type]
+            made.train()
+            assert callback.handle is not None
+            names.append(callback.handle.method.momentum.name)
+            states.append(len(made.optimizer.state))
+        return names, states
+
+    for names, states in launched(work):
+        assert names == ["adam", "optimizer", "optimizer"]
+        assert states[0] == 0 < states[1] == states[2]
 
 
 def test_a_training_goes_on_bit_for_bit(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 python scripts/learning.py                          what is there, and what is missing
 python scripts/learning.py --run --jobs 2           trains what is missing, and goes on where it was stopped
 python scripts/learning.py --run --only gpt_chars   of one table only
-python scripts/learning.py --write                  writes docs/learning.md from the records
-python scripts/learning.py --check                  says whether the page is that of the records
+python scripts/learning.py --write                  writes docs/learning.md and docs/tuning.md from the records
+python scripts/learning.py --check                  says whether the pages are those of the records
 
 Each row is trained at each of its learning rates with the first seed, and at the best one with the others; those that
 all others are measured by (dense, alone, published), and PowerSGD, at each rate with each seed. Every training leaves a
@@ -25,7 +25,7 @@ from scripts import choices
 from scripts.docs.marked import replace
 from scripts.evidence.plans import Task, tasks_in
 from scripts.evidence.records import Records, on_record, record
-from scripts.evidence.tables import table_of
+from scripts.evidence.tables import summary_of, table_of
 from scripts.exhibits.jobs import Training
 from scripts.exhibits.tables import markdown
 from scripts.exhibits.working import complete
@@ -33,7 +33,9 @@ from spardl.basics.errors import ConfigError, SpardlError
 from spardl.basics.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[1]
-PLANS, PAGE = ROOT / "scripts" / "evidence" / "learning.yaml", ROOT / "docs" / "learning.md"
+PLANS = ROOT / "scripts" / "evidence" / "learning.yaml"
+# The tables, and all of them in one.
+PAGE, SUMMARY = ROOT / "docs" / "learning.md", ROOT / "docs" / "tuning.md"
 FINISHED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 
@@ -74,11 +76,13 @@ def run(tasks: Sequence[Task], folder: Path, outputs: Path, jobs: int) -> int:
     return faults
 
 
-def page(tasks: Sequence[Task], records: Records, text: str) -> str:
-    """The page with the tables of today's records."""
+def pages(records: Records) -> dict[Path, str]:
+    """The pages with the tables of today's records."""
+    tasks, text = tasks_in(PLANS), PAGE.read_text()
     for task in tasks:
         text = replace(text, task.name, f"\n{markdown(table_of(task, records))}\n")
-    return text
+    summary = replace(SUMMARY.read_text(), "learning", f"\n{markdown(summary_of(tasks, records))}\n")
+    return {PAGE: text, SUMMARY: summary}
 
 
 def act(arguments: argparse.Namespace) -> int:
@@ -96,7 +100,8 @@ def act(arguments: argparse.Namespace) -> int:
             return FAILED if run(tasks, arguments.records, arguments.outputs, arguments.jobs) else FINISHED
     records = on_record(arguments.records)
     if arguments.write:
-        write_atomically(PAGE, page(tasks, records, PAGE.read_text()).encode())
+        for path, text in pages(records).items():
+            write_atomically(path, text.encode())
     elif arguments.check:
         check(tasks, records)
     else:
@@ -113,9 +118,9 @@ def check(tasks: Sequence[Task], records: Records) -> None:
     Raises:
         ConfigError: if they are not.
     """
-    before = PAGE.read_text()
-    if page(tasks, records, before) != before:
-        raise ConfigError(f"{PAGE.name} is not that of the records; scripts/learning.py --write makes it so")
+    for path, text in pages(records).items():
+        if path.read_text() != text:
+            raise ConfigError(f"{path.name} is not that of the records; scripts/learning.py --write makes it so")
     with choices.composing():
         if found := stale(tasks, records):
             raise ConfigError(f"{len(found)} records are of other runs than their commands today: {found[0]}")

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from scripts import choices, learning
-from scripts.evidence.plans import Line, Task, tasks_in
+from scripts.evidence.plans import Comparison, Line, Task, tasks_in
 from scripts.evidence.records import on_record, record
-from scripts.evidence.tables import table_of
+from scripts.evidence.tables import summary_of, table_of
 from scripts.exhibits.jobs import Outcome, Training
 from scripts.exhibits.tables import markdown
 from spardl.basics.errors import ConfigError
@@ -26,7 +26,8 @@ LINES = (
     Line("published", ("compressor=spardl", "recipe=published"), (0.1,)),
     Line("better", ("compressor=spardl",), (0.1,)),
 )
-TASK = Task("toy", "a toy", WORDS, "loss", True, (1, 2), LINES)
+COMPARED = (Comparison("1%", "published", "better"), Comparison("5%", None, "better"))
+TASK = Task("toy", "a toy", WORDS, "loss", True, (1, 2), LINES, COMPARED)
 
 
 def keep(training: Training, folder: Path, **figures: Any) -> None:
@@ -72,7 +73,15 @@ def test_the_table(filled: Path) -> None:
     assert [row[5] for row in rows] == ["1.30%", "0", "1.30%", "1.30%"]
 
 
+def test_the_summary(filled: Path) -> None:
+    assert markdown(summary_of([TASK], on_record(filled))).splitlines()[2:] == [
+        "| a toy | 1% | 1 ± 0 | 3 ± 0 | 2.5 ± 0 | 2 ± 0 |",
+        "| a toy | 5% | 1 ± 0 |  | 2.5 ± 0 | 2 ± 0 |",
+    ]
+
+
 def test_what_is_not_on_record(tmp_path: Path) -> None:
+    assert "| 1% | not run yet |" in markdown(summary_of([TASK], on_record(tmp_path)))
     assert "| better | not run yet |" in markdown(table_of(TASK, on_record(tmp_path)))
 
 
@@ -99,11 +108,15 @@ def test_a_run_and_its_record(tmp_path: Path) -> None:
     ("content", "words"),
     [
         ({"rates": {"dense": [1], "alone": [1]}}, "needs the rows published"),
+        (
+            {"rates": {"dense": [1], "alone": [1], "published": [1]}, "compared": {"1%": [None, "y"]}},
+            "needs the rows y",
+        ),
         ({"rates": {"dense": [1], "alone": [1], "published": [1], "x": [1]}}, "has a row 'x' that is not described"),
     ],
 )
 def test_plans_that_cannot_be(tmp_path: Path, content: dict[str, Any], words: str) -> None:
-    task = {"title": "", "words": "", "metric": "loss", "lower": True, "seeds": [1], **content}
+    task = {"title": "", "words": "", "metric": "loss", "lower": True, "seeds": [1], "compared": {}, **content}
     rows = {"dense": "", "alone": "", "published": ""}
     (tmp_path / "plan.yaml").write_text(json.dumps({"rows": rows, "tasks": {"toy": task}}))
     with pytest.raises(ConfigError, match=words):
@@ -116,9 +129,9 @@ def test_a_record_of_another_run_is_told(filled: Path) -> None:
         assert learning.stale([task], on_record(filled)) == [task.first()[0].command]
 
 
-def test_the_page_is_that_of_the_records() -> None:
-    before = learning.PAGE.read_text()
-    assert learning.page(tasks_in(learning.PLANS), on_record(ROOT / "docs" / "results" / "learning"), before) == before
+def test_the_pages_are_those_of_the_records() -> None:
+    for path, text in learning.pages(on_record(ROOT / "docs" / "results" / "learning")).items():
+        assert path.read_text() == text
 
 
 @pytest.mark.slow

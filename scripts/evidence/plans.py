@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
@@ -13,7 +13,7 @@ from scripts.evidence.records import Record, Records
 from scripts.exhibits.jobs import Training
 from spardl.basics.errors import ConfigError
 
-__all__ = ["ALONE", "DENSE", "PUBLISHED", "Line", "Task", "tasks_in"]
+__all__ = ["ALONE", "DENSE", "PUBLISHED", "Comparison", "Line", "Task", "tasks_in"]
 
 # The rows that all others are measured by: the ceiling, the floor, and the method as it was published.
 DENSE, ALONE, PUBLISHED = "dense", "alone", "published"
@@ -36,6 +36,20 @@ class Line:
     rates: tuple[float, ...]
 
 
+class Comparison(NamedTuple):
+    """What the recommended recipe is worth.
+
+    Attributes:
+        density: of both rows, in words.
+        without: the row that leaves the optimizer its state; ``None`` if that was not trained.
+        moved: the row that moves it.
+    """
+
+    density: str
+    without: str | None
+    moved: str
+
+
 @dataclass(frozen=True)
 class Task:
     """A table.
@@ -48,6 +62,7 @@ class Task:
         lower: whether less of it is better.
         seeds: of the runs; see ``choosing``.
         lines: the rows.
+        compared: what is compared in the summary of all tasks.
     """
 
     name: str
@@ -57,6 +72,7 @@ class Task:
     lower: bool
     seeds: tuple[int, ...]
     lines: tuple[Line, ...]
+    compared: tuple[Comparison, ...] = ()
 
     def training(self, line: Line, rate: float, seed: int) -> Training:
         """The run of a row."""
@@ -93,6 +109,10 @@ class Task:
         seeds = [seed for seed in self.choosing(line) if all((rate, seed) in losses for rate in line.rates)]
         return min(line.rates, key=lambda rate: sum(losses[rate, seed] for seed in seeds)) if seeds else None
 
+    def line(self, name: str) -> Line:
+        """The row of this ``name``."""
+        return next(line for line in self.lines if line.name == name)
+
     def loss(self, record: Record) -> float:
         """What is to be small."""
         return record.final(self.metric) if self.lower else -record.final(self.metric)
@@ -110,18 +130,22 @@ def tasks_in(file: Path) -> list[Task]:
     """The tables that a file describes.
 
     Args:
-        file: YAML: ``tasks``, each with ``title``, ``words``, ``metric``, ``lower``, ``seeds`` and ``rates`` (the names
-            of rows, each with its learning rates), and ``rows``, the words of each.
+        file: YAML: ``tasks``, each with ``title``, ``words``, ``metric``, ``lower``, ``seeds``, ``rates`` (the names of
+            rows, each with its learning rates) and ``compared`` (densities, each with the names of the rows without and
+            with a moved optimizer), and ``rows``, the words of each.
 
     Raises:
-        ConfigError: if a task has a row that is not described, or lacks one of those that all are measured by.
+        ConfigError: if a task has a row that is not described, or lacks one of those that all are measured by, or that
+            it compares.
     """
     content: Any = OmegaConf.to_container(OmegaConf.load(file))
     return [_task(name, node, content["rows"]) for name, node in content["tasks"].items()]
 
 
 def _task(name: str, node: Mapping[str, Any], rows: Mapping[str, str]) -> Task:
-    missing = [each for each in (DENSE, ALONE, PUBLISHED) if each not in node["rates"]]
+    compared = [Comparison(density, *pair) for density, pair in node["compared"].items()]
+    needed = [DENSE, ALONE, PUBLISHED, *(row for pair in compared for row in pair[1:] if row is not None)]
+    missing = [each for each in dict.fromkeys(needed) if each not in node["rates"]]
     if missing:
         raise ConfigError(f"the task {name} needs the rows {', '.join(missing)}: others are measured by them")
     return Task(
@@ -132,6 +156,7 @@ def _task(name: str, node: Mapping[str, Any], rows: Mapping[str, str]) -> Task:
         node["lower"],
         tuple(node["seeds"]),
         tuple(_lines(name, node["rates"], rows)),
+        tuple(compared),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
 
 from scripts.evidence.plans import ALONE, DENSE, PUBLISHED, Line, Task
@@ -11,9 +11,34 @@ from scripts.evidence.records import Record, Records
 from scripts.exhibits.statistics import spread
 from scripts.exhibits.tables import Cell, Row, Table
 
-__all__ = ["table_of"]
+__all__ = ["summary_of", "table_of"]
 
 _COLUMNS = ("lr", "of each seed", "gap closed", "sent / dense", "waits")
+
+
+def summary_of(tasks: Sequence[Task], records: Records) -> Table:
+    """What each density costs with each optimizer, with and without its state moved before compression.
+
+    Args:
+        tasks: that compare something.
+        records: of all trainings.
+    """
+    columns = ("training", "sent", DENSE, "without", "with `optimizer=`", "one worker alone")
+    return Table("What compression costs", columns, [row for task in tasks for row in _compared(task, records)])
+
+
+def _compared(task: Task, records: Records) -> Iterator[Row]:
+    for each in task.compared:
+        names = (DENSE, each.without, each.moved, ALONE)
+        yield Row(task.title, [Cell(each.density), *(_mean(task, name, records) for name in names)], ())
+
+
+def _mean(task: Task, name: str | None, records: Records) -> Cell:
+    """The metric of a row, over its seeds."""
+    if name is None:
+        return Cell("")
+    found = task.results(task.line(name), records)
+    return Cell(spread([each.final(task.metric) for each in found[1].values()]) if found else "not run yet")
 
 
 def table_of(task: Task, records: Records) -> Table:

@@ -80,6 +80,13 @@ def test_the_summary(filled: Path) -> None:
     ]
 
 
+def test_a_row_behind_the_published_form_closes_no_gap(filled: Path) -> None:
+    for seed in TASK.seeds:
+        keep(TASK.training(LINES[3], 0.1, seed), filled, final={"loss": 3.5})
+    last = markdown(table_of(TASK, on_record(filled))).splitlines()[-1]
+    assert last.split(" | ")[4] == "none; **worse than one worker alone**"
+
+
 def test_what_is_not_on_record(tmp_path: Path) -> None:
     assert "| 1% | not run yet |" in markdown(summary_of([TASK], on_record(tmp_path)))
     assert "| better | not run yet |" in markdown(table_of(TASK, on_record(tmp_path)))

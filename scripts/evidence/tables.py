@@ -88,4 +88,5 @@ def _gap(name: str, losses: Mapping[str, Mapping[int, float]]) -> str:
     whole = published - dense
     if name in (DENSE, PUBLISHED) or whole <= 0 or not math.isfinite(whole):
         return below
-    return "; ".join(filter(None, (f"{(published - own) / whole:.0%}", below)))
+    share = f"{(published - own) / whole:.0%}" if own < published else "none"
+    return "; ".join(filter(None, (share, below)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -135,3 +136,14 @@ def test_scripts_are_imported_by_their_whole_names(path: Path) -> None:
             assert (node.module or "").split(".")[0] not in own
         elif isinstance(node, ast.Attribute):
             assert ast.unparse(node) != "sys.path"
+
+
+FRONT = {"conf", "docs", "examples", "scripts", "slurm", "spardl", "tasks", "tests", ".ci"}
+
+
+def test_no_run_s_folder_was_committed() -> None:
+    command = ["git", "ls-files", "--", "*/*"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode:
+        pytest.skip("needs a git checkout")
+    assert {line.partition("/")[0] for line in done.stdout.splitlines()} <= FRONT

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -139,6 +140,15 @@ def test_a_record_of_another_run_is_told(filled: Path) -> None:
 def test_the_pages_are_those_of_the_records() -> None:
     for path, text in learning.pages(on_record(ROOT / "docs" / "results" / "learning")).items():
         assert path.read_text() == text
+
+
+def test_the_quickstart_says_what_the_records_say() -> None:
+    task = next(task for task in tasks_in(learning.PLANS) if task.name == "gpt_chars")
+    text = (ROOT / "docs" / "quickstart.md").read_text()
+    for name in ("dense", "alone", "published", "Adam moved, decay 0.98"):
+        found = task.results(task.line(name), on_record(ROOT / "docs" / "results" / "learning"))
+        assert found
+        assert f" {mean(each.final('loss') for each in found[1].values()):.2f}" in text
 
 
 @pytest.mark.slow

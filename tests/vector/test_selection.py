@@ -34,16 +34,16 @@ def test_largest_first_then_lowest_index(name: str, values: list[float], k: int)
         assert top_k(torch.tensor(values), k).tolist() == sorted(wanted)
 
 
-@given(VALUES, st.integers(-2, 40))
-def test_on_cuda_the_least_of_the_largest_is_found_otherwise(values: list[float], k: int) -> None:
-    def chosen() -> Tensor:
-        return PortableFinder().largest(found, [Part(0, len(values), min(max(k, 0), len(values)))], []).positions
+@pytest.mark.parametrize("k", [0, 1, 2, 19, 39, 40])
+def test_on_cuda_the_least_of_the_largest_is_found_otherwise(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = torch.randint(-6, 7, (40,), generator=torch.Generator().manual_seed(k)) / 2
 
-    found = torch.tensor(values)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selection, "_kth_largest", selection._least_of_top)
-        elsewhere = chosen()
-    assert torch.equal(elsewhere, chosen())
+    def chosen() -> Tensor:
+        return PortableFinder().largest(values, [Part(0, 40, k)], []).positions
+
+    wanted = chosen()
+    monkeypatch.setattr(selection, "_kth_largest", selection._least_of_top)
+    assert torch.equal(chosen(), wanted)
 
 
 @given(st.integers(1, 500), st.integers(0, 2**31))

@@ -119,6 +119,10 @@ class PortableFinder(Finder):
             np.array([looked for _, looked in found]),
         )
 
+    def listed(self, start: int, stop: int) -> Tensor:
+        """The positions that the range from ``start`` to ``stop`` has listed: int64, shape (m,); KeyError if none."""
+        return self._lists[start, stop][0]
+
     def _largest(self, values: Tensor, part: Part, touched: Sequence[Tensor]) -> tuple[Tensor, int]:
         listed, bound = self._lists.get((part.start, part.stop), (None, 0.0))
         if listed is not None:

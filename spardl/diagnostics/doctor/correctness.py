@@ -69,7 +69,7 @@ class Trial(NamedTuple):
     Attributes:
         problem: what is wrong, if anything; the same on all workers.
         lost: which part of the mass is in no average and no residual; 0 where it may be lost.
-        average: the last one, on the CPU.
+        average: the last one, shape (n,), on the CPU.
     """
 
     problem: str | None
@@ -199,12 +199,12 @@ def _conserves(method: Method) -> bool:
 
 
 def gradient_of(rank: int, step: int, length: int) -> Tensor:
-    """A worker's gradient, which every worker can make: what is right is known without sending anything."""
+    """A worker's gradient, shape (length,), which every worker can make: so what is right is known everywhere."""
     return torch.randn(length, generator=torch.Generator().manual_seed(1000 * step + rank))
 
 
 def total(size: int, steps: int) -> Tensor:
-    """The sum of all gradients in float64."""
+    """The sum of all gradients, float64, shape (n,)."""
     each = itertools.product(range(size), range(steps))
     return torch.stack([gradient_of(rank, step, LAYOUT.length).double() for rank, step in each]).sum(0)
 
@@ -238,7 +238,12 @@ def _differing(cluster: ProcessGroupCluster, average: Tensor) -> str | None:
 
 
 def distance(found: Tensor, expected: Tensor) -> float:
-    """How far a vector is from another one, as a part of the latter's norm."""
+    """How far a vector is from another one, as a part of the latter's norm.
+
+    Args:
+        found: shape (n,).
+        expected: shape (n,).
+    """
     return float((found - expected).norm() / expected.norm())
 
 

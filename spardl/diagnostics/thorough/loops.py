@@ -65,9 +65,10 @@ def check_attach(workers: int) -> Callable[[Place], Outcome]:
 
     def check(place: Place) -> Outcome:
         where = f"{workers} worker{'s' * (workers > 1)} over {backend_of(place, workers)} on {place.device}"
-        by_hand = _by_hand(workers)
         whole = shared(place, workers, lambda device: _attached(device, LOSSLESS))
         sparse = shared(place, workers, lambda device: _attached(device, _SPARSE))
+        # Last: where there is a GPU, no process can be forked after a backward pass in its parent.
+        by_hand = _by_hand(workers)
         off = [
             distance(one - whole[0].start, by - by_hand.start)
             for one, by in zip(whole[0].weights, by_hand.weights, strict=True)

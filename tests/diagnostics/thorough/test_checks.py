@@ -190,6 +190,16 @@ def test_attach() -> None:
     assert outcome.figures["scales"] == [256.0, 256.0, 128.0, 128.0]
 
 
+def test_workers_are_forked_before_the_first_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with a GPU, torch refuses a backward pass in a process that was forked after one."""
+    order = []
+    run = loops._Run(torch.zeros(1), [torch.ones(1)] * 4, [1.0] * 4)
+    for name in ("shared", "_by_hand"):
+        monkeypatch.setattr(loops, name, lambda *of, name=name: order.append(name) or ([run] if of[1:] else run))
+    loops.check_attach(1)(HERE)
+    assert order == ["shared", "shared", "_by_hand"]
+
+
 @pytest.mark.slow
 def test_an_average_that_is_a_sum_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spardl.vector.sparse.SparseVector.divided", lambda self, divisor: self)

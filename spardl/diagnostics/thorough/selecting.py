@@ -19,7 +19,7 @@ __all__ = ["check_selection"]
 
 _DENSITY, _GOAL = 0.01, 3.0
 # Turns before anything is timed, and timed turns: at least, and at most; the share of the time that each thing gets.
-_WARM, _LEAST, _MOST, _SHARE = 6, 15, 50, 0.2
+_WARM, _LEAST, _MOST, _SHARE = 6, 15, 50, 0.15
 # Vectors of a gradient's size, at most, that are in memory at the same time.
 _VECTORS = 8
 
@@ -97,9 +97,10 @@ def _timed(place: Place, work: Callable[[], object], after: Callable[[], object]
     for turn in range(_WARM + _MOST):
         took = clock(work)
         after()
-        if turn >= _WARM:
+        late = time.perf_counter() > until
+        if late or turn >= _WARM:
             seconds.append(took)
-        if seconds and time.perf_counter() > until:
+        if late:
             break
     return seconds
 

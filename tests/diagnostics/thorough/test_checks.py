@@ -163,6 +163,11 @@ def test_selection_is_timed_beside_a_copy() -> None:
     assert f"{figures['ratio']:.2g} times a copy" in outcome.text
 
 
+def test_what_takes_too_long_is_timed_once() -> None:
+    turns = []
+    assert len(selecting._timed(Place("cpu", 1, 0), lambda: turns.append(1))) == len(turns) == 1
+
+
 @pytest.mark.parametrize(
     ("select", "turns", "verdict", "text"),
     [

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from spardl.protocol.programs import Boundary
 from spardl.vector.sparse import SparseVector
 
 __all__ = ["Background"]
@@ -93,6 +94,8 @@ class Background:
 
 
 def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Boundary):
+        return _tensors(value.shard)
     if isinstance(value, SparseVector):
         return [value.indices, value.values]
     return [value] if isinstance(value, Tensor) else []

@@ -29,7 +29,7 @@ from spardl.protocol.programs import (
     Step,
 )
 
-__all__ = ["Channel", "Journey"]
+__all__ = ["Channel", "Journey", "by_host"]
 
 T = TypeVar("T")
 
@@ -53,6 +53,7 @@ class Channel:
         self._throttle = throttle
         self._rank = dist.get_rank(group)
         self._size = dist.get_world_size(group)
+        self._by_host = by_host(group, device)
 
     def communicate(self, request: Exchange | Collective, ledger: Ledger) -> list[Tensor]:
         """Does what a program asks for, and counts it.
@@ -76,7 +77,14 @@ class Channel:
         ledger.count_collective(rounds, elements, itemsize)
         contact = self._contact(f"the backend's {type(request).__name__} over all workers")
         with self._slowed(rounds, lambda: elements * itemsize), contact:
-            return [run(request.tensor, self._group, self._rank)]
+            return [self._collected(run, request.tensor)]
+
+    def _collected(self, run: Callable[[Tensor, dist.ProcessGroup, int], Tensor], tensor: Tensor) -> Tensor:
+        if not self._by_host:
+            return run(tensor, self._group, self._rank)
+        host = _copied(tensor)
+        found = run(host, self._group, self._rank)
+        return tensor.copy_(found) if found is host else found.to(tensor.device)
 
     def meet(self) -> None:
         """Waits for all workers: who lets go of the group earlier breaks the connections that others still make.
@@ -97,7 +105,7 @@ class Channel:
             if buffer.numel()
         ]
         operations += [
-            dist.P2POp(dist.isend, send.payload.contiguous(), group=self._group, group_peer=send.to)
+            dist.P2POp(dist.isend, self._outgoing(send.payload), group=self._group, group_peer=send.to)
             for send in exchange.sends
             if send.payload.numel()
         ]
@@ -105,9 +113,20 @@ class Channel:
             with self._contact(_describe(exchange)):
                 for work in dist.batch_isend_irecv(operations):
                     work.wait()
-        return buffers
+        return [self._landed(*pair) for pair in zip(buffers, exchange.receives, strict=True)]
+
+    def _outgoing(self, payload: Tensor) -> Tensor:
+        return _copied(payload) if self._by_host else payload.contiguous()
 
     def _buffer(self, receive: Receive) -> Tensor:
+        if self._by_host:
+            return torch.empty(receive.size, dtype=receive.dtype)
+        return self._place(receive)
+
+    def _landed(self, buffer: Tensor, receive: Receive) -> Tensor:
+        return self._place(receive).copy_(buffer) if self._by_host else buffer
+
+    def _place(self, receive: Receive) -> Tensor:
         if receive.into is not None:
             return receive.into
         return torch.empty(receive.size, dtype=receive.dtype, device=self._device)
@@ -126,6 +145,19 @@ class Channel:
             yield
         except RuntimeError as error:
             raise PeerError(f"rank {self._rank} lost contact in {what}: {_reason(error)}") from error
+
+
+def by_host(group: Any, device: torch.device) -> bool:
+    """Whether messages on a ``device`` go through the host's memory, as the backend of a ``group`` sends no other.
+
+    gloo would give the address of a GPU's memory to the kernel's sockets, which refuse it.
+    """
+    return device.type != "cpu" and dist.get_backend(group) == "gloo"
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """In the host's memory, contiguous, and nobody else's."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
 
 
 def _reason(error: RuntimeError) -> str:

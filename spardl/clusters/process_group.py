@@ -131,7 +131,7 @@ class ProcessGroupCluster(Cluster):
         backend = dist.get_backend(self._group)
         group: Any = dist.new_group(ranks, timeout=self._timeout, backend=backend, use_local_synchronization=True)
         channel = Channel(group, self.device, self._throttle)
-        if self.device.type == "cpu":  # others connect when they first send
+        if backend == "gloo":  # others connect when they first send
             channel.meet()
         return _Beside(group, channel, Background(self.device))
 

@@ -6,7 +6,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+from spardl.clusters.background import _tensors
+from spardl.protocol.programs import Boundary
+from spardl.vector.sparse import SparseVector
 from tests.labs import ROOT
 
 PROGRAM = """
@@ -25,3 +29,12 @@ def test_a_process_ends_after_its_job() -> None:
         [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_all_memory_that_leaves_the_thread_is_known() -> None:
+    """On a GPU its next owner is told to the allocator, or it would be used again too early."""
+    places, values = torch.tensor([1]), torch.ones(1)
+    sparse = SparseVector(places, values, 3)
+    for value, wanted in ((values, [values]), (sparse, [places, values]), (Boundary(sparse), [places, values])):
+        assert [id(found) for found in _tensors(value)] == [id(each) for each in wanted]
+    assert _tensors(None) == []

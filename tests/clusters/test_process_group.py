@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from spardl.basics.errors import PeerError, WorkerError
-from spardl.clusters import ProcessGroupCluster, gather_rows
+from spardl.clusters import ProcessGroupCluster, channel, gather_rows
+from spardl.clusters.precompile import precompile
+from spardl.diagnostics.doctor.correctness import every_method, try_out
 from spardl.protocol.programs import Exchange, Program, Receive, Send
+from tests.diagnostics.doctor.common import Collected
 from tests.harness import run_workers
 
 
@@ -75,3 +78,28 @@ def _silent(cluster: ProcessGroupCluster) -> str:
 def test_a_silent_peer_is_given_up_after_the_timeout() -> None:
     with pytest.raises(WorkerError, match=r"rank [02] lost contact in an exchange \(receiving from rank"):
         run_workers(3, _silent, timeout=1.5)
+
+
+def _averages(cluster: ProcessGroupCluster) -> dict[str, torch.Tensor]:
+    every = every_method(Collected())
+    return {name: try_out(cluster, method).average for name, method in every.items()}
+
+
+@pytest.mark.timeout(120)
+def test_messages_through_the_memory_of_the_host_arrive_as_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As gloo needs it for tensors on a GPU; here the host's memory is copied to itself."""
+    precompile(torch.float32, every_method(Collected()).values())
+    straight = run_workers(2, _averages)[0]
+    copied = []
+    monkeypatch.setattr(channel, "by_host", lambda group, device: True)
+    own = channel._copied
+    monkeypatch.setattr(channel, "_copied", lambda tensor: copied.append(tensor) or own(tensor))
+    around, seen = run_workers(2, lambda cluster: (_averages(cluster), len(copied)))[0]
+    assert seen > len(straight)
+    assert all(torch.equal(around[name], average) for name, average in straight.items())
+
+
+def test_only_gloo_needs_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    for backend, device, needed in (("gloo", "cuda", True), ("nccl", "cuda", False), ("gloo", "cpu", False)):
+        monkeypatch.setattr(channel.dist, "get_backend", lambda group, backend=backend: backend)
+        assert channel.by_host(None, torch.device(device)) is needed

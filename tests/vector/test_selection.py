@@ -14,6 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from spardl.vector import selection
 from spardl.vector.layout import Part
 from spardl.vector.selection import CompiledFinder, Finder, PortableFinder, Ranges, finder_for, reaching, top_k
 from tests.harness import same_bits
@@ -31,6 +32,18 @@ def test_largest_first_then_lowest_index(name: str, values: list[float], k: int)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARDL_KERNELS", name)
         assert top_k(torch.tensor(values), k).tolist() == sorted(wanted)
+
+
+@pytest.mark.parametrize("k", [0, 1, 2, 19, 39, 40])
+def test_on_cuda_the_least_of_the_largest_is_found_otherwise(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = torch.randint(-6, 7, (40,), generator=torch.Generator().manual_seed(k)) / 2
+
+    def chosen() -> Tensor:
+        return PortableFinder().largest(values, [Part(0, 40, k)], []).positions
+
+    wanted = chosen()
+    monkeypatch.setattr(selection, "_kth_largest", selection._least_of_top)
+    assert torch.equal(chosen(), wanted)
 
 
 @given(st.integers(1, 500), st.integers(0, 2**31))

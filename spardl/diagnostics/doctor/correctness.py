@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,19 +30,51 @@ from spardl.method.recipes import make_method, method_names
 from spardl.method.residuals import GlobalResidual, LocalResidual, NoResidual
 from spardl.protocol.programs import Phase
 from spardl.vector.layout import Layout
-from spardl.vector.sparse import SparseVector
+from spardl.vector.sparse import SparseVector, Sum
 
-__all__ = ["check_methods", "check_pace", "check_spardl", "every_method", "try_out"]
+__all__ = [
+    "DENSITY",
+    "LAYOUT",
+    "ROUNDING",
+    "STEPS",
+    "Trial",
+    "check_methods",
+    "check_pace",
+    "check_spardl",
+    "dense_of",
+    "distance",
+    "every_method",
+    "gradient_of",
+    "keeping",
+    "total",
+    "try_out",
+]
 
 DENSITY = 0.01
-# A matrix and a vector, for methods that look at shapes; the steps that are checked.
-_LAYOUT, _STEPS = Layout.of([(100, 150), (5000,)]), 2
-# The part of a sum that rounding may change, at 24 bits.
-_ROUNDING = 1e-5
+LAYOUT = Layout.of([(100, 150), (5000,)])
+"""A matrix and a vector, for methods that look at shapes."""
+STEPS = 2
+"""That are checked."""
+ROUNDING = 1e-5
+"""The part of a sum that rounding may change, at 24 bits."""
 # Seconds that all other methods may take together.
 _BUDGET = 10.0
 # Entries of the gradient that is timed, seconds that one dense all-reduce of it may take, steps before and while timed.
 _ENTRIES, _PATIENCE, _SETTLE, _TIMED = 1_000_000, 0.5, 2, 5
+
+
+class Trial(NamedTuple):
+    """What came of trying a method.
+
+    Attributes:
+        problem: what is wrong, if anything; the same on all workers.
+        lost: which part of the mass is in no average and no residual; 0 where it may be lost.
+        average: the last one, shape (n,), on the CPU.
+    """
+
+    problem: str | None
+    lost: float
+    average: Tensor
 
 
 def every_method(findings: Findings) -> dict[str, Method]:
@@ -73,7 +105,7 @@ def _paired(compressor: Compressor, way: Communicator[Any]) -> Method:
     return Method(compressor, way, LocalResidual() if compressor.mass is Mass.LEFT else NoResidual())
 
 
-def _keeping(method: Method) -> Method:
+def keeping(method: Method) -> Method:
     """The same with the residual that loses nothing, and without a momentum of its own."""
     kept = type(method.residual)()
     residual = GlobalResidual() if method.compressor.sparsifies and method.residual.remembers else kept
@@ -85,14 +117,14 @@ def check_spardl(cluster: ProcessGroupCluster, networked: bool, findings: Findin
     alike = "see that all hosts have the same versions and the same kind of processor"
     fix = f"training would go wrong; {alike if networked else 'report it with the versions above'}"
     average, _, _ = _synchronized(cluster, _spardl(1.0), steps=1)
-    off = _distance(average.double() * cluster.size, _total(cluster.size, steps=1))
+    off = distance(average.double() * cluster.size, total(cluster.size, steps=1))
     problem = _differing(cluster, average)
     findings.judge(
-        problem is None and off <= _ROUNDING,
+        problem is None and off <= ROUNDING,
         f"SparDL at density 1: {problem or f'equals the dense average but for {off:.0e} of it'}",
-        f"rounding makes {_ROUNDING:g} at most, {fix}",
+        f"rounding makes {ROUNDING:g} at most, {fix}",
     )
-    problem, off = try_out(cluster, _spardl(DENSITY))
+    problem, off, _ = try_out(cluster, _spardl(DENSITY))
     findings.judge(
         problem is None,
         f"SparDL at density {DENSITY:g}: {problem or f'replicas equal to the last bit, mass kept but for {off:.0e}'}",
@@ -105,8 +137,8 @@ def check_methods(cluster: ProcessGroupCluster, findings: Findings) -> None:
     began, done, spent, before = time.perf_counter(), 0, 0.0, findings.failures
     methods = every_method(findings)
     for name, method in methods.items():
-        tried = dict.fromkeys((method, _keeping(method)))
-        problem = next((problem for each in tried for problem, _ in [try_out(cluster, each)] if problem), None)
+        tried = dict.fromkeys((method, keeping(method)))
+        problem = next((problem for each in tried for problem, *_ in [try_out(cluster, each)] if problem), None)
         if problem:
             findings.fail(f"{name}: {problem}; do not use it here, and report it")
         done += 1
@@ -124,18 +156,18 @@ def check_methods(cluster: ProcessGroupCluster, findings: Findings) -> None:
         findings.ok(f"methods: all {named} have equal replicas, and keep mass where they claim to ({spent:.1f} s)")
 
 
-def try_out(cluster: ProcessGroupCluster, method: Method) -> tuple[str | None, float]:
-    """What is wrong with a method, if anything, and which part of the mass is lost; the same on all workers."""
-    average, sent, state = _synchronized(cluster, method, _STEPS)
+def try_out(cluster: ProcessGroupCluster, method: Method, steps: int = STEPS) -> Trial:
+    """Averages gradients that are known everywhere, and looks whether replicas are equal and no mass is lost."""
+    average, sent, state = _synchronized(cluster, method, steps)
     problem = _differing(cluster, average)
     if problem or not _conserves(method):
-        return problem, 0.0
+        return Trial(problem, 0.0, average)
     kept = state.memory.double() if method.residual.remembers else torch.zeros_like(state.memory, dtype=torch.float64)
     residuals = torch.stack(gather_rows(cluster, [kept])).sum(0).cpu()
-    off = _distance(sent + residuals, _total(cluster.size, _STEPS))
-    if not off <= _ROUNDING:  # nor if it is no number
+    off = distance(sent + residuals, total(cluster.size, steps))
+    if not off <= ROUNDING:  # nor if it is no number
         problem = f"residuals and averages add up to something else than the gradients, {off:.0e} of it"
-    return problem, off
+    return Trial(problem, off, average)
 
 
 def check_pace(cluster: ProcessGroupCluster, network: Network, findings: Findings) -> None:
@@ -166,28 +198,33 @@ def _conserves(method: Method) -> bool:
     )
 
 
-def _gradient(rank: int, step: int, length: int) -> Tensor:
-    """A worker's gradient, which every worker can make: what is right is known without sending anything."""
+def gradient_of(rank: int, step: int, length: int) -> Tensor:
+    """A worker's gradient, shape (length,), which every worker can make: so what is right is known everywhere."""
     return torch.randn(length, generator=torch.Generator().manual_seed(1000 * step + rank))
 
 
-def _total(size: int, steps: int) -> Tensor:
-    """The sum of all gradients in float64."""
+def total(size: int, steps: int) -> Tensor:
+    """The sum of all gradients, float64, shape (n,)."""
     each = itertools.product(range(size), range(steps))
-    return torch.stack([_gradient(rank, step, _LAYOUT.length).double() for rank, step in each]).sum(0)
+    return torch.stack([gradient_of(rank, step, LAYOUT.length).double() for rank, step in each]).sum(0)
 
 
 def _synchronized(cluster: ProcessGroupCluster, method: Method, steps: int) -> tuple[Tensor, Tensor, MethodState]:
     """The last average, P times the sum of all in float64 (both on the CPU), and this worker's state."""
     (worker,) = cluster.local_workers
-    state = method.init_state(_LAYOUT, torch.float32, cluster.device)
-    average, sent = torch.empty(0), torch.zeros(_LAYOUT.length, dtype=torch.float64)
+    state = method.init_state(LAYOUT, torch.float32, cluster.device)
+    average, sent = torch.empty(0), torch.zeros(LAYOUT.length, dtype=torch.float64)
     for step in range(steps):
-        method.accumulate(_gradient(worker.rank, step, _LAYOUT.length).to(cluster.device), state)
+        method.accumulate(gradient_of(worker.rank, step, LAYOUT.length).to(cluster.device), state)
         (found,) = cluster.run_aside([method.average(worker, state)])
-        average = (found.dense() if isinstance(found, SparseVector) else found.clone()).cpu()
+        average = dense_of(found)
         sent += cluster.size * average.double()
     return average, sent, state
+
+
+def dense_of(found: Sum) -> Tensor:
+    """An average on the CPU, of shape (n,), in memory of its own."""
+    return (found.dense() if isinstance(found, SparseVector) else found.clone()).cpu()
 
 
 def _differing(cluster: ProcessGroupCluster, average: Tensor) -> str | None:
@@ -200,7 +237,13 @@ def _differing(cluster: ProcessGroupCluster, average: Tensor) -> str | None:
     return None if rows[0][-1] else "the average is not finite"
 
 
-def _distance(found: Tensor, expected: Tensor) -> float:
+def distance(found: Tensor, expected: Tensor) -> float:
+    """How far a vector is from another one, as a part of the latter's norm.
+
+    Args:
+        found: shape (n,).
+        expected: shape (n,).
+    """
     return float((found - expected).norm() / expected.norm())
 
 
@@ -208,7 +251,7 @@ def _paced(cluster: ProcessGroupCluster, method: Method, entries: int) -> tuple[
     """Median seconds of the slowest worker, and what a step costs."""
     (worker,), (ledger,) = cluster.local_workers, cluster.ledgers
     state = method.init_state(Layout.flat(entries), torch.float32, cluster.device)
-    gradient = _gradient(worker.rank, 0, entries).to(cluster.device)
+    gradient = gradient_of(worker.rank, 0, entries).to(cluster.device)
     seconds = []
     for step in range(_SETTLE + _TIMED):
         if step == _SETTLE:

@@ -19,6 +19,7 @@ __all__ = [
     "VARIABLES",
     "check_extras",
     "check_versions",
+    "installed",
     "interfaces",
     "own_address",
     "versions",
@@ -38,7 +39,7 @@ def versions() -> dict[str, str]:
 
 def check_versions(findings: Findings) -> None:
     """Names the versions, and says whether inner loops are compiled."""
-    named = {**versions(), **{name: found for name in ("numpy", "numba") if (found := _installed(name))}}
+    named = {**versions(), **{name: found for name in ("numpy", "numba") if (found := installed(name))}}
     findings.ok(f"installation: {', '.join(f'{name} {version}' for name, version in named.items())}, {_gpus()}")
     if os.environ.get("SPARDL_KERNELS") == "portable":
         findings.warn("installation: SPARDL_KERNELS=portable turns compiled kernels off; unset it")
@@ -63,7 +64,7 @@ def check_extras(findings: Findings) -> None:
         found = re.match(r"""([\w.-]+).*extra\s*==\s*["']([\w-]+)["']""", line)
         if found and found[1] != "spardl":
             extras.setdefault(found[2], []).append(found[1])
-    missing = {extra: [name for name in names if not _installed(name)] for extra, names in sorted(extras.items())}
+    missing = {extra: [name for name in names if not installed(name)] for extra, names in sorted(extras.items())}
     if lacks := missing.get(_FAST):
         findings.warn(
             f"extras: without {', '.join(lacks)} selection takes six times as long; pip install 'spardl[{_FAST}]'"
@@ -74,7 +75,7 @@ def check_extras(findings: Findings) -> None:
     findings.ok(f"extras: {there}{more}")
 
 
-def _installed(name: str) -> str | None:
+def installed(name: str) -> str | None:
     """A library's version, if it is there."""
     try:
         return metadata.version(name)

@@ -1,0 +1,22 @@
+"""One thorough check, in a process of its own, which gets its name, device, timeout, seconds and a file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from spardl.clusters.workers.processes import leave
+from spardl.diagnostics.thorough.checks import all_checks
+from spardl.diagnostics.thorough.outcome import Place, plain
+
+if __name__ == "__main__":
+    name, device, timeout, seconds, file = sys.argv[1:]
+    torch.set_num_threads(1)
+    check = next(each for each in all_checks() if each.name == name)
+    outcome = check.run(Place(device, float(timeout), float(seconds)))
+    told = {"verdict": outcome.verdict.value, "text": outcome.text, "figures": plain(outcome.figures)}
+    Path(file).write_text(json.dumps(told), encoding="utf-8")
+    leave(0)

@@ -1,0 +1,162 @@
+"""Kernels beside their portable twins: the same bits, whatever the numbers are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spardl.diagnostics.thorough.outcome import Outcome, Place, failed, judged
+from spardl.vector.packing import Slot, pack, unpack
+from spardl.vector.selection import PortableFinder, Ranges, top_k
+from spardl.vector.sparse import SparseVector, merge
+
+__all__ = ["check_messages", "check_triton", "vectors"]
+
+_GPU_SIZES, _SMALL_SIZES = (1, 1000, 1_000_000, 14_700_000), (1, 1000, 20_000)
+_WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_FIX = "set SPARDL_KERNELS=portable, and send the file of --json with your report"
+
+
+def vectors(length: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Numbers that a kernel may get wrong, by what they are; shape (length,), on the CPU, all but one kind finite."""
+    random = torch.Generator().manual_seed(length)
+    normal = torch.randn(length, generator=random).to(dtype)
+    ties = (torch.randint(-4, 5, (length,), generator=random) / 2).to(dtype)
+    tiny = torch.finfo(dtype).smallest_normal * torch.rand(length, generator=random, dtype=torch.float64) / 4
+    zeros = torch.zeros(length, dtype=dtype)
+    zeros[::2] = -0.0
+    infinite = normal.clone()
+    infinite[:: max(1, length // 7)] = torch.inf
+    infinite[1 :: max(1, length // 5)] = -torch.inf
+    return {"normal": normal, "ties": ties, "zeros": zeros, "subnormal": tiny.to(dtype), "infinite": infinite}
+
+
+def check_triton(dtype: torch.dtype) -> Callable[[Place], Outcome]:
+    """The check of the kernel that adds and lists, for vectors of a type."""
+
+    def check(place: Place) -> Outcome:
+        how = "on the GPU" if place.on_gpu else "in Triton's interpreter"
+        named = str(dtype).removeprefix("torch.")
+        if not find_spec("triton"):
+            return failed(f"Triton's kernels, {named}: triton is not installed; pip install triton", {})
+        sizes = _GPU_SIZES if place.on_gpu else _SMALL_SIZES
+        problems, tried = [], 0
+        for length in sizes:
+            for kind, values in vectors(length, dtype).items():
+                for gradient in (None, values.flip(0) / 2, -values if kind == "zeros" else values):
+                    tried += 1
+                    problems += [
+                        f"Triton's kernels, {named}: {what} of {length:,} {kind} entries are not those of the portable "
+                        f"twin, {how}"
+                        for what in _unlike(values, gradient, place.torch_device)
+                    ]
+        good = f"Triton's kernels, {named}: the bits of their portable twin in all {tried} cases, {how}"
+        return judged(good, problems, _FIX, {"sizes": sizes, "cases": tried, "interpreted": not place.on_gpu})
+
+    return check
+
+
+def _unlike(values: Tensor, gradient: Tensor | None, device: torch.device) -> list[str]:
+    """What the kernel does otherwise than its twin."""
+    from spardl.vector.kernels.gpu import add_and_list  # noqa: PLC0415 - must know first whether to interpret
+
+    ranges = _ranges(values, gradient)
+    memory, twin = values.to(device, copy=True), values.to(device, copy=True)
+    added = None if gradient is None else gradient.to(device)
+    finder = PortableFinder()
+    wanted = finder.add(twin, added, ranges)
+    numbers = ranges.starts.tolist(), ranges.stops.tolist(), ranges.bounds.tolist()
+    positions, counts = add_and_list(memory, added, *numbers, int(ranges.rooms.sum()))
+    listed = torch.cat([finder.listed(start, stop) for start, stop in zip(*numbers[:2], strict=True)])
+    whole = _WHOLE[values.itemsize]
+    same = {
+        "the sums": _equal(memory.view(whole)[~memory.isnan()], twin.view(whole)[~twin.isnan()]),
+        "the counts": counts == wanted.tolist(),
+        "the positions": _equal(positions, listed),
+    }
+    return [what for what, well in same.items() if not well]
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one, other)
+
+
+def _ranges(values: Tensor, gradient: Tensor | None) -> Ranges:
+    """Three ranges with a gap between them, and room for all; bounds that some of the sums just reach."""
+    length = values.numel()
+    edges = np.array([0, length // 3, length // 3, length // 2, length // 2 + length // 9, length], np.int64)
+    sums = (values if gradient is None else values + gradient).abs()
+    least = torch.finfo(values.dtype).tiny
+    usable = sums[sums.isfinite()].clamp(min=least) if sums.isfinite().any() else sums.new_full((1,), least)
+    bounds = usable[torch.linspace(0, usable.numel() - 1, 3).long()]
+    starts, stops = edges[::2].copy(), edges[1::2].copy()
+    return Ranges(starts, stops, bounds, stops - starts)
+
+
+@contextmanager
+def _portable() -> Iterator[None]:
+    """Turns compiled kernels off."""
+    before = os.environ.get("SPARDL_KERNELS")
+    os.environ["SPARDL_KERNELS"] = "portable"
+    try:
+        yield
+    finally:
+        os.environ.pop("SPARDL_KERNELS")
+        if before is not None:
+            os.environ["SPARDL_KERNELS"] = before
+
+
+def check_messages(place: Place) -> Outcome:
+    """Selection, messages and merges on the device beside the compiled ones of the CPU."""
+    how = "on the GPU" if place.on_gpu else "portable, on the CPU"
+    problems, tried = [], 0
+    sizes = _GPU_SIZES[:-1] if place.on_gpu else _SMALL_SIZES
+    for length in sizes:
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            for kind, values in vectors(length, dtype).items():
+                if kind == "infinite":
+                    continue
+                tried += 1
+                here, there = _handled(values), _on_device(values, place)
+                named = str(dtype).removeprefix("torch.")
+                problems += [
+                    f"messages: {what} of {length:,} {kind} entries, {named}, are not those of the CPU's kernels, {how}"
+                    for what, mine in here.items()
+                    if not _equal(mine, there[what])
+                ]
+    good = f"messages: selections, messages and merges have the bits of the CPU's kernels in all {tried} cases, {how}"
+    return judged(good, problems, _FIX, {"sizes": sizes, "cases": tried})
+
+
+def _on_device(values: Tensor, place: Place) -> dict[str, Tensor]:
+    if place.on_gpu:
+        return _handled(values.to(place.torch_device))
+    with _portable():
+        return _handled(values)
+
+
+def _handled(values: Tensor) -> dict[str, Tensor]:
+    """What becomes of a vector on its way to another worker, as bits on the CPU."""
+    length, whole = values.numel(), _WHOLE[values.itemsize]
+    positions = top_k(values, max(1, length // 100))
+    picked = SparseVector(positions, values[positions], length)
+    slot = Slot(len(picked) + 3, length + 5)
+    longer = SparseVector(picked.indices, picked.values, slot.length)
+    message = pack(longer, slot, values.dtype)
+    read = unpack(message, slot, values.dtype, values.dtype)
+    other = SparseVector(top_k(values.flip(0), max(1, length // 50)), values[: max(1, length // 50)], slot.length)
+    merged = merge([read, other, longer])
+    found: dict[str, Any] = {
+        "the selections": positions,
+        "the messages": message,
+        "what is read": torch.cat((read.indices, read.values.view(whole).long())),
+        "the merges": torch.cat((merged.indices, merged.values.view(whole).long())),
+    }
+    return {what: tensor.cpu() for what, tensor in found.items()}

@@ -1,0 +1,168 @@
+"""One command, a process for each check: what breaks, hangs or is killed stops no other."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spardl.diagnostics.thorough import running
+from spardl.diagnostics.thorough.checks import Check, all_checks
+from spardl.diagnostics.thorough.outcome import Place, ok, plain
+from tests.diagnostics.doctor.common import Doctor, lines
+
+
+def _never(place: Place) -> Any:
+    raise AssertionError("checks run in processes of their own")
+
+
+INSTALLED, UNKNOWN = Check("installation", 60, _never), Check("no such check", 60, _never)
+
+
+@pytest.mark.timeout(120)
+def test_a_check_that_breaks_off_stops_no_other(
+    doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(running, "all_checks", lambda: (UNKNOWN, INSTALLED))
+    file = tmp_path / "gpu.json"
+    code = doctor("--thorough", "--device", "cpu", "--json", str(file))
+    said = capsys.readouterr().out
+    assert code == 1
+    (broken,) = lines(said, "FAILED")
+    assert broken.startswith("no such check: broke off: StopIteration; send the file of --json")
+    (device,) = lines(said, "warning")
+    assert device.startswith("device: torch finds no GPU here, or none was asked for; the same checks run on the CPU")
+    assert lines(said, "ok")[0].startswith("installation: python ")
+    found = json.loads(file.read_text())
+    assert (found["format"], found["device"], found["well"], found["interpreted"]) == (1, "cpu", False, True)
+    assert [row["verdict"] for row in found["checks"]] == ["FAILED", "ok"]
+    assert all(row["seconds"] > 0 for row in found["checks"])
+    assert found["checks"][1]["figures"]["torch"]
+
+
+def _rows(monkeypatch: pytest.MonkeyPatch, *checks: Check, answer: Any = None) -> list[str]:
+    """The names of the checks that were begun."""
+    begun = []
+
+    def run(self: Any, check: Check, seconds: float) -> dict[str, Any]:
+        begun.append(check.name)
+        time.sleep(0.02)
+        told = ok("well", {})
+        return answer or {"verdict": told.verdict.value, "text": told.text, "figures": {}}
+
+    monkeypatch.setattr(running._Program, "run", run)
+    monkeypatch.setattr(running, "all_checks", lambda: checks)
+    return begun
+
+
+def test_what_there_is_no_time_for_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun = _rows(monkeypatch, INSTALLED, UNKNOWN)
+    monkeypatch.setattr(running, "_BUDGET", running._TOO_FEW + 0.01)
+    assert running.examine_thoroughly("cuda", "cuda", 30, None)
+    assert begun == ["installation"]
+    (left_out,) = lines(capsys.readouterr().out, "warning")
+    assert left_out.startswith("no such check: left out, as the other checks took all the time there was")
+
+
+def test_the_exit_code_is_that_of_the_verdicts(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    for verdict, code in (("ok", 0), ("warning", 0), ("FAILED", 1)):
+        _rows(monkeypatch, INSTALLED, answer={"verdict": verdict, "text": "x", "figures": {}})
+        assert doctor("--thorough", "--device", "cpu") == code
+
+
+def test_all_checks_together_end_in_time() -> None:
+    """Those that have to be there first: how well it works is worth less than whether it does."""
+    checks = all_checks()
+    assert running._BUDGET < 600
+    assert len({check.name for check in checks}) == len(checks)
+    assert checks[0].name == "installation"
+
+
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.timeout(60)
+def test_a_check_that_hangs_is_ended_with_its_workers(tmp_path: Path) -> None:
+    with (tmp_path / "said").open("wb") as stream:
+        assert running._ended([sys.executable, "-c", PARENT], dict(os.environ), stream, 2.0) is None
+    child = int((tmp_path / "said").read_text())
+    until = time.monotonic() + 10
+    while _lives(child) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not _lives(child)
+    text = running._lost(INSTALLED, None, 2, "one\ntwo\n")["text"]
+    assert text.startswith("installation: not done after 2 s: two; see what else uses this device")
+
+
+def _lives(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().split()[2] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_check_that_is_killed_is_told(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"]
+    with (tmp_path / "said").open("wb") as stream:
+        code = running._ended(command, dict(os.environ), stream, 30.0)
+    text = running._lost(INSTALLED, code, 30, "")["text"]
+    assert text.startswith("installation: was ended by SIGSEGV: it said nothing; send the file")
+
+
+def test_numbers_that_are_none_become_text() -> None:
+    assert plain({1: [float("nan"), 2.0], "x": (float("inf"), None)}) == {"1": ["nan", 2.0], "x": ["inf", None]}
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "said"),
+    [
+        ("--json x.json", {}, "--json is for --thorough; add it, or leave --json away"),
+        ("--thorough --workers 4", {}, "--workers is not for --thorough"),
+        ("--thorough --out x.yaml", {}, "--out is not for --thorough"),
+        ("--thorough --interface lo", {}, "--interface is not for --thorough"),
+        ("--thorough --timeout 0", {}, "--timeout must be from 1 to 3600 seconds, got 0"),
+        ("--thorough --json .", {}, "--json . must be a file in a folder that exists"),
+        (
+            "--thorough",
+            {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
+            "run it once, without torchrun or srun",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(
+    words: str,
+    environment: dict[str, str],
+    said: str,
+    doctor: Doctor,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert doctor(*words.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert said in line
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+def test_all_checks_on_this_machine(doctor: Doctor, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "gpu.json"
+    assert doctor("--thorough", "--device", "cuda", "--json", str(file)) == 0, capsys.readouterr().out
+    found = json.loads(file.read_text())
+    assert found["well"]
+    assert found["seconds"] < 600
+    assert [row["name"] for row in found["checks"]] == [check.name for check in all_checks()]

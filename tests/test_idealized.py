@@ -78,6 +78,7 @@ def test_a_frozen_variance_and_inertia() -> None:
     torch.testing.assert_close(pairs[1][0], 0.5 * pairs[1][1] + 0.25 * pairs[0][1])
 
 
+@pytest.mark.slow
 def test_the_script_prints_a_row_for_each_rate_and_seed() -> None:
     words = ["--steps", "2", "--width", "8", "--only", "quota", "dense", "--seeds", "1", "2"]
     command = [sys.executable, "scripts/idealized.py", *words]

@@ -12,9 +12,10 @@ what else the machine does. Every step trains; all but the first --settle of eac
 long as its slowest worker.
 
 A case is WAY or WAY,option=value: ddp (no hook), torch.fp16, torch.bf16, torch.powersgd (options rank, start: the first
-steps, which are dense), spardl.METHOD with its options, and alone, which sends nothing: what the others could reach at
-best. Bytes are those that the interface which GLOO_SOCKET_IFNAME names has sent, on average over the workers: counted
-by the kernel, with headers, for every case in the same way. In the network lab each worker has its own.
+steps, which are dense), spardl.METHOD with its options (optimizer=True gives it the optimizer), and alone, which sends
+nothing: what the others could reach at best. Bytes are those that the interface which GLOO_SOCKET_IFNAME names has
+sent, on average over the workers: counted by the kernel, with headers, for every case in the same way. In the network
+lab each worker has its own.
 """
 
 from __future__ import annotations
@@ -24,32 +25,25 @@ import gc
 import json
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from hydra.errors import HydraException
-from torch import Tensor, nn
 
-from scripts import choices
-from scripts.benchmarks.ddp_hooks import ALONE, DENSE, TIMEOUT, attached, parsed
+from scripts.benchmarks.ddp_hooks import ALONE, DENSE, TIMEOUT, parsed
+from scripts.benchmarks.plain_loop import PlainLoop, Turn, of_all, planned
 from scripts.benchmarks.timing import Row, complain, positive, table
 from scripts.docs.marked import replace
 from spardl.basics.errors import ConfigError, SpardlError
 from spardl.basics.files import write_atomically
 from spardl.clusters.workers.processes import leave
 from spardl.protocol.programs import Worker
-from spardl.protocol.randomness import seeded_generator
 from spardl.training.learner import Plan
-from spardl.training.sampler import ShuffledSampler
-from train import build_dataset, build_plan
 
 CASES = (
     ALONE,
@@ -72,109 +66,26 @@ LOSS = "training loss"
 LAST = 10  # steps at the end whose mean is the final training loss
 
 
-class Turn(NamedTuple):
-    """Some steps in a row of one worker.
-
-    Attributes:
-        seconds: of a step.
-        sent: bytes in a step, as the interface counts them.
-    """
-
-    seconds: float
-    sent: float
-
-
 @dataclass
-class Case:
+class Case(PlainLoop):
     """One way to average, with a model of its own, on one worker.
 
     Attributes:
-        name: of the case.
-        plan: model, data, optimizer.
-        seed: of weights, order and dropout.
-        worker: who this is.
-        losses: of this worker's batches, one for each step so far.
         turns: those that count.
     """
 
-    name: str
-    plan: Plan
-    seed: int
-    worker: Worker
-    losses: list[Tensor] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        torch.manual_seed(self.seed)
-        self.ddp, self.handle = attached(self.name, self.plan.task.build_model())
-        self.optimizer = self.plan.optimizer(self.ddp.parameters())
-        batch = self.plan.settings.batch_size
-        self.sampler = ShuffledSampler(len(self.plan.task.train), self.worker, batch, self.seed)
-
-    def step(self) -> None:
-        """One step of training."""
-        number, task, clip = len(self.losses), self.plan.task, self.plan.settings.clip_norm
-        batch = task.train.batch(self.sampler.indices(number), self.sampler.generator(number))
-        torch.set_rng_state(seeded_generator(self.seed, "step", number, self.worker.rank).get_state())
-        self.optimizer.zero_grad()
-        with self.ddp.no_sync() if self.name == ALONE else nullcontext():
-            loss = task.loss(self.ddp, batch)
-            loss.backward()
-        if clip is not None:
-            nn.utils.clip_grad_norm_(self.ddp.parameters(), clip)
-        self.optimizer.step()
-        self.losses.append(loss.detach())
+    turns: list[Turn] = field(default_factory=list, kw_only=True)
 
     def take_turn(self, steps: int) -> None:
         """Some steps, which count; all workers begin at once."""
-        dist.barrier()
-        sent, began = bytes_sent(), time.perf_counter()
-        for _ in range(steps):
-            self.step()
-        seconds = time.perf_counter() - began
-        self.turns.append(Turn(seconds / steps, (bytes_sent() - sent) / steps))
+        self.turns.append(self.timed(steps))
         self.optimizer.zero_grad()  # room for the other cases' gradients
-
-    def tested(self) -> dict[str, float]:
-        """What the task says of the test split, a share of which is looked at by each worker."""
-        task, model = self.plan.task, self.ddp.module.eval()
-        for buffer in model.buffers():
-            dist.broadcast(buffer, 0)
-        mine = torch.arange(self.worker.rank, len(task.test), self.worker.size)
-        sums = torch.zeros(len(task.sums), dtype=torch.float64)
-        with torch.no_grad():
-            for part in mine.split(self.plan.settings.eval_batch_size) if len(mine) else ():
-                sums += task.measure(model, task.test.batch(part, None))
-        dist.all_reduce(sums)
-        return task.summarize(dict(zip(task.sums, sums.tolist(), strict=True)))
 
     def last_loss(self) -> float:
         """Mean training loss of all workers at the end."""
         last = torch.stack(self.losses[-LAST:]).double().mean()
         dist.all_reduce(last)
         return last.item() / self.worker.size
-
-    def close(self) -> None:
-        """Gives back what this took of the process group."""
-        if self.handle is not None:
-            self.handle.detach()
-
-
-def bytes_sent() -> int:
-    """What gloo's interface has sent so far, by the kernel's count; 0 if none is named, or the machine's inner one."""
-    name = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-    lines = Path("/proc/net/dev").read_text().splitlines()
-    counters = dict(line.strip().split(":", 1) for line in lines if ":" in line)
-    return int(counters[name].split()[8]) if name in counters and name != "lo" else 0
-
-
-def of_all(turns: Sequence[Turn]) -> list[Turn]:
-    """The slowest worker's seconds and the workers' mean of bytes, of each turn."""
-    mine = torch.tensor(turns, dtype=torch.float64)
-    parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, mine)
-    every = torch.stack(parts)
-    return [Turn(*pair) for pair in zip(every[..., 0].amax(0).tolist(), every[..., 1].mean(0).tolist(), strict=True)]
 
 
 @dataclass
@@ -245,23 +156,6 @@ def shown(content: Mapping[str, Any]) -> str:
     names = [row.name for row in rows]
     reference = f"`{DENSE}`" if f"`{DENSE}`" in names else names[0]
     return f"{content['title']}\n\n{table(rows, reference)}"
-
-
-def planned(words: str) -> Plan:
-    """What train.py would train with these choices.
-
-    Raises:
-        ConfigError: if it cannot, or if its examples have an order.
-    """
-    with choices.composing():
-        try:
-            plain = choices.composed(*words.split(","))
-        except HydraException as error:
-            raise ConfigError(f"--train {words}: {str(error).splitlines()[0]}") from error
-    plan = build_plan(plain, build_dataset(plain))
-    if plan.task.consecutive:
-        raise ConfigError(f"--train {words}: its batches follow a text, and here they are drawn; choose another task")
-    return plan
 
 
 def measured(arguments: argparse.Namespace) -> dict[str, Any]:

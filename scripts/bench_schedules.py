@@ -71,6 +71,14 @@ ASSUMED_COMPRESSION: Mapping[str, Linear] = MappingProxyType(
     {"spardl": Linear(3e-3, 1e-10), "topka": Linear(0.5e-3, 1e-10), "count_sketch": Linear(1e-3, 5e-10)}
 )
 
+
+def assumed_compression(workers: int) -> Mapping[str, Linear]:
+    """``ASSUMED_COMPRESSION``, which is for 64 workers, for another number: SparDL selects once for each of them."""
+    blocks, once = ASSUMED_COMPRESSION[SPARSE], ASSUMED_COMPRESSION["topka"]
+    launches = once.fixed + (blocks.fixed - once.fixed) * workers / WORKERS
+    return {**ASSUMED_COMPRESSION, SPARSE: replace(blocks, fixed=launches)}
+
+
 COLUMNS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "WFBP (per layer)": (DENSE, "per_layer"),

@@ -5,7 +5,7 @@ python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench_sync.p
 
 Each candidate turns the gradient of every worker into the average of all, in place. Ours adds it to the residual,
 selects, communicates, feeds back and writes the sparse average over the gradient, in the steady state of error
-feedback. torch's are its dense all-reduce, and its DDP hooks for float16 and for PowerSGD, called as DDP would with one
+feedback. torch's are its dense all-reduce, and its DDP hooks for 16 bits and for PowerSGD, called as DDP would with one
 bucket that holds one square matrix. Seconds are those of the slowest worker between two barriers, in turns.
 
 A second table shows where the time goes. ``alone`` is the time of the same messages without any work in between;
@@ -163,6 +163,7 @@ def torchs(length: int) -> dict[str, Callable[[Tensor], object]]:
     return {
         DENSE: dense,
         "torch fp16 hook": hook(default_hooks.fp16_compress_hook, group),
+        "torch bf16 hook": hook(default_hooks.bf16_compress_hook, group),
         "torch PowerSGD hook, rank 4": hook(powerSGD_hook.powerSGD_hook, powersgd),
     }
 

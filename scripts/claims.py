@@ -1,11 +1,13 @@
 """What the papers claim, beside what the results on disk say, with verdicts by rule; see scripts/exhibits/claims/.
 
-python scripts/claims.py --scale laptop --outputs outputs
-python scripts/claims.py --scale laptop --outputs outputs --write docs/claims.md
-python scripts/claims.py --scale laptop --outputs outputs --write docs/claims.md --check
+python scripts/claims.py --scale laptop
+python scripts/claims.py --scale laptop --write docs/claims.md
+python scripts/claims.py --scale laptop --check
 python scripts/claims.py --scale laptop --outputs outputs --report report
 
-Runs nothing: what is missing is made by scripts/reproduce.py, and not judged until then.
+Runs nothing: what is missing is made by scripts/reproduce.py, and not judged until then. A page (--write, --check) is
+made of the records in the repository alone, as in any clone, unless --outputs names a folder of runs; else what is
+found in outputs/ comes before records.
 """
 
 from __future__ import annotations
@@ -17,15 +19,16 @@ from pathlib import Path
 from scripts import choices
 from scripts.exhibits.base import SCALES
 from scripts.exhibits.claims.catalogue import OnDemand, claims_section, judge_all, tables_of
-from scripts.exhibits.claims.judging import page
+from scripts.exhibits.claims.page import page
 from scripts.exhibits.pages.sections import add, key
 from scripts.exhibits.papers.catalogue import catalogue
+from scripts.exhibits.records import SHIPPED, Shelf
 from scripts.exhibits.tables import markdown
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import write_atomically
 
 CURRENT, OUT_OF_DATE, BAD_INPUT = 0, 1, 2
-PAGE = Path("docs/claims.md")
+PAGE, OUTPUTS = Path("docs/claims.md"), Path("outputs")
 
 
 def act(arguments: argparse.Namespace) -> int:
@@ -35,11 +38,12 @@ def act(arguments: argparse.Namespace) -> int:
         ConfigError: there is no page to check.
     """
     exhibits, path = catalogue(), arguments.write or PAGE
+    outputs = arguments.outputs or (None if arguments.write or arguments.check else OUTPUTS)
     with choices.composing():
-        results = OnDemand(arguments.outputs)
+        results = OnDemand(outputs or arguments.records, shelf=Shelf(arguments.records))  # no runs lie among records
         judgements = judge_all(exhibits, arguments.scale, results)
         section = claims_section(judgements, arguments.scale, results)
-    text = page(judgements, arguments.scale, arguments.outputs, path)
+    text = page(judgements, arguments.scale, outputs, path)
     if arguments.check:
         return _check(path, text)
     if arguments.write:
@@ -68,7 +72,8 @@ def main() -> int:
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", choices=SCALES, default="laptop", help="of the results (default: laptop)")
-    parser.add_argument("--outputs", type=Path, default=Path("outputs"), help="folder of the runs (default: outputs)")
+    parser.add_argument("--outputs", type=Path, help=f"folder of the runs (default: {OUTPUTS}; of a page, none)")
+    parser.add_argument("--records", type=Path, default=SHIPPED, help=f"folder of the records (default: {SHIPPED})")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="write the page there")
     parser.add_argument("--report", type=Path, metavar="FOLDER", help="add the claims to the report in that folder")
     parser.add_argument("--check", action="store_true", help=f"write nothing; exit with 1 if the page ({PAGE}) differs")

@@ -5,8 +5,9 @@ python scripts/complexity.py --methods oktopk,spardl --workers 4,7,14
 
 Every method synchronizes random gradients (a part that all workers share, and noise) in the simulated cluster, without
 dense warm-up, and without residual so that all steps are alike. Steps that cost differently, such as those in which
-Ok-Topk evaluates its thresholds, have lines of their own. "words, mean" is over all workers, as the papers count; the
-other counts are of each worker. Exits with 1 where a count leaves its formula.
+Ok-Topk evaluates its thresholds, have lines of their own. "words, mean" is over all workers, as the papers count.
+"longest path" has the words that are sent one after the other, which tells how long it takes: in a tree most workers
+send little, and wait. The other counts are of each worker. Exits with 1 where a count leaves its formula.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 
 from scripts import choices
 from spardl.basics.errors import ConfigError
-from spardl.clusters import Ledger, Network, SimulatedCluster
+from spardl.clusters import Network, SimulatedCluster
 from spardl.method.method import Method
 from spardl.protocol.context import Context
 from spardl.protocol.costs import Bounds, Cost
@@ -32,7 +33,21 @@ STEPS = 2
 DENSITY = 0.02
 # Words of counts (P log P in all) must be few beside k, and P vectors of n entries must fit into memory.
 KEPT_PER_WORKER = 8
-HEADER = ("method", "P", "n", "step", "rounds", "formula", "words, mean", "formula", "words", "limits", "")
+BYTES_PER_SECOND = 1e9 / 8  # of the links that steps are synchronized on
+HEADER = (
+    "method",
+    "P",
+    "n",
+    "step",
+    "rounds",
+    "formula",
+    "words, mean",
+    "formula",
+    "words",
+    "limits",
+    "longest path",
+    "",
+)
 
 
 class Line(NamedTuple):
@@ -48,6 +63,7 @@ class Line(NamedTuple):
         rounds: counted, least and most over workers and steps.
         words: likewise.
         mean: words, over all workers, least and most over steps.
+        path: words that are sent one after the other, on the longest path through all workers; likewise.
     """
 
     method: str
@@ -59,6 +75,7 @@ class Line(NamedTuple):
     rounds: Bounds
     words: Bounds
     mean: Bounds
+    path: Bounds
 
     @property
     def holds(self) -> bool:
@@ -76,7 +93,7 @@ class Line(NamedTuple):
         steps = ",".join(map(str, self.steps))
         bounds = (self.rounds, self.published.rounds, self.mean, self.published.words, self.words, self.limits.words)
         verdict = "" if self.holds else "DIFFERS"
-        cells = (self.method, self.workers, self.length, steps, *map(show, bounds), verdict)
+        cells = (self.method, self.workers, self.length, steps, *map(show, (*bounds, self.path)), verdict)
         return "| " + " | ".join(map(str, cells)) + " |"
 
 
@@ -93,17 +110,30 @@ def layout_for(workers: int) -> Layout:
     return Layout.of([(rows, columns), (length - rows * columns,)])
 
 
-def measure(name: str, method: Method, workers: int) -> Iterator[Line]:
-    """Runs some steps, and compares what was counted with the formula."""
+def measure(name: str, method: Method, workers: int, steps: Iterable[int] = range(STEPS)) -> Iterator[Line]:
+    """Runs some steps, and compares what was counted with the formula.
+
+    Args:
+        name: of the method.
+        method: without dense warm-up.
+        workers: P.
+        steps: numbers of those to run, increasing.
+
+    Yields:
+        A line for each kind of step, the kinds in the order of their first steps.
+
+    Raises:
+        ConfigError: if the method does not run on so many workers.
+    """
     layout = layout_for(workers)
-    groups: dict[tuple[Cost, Cost], list[tuple[int, Bounds, Bounds, Bounds]]] = {}
-    for step, cluster in synchronized(method, layout, workers, range(STEPS)):
+    groups: dict[tuple[Cost, Cost], list[tuple[int, Bounds, Bounds, Bounds, Bounds]]] = {}
+    for step, cluster in synchronized(method, layout, workers, steps):
         context = Context(Worker(0, workers), layout, step)
         costs = (method.published_cost(context), method.cost(context))
-        groups.setdefault(costs, []).append((step, *_counted(cluster.ledgers)))
+        groups.setdefault(costs, []).append((step, *_counted(cluster)))
     for costs, found in groups.items():
-        steps, *counts = zip(*found, strict=True)
-        yield Line(name, workers, layout.length, list(steps), *costs, *map(_span, counts))
+        run, *counts = zip(*found, strict=True)
+        yield Line(name, workers, layout.length, list(run), *costs, *map(_span, counts))
 
 
 def synchronized(
@@ -137,11 +167,16 @@ def synchronized(
         yield step, cluster
 
 
-def _counted(ledgers: Sequence[Ledger]) -> tuple[Bounds, Bounds, Bounds]:
-    """Rounds, words and mean words of one step."""
-    rounds, words = [ledger.rounds for ledger in ledgers], [ledger.words for ledger in ledgers]
+def _counted(cluster: SimulatedCluster) -> tuple[Bounds, Bounds, Bounds, Bounds]:
+    """Rounds, words, mean words and words on the longest path of one step."""
+    rounds, words, sent = zip(
+        *((ledger.rounds, ledger.words, ledger.bytes_sent) for ledger in cluster.ledgers), strict=True
+    )
     mean = round(sum(words) / len(words))
-    return Bounds(min(rounds), max(rounds)), Bounds(min(words), max(words)), Bounds.exactly(mean)
+    # Seconds without latency are bytes on the path; a word takes as many there as anywhere.
+    path = round(cluster.seconds() * BYTES_PER_SECOND * sum(words) / sum(sent)) if sum(sent) else 0
+    spans = (Bounds(min(rounds), max(rounds)), Bounds(min(words), max(words)))
+    return *spans, Bounds.exactly(mean), Bounds.exactly(path)
 
 
 def _span(bounds: Sequence[Bounds]) -> Bounds:

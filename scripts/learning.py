@@ -3,6 +3,7 @@
 python scripts/learning.py                          what is there, and what is missing
 python scripts/learning.py --run --jobs 2           trains what is missing, and goes on where it was stopped
 python scripts/learning.py --run --only gpt_chars   of one table only
+python scripts/learning.py --run --seeds 1          with the first seed only, where hours are few
 python scripts/learning.py --write                  writes docs/learning.md and docs/tuning.md from the records
 python scripts/learning.py --check                  says whether the pages are those of the records
 
@@ -24,13 +25,14 @@ import torch
 from scripts import choices
 from scripts.docs.marked import replace
 from scripts.evidence.plans import Task, tasks_in
-from scripts.evidence.records import Records, on_record, record
 from scripts.evidence.tables import summary_of, table_of
 from scripts.exhibits.jobs import Training
+from scripts.exhibits.records import Records, on_record, record, unshippable
 from scripts.exhibits.tables import markdown
 from scripts.exhibits.working import complete
 from spardl.basics.errors import ConfigError, SpardlError
 from spardl.basics.files import write_atomically
+from spardl.training.summary import environment
 
 ROOT = Path(__file__).resolve().parents[1]
 PLANS = ROOT / "scripts" / "evidence" / "learning.yaml"
@@ -49,9 +51,10 @@ def missing(task: Task, records: Records) -> list[Training]:
 
 
 def stale(tasks: Sequence[Task], records: Records) -> list[str]:
-    """Commands on record that today mean another run; takes a second for each few."""
+    """Commands on record that today mean another run, or have other results; takes a second for each few."""
     runs = (run for task in tasks for run in (*task.first(), *task.rest(records)))
-    return [run.command for run in runs if run.command in records and records[run.command].id != run.id]
+    pairs = ((run, records[run.command]) for run in runs if run.command in records)
+    return [run.command for run, found in pairs if found.id != run.id or not run.of_today(found.figures)]
 
 
 def run(tasks: Sequence[Task], folder: Path, outputs: Path, jobs: int) -> int:
@@ -60,9 +63,13 @@ def run(tasks: Sequence[Task], folder: Path, outputs: Path, jobs: int) -> int:
 
     def ended(training: object, fault: SpardlError | None) -> None:
         nonlocal faults
+        try:
+            if fault is None and isinstance(training, Training) and (found := training.find(outputs)):
+                record(training, found, folder)
+        except ConfigError as error:  # the code was changed meanwhile
+            fault = error
+            print(f"error: {error}", file=sys.stderr)
         faults += fault is not None
-        if fault is None and isinstance(training, Training) and (found := training.find(outputs)):
-            record(training, found, folder)
 
     while not faults:
         records = on_record(folder)
@@ -89,12 +96,17 @@ def act(arguments: argparse.Namespace) -> int:
     """Does what the command line asks for.
 
     Raises:
-        ConfigError: for a table that does not exist.
+        ConfigError: for a table that does not exist, trainings that could not be recorded, and fewer seeds of tables
+            that are not to be trained.
     """
-    tasks = [task for task in tasks_in(PLANS) if arguments.only in (None, task.name)]
+    if arguments.seeds is not None and not arguments.run:
+        raise ConfigError("--seeds says what to train: it goes with --run")
+    tasks = [task.cut(arguments.seeds) for task in tasks_in(PLANS) if arguments.only in (None, task.name)]
     if not tasks:
         raise ConfigError(f"there is no table {arguments.only}; {PLANS.name} has them")
     if arguments.run:
+        if reason := unshippable(environment()):
+            raise ConfigError(f"trainings would be {reason}, and have no record; commit first")
         os.nice(10)
         with choices.composing():
             return FAILED if run(tasks, arguments.records, arguments.outputs, arguments.jobs) else FINISHED
@@ -138,6 +150,7 @@ def main() -> int:
     doing.add_argument("--write", action="store_true", help="write the page")
     doing.add_argument("--check", action="store_true", help="compare the page with the records")
     parser.add_argument("--only", help="name of a table (default: all)")
+    parser.add_argument("--seeds", type=int, help="how many of each task's seeds to train (default: all)")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time (default: 1)")
     parser.add_argument("--outputs", type=Path, default=Path("outputs"), help="folder of the runs (default: outputs)")
     parser.add_argument(

@@ -3,10 +3,11 @@
 python scripts/report.py outputs/*
 python scripts/report.py outputs --html report.html
 python scripts/report.py outputs/* --plot comparison.png
+python scripts/report.py docs/results/learning
 
-Prints Markdown. Runs that differ in their seeds only share a row; runs of different tasks, or with different metrics,
-go to different tables. Folders without a finished run are named with their state. --html writes a page that needs
-nothing but itself, --plot only the curves.
+Prints Markdown. Records of trainings stand for run folders. Runs that differ in their seeds only share a row; runs of
+different tasks, or with different metrics, go to different tables. Folders without a finished run are named with their
+state. --html writes a page that needs nothing but itself, --plot only the curves.
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ from typing import Any
 
 from markupsafe import Markup
 
+from scripts import choices
 from scripts.exhibits.base import Basis, Picture
-from scripts.exhibits.measures import Curve, draw_curves
+from scripts.exhibits.charts.axes import SIZE, drawing
+from scripts.exhibits.charts.curves import draw_means, key_of
+from scripts.exhibits.charts.labels import explain
+from scripts.exhibits.measures import Curve
 from scripts.exhibits.pages import page
 from scripts.exhibits.pages.runs import Comparison, Finished, Method, Unfinished, caveats, collect, compare, differences
 from scripts.exhibits.papers.small import VIRTUAL
-from scripts.exhibits.statistics import interval, spread
+from scripts.exhibits.statistics import INTERVAL, shown_interval, spread
 from scripts.exhibits.tables import Cell, Row, Table, markdown
 from spardl.basics.files import write_atomically
 
@@ -35,7 +40,7 @@ FINISHED, BAD_INPUT = 0, 2
 COLUMNS = (
     "method",
     "metric",
-    "95% interval",
+    INTERVAL,
     "every seed",
     "train loss, last epoch",
     "sent / dense",
@@ -54,12 +59,11 @@ def results(comparison: Comparison) -> Table:
 
 def _row(method: Method) -> Row:
     values = [run.metric for run in method.runs]
-    bounds = interval(values)
     losses = [run.train_loss for run in method.runs if run.train_loss is not None]
     share, seconds = mean(run.share for run in method.runs), [run.seconds for run in method.runs]
     cells = [
         Cell(spread(values), mean(values)),
-        Cell("too few seeds" if bounds is None else f"{bounds[0]:.4g} to {bounds[1]:.4g}"),
+        Cell(shown_interval(values)),
         Cell(", ".join(f"{value:.4g}" for value in values)),
         Cell(spread(losses), mean(losses)) if losses else Cell("not logged"),
         Cell(f"{share:.2%}", share),
@@ -104,8 +108,10 @@ def pictures(comparison: Comparison) -> list[Picture]:
     """The metric against steps, and against seconds."""
     clocks = sorted({CLOCKS[run.simulated] for method in comparison.methods for run in method.runs})
     words = {"steps": "steps", "seconds": f"{' or '.join(clocks)} seconds"}
+    names = [method.name for method in comparison.methods]
+    caption, key = f"{comparison.title}: means of all seeds, bands from the least to the most", key_of(names)
     return [
-        Picture(clock, f"{comparison.title}, against {label}; one line a run", partial(draw, comparison, clock, label))
+        Picture(clock, caption, partial(draw, comparison, clock, label), f"against {label}", key)
         for clock, label in words.items()
     ]
 
@@ -121,22 +127,23 @@ def draw(comparison: Comparison, clock: str, label: str, figure: Any) -> None:
     """
     axes = figure.subplots()
     curves: dict[str, list[Curve]] = {method.name: [run.curve for run in method.runs] for method in comparison.methods}
-    draw_curves(axes, curves, clock, comparison.methods[0].runs[0].summary["metric"])
-    axes.set_xlabel(label)
+    draw_means(axes, curves, clock, label, comparison.methods[0].runs[0].summary["metric"])
 
 
 def plot(comparisons: Sequence[Comparison], path: Path) -> None:
     """Draws every task's metric against seconds, one above the other, to a file."""
     # Only who asks for a picture needs it.
-    from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.figure import Figure  # noqa: PLC0415 - only figures need it
 
-    figure = Figure(figsize=(7, 4 * len(comparisons)), layout="constrained")
-    parts = figure.subfigures(len(comparisons), squeeze=False)[:, 0]
-    for comparison, part in zip(comparisons, parts, strict=True):
-        pictures(comparison)[-1].draw(part)
-        if len(comparisons) > 1:
+    with drawing():
+        figure = Figure(figsize=(1.4 * SIZE[0], 1.4 * SIZE[1] * len(comparisons)), layout="constrained")
+        parts = figure.subfigures(len(comparisons), squeeze=False)[:, 0]
+        for comparison, part in zip(comparisons, parts, strict=True):
+            picture = pictures(comparison)[-1]
             part.suptitle(comparison.title)
-    figure.savefig(path, dpi=130)
+            explain(part, picture.key)
+            picture.draw(part)
+        figure.savefig(path, dpi=200)
 
 
 def section(number: int, comparison: Comparison) -> page.Section:
@@ -145,7 +152,7 @@ def section(number: int, comparison: Comparison) -> page.Section:
     runs = [run for method in comparison.methods for run in method.runs]
     sources = {method.name: [source(run) for run in method.runs] for method in comparison.methods}
     parts = [page.table(results(comparison), f"{own}-results", basis(runs), lambda row: sources[row.name])]
-    parts += [page.figure(picture, f"{own}-{picture.name}", basis(runs)) for picture in pictures(comparison)]
+    parts += page.figures(pictures(comparison), own, basis(runs))
     differing = settings(comparison)
     if differing:
         parts.append(page.table(differing, f"{own}-settings", BARE, lambda row: ()))
@@ -170,7 +177,7 @@ def write_page(
     if others:
         body = page.table(without_result(others), "others-table", BARE, lambda row: ())
         sections.append(page.Section("others", "", "Folders without a finished run", "", len(others), body))
-    lead = f"Finished runs: {len(finished)}; folders without one: {len(others)}. Mean ± standard deviation over seeds."
+    lead = f"Finished runs: {len(finished)}; folders without one: {len(others)}. Mean ± half of {INTERVAL} over seeds."
     facts = {"Command": shlex.join(["python", "scripts/report.py", *sys.argv[1:]]), **page.here()}
     write_atomically(path, page.page("Runs side by side", lead, facts, sections).encode())
 
@@ -191,11 +198,12 @@ def main() -> int:
         The exit code.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", type=Path, help="run folders, or folders of these")
+    parser.add_argument("folders", nargs="+", type=Path, help="run folders, records, or folders of these")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw the metric against seconds")
     arguments = parser.parse_args()
-    finished, others = collect(arguments.folders)
+    with choices.composing():
+        finished, others = collect(arguments.folders)
     comparisons = compare(finished)
     print("\n".join(f"{table.title}\n\n{markdown(table)}" for table in printed(comparisons, finished, others)))
     if not finished:

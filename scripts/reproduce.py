@@ -5,12 +5,16 @@ python scripts/reproduce.py spardl.residuals --scale smoke
 python scripts/reproduce.py spardl.residuals --scale laptop --jobs 2
 python scripts/reproduce.py all --scale smoke
 python scripts/reproduce.py spardl.residuals --scale smoke --explain GRES
+python scripts/reproduce.py all --scale evening --record
+python scripts/reproduce.py all --scale evening --done
 
-Work that was done before is found by its id and not done again; what was interrupted goes on; what failed is tried
-again, and shows in the table with its reason if it fails once more. What takes a cluster (--scale paper) is not done
-here: the commands that submit it to Slurm are printed, and its results are found afterwards. Tables go to --report as
-Markdown, CSV, LaTeX and HTML, figures as PNG and PDF; index.html there shows all exhibits that were ever made into that
-folder.
+Work that was done before is found by its id and not done again: in --outputs, else among the records of --records,
+which are in the repository, so that a clone has tables and figures without any training; --own does all work here.
+--record adds what was done here to the records. --done works no more, and shows what there is. What was interrupted
+goes on; what failed is tried again, and shows in the table with its reason if it fails once more. What takes a cluster
+(--scale paper) is not done here: the commands that submit it to Slurm are printed, and its results are found
+afterwards. Tables go to --report as Markdown, CSV, LaTeX and HTML, figures as PNG and PDF; index.html there shows all
+exhibits that were ever made into that folder.
 """
 
 from __future__ import annotations
@@ -23,12 +27,14 @@ from pathlib import Path
 import torch
 
 from scripts import choices
-from scripts.exhibits.base import SCALES, Exhibit, Results
+from scripts.exhibits.base import INSTEAD, SCALES, Exhibit, Results
 from scripts.exhibits.claims.catalogue import claims_section, judge_all
+from scripts.exhibits.jobs import Job
 from scripts.exhibits.pages.page import Section
 from scripts.exhibits.pages.sections import add, exhibit_section, key, sources
 from scripts.exhibits.pages.writing import write
 from scripts.exhibits.papers.catalogue import catalogue, papers
+from scripts.exhibits.records import SHIPPED, Shelf, unshippable
 from scripts.exhibits.slurm_arrays import write_arrays
 from scripts.exhibits.tables import Row, Table, markdown
 from scripts.exhibits.working import complete
@@ -38,23 +44,36 @@ FINISHED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 EVERYTHING, CLAIMS = "all", "claims"
 
 
-def chosen(names: Sequence[str]) -> list[Exhibit]:
+def chosen(names: Sequence[str], seeds: int | None = None) -> list[Exhibit]:
     """The exhibits of these names.
 
+    Args:
+        names: of exhibits, or all.
+        seeds: how many; ``None``: as many as each has.
+
     Raises:
-        ConfigError: there is no such exhibit.
+        ConfigError: there is no such exhibit, or it has no seeds to choose.
     """
+    if seeds is not None and seeds < 1:
+        raise ConfigError(f"--seeds must be at least 1, got {seeds}")
     known = catalogue()
     for name in names:
         if name not in known and name != EVERYTHING:
             raise ConfigError(f"there is no exhibit {name}; choose from {', '.join(known)}, or all")
-    return list(known.values()) if EVERYTHING in names else [known[name] for name in dict.fromkeys(names)]
+    found = list(known.values()) if EVERYTHING in names else [known[name] for name in dict.fromkeys(names)]
+    return found if seeds is None else [exhibit.with_seeds(seeds) for exhibit in found]
 
 
 def describe(exhibit: Exhibit) -> str:
     """What --list says of an exhibit."""
-    costs = "; ".join(f"{scale}: {exhibit.cost(scale)}" for scale in SCALES)
+    costs = "; ".join(f"{scale}: {_cost(exhibit, scale)}" for scale in SCALES)
     return f"{exhibit.name}: {exhibit.title}\n  source: {exhibit.source}\n  shows: {exhibit.shows}\n  cost: {costs}"
+
+
+def _cost(exhibit: Exhibit, scale: str) -> str:
+    instead = INSTEAD.get(scale)
+    same = instead is not None and exhibit.jobs(scale) == exhibit.jobs(instead)
+    return f"as {instead}" if same else exhibit.cost(scale)
 
 
 def report(
@@ -66,13 +85,13 @@ def report(
     return add(folder, [*judged, *sections], [key(name, each) for name in (CLAIMS, *groups) for each in SCALES])
 
 
-def explain(exhibit: Exhibit, scale: str, name: str, outputs: Path) -> str:
-    """Where a row's figures come from.
+def explain(exhibit: Exhibit, scale: str, name: str, outputs: Path, shelf: Shelf | None = None) -> str:
+    """Where a row's figures come from: which command, and which folder or record.
 
     Raises:
         ConfigError: the exhibit has no such row.
     """
-    results = Results.on_disk(outputs, exhibit.jobs(scale))
+    results = Results.on_disk(outputs, exhibit.jobs(scale), shelf)
     tables = exhibit.tables(scale, results)
     rows = [(table, row) for table in tables for row in table.rows if row.name == name]
     if not rows:
@@ -88,19 +107,59 @@ def _explain_row(table: Table, row: Row, results: Results) -> str:
     return "\n".join(lines)
 
 
+def missing(jobs: Sequence[Job], shelf: Shelf | None) -> list[Job]:
+    """What is not on record; says how much is."""
+    found = [job for job in jobs if shelf is None or shelf.find(job) is None]
+    if len(found) < len(jobs):
+        print(f"{len(jobs) - len(found)} of {len(jobs)} jobs are on record", flush=True)
+    return found
+
+
+def keep(jobs: Sequence[Job], outputs: Path, folder: Path, scale: str) -> bool:
+    """Records what was done here.
+
+    Args:
+        jobs: of which those that are done are recorded.
+        outputs: the folder of all runs.
+        folder: of all records.
+        scale: names the folder of those that are new.
+
+    Returns:
+        Whether all that was done could be recorded.
+    """
+    shelf, done = Shelf(folder), {job.id: (job, found) for job in jobs if (found := job.find(outputs))}
+    refused = {found.where: reason for _, found in done.values() if (reason := unshippable(found.made))}
+    for job, found in done.values():
+        if found.where not in refused:
+            shelf.keep(job, found, scale)
+    print(f"recorded: {len(done) - len(refused)} jobs in {folder}", flush=True)
+    if refused:
+        names, reasons = " ".join(map(str, refused)), "; ".join(sorted(set(refused.values())))
+        print(
+            f"error: not recorded, for they were {reasons}; commit, delete them, do them again: {names}",
+            file=sys.stderr,
+        )
+    return not refused
+
+
 def main() -> int:
     """Does what the command line asks for.
 
     Returns:
-        The exit code: 1 if some work failed.
+        The exit code: 1 if some work failed, or could not be recorded.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("exhibits", nargs="*", help="names, or all")
     parser.add_argument("--list", action="store_true", help="name all exhibits")
     parser.add_argument("--scale", choices=SCALES, default="smoke", help="how much work (default: smoke)")
     parser.add_argument("--outputs", type=Path, default=Path("outputs"), help="folder of the runs (default: outputs)")
+    parser.add_argument("--records", type=Path, default=SHIPPED, help=f"folder of the records (default: {SHIPPED})")
+    parser.add_argument("--own", action="store_true", help="do not use records: do all work here")
+    parser.add_argument("--record", action="store_true", help="add what was done here to the records")
+    parser.add_argument("--done", action="store_true", help="do nothing more: show what was done so far")
     parser.add_argument("--report", type=Path, default=Path("report"), help="folder of the tables (default: report)")
     parser.add_argument("--jobs", type=int, default=1, help="how many at a time (default: 1)")
+    parser.add_argument("--seeds", type=int, help="how many seeds, of exhibits that have some (default: their own)")
     parser.add_argument("--explain", metavar="ROW", help="say where a row's figures come from, and do nothing")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -127,17 +186,22 @@ def act(arguments: argparse.Namespace) -> int:
         raise ConfigError("name an exhibit, or all; --list names them")
     if arguments.jobs < 1:
         raise ConfigError(f"--jobs must be at least 1, got {arguments.jobs}")
-    exhibits = chosen(arguments.exhibits)
+    exhibits = chosen(arguments.exhibits, arguments.seeds)
+    shelf = None if arguments.own else Shelf(arguments.records)
     judged: list[Section] = []
+    recorded = True
     with choices.composing():
         if arguments.explain:
             for exhibit in exhibits:
-                print(explain(exhibit, arguments.scale, arguments.explain, arguments.outputs))
+                print(explain(exhibit, arguments.scale, arguments.explain, arguments.outputs, shelf))
             return FINISHED
         jobs = list(dict.fromkeys(job for exhibit in exhibits for job in exhibit.jobs(arguments.scale)))
-        elsewhere = complete(jobs, arguments.outputs, arguments.jobs)
+        todo = missing(jobs, shelf)
+        elsewhere = [] if arguments.done else complete(todo, arguments.outputs, arguments.jobs)
         commands = write_arrays(elsewhere, arguments.outputs, arguments.report, f"trainings-{arguments.scale}")
-        results = Results.on_disk(arguments.outputs, jobs)
+        results = Results.on_disk(arguments.outputs, jobs, shelf)
+        if arguments.record:
+            recorded = keep(jobs, arguments.outputs, arguments.records, arguments.scale)
         if EVERYTHING in arguments.exhibits:
             judged = [claims_section(judge_all(catalogue(), arguments.scale, results), arguments.scale, results)]
     for exhibit in exhibits:
@@ -146,11 +210,11 @@ def act(arguments: argparse.Namespace) -> int:
     for command in commands:
         print(f"for a cluster: {command}", flush=True)
     print(f"report: {report(exhibits, arguments.scale, results, arguments.report, judged)}", flush=True)
-    waiting = {job.id for job in elsewhere}
+    waiting = {job.id for job in elsewhere} | {job.id for job in jobs if arguments.done and not results.of(job).started}
     failed = sum(results.of(job).reason is not None for job in jobs if job.id not in waiting)
     if failed:
         print(f"error: {failed} jobs failed; their reasons are in the tables", file=sys.stderr)
-    return FAILED if failed else FINISHED
+    return FAILED if failed or not recorded else FINISHED
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from spardl.communicators import (
     AllGather,
     AllGatherCodes,
     AllGatherDense,
+    AllReduceCodes,
     Backend,
     Dense,
     GTopk,
@@ -16,11 +17,13 @@ from spardl.communicators import (
 )
 from spardl.compressors import (
     QSGD,
+    ARCTopK,
     Cast,
     CountSketch,
     GaussianK,
     NoCompression,
     PowerSGD,
+    Quantized,
     RandomBlock,
     RandomK,
     ReusedThreshold,
@@ -35,6 +38,7 @@ from spardl.diagnostics.choosing import advise
 from spardl.hooks.collective import Reduced, all_reduce
 from spardl.hooks.ddp import attach
 from spardl.hooks.hook import Hook, hook
+from spardl.hooks.outer import Outer
 from spardl.hooks.stats import Stats
 from spardl.hooks.synchronizer import Synchronizer
 from spardl.method.adam import AdamMomentum
@@ -51,12 +55,14 @@ from spardl.vector.wire import Wire
 
 __all__ = [
     "QSGD",
+    "ARCTopK",
     "AdamMomentum",
     "Advice",
     "AfterBackward",
     "AllGather",
     "AllGatherCodes",
     "AllGatherDense",
+    "AllReduceCodes",
     "AutoMomentum",
     "Backend",
     "Cast",
@@ -83,10 +89,12 @@ __all__ = [
     "OkTopk",
     "OptimizerMomentum",
     "Option",
+    "Outer",
     "PartialResidual",
     "PeerError",
     "PowerSGD",
     "ProcessGroupCluster",
+    "Quantized",
     "RandomBlock",
     "RandomK",
     "Recipe",

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from scripts.exhibits.claims import base, bounds, seeds
+from scripts.exhibits.base import Basis, Results
+from scripts.exhibits.claims import base, bounds, judging, seeds
+from scripts.exhibits.jobs import Outcome
+from scripts.exhibits.kinds import trainings
+
+LONG = 200  # steps: ten sweeps at a density of 5%
+DIGITS = trainings.Case(
+    "VGG on CIFAR", ("cluster.workers=2",), "a small network on digits", known=trainings.Known(0.5, "a book")
+)
 
 
 def module(name: str) -> ModuleType:
@@ -39,3 +48,29 @@ def bound(name: str, *words: Any) -> Any:
 
 def seeded(name: str) -> Any:
     return getattr(seeds, name)()
+
+
+def claim(rule: Any, find: Callable[..., Any], limits: Sequence[Any] = (), construction: str = "") -> Any:
+    published = judging.Published("much", judging.Known.LOW, "a note")
+    return judging.Claim("X: name", "It is so.", published, "x.y", find, rule, "seconds", tuple(limits), construction)
+
+
+def exhibit_of(*cases: Any) -> Any:
+    basis = Basis("nothing: it ran", "seconds", "a < b")
+    plan = trainings.Plan(cases, (), (1, 2, 3), "", sparse=("compressor.density=0.05",))
+    methods = {"one": ("compressor=topka",), "two": trainings.DENSE}
+    return trainings.MethodComparison(
+        "x.y", "T", "", "", basis, methods, dict.fromkeys(("smoke", "laptop", "paper"), plan)
+    )
+
+
+def judged(made: Any, scale: str = "laptop", found: Any = None, exhibit: Any = None) -> Any:
+    exhibit = exhibit or exhibit_of(DIGITS)
+    outcomes = dict(zip(exhibit.jobs(scale), found or [], strict=False))
+    results = Results(Path("runs"), outcomes)
+    return judging.judge(made, {"x.y": exhibit}, scale, results)
+
+
+def outcome(value: float, reason: str | None = None, metric: str = "accuracy", steps: int = LONG) -> Any:
+    data = {"metric": metric, "final": {metric: value}, "cluster_seconds": 10 * value, "steps": steps}
+    return Outcome(Path("run"), {} if reason else data, reason)

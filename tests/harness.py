@@ -20,7 +20,7 @@ from spardl.clusters import Cluster, Network, ProcessGroupCluster, SimulatedClus
 from spardl.clusters.precompile import precompile
 from spardl.clusters.workers.processes import run_processes
 from spardl.communicators import AllGather, Communicator, Dense, GTopk, SparDL, TopkDSA
-from spardl.compressors import Cast, Compressor, Mass, NoCompression, PowerSGD, TopK
+from spardl.compressors import ARCTopK, Cast, Compressor, Mass, NoCompression, PowerSGD, TopK
 from spardl.compressors.base import SparseCompressor
 from spardl.method import registry
 from spardl.method.fitting import why_not
@@ -75,6 +75,7 @@ def compressors(density: float) -> list[Compressor]:
         *(_with_density(kind, density) for kind in registry.compressors().values()),
         TopK(density, scope="layer"),
         TopK(density, scope="bucket", bucket_entries=16),
+        ARCTopK(density, sketch=1),
         PowerSGD(1),
         PowerSGD(2, warm_start=False),
         Cast("fp16"),

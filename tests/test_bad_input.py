@@ -49,7 +49,7 @@ CASES = {
     "cluster.port=99999": "cluster.port must be a port number",
     "cluster.backend=mpi": "cluster.backend must be auto, gloo or nccl",
     "cluster.device=tpu": "cluster.device must be auto, cpu or cuda",
-    "compressor=foo": "Available options in 'compressor': bf16 cast count_sketch",
+    "compressor=foo": "Available options in 'compressor': arc_topk bf16 cast",
     "model=foo": "Available options in 'model': bert",
     "dataset=foo": "Available options in 'dataset': an4",
     "logger=foo": "Available options in 'logger': none wandb",
@@ -65,7 +65,7 @@ CASES = {
     "compressor=random_block communicator=allgather": "use communicator=allgather_dense or backend or dense",
     "compressor=count_sketch communicator=gtopk": "use communicator=allgather_dense or backend or dense",
     "compressor=gaussiank communicator=spardl": "use communicator=allgather or oktopk or topkdsa",
-    "compressor=qsgd communicator=dense": "use communicator=allgather_codes",
+    "compressor=qsgd communicator=dense": "use communicator=allgather_codes or allreduce_codes",
     "compressor=powersgd residual=global": "with it use residual=local or none",
     "compressor=threshold residual=rescaled": "does not fit compressor=threshold",
     "compressor=powersgd momentum=corrected": "use momentum=local or momentum=optimizer",
@@ -77,11 +77,12 @@ CASES = {
     "cluster.streams=0": "cluster.streams must be a whole number, at least 1, got 0",
     "cluster=simulated cluster.streams=2": "cluster.streams is for cluster=process_group; simulated workers have one",
     "wire=bfloat16 compressor=powersgd": "use wire.values=exact",
-    "wire.values=int8": "wire.values must be one of exact, float32, bfloat16, float16, got 'int8'",
+    "wire.values=int16": "wire.values must be one of exact, float32, bfloat16, float16, int8, int4, int2, got 'int16'",
+    "wire=int8 compressor=oktopk": "use wire.values=bfloat16, or communicator=spardl",
     "warmup.steps=-1": "warmup.steps must be a whole number, at least 0, got -1",
     "schedule=foo": "Available options in 'schedule': after_backward dear layer_fusion mg_wfbp wfbp",
     "schedule=wfbp schedule.bucket_mb=-1": "schedule.bucket_mb must be a number of megabytes, at least 0",
-    "schedule=dear compressor=topka": "cannot be cut into a reduce-scatter and an all-gather; use communicator=dense",
+    "schedule=dear compressor=topka": "an all-gather; use communicator=allreduce_codes or dense",
     "schedule=dear compressor=none communicator=backend": "cannot be cut into a reduce-scatter and an all-gather",
     "schedule=dear communicator=backend communicator.halves=2 compressor=none": "halves must be true or false, got 2",
     "schedule=dear compressor=random_k residual=rescaled training.clip_norm=1": "use training.clip_norm=null",
@@ -188,7 +189,7 @@ def test_as_typed(tmp_path: Path) -> None:
 def test_help_shows_the_choices() -> None:
     done = command("--help")
     assert done.returncode == 0
-    assert "communicator: allgather, allgather_codes, allgather_dense, backend, dense" in done.stdout
+    assert "communicator: allgather, allgather_codes, allgather_dense, allreduce_codes, backend, dense" in done.stdout
 
 
 class Corrupt:

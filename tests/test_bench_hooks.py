@@ -17,6 +17,8 @@ import torch._dynamo
 from torch import Tensor, nn
 
 from scripts import bench_hooks
+from scripts.benchmarks.ddp_hooks import attached
+from scripts.benchmarks.plain_loop import bytes_sent
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
 from spardl.training.task import Batch, Task
@@ -71,7 +73,7 @@ class Largest(Task):
 
 
 def plan() -> Any:
-    settings = SimpleNamespace(batch_size=8, eval_batch_size=9, clip_norm=5.0)
+    settings = SimpleNamespace(batch_size=8, eval_batch_size=9, eval_examples=None, clip_norm=5.0)
     return SimpleNamespace(
         task=Largest(), optimizer=lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9), settings=settings
     )
@@ -114,7 +116,10 @@ def test_all_workers_have_and_test_the_same_model(bench: ModuleType) -> None:
             case.step()
         case.losses[-bench.LAST - 1].fill_(torch.inf)  # of no interest any more
         accuracy, weights = case.tested()["accuracy"], _sums(case.ddp)
-        right, count = plan().task.measure(case.ddp.module, plan().task.test.batch(torch.arange(25), None)).tolist()
+        assert case.ddp.module.training  # again
+        right, count = (
+            plan().task.measure(case.ddp.module.eval(), plan().task.test.batch(torch.arange(25), None)).tolist()
+        )
         return weights, accuracy, right / count, case.last_loss()
 
     one, other = run_workers(2, work)
@@ -128,7 +133,7 @@ def test_powersgd_gets_one_bucket(bench: ModuleType) -> None:
     def work(cluster: ProcessGroupCluster) -> list[int]:
         counts = []
         for name in ("ddp", "torch.powersgd"):
-            ddp, _ = bench.attached(name, nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(2))))
+            ddp, _ = attached(name, nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(2))))
             for _ in range(3):  # buckets are made anew after the first
                 ddp(torch.randn(2, 1024)).sum().backward()
             counts.append(len(str(ddp._get_ddp_logging_data()["rebuilt_bucket_sizes"]).split(",")))
@@ -140,7 +145,7 @@ def test_powersgd_gets_one_bucket(bench: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--cases", "foo"], "--cases foo: there is no foo; use one of alone, ddp, torch.fp16"),
+        (["--cases", "foo"], "case foo: there is no foo; use one of alone, ddp, torch.fp16"),
         (["--cases", "ddp", "spardl.topka,density"], "write an option as name=value, not 'density'"),
         (["--json", "none/x.json"], "--json none/x.json: make the folder none first"),
         (["--write", "README.md"], "it needs the lines <!-- hooks: REMARK --> and <!-- end of hooks -->"),
@@ -169,16 +174,22 @@ def test_bad_input_is_one_line(
 
 def test_options_that_do_not_fit_name_the_case(bench: ModuleType) -> None:
     cases = ["torch.powersgd,start=1", "torch.fp16,rank=1", "spardl.topka,density=2", "spardl.topka,rank=2"]
+    cases += [
+        "ddp,optimizer=True",
+        "torch.bf16,optimizer=True",
+        "spardl.topka,optimizer=adam",
+        "spardl.topka,optimizer=True",
+    ]
 
     def work(cluster: ProcessGroupCluster) -> None:
         for case in cases:
-            with pytest.raises(ConfigError, match=f"^--cases {case}: "):
-                bench.attached(case, nn.Linear(3, 2))
+            with pytest.raises(ConfigError, match=f"^case {case}: "):
+                attached(case, nn.Linear(3, 2))
 
     run_workers(1, work)
 
 
-def test_bytes_are_those_of_gloo_s_interface(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_are_those_of_gloo_s_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [
         "Inter-| Receive | Transmit",
         " face |bytes|bytes",
@@ -189,9 +200,9 @@ def test_bytes_are_those_of_gloo_s_interface(bench: ModuleType, monkeypatch: pyt
     monkeypatch.setattr(Path, "read_text", lambda path: table if str(path) == "/proc/net/dev" else "")
     for name, sent in (("eth0", 1234), ("lo", 0), ("eth7", 0)):
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", name)
-        assert bench.bytes_sent() == sent
+        assert bytes_sent() == sent
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
-    assert bench.bytes_sent() == 0
+    assert bytes_sent() == 0
 
 
 def test_a_page_gets_what_a_file_has(

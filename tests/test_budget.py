@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from spardl.basics.errors import ConfigError
 from spardl.communicators import SparDL
-from spardl.compressors import Budget, Output, PiecewiseCompressor, TopK
+from spardl.compressors import Budget, Output, PiecewiseCompressor, TopK, budget
 from spardl.method.method import Method
 from spardl.method.residuals import GlobalResidual
 from spardl.protocol.context import Context
@@ -63,6 +64,8 @@ def test_parts() -> None:
     assert TopK(density=0.1, scope="layer").count(at(0)) == 51
     by_bucket = [Part(0, 205, 20), Part(205, 505, 30)]
     assert Budget(density=0.1, scope="bucket", bucket_entries=201).parts(at(0)) == by_bucket
+    chunks = Budget(density=0.2, scope="chunk").parts(at(0, Layout.of([(3, 13), (1,)])))
+    assert chunks == [Part(0, 15, 3), Part(15, 30, 3), Part(30, 40, 2)]
 
 
 def test_each_layer_sends_its_own_largest() -> None:
@@ -71,10 +74,18 @@ def test_each_layer_sends_its_own_largest() -> None:
     assert selected(compressor, torch.tensor([1.0, 2.0, 3.0, 100.0, 300.0, 200.0]), 2, at(0, layout)) == [2, 4]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def small_chunks() -> Iterator[None]:
+    """Fifteen entries, not thousands."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(budget, "CHUNK", 15)
+        yield
+
+
 @given(
     shapes=st.lists(st.integers(0, 30), min_size=1, max_size=6),
     density=st.floats(0.01, 1),
-    scope=st.sampled_from(["model", "layer", "bucket"]),
+    scope=st.sampled_from(["model", "layer", "bucket", "chunk"]),
     cut=st.tuples(st.floats(0, 1), st.floats(0, 1)),
     k=st.integers(0, 40),
 )
@@ -94,7 +105,7 @@ def test_every_block_gets_exactly_its_entries(
 
 @given(
     shapes=st.lists(st.integers(0, 30), min_size=1, max_size=6),
-    scope=st.sampled_from(["model", "layer", "bucket"]),
+    scope=st.sampled_from(["model", "layer", "bucket", "chunk"]),
     cuts=st.lists(st.floats(0, 1), max_size=5),
     k=st.integers(0, 40),
 )

@@ -156,7 +156,9 @@ def test_the_backends_halves(length: int) -> None:
     ids=["topka", "backend", "powersgd", "count_sketch"],
 )
 def test_what_has_no_halves_says_what_has(method: Method) -> None:
-    with pytest.raises(ConfigError, match=r"use communicator=dense or spardl or topkdsa, with any.* but") as error:
+    with pytest.raises(
+        ConfigError, match=r"use communicator=allreduce_codes or dense or spardl or topkdsa, with any.* but"
+    ) as error:
         method.half_costs(context(LENGTH))
     assert "count_sketch" in str(error.value)
     assert "powersgd" in str(error.value)

@@ -13,11 +13,12 @@ import pytest
 
 from scripts import choices, learning
 from scripts.evidence.plans import Comparison, Line, Task, tasks_in
-from scripts.evidence.records import on_record, record
 from scripts.evidence.tables import summary_of, table_of
 from scripts.exhibits.jobs import Outcome, Training
+from scripts.exhibits.records import on_record, record
 from scripts.exhibits.tables import markdown
 from spardl.basics.errors import ConfigError
+from spardl.training import summary
 from tests.driver import ROOT, here
 
 WORDS = ("model=resnet20", "training.max_steps=3", "cluster.workers=2")
@@ -61,10 +62,18 @@ def test_rates_of_references_are_chosen_on_all_seeds_and_others_on_the_first(fil
         assert learning.missing(TASK, records) == [gone]
 
 
+def test_the_first_seed_only(filled: Path) -> None:
+    records = dict(on_record(filled))
+    for line, rate, seed in ((LINES[3], 0.1, 2), (LINES[0], 0.1, 2)):
+        del records[TASK.training(line, rate, seed).command]
+    assert learning.missing(TASK.cut(1), records) == []
+    assert TASK.cut(None) == TASK
+
+
 def test_the_table(filled: Path) -> None:
     rows = [line.split(" | ") for line in markdown(table_of(TASK, on_record(filled))).splitlines()[2:]]
     assert [row[1] for row in rows] == ["0.2", "0.1", "0.1", "0.1"]
-    assert [row[2] for row in rows] == ["1 ± 0", "2 ± 0", "3 ± 0", "2.5 ± 0"]
+    assert [row[2] for row in rows] == [f"{value} (2 seeds)" for value in ("1", "2", "3", "2.5")]
     assert [row[4] for row in rows] == [
         "",
         "",
@@ -76,8 +85,8 @@ def test_the_table(filled: Path) -> None:
 
 def test_the_summary(filled: Path) -> None:
     assert markdown(summary_of([TASK], on_record(filled))).splitlines()[2:] == [
-        "| a toy | 1% | 1 ± 0 | 3 ± 0 | 2.5 ± 0 | 2 ± 0 |",
-        "| a toy | 5% | 1 ± 0 |  | 2.5 ± 0 | 2 ± 0 |",
+        "| a toy | 1% | 1 (2 seeds) | 3 (2 seeds) | 2.5 (2 seeds) | 2 (2 seeds) |",
+        "| a toy | 5% | 1 (2 seeds) |  | 2.5 (2 seeds) | 2 (2 seeds) |",
     ]
 
 
@@ -93,7 +102,8 @@ def test_what_is_not_on_record(tmp_path: Path) -> None:
     assert "| better | not run yet |" in markdown(table_of(TASK, on_record(tmp_path)))
 
 
-def test_a_run_and_its_record(tmp_path: Path) -> None:
+def test_a_run_and_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summary, "_commit", lambda: "0123456789ab")  # whatever is changed while tests are written
     words = ("cluster=simulated", "cluster.workers=2", "training.max_steps=3", "compressor=spardl", "seed=7")
     assert here(*words, f"output_dir={tmp_path / 'runs'}") == 0
     with choices.composing():
@@ -160,3 +170,22 @@ def test_commands_that_cannot_be(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setattr("sys.argv", ["learning.py", "--only", "nothing"])
     assert learning.main() == 2
     assert capsys.readouterr().err == "error: there is no table nothing; learning.yaml has them\n"
+    monkeypatch.setattr("sys.argv", ["learning.py", "--seeds", "1"])
+    assert learning.main() == 2
+    assert capsys.readouterr().err == "error: --seeds says what to train: it goes with --run\n"
+    monkeypatch.setattr("sys.argv", ["learning.py", "--run", "--seeds", "0"])
+    assert learning.main() == 2
+    assert capsys.readouterr().err == "error: 0 seeds: a table takes at least one\n"
+
+
+def test_trainings_that_could_not_be_recorded_are_not_begun(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(summary, "_commit", lambda: "0123456789ab-dirty")
+    monkeypatch.setattr(learning, "run", None)
+    monkeypatch.setattr("sys.argv", ["learning.py", "--run"])
+    assert learning.main() == 2
+    assert capsys.readouterr().err == (
+        "error: trainings would be done with uncommitted changes (0123456789ab-dirty), "
+        "and have no record; commit first\n"
+    )

@@ -39,7 +39,7 @@ def check_folder(folder: Path, steps: int = 2) -> None:
     assert found["steps"] == steps
     assert found["final"][found["metric"]] >= 0
     assert len(found["weights_sha256"]) == 64
-    assert set(found["environment"]) == {"spardl", "python", "torch", "commit", "machine"}
+    assert set(found["environment"]) == {"spardl", "python", "torch", "commit", "machine", "cpu"}
     assert found["environment"]["spardl"] == __version__
     assert found["environment"]["torch"] == torch.__version__
     kinds = [(event["kind"], event["step"]) for event in events(folder)]

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,13 @@ from tests.harness import NETWORK
 from tests.labs import ROOT, in_a_lab
 
 LENGTH = 1_470_000
-LIMITS = [(0.01, "exact", 5.5), (0.01, "bfloat16", 3.5), (0.001, "exact", 6.3), (0.001, "bfloat16", 4.3)]
+LIMITS = [
+    (0.01, "int4", 1.8),
+    (0.01, "exact", 5.5),
+    (0.01, "bfloat16", 3.5),
+    (0.001, "exact", 6.3),
+    (0.001, "bfloat16", 4.3),
+]
 
 # Prints, for rank 0, the bytes that the ledger has, those that the interface counted, and the entries sent.
 ON_THE_WIRE = """
@@ -31,14 +38,13 @@ import torch
 import torch.distributed as dist
 import spardl
 from spardl.vector.layout import Layout
-from spardl.vector.wire import Wire
 
-length, density, wire, turns = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3], 20
+length, options, turns = int(sys.argv[1]), json.loads(sys.argv[2]), 20
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 cluster = spardl.ProcessGroupCluster()
 (worker,), (ledger,) = cluster.local_workers, cluster.ledgers
-method = spardl.Method(spardl.TopK(density), spardl.SparDL(), spardl.GlobalResidual(), wire=Wire(wire))
+method = spardl.make_method(**options)
 state = method.init_state(Layout.flat(length), torch.float32)
 gradient = torch.randn(length, generator=torch.Generator().manual_seed(worker.rank))
 counter = Path("/sys/class/net/eth0/statistics/tx_bytes")
@@ -55,9 +61,20 @@ for _ in range(turns):
 dist.barrier()
 found = [ledger.bytes_sent - sent, int(counter.read_text()) - before, (ledger.words - words) // 2]
 if cluster.leads:
-    Path(sys.argv[4]).write_text(json.dumps(found))
+    Path(sys.argv[3]).write_text(json.dumps(found))
 cluster.close()
 """
+
+
+def on_the_wire(folder: Path, **options: Any) -> list[int]:
+    """Bytes of 20 synchronizations by rank 0 of 4, as the ledger has them and as the interface does; and entries."""
+    lab = [sys.executable, "scripts/netlab.py", "run", "--workers", "4", "--gbit", "1", "--"]
+    words = [str(LENGTH), json.dumps(options), str(folder / "found.json")]
+    subprocess.run(
+        [*lab, sys.executable, "-c", ON_THE_WIRE, *words], cwd=ROOT, capture_output=True, timeout=100, check=True
+    )
+    found: list[int] = json.loads((folder / "found.json").read_text())
+    return found
 
 
 @pytest.mark.parametrize(("density", "wire", "limit"), LIMITS)
@@ -78,11 +95,17 @@ def test_the_ledger_has_few_bytes_per_entry(density: float, wire: str, limit: fl
 @pytest.mark.parametrize(("density", "wire", "limit"), LIMITS)
 def test_the_interface_counts_what_the_ledger_has(density: float, wire: str, limit: float, tmp_path: Path) -> None:
     """Headers, acknowledgements and gloo's own messages take some 430 bytes a message, of which there are 80."""
-    lab = [sys.executable, "scripts/netlab.py", "run", "--workers", "4", "--gbit", "1", "--"]
-    words = [str(LENGTH), str(density), wire, str(tmp_path / "found.json")]
-    subprocess.run(
-        [*lab, sys.executable, "-c", ON_THE_WIRE, *words], cwd=ROOT, capture_output=True, timeout=100, check=True
-    )
-    ledger, interface, entries = json.loads((tmp_path / "found.json").read_text())
+    ledger, interface, entries = on_the_wire(tmp_path, method="spardl", density=density, wire=wire)
     assert ledger <= limit * entries
     assert ledger < interface < ledger + 80 * 600
+
+
+@in_a_lab
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_a_quantized_all_reduce_sends_what_its_formula_says(bits: int, tmp_path: Path) -> None:
+    """2(P-1)/P n bits / 8, and a scale for every 256 entries; the interface counts at most 2% more."""
+    ledger, interface, _ = on_the_wire(tmp_path, method=f"int{bits}")
+    formula = 20 * 2 * 3 / 4 * (LENGTH * bits / 8 + 4 * LENGTH / 256)
+    assert ledger == pytest.approx(formula, rel=1e-4)
+    assert formula < interface < 1.02 * formula

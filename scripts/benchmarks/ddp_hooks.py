@@ -8,6 +8,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -15,17 +16,32 @@ from torch.nn.parallel import DistributedDataParallel
 import spardl
 from spardl.basics.errors import ConfigError
 
-__all__ = ["ALONE", "DENSE", "TIMEOUT", "WAYS", "Way", "attached", "parsed"]
+__all__ = ["ALONE", "DENSE", "TIMEOUT", "WAYS", "Way", "attached", "moves_optimizer", "parsed"]
 
 DENSE, ALONE = "ddp", "alone"
 TIMEOUT = 300.0  # seconds after which a silent worker counts as lost
+MOVED = "optimizer"  # the option of our ways that gives attach() the optimizer
+
+
+class Trained(NamedTuple):
+    """What a hook may ask for.
+
+    Attributes:
+        ddp: the model.
+        optimizer: of its parameters, if there is one.
+        clip_norm: largest norm of a gradient; ``None``: any.
+    """
+
+    ddp: DistributedDataParallel
+    optimizer: torch.optim.Optimizer | None
+    clip_norm: float | None
 
 
 class Way(NamedTuple):
     """How the gradients of a model are averaged.
 
     Attributes:
-        register: registers a hook with a DDP, given the case's options; ours returns its handle.
+        register: registers a hook with a DDP, see :class:`Trained`, given the case's options; ours returns its handle.
         one_bucket: whether DDP must keep all gradients in one bucket.
     """
 
@@ -33,21 +49,26 @@ class Way(NamedTuple):
     one_bucket: bool = False
 
 
-def _no_hook(ddp: DistributedDataParallel) -> None:
+def _no_hook(trained: Trained) -> None:
     """DDP's own all-reduce of each bucket."""
 
 
-def _torch_hook(hook: Callable[..., Any], ddp: DistributedDataParallel) -> None:
-    ddp.register_comm_hook(None, hook)
+def _torch_hook(hook: Callable[..., Any], trained: Trained) -> None:
+    trained.ddp.register_comm_hook(None, hook)
 
 
-def _torch_powersgd(ddp: DistributedDataParallel, rank: int = 1, start: int = 2) -> None:
+def _torch_powersgd(trained: Trained, rank: int = 1, start: int = 2) -> None:
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=start)
-    ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    trained.ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
-def _ours(method: str, ddp: DistributedDataParallel, **options: Any) -> spardl.Hook:
-    return spardl.attach(ddp, method, timeout=TIMEOUT, **options)
+def _ours(method: str, trained: Trained, *, optimizer: bool = False, **options: Any) -> spardl.Hook:
+    if optimizer and trained.optimizer is None:
+        raise ValueError(f"{MOVED}=True where there is no optimizer")
+    attach = partial(spardl.attach, trained.ddp, method, timeout=TIMEOUT)
+    if optimizer:
+        return attach(optimizer=trained.optimizer, clip_norm=trained.clip_norm, **options)
+    return attach(**options)
 
 
 WAYS: Mapping[str, Way] = MappingProxyType(
@@ -70,12 +91,12 @@ def parsed(case: str) -> tuple[Way, dict[str, Any]]:
     """
     name, *words = case.split(",")
     if name not in WAYS:
-        raise ConfigError(f"--cases {case}: there is no {name}; use one of {', '.join(WAYS)}")
+        raise ConfigError(f"case {case}: there is no {name}; use one of {', '.join(WAYS)}")
     options: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not (key and equals and value):
-            raise ConfigError(f"--cases {case}: write an option as name=value, not {word!r}")
+            raise ConfigError(f"case {case}: write an option as name=value, not {word!r}")
         options[key] = _literal(value)
     return WAYS[name], options
 
@@ -87,16 +108,37 @@ def _literal(word: str) -> object:
         return word
 
 
-def attached(case: str, model: nn.Module) -> tuple[DistributedDataParallel, spardl.Hook | None]:
+def moves_optimizer(case: str) -> bool:
+    """Whether a case averages the updates of an optimizer, which workers make of their own gradients.
+
+    Raises:
+        ConfigError: if there is no such case, or it does not say so with True or False.
+    """
+    moved = parsed(case)[1].get(MOVED, False)
+    if not isinstance(moved, bool):
+        raise ConfigError(f"case {case}: write {MOVED}=True or {MOVED}=False, not {moved!r}")
+    return moved
+
+
+def attached(
+    case: str, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, clip_norm: float | None = None
+) -> tuple[DistributedDataParallel, spardl.Hook | None]:
     """A model in a DDP with the hook of a case, and our handle if it is ours.
+
+    Args:
+        case: its name and options.
+        model: to be wrapped.
+        optimizer: of the model, which a case with optimizer=True gives to our hook.
+        clip_norm: largest norm of each worker's own gradient in such a case.
 
     Raises:
         ConfigError: if the case cannot be made.
     """
     way, options = parsed(case)
+    moves_optimizer(case)
     size = sum(parameter.nbytes for parameter in model.parameters())
     ddp = DistributedDataParallel(model, bucket_cap_mb=1 + size // 2**20 if way.one_bucket else None)
     try:
-        return ddp, way.register(ddp, **options)
+        return ddp, way.register(Trained(ddp, optimizer, clip_norm), **options)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"--cases {case}: {error}") from error
+        raise ConfigError(f"case {case}: {error}") from error

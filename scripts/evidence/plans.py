@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
-from scripts.evidence.records import Record, Records
 from scripts.exhibits.jobs import Training
+from scripts.exhibits.records import Record, Records
 from spardl.basics.errors import ConfigError
 
 __all__ = ["ALONE", "DENSE", "PUBLISHED", "Comparison", "Line", "Task", "tasks_in"]
@@ -73,6 +73,16 @@ class Task:
     seeds: tuple[int, ...]
     lines: tuple[Line, ...]
     compared: tuple[Comparison, ...] = ()
+
+    def cut(self, seeds: int | None) -> Task:
+        """The task with its first seeds only.
+
+        Raises:
+            ConfigError: for less than one.
+        """
+        if seeds is not None and seeds < 1:
+            raise ConfigError(f"{seeds} seeds: a table takes at least one")
+        return replace(self, seeds=self.seeds[:seeds])
 
     def training(self, line: Line, rate: float, seed: int) -> Training:
         """The run of a row."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
 
 from scripts.evidence.plans import ALONE, DENSE, PUBLISHED, Line, Task
-from scripts.evidence.records import Record, Records
+from scripts.exhibits.records import Record, Records
 from scripts.exhibits.statistics import spread
 from scripts.exhibits.tables import Cell, Row, Table
 

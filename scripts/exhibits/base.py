@@ -7,15 +7,31 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from scripts.exhibits.charts.palette import Look
 from scripts.exhibits.jobs import Job, Outcome
+from scripts.exhibits.records import Shelf
 from scripts.exhibits.tables import Table
+from scripts.exhibits.tried import Tried
+from spardl.basics.errors import ConfigError
 
-__all__ = ["SCALES", "Basis", "Exhibit", "Picture", "Results"]
+__all__ = ["INSTEAD", "SCALES", "Basis", "Exhibit", "Picture", "Results", "at"]
 
-SCALES = ("smoke", "laptop", "paper")
+# From seconds to what takes a cluster. Where an exhibit has nothing of its own for an evening, the laptop's will do.
+SCALES = ("smoke", "laptop", "evening", "paper")
+INSTEAD: Mapping[str, str] = MappingProxyType({"evening": "laptop"})
 
+T = TypeVar("T")
+
+
+def at(scale: str, choices: Mapping[str, T]) -> T:
+    """What a scale means to an exhibit: what it has for it, or for the scale that stands in for that."""
+    return choices[scale if scale in choices else INSTEAD[scale]]
+
+
+NO_KEY: Mapping[str, Look] = MappingProxyType({})
 # Draws into a matplotlib figure.
 Draw: TypeAlias = Callable[[Any], None]
 
@@ -35,17 +51,23 @@ class Basis(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A figure.
+    """A figure, or one panel of it: pictures that follow each other with the same caption are one figure.
 
     Attributes:
         name: unique in the exhibit.
-        caption: what is to be seen.
+        caption: what is to be seen in all panels.
         draw: draws it.
+        title: what this panel is of; nothing, if the caption says so.
+        key: how what is drawn looks, by name, as far as no name stands beside it.
+        wide: whether it cannot be read on half the page.
     """
 
     name: str
     caption: str
     draw: Draw
+    title: str = ""
+    key: Mapping[str, Look] = NO_KEY
+    wide: bool = False
 
     @property
     def file(self) -> str:
@@ -60,16 +82,23 @@ class Results:
     Attributes:
         outputs: the folder of all runs.
         found: by job; one is missing here if it was not started.
+        shelf: records of what was done elsewhere, if they count, too.
     """
 
     outputs: Path
     found: Mapping[Job, Outcome]
+    shelf: Shelf | None = None
 
     @classmethod
-    def on_disk(cls, outputs: Path, jobs: Sequence[Job]) -> Results:
-        """Collects what is there: results, else failures."""
-        pairs = ((job, job.find(outputs) or job.failure(outputs)) for job in jobs)
-        return cls(outputs, {job: outcome for job, outcome in pairs if outcome})
+    def on_disk(cls, outputs: Path, jobs: Sequence[Job], shelf: Shelf | None = None) -> Results:
+        """Collects what is there: own results, else records, else failures."""
+        empty = cls(outputs, {}, shelf)
+        pairs = ((job, empty.look(job)) for job in jobs)
+        return cls(outputs, {job: outcome for job, outcome in pairs if outcome}, shelf)
+
+    def look(self, job: Job) -> Outcome | None:
+        """What is on disk of a job: its own result, else its record, else its failure."""
+        return job.find(self.outputs) or (self.shelf and self.shelf.find(job)) or job.failure(self.outputs)
 
     def of(self, job: Job) -> Outcome:
         """The job's result, or a failure that says that it was not started."""
@@ -86,6 +115,7 @@ class Exhibit(ABC):
         shows: what one can learn of it.
         basis: what is simulated, measured and assumed.
         note: what else must be known of a method wherever its figures are.
+        leads: whether its first figure is the one that a summary shows of the paper.
     """
 
     name: str
@@ -94,10 +124,19 @@ class Exhibit(ABC):
     shows: str
     basis: Basis
     note: str = ""
+    leads: bool = False
 
     @abstractmethod
     def jobs(self, scale: str) -> Sequence[Job]:
         """All work whose results the exhibit needs."""
+
+    def with_seeds(self, count: int) -> Exhibit:
+        """The same with other seeds: 1, 2, ... up to ``count``.
+
+        Raises:
+            ConfigError: if no work of it is done once for each seed.
+        """
+        raise ConfigError(f"{self.name} has no seeds to choose; leave out --seeds")
 
     @abstractmethod
     def cost(self, scale: str) -> str:
@@ -117,4 +156,8 @@ class Exhibit(ABC):
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
         """The figures, if there are any."""
+        return ()
+
+    def tried(self, scale: str, results: Results) -> Sequence[Tried]:
+        """What methods reached on tasks, if that is what the exhibit is about."""
         return ()

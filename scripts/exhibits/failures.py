@@ -1,4 +1,4 @@
-"""How work without a result shows in a table: with the reason, never as a blank or a zero."""
+"""How work without a result shows in a table: with the reason, never as a blank or a zero; what failed is marked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from scripts.exhibits.jobs import Outcome
 from scripts.exhibits.tables import Cell
 
-__all__ = ["failed"]
+__all__ = ["failed", "succeeded"]
+
+
+def succeeded(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Those of work that has a result."""
+    return [outcome for outcome in outcomes if outcome.reason is None]
 
 
 def failed(outcomes: Sequence[Outcome], count: int) -> list[Cell]:
@@ -19,5 +24,5 @@ def failed(outcomes: Sequence[Outcome], count: int) -> list[Cell]:
     """
     lost = [outcome for outcome in outcomes if outcome.reason is not None]
     told = "; ".join(sorted({outcome.fault for outcome in lost}))
-    rest = "failed" if any(outcome.started for outcome in lost) else "not run"
-    return [Cell(told, bad=True), *[Cell(rest, bad=True)] * (count - 1)]
+    begun = any(outcome.started for outcome in lost)
+    return [Cell(told, bad=begun), *[Cell("failed" if begun else "not run", bad=begun)] * (count - 1)]

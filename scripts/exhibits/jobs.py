@@ -7,18 +7,22 @@ import os
 import shlex
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import train
 from scripts import choices
+from scripts.exhibits import kept
 from spardl.basics.errors import SpardlError, TrainingError
 from spardl.basics.files import write_atomically
+from spardl.training.editions import editions
 from spardl.training.experiment import experiment_id
 from spardl.training.runs import finished_run, run_id
+from spardl.training.summary import environment
 
 __all__ = ["Computation", "Job", "Labels", "Outcome", "Training"]
 
@@ -31,24 +35,40 @@ class Outcome(NamedTuple):
         data: a training's summary, or what a computation returned; empty if it failed.
         reason: why there is no result.
         started: whether the job was ever begun.
+        made: versions, commit and machine, as far as they are known.
+        lines: of a training's metrics, if its run folder is not at hand.
     """
 
     where: Path
     data: Mapping[str, Any]
     reason: str | None = None
     started: bool = True
+    made: Mapping[str, Any] = MappingProxyType({})
+    lines: Sequence[Mapping[str, Any]] | None = None
 
     @property
     def fault(self) -> str:
         """What a table says instead of a result."""
         return f"failed: {self.reason}" if self.started else str(self.reason)
 
-    def events(self, kind: str) -> Iterator[dict[str, Any]]:
-        """The lines of a training's metrics that are of a kind, ``train`` or ``eval``."""
-        for line in (self.where / "metrics.jsonl").read_text().splitlines():
-            event: dict[str, Any] = json.loads(line)
-            if event["kind"] == kind:
-                yield event
+    @property
+    def origin(self) -> str:
+        """Where the result lies; of a record, also with what it was made."""
+        if self.where.suffix != ".json" or not self.made:
+            return str(self.where)
+        known = {"commit": self.made.get("commit"), "on": self.made.get("cpu")}
+        return ", ".join([str(self.where), *(f"{name} {value}" for name, value in known.items() if value)])
+
+    @property
+    def metrics(self) -> Sequence[Mapping[str, Any]]:
+        """All lines of a training's metrics; of a record, those that it has."""
+        if self.lines is not None:
+            return self.lines
+        return [json.loads(line) for line in (self.where / "metrics.jsonl").read_text().splitlines()]
+
+    def events(self, kind: str) -> Iterator[Mapping[str, Any]]:
+        """Those of a kind, ``train`` or ``eval``."""
+        return (event for event in self.metrics if event["kind"] == kind)
 
 
 class Job(ABC):
@@ -56,9 +76,11 @@ class Job(ABC):
 
     Attributes:
         alone: whether nothing else may run meanwhile, for it tells how long something took.
+        expected: seconds that it takes, about; ``None`` where nobody knows.
     """
 
     alone: ClassVar[bool] = False
+    expected: float | None = None
 
     @property
     @abstractmethod
@@ -72,7 +94,7 @@ class Job(ABC):
 
     @abstractmethod
     def find(self, outputs: Path) -> Outcome | None:
-        """The result, if the job was done to its end before."""
+        """The result, if the job was done to its end before, with code that gives the same as today's."""
 
     @abstractmethod
     def perform(self, outputs: Path) -> None:
@@ -80,6 +102,19 @@ class Job(ABC):
 
         Raises:
             SpardlError: why it could not be done.
+        """
+
+    @abstractmethod
+    def recorded(self, outcome: Outcome) -> dict[str, Any]:
+        """What a record keeps of a result, as JSON can hold it."""
+
+    @abstractmethod
+    def recalled(self, content: Mapping[str, Any], where: Path) -> Outcome | None:
+        """The result in a record; ``None`` if the job would no longer give it.
+
+        Args:
+            content: of the record.
+            where: the file.
         """
 
     def failure(self, outputs: Path) -> Outcome | None:
@@ -185,7 +220,23 @@ class Training(Job):
     def find(self, outputs: Path) -> Outcome | None:
         """See :meth:`Job.find`."""
         run = finished_run(outputs, self.id)
-        return Outcome(run.folder, run.read_summary()) if run else None
+        if run is None:
+            return None
+        summary = run.read_summary()
+        return Outcome(run.folder, summary, made=summary.get("environment", {})) if self.of_today(summary) else None
+
+    def of_today(self, summary: Mapping[str, Any]) -> bool:
+        """Whether today's code would give the same as a summary, or a record, of this run has."""
+        return (summary.get("editions") or {}) == editions(self.config)
+
+    def recorded(self, outcome: Outcome) -> dict[str, Any]:
+        """See :meth:`Job.recorded`."""
+        return {"seed": self.config["seed"], **kept.contents(outcome.data, outcome.metrics)}
+
+    def recalled(self, content: Mapping[str, Any], where: Path) -> Outcome | None:
+        """See :meth:`Job.recalled`."""
+        found = Outcome(where, content, made=content["environment"], lines=kept.events_in(content))
+        return found if self.of_today(content) else None
 
     def perform(self, outputs: Path) -> None:
         """See :meth:`Job.perform`; an unfinished run is continued."""
@@ -243,12 +294,22 @@ class Computation(Job):
         """See :meth:`Job.find`."""
         path = self._file(outputs)
         try:
-            return Outcome(path, json.loads(path.read_bytes()))
-        except (OSError, ValueError):
+            return self.recalled(json.loads(path.read_bytes()), path)
+        except (OSError, ValueError, KeyError, TypeError):
             return None
+
+    def recorded(self, outcome: Outcome) -> dict[str, Any]:
+        """See :meth:`Job.recorded`."""
+        own = {"name": self.name, "arguments": dict(self.arguments), "recipe": self.recipe}
+        return {**own, "environment": outcome.made, "result": outcome.data}
+
+    def recalled(self, content: Mapping[str, Any], where: Path) -> Outcome | None:
+        """See :meth:`Job.recalled`."""
+        return Outcome(where, content["result"], made=content["environment"])
 
     def perform(self, outputs: Path) -> None:
         """See :meth:`Job.perform`."""
-        result = self.function(**dict(self.arguments))
-        self._file(outputs).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._file(outputs), json.dumps(result).encode())
+        path, made = self._file(outputs), environment()
+        found = Outcome(path, self.function(**dict(self.arguments)), made=made)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(self.recorded(found)).encode())

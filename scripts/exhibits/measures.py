@@ -1,17 +1,24 @@
-"""What a run's summary and events say, and how runs are drawn side by side."""
+"""What a run's summary and events say."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-__all__ = ["Curve", "draw_curves", "figure_of", "final_metric", "metric_curve", "share_of_bytes"]
+__all__ = ["Curve", "figure_of", "final_metric", "in_words", "last_epoch_loss", "metric_curve", "share_of_bytes"]
 
-DASHES = ("-", "--", "-.", ":")
-# More names, or longer ones, than a legend beside the lines has room for.
-ROOM, LONG = 7, 30
+# What a metric's name stands for.
+WORDS: Mapping[str, str] = MappingProxyType(
+    {
+        "mae": "mean absolute error",
+        "wer": "word error rate",
+        "cer": "character error rate",
+        "mlm_loss": "loss of masked tokens",
+    }
+)
 
 
 class Curve(NamedTuple):
@@ -19,7 +26,7 @@ class Curve(NamedTuple):
 
     Attributes:
         steps: after which it was evaluated.
-        seconds: on the cluster's clock until then; steps take equally long.
+        seconds: on the clock until then; where only those of the whole run are known, steps take equally long.
         values: of the metric.
     """
 
@@ -39,6 +46,12 @@ def final_metric(summary: Mapping[str, Any]) -> float:
     return figure_of(summary["final"], summary["metric"])
 
 
+def last_epoch_loss(training: Sequence[Mapping[str, Any]]) -> float | None:
+    """The mean training loss of the last epoch, of a run's events of the kind ``train``; ``None`` without any."""
+    last = [figure_of(event, "loss") for event in training if event["epoch"] > training[-1]["epoch"] - 1]
+    return mean(last) if last else None
+
+
 def share_of_bytes(summaries: Iterable[Mapping[str, Any]]) -> float:
     """Bytes sent, compared with a dense ring, on average over runs; 1 where there is nothing to send."""
     pairs = [(found["step_bytes"], found["step_bytes_dense"]) for found in summaries]
@@ -53,30 +66,14 @@ def metric_curve(summary: Mapping[str, Any], evaluations: Iterable[Mapping[str, 
         evaluations: its events of the kind ``eval``.
     """
     pace = summary["cluster_seconds"] / summary["steps"]
-    points = [(event["step"], event["step"] * pace, figure_of(event, summary["metric"])) for event in evaluations]
+    points = [
+        (event["step"], event.get("seconds", event["step"] * pace), figure_of(event, summary["metric"]))
+        for event in evaluations
+    ]
     steps, seconds, values = zip(*points, strict=True) if points else ((), (), ())
     return Curve(steps, seconds, values)
 
 
-def draw_curves(axes: Any, curves: Mapping[str, Sequence[Curve]], clock: str, metric: str) -> None:
-    """Draws one line a run; those of one method look alike.
-
-    Args:
-        axes: matplotlib's, to draw into.
-        curves: each method's runs.
-        clock: what the metric is drawn against, a field of :class:`Curve`.
-        metric: its name.
-    """
-    for number, (name, runs) in enumerate(curves.items()):
-        look = {"color": f"C{number}", "linestyle": DASHES[number % len(DASHES)], "linewidth": 1.4}
-        for run in runs:
-            marker = "o" if len(run.values) == 1 else None  # one point is no line
-            axes.plot(getattr(run, clock), run.values, alpha=0.85, marker=marker, **look)
-        axes.plot([], [], label=name, **look)
-    axes.set_ylabel(metric)
-    axes.grid(alpha=0.3)
-    if len(curves) > ROOM or any(len(name) > LONG for name in curves):
-        columns = 1 if any(len(name) > 2 * LONG for name in curves) else 2
-        axes.figure.legend(fontsize=7, loc="outside lower center", ncols=columns)
-    else:
-        axes.legend(fontsize=8)
+def in_words(metric: str) -> str:
+    """The metric's name for readers."""
+    return WORDS.get(metric, metric.replace("_", " "))

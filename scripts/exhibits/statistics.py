@@ -1,4 +1,4 @@
-"""What several seeds say together."""
+"""What several seeds say together: Student's 95% interval of the mean, of three seeds at least."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from statistics import mean, stdev
 from typing import NamedTuple
 
-__all__ = ["Range", "difference", "interval", "range_of_mean", "spread"]
+__all__ = ["INTERVAL", "LEAST", "Range", "difference", "interval", "range_of_mean", "shown_interval", "spread"]
 
-RESAMPLES = 2000
 LEVEL = 0.95
+# So many values have an interval. Of two, Student's is 12.7 times as wide as their distance: it says nothing.
+LEAST = 3
+# What columns and captions call it.
+INTERVAL = f"Student's {LEVEL:.0%} interval"
 
 
 class Range(NamedTuple):
@@ -28,53 +31,46 @@ class Range(NamedTuple):
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation, to four and two digits."""
-    return f"{mean(values):.4g}" + (f" ± {_deviation(values):.2g}" if len(values) > 1 else "")
+    """The mean to four digits, and half of Student's 95% interval to two; of fewer than three seeds, how many."""
+    found = range_of_mean(values)
+    if len(values) < LEAST:
+        return f"{found.mean:.4g} ({len(values)} seed{'s' if len(values) > 1 else ''})"
+    return f"{found.mean:.4g} ± {found.high - found.mean:.2g}"
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Student's 95% interval of the mean; ``None`` for fewer than three values, NaN if a value is not finite."""
+    found = range_of_mean(values)
+    return None if len(values) < LEAST else (found.low, found.high)
+
+
+def shown_interval(values: Sequence[float]) -> str:
+    """The interval to four digits, or how many seeds are too few for one."""
+    bounds = interval(values)
+    if bounds is None:
+        return f"none of {len(values)} seed{'s' if len(values) > 1 else ''}"
+    return f"{bounds[0]:.4g} to {bounds[1]:.4g}"
+
+
+def range_of_mean(values: Sequence[float]) -> Range:
+    """Student's 95% interval of the mean of at least one value; infinite for fewer than three.
+
+    A bootstrap of three differences would leave out zero whenever the three have one sign, which chance alone brings
+    about in one of four cases; Student's does so in one of twenty, if they are normal.
+    """
+    middle = mean(values)
+    if len(values) < LEAST:
+        return Range(-math.inf, middle, math.inf)
+    # Only who asks for an interval needs it.
+    from scipy.stats import t  # noqa: PLC0415
+
+    half = float(t.ppf((1 + LEVEL) / 2, len(values) - 1)) * _deviation(values) / math.sqrt(len(values))
+    return Range(middle - half, middle, middle + half)
 
 
 def _deviation(values: Sequence[float]) -> float:
     """The standard deviation; NaN if a value is not finite, where :func:`statistics.stdev` may end in an error."""
     return stdev(values) if all(map(math.isfinite, values)) else math.nan
-
-
-def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """The bootstrap interval of the mean, percentiles, 95%; ``None`` for fewer than three values.
-
-    It is NaN if a value is not finite. Of three seeds it is narrow: resamples of three values can be no farther apart
-    than these are.
-    """
-    if len(values) < 3:
-        return None
-    if not all(map(math.isfinite, values)):
-        return math.nan, math.nan
-    # Only who asks for an interval needs these.
-    import numpy as np  # noqa: PLC0415
-    from scipy.stats import bootstrap  # noqa: PLC0415
-
-    found = bootstrap(
-        (np.asarray(values),),
-        np.mean,
-        n_resamples=RESAMPLES,
-        confidence_level=LEVEL,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    )
-    return float(found.confidence_interval.low), float(found.confidence_interval.high)
-
-
-def range_of_mean(values: Sequence[float]) -> Range:
-    """Student's 95% interval of the mean of at least one seed.
-
-    Wider than :func:`interval` where seeds are few, as decisions need it: the bootstrap interval of three differences
-    leaves out zero whenever the three have one sign, which chance alone brings about in one of four cases.
-    """
-    middle = mean(values)
-    if len(values) < 2:
-        return Range(-math.inf, middle, math.inf)
-    from scipy.stats import t  # noqa: PLC0415
-
-    half = float(t.ppf((1 + LEVEL) / 2, len(values) - 1)) * _deviation(values) / math.sqrt(len(values))
-    return Range(middle - half, middle, middle + half)
 
 
 def difference(ours: Sequence[float], theirs: Sequence[float]) -> Range:

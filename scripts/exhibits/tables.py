@@ -69,6 +69,12 @@ class Table:
             if len(row.cells) != len(self.columns) - 1:
                 raise ValueError(f"{self.title}: {row.name} has {len(row.cells)} cells for {self.columns[1:]}")
 
+    @property
+    def numeric(self) -> list[bool]:
+        """Which of the columns behind the names hold numbers."""
+        places = range(len(self.columns) - 1)
+        return [any(row.cells[place].value is not None for row in self.rows) for place in places]
+
     def texts(self) -> Iterable[list[str]]:
         """The rows' texts, names first."""
         return ([row.name, *(cell.text for cell in row.cells)] for row in self.rows)

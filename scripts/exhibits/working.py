@@ -41,7 +41,7 @@ def complete(jobs: Sequence[Job], outputs: Path, at_once: int, then: Ended = lam
 
 def _do(missing: Sequence[Job], of: int, outputs: Path, at_once: int, then: Ended) -> None:
     outputs.mkdir(parents=True, exist_ok=True)
-    print(f"{len(missing)} of {of} jobs to do", flush=True)
+    print(f"{len(missing)} of {of} jobs to do{_plan(missing)}", flush=True)
     began, done = time.perf_counter(), 0
 
     def ended(job: Job, fault: SpardlError | None) -> None:
@@ -56,6 +56,13 @@ def _do(missing: Sequence[Job], of: int, outputs: Path, at_once: int, then: Ende
     _import_once()
     _perform([job for job in missing if not job.alone], outputs, at_once, ended)
     _perform([job for job in missing if job.alone], outputs, 1, ended)
+
+
+def _plan(jobs: Sequence[Job]) -> str:
+    """How long it will take, as far as that is known before."""
+    known = [job.expected for job in jobs if job.expected is not None]
+    rest = f", and {len(jobs) - len(known)} of unknown length" if len(known) < len(jobs) else ""
+    return f": about {sum(known) / 60:.1f} minutes{rest}" if known else ""
 
 
 def _perform(jobs: Sequence[Job], outputs: Path, at_once: int, ended: Ended) -> None:

@@ -3,6 +3,7 @@
 from spardl.communicators.allgather import AllGather
 from spardl.communicators.allgather_codes import AllGatherCodes
 from spardl.communicators.allgather_dense import AllGatherDense
+from spardl.communicators.allreduce_codes import AllReduceCodes
 from spardl.communicators.backend import Backend
 from spardl.communicators.base import Communicator, DenseCommunicator
 from spardl.communicators.dense import Dense
@@ -15,6 +16,7 @@ __all__ = [
     "AllGather",
     "AllGatherCodes",
     "AllGatherDense",
+    "AllReduceCodes",
     "Backend",
     "Communicator",
     "Dense",

@@ -33,6 +33,7 @@ class AllGather(Communicator[SparseCompressor]):
 
     name = "allgather"
     sums = frozenset({Output.AT_MOST_K, Output.ABOUT_K, Output.ANY_COUNT})
+    sends_whole = True
 
     def cost(self, context: Context, compressor: SparseCompressor) -> Cost:
         """Exact where the number of entries is known beforehand."""

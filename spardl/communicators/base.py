@@ -27,11 +27,14 @@ class Communicator(ABC, Generic[C]):
         name: how configurations call it.
         sums: the compressors' outputs that it can add up.
         drops: whether it leaves something out of the sum on the way, which only the global residual keeps.
+        sends_whole: whether each of its messages holds all entries that were rounded together, and no others, so that
+            their values can share limits.
     """
 
     name: ClassVar[str]
     sums: ClassVar[frozenset[Output]]
     drops: ClassVar[bool] = False
+    sends_whole: ClassVar[bool] = False
 
     @property
     def splits(self) -> bool:

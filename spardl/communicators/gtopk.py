@@ -157,6 +157,7 @@ class GTopk(Communicator[SparseCompressor]):
     name = "gtopk"
     sums = frozenset({Output.AT_MOST_K})
     drops = True
+    sends_whole = True
 
     def __post_init__(self) -> None:
         check_choice("communicator.variant", self.variant, VARIANTS)

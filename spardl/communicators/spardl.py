@@ -267,6 +267,7 @@ class SparDL(Communicator[SparseCompressor]):
     name = "spardl"
     sums = frozenset({Output.AT_MOST_K})
     drops = True
+    sends_whole = True
 
     def __post_init__(self) -> None:
         check_whole("communicator.teams", self.teams, least=1)

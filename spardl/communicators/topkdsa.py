@@ -41,6 +41,7 @@ from spardl.protocol.programs import Boundary, Phase, Program, Team, whole_team
 from spardl.protocol.state import State
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.sparse import SparseVector, Sum
+from spardl.vector.wire import Wire
 
 __all__ = ["METHODS", "TopkDSA"]
 
@@ -118,19 +119,20 @@ class TopkDSA(Communicator[SparseCompressor]):
         lengths = [stop - start for start, stop in pairwise(borders)]
         slots = yield from courier.slots_of(team, region, lengths)
         if sum(slot.capacity for slot in slots) > self.dense_above * length:
-            return (yield from _gather_dense(team, region, lengths, courier))
+            return (yield from _gather_dense(team, region, lengths, accumulated.wire))
         return (yield from courier.all_gather_joined(team, region, slots))
 
 
-def _gather_dense(team: Team, region: SparseVector, lengths: Sequence[int], courier: Courier) -> Program[SparseVector]:
+def _gather_dense(team: Team, region: SparseVector, lengths: Sequence[int], wire: Wire) -> Program[SparseVector]:
     """Gathers the regions as dense tensors.
 
     An entry whose summands cancel out is not in the result then. No mass is lost: its workers either keep what they
     sent, which adds up to zero, or do not.
     """
     yield Phase.PACK
-    gathered = yield from all_gather(team, region.dense().to(courier.sent), lengths, lengths)
+    own = region.values.dtype
+    gathered = yield from all_gather(team, region.dense().to(wire.dtype(own)), lengths, lengths)
     yield Phase.MERGE
-    values = torch.cat(gathered).to(courier.own)
+    values = torch.cat(gathered).to(own)
     indices = values.nonzero().squeeze(1)
     return SparseVector(indices, values[indices], values.numel())

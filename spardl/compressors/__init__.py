@@ -1,5 +1,6 @@
 """Compressors: what one worker sends of a gradient. One published operator is one file."""
 
+from spardl.compressors.arc_topk import ARCTopK
 from spardl.compressors.base import CodeCompressor, Compressor, DenseCompressor, Mass, Output, SparseCompressor
 from spardl.compressors.budget import Budget, BudgetedCompressor, PiecewiseCompressor
 from spardl.compressors.cast import Cast
@@ -9,6 +10,7 @@ from spardl.compressors.gaussiank import GaussianK
 from spardl.compressors.none import NoCompression
 from spardl.compressors.powersgd import PowerSGD
 from spardl.compressors.qsgd import QSGD
+from spardl.compressors.quantized import Quantized
 from spardl.compressors.random_block import RandomBlock
 from spardl.compressors.random_k import RandomK
 from spardl.compressors.reused_threshold import ReusedThreshold
@@ -20,6 +22,7 @@ from spardl.compressors.topk import TopK
 
 __all__ = [
     "QSGD",
+    "ARCTopK",
     "Budget",
     "BudgetedCompressor",
     "Cast",
@@ -33,6 +36,7 @@ __all__ = [
     "Output",
     "PiecewiseCompressor",
     "PowerSGD",
+    "Quantized",
     "RandomBlock",
     "RandomK",
     "ReusedThreshold",

@@ -191,3 +191,33 @@ class CodeCompressor(Compressor):
         Returns:
             Shape (n,).
         """
+
+    def take(self, vector: Tensor, context: Context, state: State) -> Tensor:
+        """Writes a worker's message, and takes what it stands for out of the vector, to the same bits as in two steps.
+
+        Args:
+            vector: shape (n,), contiguous; what the message lacks is left.
+            context: of this synchronization.
+            state: this worker's.
+
+        Returns:
+            uint8, shape (size(context, vector.dtype),).
+        """
+        message = self.encode(vector, context, state)
+        vector.sub_(self.decode(message, context, vector.dtype))
+        return message
+
+    def decode_into(self, vector: Tensor, message: Tensor, context: Context, *, add: bool = False) -> None:
+        """Writes what a message stands for into a vector, or adds it, to the same bits as in two steps.
+
+        Args:
+            vector: shape (n,), contiguous.
+            message: uint8, shape (size(context, vector.dtype),).
+            context: of this synchronization.
+            add: whether it is added.
+        """
+        decoded = self.decode(message, context, vector.dtype)
+        if add:
+            vector.add_(decoded)
+        else:
+            vector.copy_(decoded)

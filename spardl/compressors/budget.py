@@ -23,13 +23,19 @@ from spardl.protocol.state import State
 from spardl.vector.accumulator import Accumulator, Select
 from spardl.vector.layout import Layout, Part
 
-__all__ = ["SCOPES", "Budget", "BudgetedCompressor", "Piece", "PiecewiseCompressor"]
+__all__ = ["CHUNK", "SCOPES", "Budget", "BudgetedCompressor", "Piece", "PiecewiseCompressor"]
+
+CHUNK = 4096
+"""Entries of a chunk, as in SparseLoCo (Sarfi et al., arXiv 2508.15706)."""
 
 SCOPES: Mapping[str, Callable[[Layout, int], list[tuple[int, int]]]] = MappingProxyType(
     {
         "model": lambda layout, entries: [(0, layout.length)],
         "layer": lambda layout, entries: layout.tensors,
         "bucket": lambda layout, entries: layout.buckets(entries),
+        "chunk": lambda layout, entries: [
+            (start, min(start + CHUNK, layout.length)) for start in range(0, layout.length, CHUNK)
+        ],
     }
 )
 
@@ -40,8 +46,8 @@ class Budget:
 
     Args:
         density: k / n, the share of entries that is sent, in (0, 1]; lower is more aggressive.
-        scope: what is compared with what: the whole ``model``, or each ``layer`` (tensor) or ``bucket`` of neighbouring
-            tensors alone. Each part gets at least one entry.
+        scope: what is compared with what: the whole ``model``, or each ``layer`` (tensor), ``bucket`` of neighbouring
+            tensors or ``chunk`` of 4,096 entries alone. Each part gets at least one entry.
         bucket_entries: size of a bucket, in entries; used by ``scope=bucket`` only.
         warmup_steps: synchronizations in which the density falls exponentially to its final value.
         warmup_density: k / n at the first of them.

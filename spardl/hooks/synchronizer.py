@@ -26,7 +26,7 @@ from spardl.schedules.plain import PlainSteps, decay_of
 from spardl.schedules.scaling import scale_of
 from spardl.vector.storage import CopiedGradient
 
-__all__ = ["Synchronizer"]
+__all__ = ["Synchronizer", "named_parameters"]
 
 
 class Synchronizer:
@@ -102,7 +102,7 @@ class Synchronizer:
             )
         self.method = definite(make_method(method, **options), optimizer)
         check_update(chosen, self.method, optimizer, clip_norm)
-        named = [pair for pair in _named(parameters) if pair.parameter.requires_grad]
+        named = [pair for pair in named_parameters(parameters) if pair.parameter.requires_grad]
         if not named:
             raise ConfigError("there are no parameters to average the gradients of")
         check_real(named)
@@ -209,7 +209,12 @@ class Synchronizer:
         self._cluster.release()
 
 
-def _named(parameters: Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]]) -> list[Named]:
+def named_parameters(parameters: Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]]) -> list[Named]:
+    """Parameters and their names, those that come without one numbered.
+
+    Raises:
+        ConfigError: if something else is among them.
+    """
     found = []
     for number, each in enumerate([parameters] if isinstance(parameters, nn.Module) else parameters):
         named = Named(str(number), each) if isinstance(each, nn.Parameter) else each

@@ -33,7 +33,7 @@ from spardl.vector.bounds import cut
 from spardl.vector.candidates import Candidates
 from spardl.vector.layout import Layout
 from spardl.vector.norms import largest
-from spardl.vector.packing import Slot, message_bytes, message_words
+from spardl.vector.packing import Slot, message_words
 from spardl.vector.sparse import SparseVector, Sum
 from spardl.vector.wire import EXACT, Wire
 
@@ -97,6 +97,11 @@ class Method:
                 f"wire.values={self.wire.values} is for messages of single entries, and compressor="
                 f"{self.compressor.name} makes {self.compressor.output.value}; use wire.values={EXACT.values}"
             )
+        if self.wire.coarse and not self.communicator.sends_whole:
+            raise ConfigError(
+                f"wire.values={self.wire.values} is for communicators that send whole what they round, and "
+                f"communicator={self.communicator.name} cuts it up; use wire.values=bfloat16, or communicator=spardl"
+            )
 
     def init_state(self, layout: Layout, dtype: torch.dtype, device: torch.device | str = "cpu") -> MethodState:
         """A fresh state of one worker, zeros, for gradients of this ``layout``, ``dtype`` and ``device``."""
@@ -142,7 +147,7 @@ class Method:
         if not isinstance(self.compressor, SparseCompressor):
             return float(dtype.itemsize)
         length, count = context.layout.length, self.compressor.count(context)
-        return message_bytes(Slot(count, length), self.wire.dtype(dtype)) / message_words(Slot(count, length))
+        return self.wire.form(dtype).size(Slot(count, length)) / message_words(Slot(count, length))
 
     def half_costs(self, context: Context) -> tuple[Cost, Cost]:
         """The published cost of ``context`` up to the boundary in the middle of a synchronization, and after it.

@@ -5,13 +5,18 @@ from typing import Literal, TypeAlias
 __all__ = ["MethodName"]
 
 MethodName: TypeAlias = Literal[
+    "arc_topk",
     "bf16",
     "cast",
     "count_sketch",
     "dgc",
     "fp16",
+    "fp8",
     "gaussiank",
     "gtopk",
+    "int2",
+    "int4",
+    "int8",
     "none",
     "oktopk",
     "oktopk_bert",
@@ -19,6 +24,7 @@ MethodName: TypeAlias = Literal[
     "oktopk_vgg",
     "powersgd",
     "qsgd",
+    "quantized",
     "random_block",
     "random_k",
     "reused_threshold",

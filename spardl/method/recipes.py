@@ -103,7 +103,8 @@ class Recipe:
         Args:
             residual: another rule, by name; ``None``: the method's own.
             residual_decay: share of the residual that is left in the next step; ``None``: all of it.
-            wire: type of values in sparse messages: ``exact``, ``float32``, ``bfloat16`` or ``float16``.
+            wire: how values travel in sparse messages: ``exact``, ``float32``, ``bfloat16``, ``float16``, ``int8``,
+                ``int4`` or ``int2``; see :class:`Wire`.
             dense_steps: how many steps are dense at first; ``None``: as many as the method has.
             momentum_factor: share of each worker's velocity that is left in the next step, at least 0 and below 1, for
                 methods with a momentum of their own (``dgc``); ``None`` is the rule's default. Not to be mixed up with

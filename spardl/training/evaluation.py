@@ -12,7 +12,7 @@ from spardl.training.settings import Precision, Settings
 from spardl.training.task import Task
 from spardl.training.worker import TrainingWorker, average_buffers
 
-__all__ = ["autocast", "evaluate"]
+__all__ = ["autocast", "evaluate", "evenly_spread"]
 
 
 def autocast(device: torch.device, formats: Precision) -> torch.autocast:
@@ -34,7 +34,7 @@ def evaluate(
     """
     average_buffers(cluster, workers, model)
     model.eval()
-    chosen = _examples(len(task.test), settings.eval_examples)
+    chosen = evenly_spread(len(task.test), settings.eval_examples)
     with torch.no_grad():
         rows = [_measure(task, model, chosen[rank :: cluster.size], settings) for rank in cluster.local_ranks]
     model.train()
@@ -42,8 +42,16 @@ def evaluate(
     return task.summarize(dict(zip(task.sums, total.tolist(), strict=True)))
 
 
-def _examples(available: int, wanted: int | None) -> Tensor:
-    """Positions in the split: all, or so many at equal distances, since neighbours are often alike."""
+def evenly_spread(available: int, wanted: int | None) -> Tensor:
+    """Positions in a split: all, or so many at equal distances, since neighbours are often alike.
+
+    Args:
+        available: examples of the split.
+        wanted: how many at most; ``None``: all.
+
+    Returns:
+        int64, shape (count,), increasing.
+    """
     count = available if wanted is None else min(wanted, available)
     return torch.arange(count) * available // max(1, count)
 

@@ -23,6 +23,7 @@ from spardl.compressors.base import SparseCompressor
 from spardl.training.announcing import announced
 from spardl.training.branch import check_branch
 from spardl.training.display import make_display
+from spardl.training.editions import editions
 from spardl.training.launcher import Heartbeat, Launcher
 from spardl.training.learner import Plan
 from spardl.training.loggers import Logger
@@ -226,7 +227,8 @@ class Experiment:
     def _write_end(self, run: Run, cluster: Cluster, summary: Mapping[str, Any]) -> None:
         if cluster.leads:
             run.release()
-            run.write_summary({"id": run.id, "status": "finished", "caveats": self.caveats, **summary})
+            about = {"caveats": self.caveats, "editions": editions(self.config)}
+            run.write_summary({"id": run.id, "status": "finished", **about, **summary})
 
     def _observers(self, run: Run) -> list[Observer]:
         display = Guarded(make_display, "the display")

@@ -197,8 +197,8 @@ class Accumulator:
 
 
 def _difference(values: Tensor, rounded: Tensor) -> Tensor:
-    # An infinity leaves no rest.
-    return torch.where(values.isfinite(), values - rounded, 0)
+    # An infinity leaves no rest, nor do those that it takes with it.
+    return torch.where(values.isfinite() & rounded.isfinite(), values - rounded, 0)
 
 
 Select: TypeAlias = Callable[[Accumulator, Sequence[Part]], Tensor]

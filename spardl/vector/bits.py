@@ -97,10 +97,22 @@ class ScaledCodes(NamedTuple):
         Returns:
             Scales, shape (scales,), and codes, uint8, shape (codes,), in memory of their own.
         """
+        scales, packed = self.cut(message, dtype)
+        return scales, unpack_codes(packed, self.bits, self.codes)
+
+    def cut(self, message: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """As ``read``, but codes stay packed.
+
+        Args:
+            message: uint8, shape (size(dtype),).
+            dtype: of the scales.
+
+        Returns:
+            Scales, shape (scales,), in memory of their own, and packed codes, uint8, a part of the message.
+        """
         border = self.scales * dtype.itemsize
         # Cut out of a longer message, the scales can start at an offset that their type does not allow.
-        scales = message[:border].clone().view(dtype)
-        return scales, unpack_codes(message[border:], self.bits, self.codes)
+        return message[:border].clone().view(dtype), message[border:]
 
 
 def low_bits(capacity: int, length: int) -> int:

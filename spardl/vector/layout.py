@@ -32,9 +32,11 @@ class Layout:
 
     Args:
         shapes: of the tensors, in the order of the vector.
+        cut_from: entries of the tensors that these are pieces of; empty if they are whole.
     """
 
     shapes: tuple[tuple[int, ...], ...]
+    cut_from: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, shapes: Iterable[Sequence[int]]) -> Layout:
@@ -55,6 +57,29 @@ class Layout:
     def tensors(self) -> list[tuple[int, int]]:
         """The range of each tensor."""
         return list(pairwise(accumulate(map(math.prod, self.shapes), initial=0)))
+
+    @property
+    def wholes(self) -> tuple[int, ...]:
+        """Entries of the tensors that these are pieces of."""
+        return self.cut_from or tuple(map(math.prod, self.shapes))
+
+    def part(self, start: int, stop: int) -> Layout:
+        """The layout of a range. The piece of a tensor that it cuts is a vector, of a matrix a column.
+
+        Args:
+            start: position of its first entry.
+            stop: position after its last one.
+
+        Returns:
+            With a tensor for each piece.
+        """
+        shapes, wholes = [], []
+        for shape, (low, high), whole in zip(self.shapes, self.tensors, self.wholes, strict=True):
+            inside = min(high, stop) - max(low, start)
+            if inside > 0:
+                shapes.append(shape if inside == high - low else (inside, *(1,) * (len(shape) > 1)))
+                wholes.append(whole)
+        return Layout(tuple(shapes), tuple(wholes))
 
     def buckets(self, entries: int) -> list[tuple[int, int]]:
         """Ranges of neighbouring tensors, closed as soon as they hold so many ``entries``; a tensor is never cut."""

@@ -30,10 +30,20 @@ from spardl.vector.bits import low_bits, pack_codes, packed_bytes, unpack_codes
 from spardl.vector.kernels import compiled
 from spardl.vector.sparse import SparseVector
 
-__all__ = ["Slot", "message_bytes", "message_words", "pack", "unpack", "unpack_all"]
+__all__ = [
+    "Slot",
+    "index_bytes",
+    "message_bytes",
+    "message_words",
+    "pack",
+    "pack_indices",
+    "too_short",
+    "unpack",
+    "unpack_all",
+]
 
 # What holds the bits of a value of so many bytes where its type does not matter: numpy has no bfloat16.
-_RAW = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Slot(NamedTuple):
@@ -69,8 +79,38 @@ def message_words(slot: Slot) -> int:
 
 def message_bytes(slot: Slot, dtype: torch.dtype) -> int:
     """Bytes of a message with values of the given type; a multiple of the size of a value."""
+    return slot.capacity * dtype.itemsize + _padded(index_bytes(slot), dtype.itemsize)
+
+
+def index_bytes(slot: Slot) -> int:
+    """Bytes of the indices of a message."""
     form = _form(slot)
-    return slot.capacity * dtype.itemsize + _padded(form.lows + form.uppers, dtype.itemsize)
+    return form.lows + form.uppers
+
+
+def pack_indices(indices: Tensor, slot: Slot) -> Tensor:
+    """Writes indices alone.
+
+    Args:
+        indices: int64, shape (m,), strictly increasing, below the slot's length, m at most ``capacity``.
+        slot: their room.
+
+    Returns:
+        uint8, shape (index_bytes(slot),).
+
+    Raises:
+        ProgramError: if there are more than the slot has room for.
+    """
+    _check_room(indices.numel(), slot)
+    out = torch.empty(index_bytes(slot), dtype=torch.uint8, device=indices.device)
+    write = _encode_compiled if compiled(indices) else _encode
+    write(indices, slot, out)
+    return out
+
+
+def _check_room(count: int, slot: Slot) -> None:
+    if count > slot.capacity:
+        raise ProgramError(f"{count} entries do not fit into a message for {slot.capacity}")
 
 
 def pack(vector: SparseVector, slot: Slot, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
@@ -88,8 +128,7 @@ def pack(vector: SparseVector, slot: Slot, dtype: torch.dtype, out: Tensor | Non
     Raises:
         ProgramError: if the vector has more entries than its slot.
     """
-    if len(vector) > slot.capacity:
-        raise ProgramError(f"{len(vector)} entries do not fit into a message for {slot.capacity}")
+    _check_room(len(vector), slot)
     if out is None:
         out = torch.empty(message_bytes(slot, dtype), dtype=torch.uint8, device=vector.indices.device)
     elif out.storage_offset() % dtype.itemsize:
@@ -156,7 +195,8 @@ def _padded(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def _too_short(messages: Tensor) -> ProgramError:
+def too_short(messages: Tensor) -> ProgramError:
+    """What to raise of ``messages``, uint8, shape (bytes,), with fewer bytes than their slots say."""
     return ProgramError(f"{messages.numel()} bytes are fewer than the messages that were announced")
 
 
@@ -176,7 +216,7 @@ def _decode_compiled(messages: Tensor, slots: Sequence[Slot], dtype: torch.dtype
     whole = messages[: messages.numel() // dtype.itemsize * dtype.itemsize]
     count = codec.decode(whole.numpy(), whole.view(raw).numpy(), table, indices.numpy(), values.numpy())
     if count < 0:
-        raise _too_short(messages)
+        raise too_short(messages)
     return SparseVector(indices[:count], values[:count].view(dtype).to(into), length)
 
 
@@ -202,7 +242,7 @@ def _decode(messages: Tensor, slots: Sequence[Slot], dtype: torch.dtype, into: t
     """The code of indices, in torch: waits once for the device, to learn how many entries there are."""
     sizes = [message_bytes(slot, dtype) for slot in slots]
     if sum(sizes) > messages.numel():
-        raise _too_short(messages)
+        raise too_short(messages)
     parts, values, start = [], [], 0
     for message, slot in zip(messages[: sum(sizes)].split(sizes), slots, strict=True):
         border = slot.capacity * dtype.itemsize

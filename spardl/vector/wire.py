@@ -14,11 +14,16 @@ import torch
 from torch import Tensor
 
 from spardl.basics.checks import check_choice
+from spardl.vector.coarse import CoarseValues
+from spardl.vector.messages import Coarse, Form, Typed
 
-__all__ = ["EXACT", "TYPES", "Wire"]
+__all__ = ["COARSE", "EXACT", "TYPES", "Wire"]
 
 TYPES: Mapping[str, torch.dtype | None] = MappingProxyType(
     {"exact": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+)
+COARSE: Mapping[str, CoarseValues] = MappingProxyType(
+    {"int8": CoarseValues(8), "int4": CoarseValues(4), "int2": CoarseValues(2)}
 )
 
 
@@ -27,8 +32,10 @@ class Wire:
     """The type of values on the wire.
 
     Args:
-        values: ``exact`` (the gradient's own type), ``float32``, ``bfloat16`` or ``float16``; never wider than the
-            gradient's own type.
+        values: ``exact`` (the gradient's own type), ``float32``, ``bfloat16`` or ``float16``, never wider than the
+            gradient's own type; or ``int8``, ``int4``, ``int2``: a sign, and a place between the smallest and the
+            largest magnitude of 256 values, for communicators that send whole what they round (``allgather``,
+            ``spardl``, ``gtopk``).
 
     Raises:
         ConfigError: if it is none of these.
@@ -37,25 +44,36 @@ class Wire:
     values: str = "exact"
 
     def __post_init__(self) -> None:
-        check_choice("wire.values", self.values, TYPES)
+        check_choice("wire.values", self.values, [*TYPES, *COARSE])
+
+    @property
+    def coarse(self) -> bool:
+        """Whether values share limits with others of their message."""
+        return self.values in COARSE
 
     def dtype(self, own: torch.dtype) -> torch.dtype:
-        """The type on the wire of values that are of type ``own`` in memory."""
-        wanted = TYPES[self.values]
+        """The type on the wire of values that are of type ``own`` in memory and travel alone."""
+        wanted = TYPES.get(self.values)
         return own if wanted is None or wanted.itemsize >= own.itemsize else wanted
+
+    def form(self, own: torch.dtype) -> Form:
+        """The form of messages with values that are of type ``own`` in memory."""
+        return Coarse(own, COARSE[self.values]) if self.coarse else Typed(own, self.dtype(own))
 
     def rounded(self, values: Tensor) -> Tensor:
         """Values as their receiver will see them, in their own type.
 
         To the nearest, ties to even. A finite value that would overflow becomes the largest that does not; infinities
-        and NaNs stay what they are.
+        and NaNs stay what they are, but for ``int8`` and fewer bits, where all 256 values around them become NaN.
 
         Args:
-            values: of any shape.
+            values: of any shape; of ``int8`` and fewer bits all values of a message, shape (m,).
 
         Returns:
             A tensor of that shape; the very tensor, if the type is its own.
         """
+        if self.coarse:
+            return COARSE[self.values].rounded(values)
         dtype = self.dtype(values.dtype)
         if dtype == values.dtype:
             return values

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,12 @@ from hydra.utils import get_class
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scripts import choices
 from scripts.exhibits import base, jobs
 from scripts.exhibits.papers import study
 from scripts.exhibits.papers import study_points as lore
 from tests import test_study
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def composing() -> Iterator[None]:
-    with choices.composing():
-        yield
 
 
 def test_all_points_of_the_preset_are_trained_and_no_others() -> None:
@@ -199,7 +191,7 @@ def test_pictures_show_every_point(tmp_path: Path, failing: str) -> None:
 
     names = study.GRID.compared(study.GRID.plans["smoke"])
     lost = {name: "out of memory" for name in names if name.startswith(failing)}
-    grid, axes = study.GRID.pictures("smoke", results_of(tmp_path, lost))
+    axes, grid = study.GRID.pictures("smoke", results_of(tmp_path, lost))
     figure = Figure()
     grid.draw(figure)
     texts = [text.get_text() for text in figure.axes[0].texts]

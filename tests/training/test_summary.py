@@ -10,6 +10,7 @@ from spardl.training.summary import environment
 
 def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment()["torch"] == torch.__version__
+    assert environment()["cpu"].endswith(f", {torch.backends.cpu.get_cpu_capability()}")
 
     def missing(*arguments: object, **options: object) -> None:
         raise FileNotFoundError("git")

@@ -84,4 +84,6 @@ def test_to_the_nearest_ties_to_even() -> None:
 def test_any_other_name_is_an_error_of_one_line(wrong: object) -> None:
     with pytest.raises(ConfigError) as caught:
         Wire(wrong)  # type: ignore[arg-type]
-    assert str(caught.value) == (f"wire.values must be one of exact, float32, bfloat16, float16, got {wrong!r}")
+    assert str(caught.value) == (
+        f"wire.values must be one of exact, float32, bfloat16, float16, int8, int4, int2, got {wrong!r}"
+    )

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from enum import Enum
 from statistics import mean
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from scripts.exhibits.jobs import Job
-from scripts.exhibits.statistics import Range, difference, range_of_mean
+from scripts.exhibits.statistics import LEAST, Range, difference, range_of_mean
 
-__all__ = ["Figure", "Finding", "Rule", "Verdict", "difference_of", "show", "shown"]
+__all__ = ["Figure", "Finding", "Rule", "Verdict", "difference_of", "show", "shown", "told"]
 
 
 class Verdict(Enum):
     """What can be said of a claim, the best first."""
 
     REPRODUCED = "reproduced"
+    BUILT_IN = "checked by construction"
     DIRECTION = "in the same direction"
     UNJUDGED = "cannot be judged here"
     NOT = "not reproduced"
@@ -34,12 +36,16 @@ class Figure(NamedTuple):
         values: one for each seed; a single one if no chance is in it.
         against: what it is compared with, in the same way; a rule says whether it needs that.
         jobs: the work behind it.
+        remark: what else is to be said of it, such as what it is compared with another rival.
+        hindrances: why nothing can be judged by it; empty if something can.
     """
 
     name: str
     values: Sequence[float]
     against: Sequence[float] = ()
     jobs: Sequence[Job] = ()
+    remark: str = ""
+    hindrances: Sequence[str] = ()
 
     @property
     def mean(self) -> float:
@@ -59,11 +65,18 @@ class Finding(NamedTuple):
         verdict: in one word.
         ours: the figures that decided.
         reason: why, in words made of the figures.
+        overshoot: whether the figures are far beyond the published ones, so that something else must differ.
     """
 
     verdict: Verdict
     ours: str
     reason: str
+    overshoot: bool = False
+
+    @property
+    def label(self) -> str:
+        """The verdict, and whether it is of an overshoot."""
+        return f"{self.verdict}, overshoot" if self.overshoot else str(self.verdict)
 
 
 def _range(values: Sequence[float]) -> Range:
@@ -85,11 +98,24 @@ def shown(found: Range, unit: str = "") -> str:
     """The mean, and the interval if there is one."""
     if found.low == found.high:
         return show(found.mean, unit)
+    if math.isinf(found.high):
+        return f"{show(found.mean, unit)} (fewer than {LEAST} seeds: no interval)"
     return f"{show(found.mean, unit)} ({show(found.low, unit)} to {show(found.high, unit)})"
 
 
+def told(figure: Figure, unit: str = "") -> str:
+    """A figure with its name and remark."""
+    return f"{shown(figure.range, unit)} ({'; '.join(filter(None, (figure.name, figure.remark)))})"
+
+
 class Rule(ABC):
-    """Turns figures into a verdict."""
+    """Turns figures into a verdict.
+
+    Attributes:
+        apart: whether each figure is judged by itself, so that those by which nothing can be judged may be left out.
+    """
+
+    apart: ClassVar[bool] = False
 
     @property
     @abstractmethod

@@ -39,7 +39,7 @@ class OnDemand(Results):
     def of(self, job: Job) -> Outcome:
         """See :meth:`Results.of`."""
         if job not in self.seen:
-            self.seen[job] = job.find(self.outputs) or job.failure(self.outputs) or super().of(job)
+            self.seen[job] = self.look(job) or super().of(job)
         return self.seen[job]
 
 
@@ -63,5 +63,5 @@ def tables_of(judgements: Sequence[Judgement]) -> list[Table]:
 
 
 def claims_section(judgements: Sequence[Judgement], scale: str, results: Results) -> Section:
-    """The claims' section of the report."""
-    return tables_section(key("claims", scale), "Claims", WORDS, scale, tables_of(judgements), BASIS, results)
+    """The claims' section of the report; how many got which verdict stands in the page's summary."""
+    return tables_section(key("claims", scale), "Claims", WORDS, scale, [claims_table(judgements)], BASIS, results)

@@ -9,21 +9,37 @@ from scripts import bench_schedules
 from scripts.exhibits.base import Results
 from scripts.exhibits.claims.base import Figure
 from scripts.exhibits.claims.bounds import AtLeast, Equal, UpTo, Within
-from scripts.exhibits.claims.evidence import cells, ratio, tables, turns
-from scripts.exhibits.claims.judging import ASSUMED_GPU, FORMULAS, LAB, MODELLED, Claim, Known, Published
+from scripts.exhibits.claims.evidence import cells, fastest, ratio, tables, turns
+from scripts.exhibits.claims.judging import ASSUMED_GPU, LAB, MODELLED, Claim, Known, Published
 from scripts.exhibits.kinds.lab import Measured
 from scripts.exhibits.kinds.predictions import Computed
+from scripts.exhibits.papers.dear import OTHERS as RIVALS
 
 __all__ = ["CLAIMS"]
 
 ETHERNET, INFINIBAND = "ethernet_10g", "infiniband_100g"
-BUCKETS, HALVES = "DDP-like 25 MB", "DeAR 25 MB"
+BUCKETS, HALVES, TUNED = "DDP-like 25 MB", "DeAR 25 MB", "DeAR tuned"
+HERE = "dear"  # how the lab's rows of DeAR begin
 
 
 def speed(network: str, exhibit: Computed, scale: str, results: Results) -> Sequence[Figure]:
-    """By model: seconds of the fastest other schedule over DeAR's with the best size of groups."""
+    """By model: seconds of the fastest other schedule, which is named, over DeAR's with the best size of groups."""
     made = tables(exhibit, scale, results)
-    return list(cells(made, "best other / tuned", bool, lambda title: network in title).values())
+    *rivals, ours = (
+        {
+            key: each._replace(name=column)
+            for key, each in cells(made, column, bool, lambda title: network in title).items()
+        }
+        for column in (*RIVALS, TUNED)
+    )
+    return [_over(model, [rival[title, model] for rival in rivals], figure) for (title, model), figure in ours.items()]
+
+
+def _over(name: str, rivals: Sequence[Figure], ours: Figure) -> Figure:
+    """Seconds of the fastest rival over ours, with a remark on the first of them, if that is another."""
+    rival, (first, *_) = fastest(rivals), rivals
+    remark = "" if first is rival else f"{ratio('', first, ours).mean:.4g}x against {first.name}"
+    return ratio(f"{name}, against {rival.name}", rival, ours)._replace(remark=remark)
 
 
 def overlap(exhibit: Computed, scale: str, results: Results) -> Sequence[Figure]:
@@ -52,11 +68,13 @@ def communication(exhibit: Computed, scale: str, results: Results) -> Sequence[F
 
 
 def in_the_lab(exhibit: Measured, scale: str, results: Results) -> Sequence[Figure]:
-    """Measured seconds of a step of the fastest other schedule over DeAR's, turn by turn."""
-    found = turns(tables(exhibit, scale, results))
-    rivals = [found["none, after_backward"], found["none, wfbp"]]
-    fastest = min(rivals, key=lambda figure: figure.mean)
-    return [ratio(f"against {fastest.name}, 4 workers", fastest, found["none, dear"])]
+    """Measured seconds of a step of the fastest other schedule over DeAR's fastest, turn by turn."""
+    found = [
+        figure._replace(name=name.removeprefix("none, "))
+        for name, figure in turns(tables(exhibit, scale, results)).items()
+    ]
+    ours = fastest(figure for figure in found if figure.name.startswith(HERE))
+    return [_over(f"4 workers: {ours.name}", [each for each in found if not each.name.startswith(HERE)], ours)]
 
 
 def searched(exhibit: Computed, scale: str, results: Results) -> Sequence[Figure]:
@@ -70,6 +88,8 @@ def searched(exhibit: Computed, scale: str, results: Results) -> Sequence[Figure
 
 
 OTHERS = ("random", "grid")
+FORMULAS = "the model computes both from formulas, which tests hold against counts"
+BOUND = "the model cannot break the bound, for it overlaps at most all that the bound overlaps"
 BEST_OTHER = "seconds of an iteration of the fastest other schedule over DeAR's with the best size of groups"
 GPU = (ASSUMED_GPU, MODELLED)
 ON_ETHERNET = Published("up to 83%", Known.ABSTRACT, "which model and baseline is not stated there")
@@ -112,7 +132,8 @@ CLAIMS = (
         communication,
         Equal(" s"),
         "seconds of messages against those of whole all-reduces of the same buckets",
-        (FORMULAS,),
+        (MODELLED,),
+        FORMULAS,
     ),
     Claim(
         "DeAR: what overlap alone can gain",
@@ -123,6 +144,7 @@ CLAIMS = (
         Within("x"),
         "seconds with 25 MB buckets over those of DeAR with the same buckets; the limit is that of the model's passes",
         GPU,
+        BOUND,
     ),
     Claim(
         "DeAR: tuning",
@@ -130,7 +152,7 @@ CLAIMS = (
         Published("at least 95%", Known.LOW),
         "dear.tuning",
         searched,
-        AtLeast(0.95, "%", 1.0),
+        AtLeast(0.95, "%"),
         "speed of the size found in 20 trials over the best speed; the rival is the better of random and grid search",
         (ASSUMED_GPU, MODELLED),
     ),

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from scripts.exhibits.base import Exhibit, Results
+from scripts.exhibits.base import Exhibit, Results, at
 from scripts.exhibits.claims.base import Figure
 from scripts.exhibits.claims.judging import NoEvidence
+from scripts.exhibits.claims.lengths import HIGHER_IS_BETTER, hindrances
 from scripts.exhibits.jobs import Job
 from scripts.exhibits.kinds.lab import TURNS
 from scripts.exhibits.kinds.trainings import Case, MethodComparison
 from scripts.exhibits.measures import final_metric
+from scripts.exhibits.papers.study_points import held_out
+from scripts.exhibits.statistics import LEAST
 from scripts.exhibits.tables import Row, Table
 
-__all__ = ["against", "cells", "metric", "metrics", "ratio", "required", "seconds", "tables", "trained", "turns"]
-
-HIGHER_IS_BETTER = frozenset({"accuracy"})  # of all tasks' metrics
-SEEDS = 3  # fewer have no spread to speak of
+__all__ = [
+    "accuracies",
+    "against",
+    "best_elsewhere",
+    "cells",
+    "fastest",
+    "metrics",
+    "ratio",
+    "required",
+    "seconds",
+    "tables",
+    "trained",
+    "turns",
+]
 
 
 def required(results: Results, jobs: Sequence[Job]) -> list[Mapping[str, Any]]:
@@ -85,12 +98,20 @@ def _jobs(row: Row) -> tuple[Job, ...]:
 
 
 def turns(found: Sequence[Table]) -> dict[str, Figure]:
-    """What a measuring exhibit timed, by row of its first table: one value a turn; turns alternate between rows."""
+    """What a measuring exhibit timed, by row of its first table: one value a turn; turns alternate between rows.
+
+    Raises:
+        NoEvidence: if there are too few turns for an interval.
+    """
     place = found[0].columns.index(TURNS) - 1
-    return {
+    rows = {
         row.name: Figure(row.name, [float(text) for text in row.cells[place].text.split(",")], (), _jobs(row))
         for row in found[0].rows
     }
+    least = min(len(figure.values) for figure in rows.values())
+    if least < LEAST:
+        raise NoEvidence(f"{least} turns, where {LEAST} are needed", found[0].rows[0].jobs)
+    return rows
 
 
 def ratio(name: str, one: Figure, other: Figure, limit: float | None = None) -> Figure:
@@ -119,14 +140,14 @@ def trained(
     Raises:
         NoEvidence: if one of all these trainings failed, was not run or gave no number, or there are too few seeds.
     """
-    plan = exhibit.plans[scale]
+    plan = at(scale, exhibit.plans)
     jobs = {
         case: {method: [exhibit.job(plan, case, method, seed) for seed in plan.seeds] for method in methods}
         for case in plan.cases
     }
     every = [job for by_method in jobs.values() for seeds in by_method.values() for job in seeds]
-    if len(plan.seeds) < SEEDS:
-        raise NoEvidence(f"{len(plan.seeds)} seeds are too few", every)
+    if len(plan.seeds) < LEAST:
+        raise NoEvidence(f"{len(plan.seeds)} seeds, where {LEAST} are needed", every)
     numbers = {job: read(data) for job, data in zip(every, required(results, every), strict=True)}
     lost = sum(not math.isfinite(number) for number in numbers.values())
     if lost:
@@ -143,7 +164,7 @@ def seconds(summary: Mapping[str, Any]) -> float:
     return found
 
 
-def metric(summary: Mapping[str, Any]) -> float:
+def _metric(summary: Mapping[str, Any]) -> float:
     """A training's last metric, turned so that a greater one is better."""
     value = final_metric(summary)
     return value if summary["metric"] in HIGHER_IS_BETTER else -value
@@ -155,10 +176,54 @@ def metrics(exhibit: MethodComparison, scale: str, results: Results, method: str
     Raises:
         NoEvidence: see :func:`trained`.
     """
-    found = trained(exhibit, scale, results, (method, baseline), metric)
+    found = accuracies(exhibit, scale, results, (method, baseline))
     return [against(case, figures[method], figures[baseline]) for case, figures in found.items()]
 
 
+def accuracies(
+    exhibit: MethodComparison, scale: str, results: Results, methods: Sequence[str]
+) -> dict[Case, dict[str, Figure]]:
+    """The metric of each seed's training, turned so that a greater one is better, by case and method.
+
+    Figures of trainings that are too short for their density, or whose dense twin did not learn, say so.
+
+    Raises:
+        NoEvidence: see :func:`trained`; the dense twins are needed as well.
+    """
+    plan = at(scale, exhibit.plans)
+    found = trained(exhibit, scale, results, tuple(dict.fromkeys((*methods, exhibit.dense))), _metric)
+
+    def checked(case: Case, method: str, dense: Figure, figure: Figure) -> Figure:
+        config = exhibit.job(plan, case, method, plan.seeds[0]).config
+        own, twins = required(results, figure.jobs), required(results, dense.jobs)
+        return figure._replace(hindrances=hindrances(case, config, own, twins))
+
+    return {
+        case: {name: checked(case, name, figures[exhibit.dense], figures[name]) for name in methods}
+        for case, figures in found.items()
+    }
+
+
 def against(case: Case, ours: Figure, theirs: Figure) -> Figure:
-    """A figure of a case, compared with another one."""
-    return Figure(case.name, ours.values, theirs.values, (*ours.jobs, *theirs.jobs))
+    """A figure of a case, compared with another one; named after what was trained."""
+    jobs = tuple(dict.fromkeys((*ours.jobs, *theirs.jobs)))
+    reasons = tuple(dict.fromkeys((*ours.hindrances, *theirs.hindrances)))
+    return Figure(case.title, ours.values, theirs.values, jobs, hindrances=reasons)
+
+
+def best_elsewhere(name: str, settings: Sequence[Figure]) -> Figure:
+    """For each seed, the figure at the setting that is best for the other seeds.
+
+    Args:
+        name: of the result.
+        settings: at least one; greater values are better ones, with equal seeds.
+    """
+    values = held_out({place: figure.values for place, figure in enumerate(settings)}, lower=False)
+    jobs = tuple(dict.fromkeys(job for figure in settings for job in figure.jobs))
+    reasons = tuple(dict.fromkeys(reason for figure in settings for reason in figure.hindrances))
+    return Figure(name, values, (), jobs, hindrances=reasons)
+
+
+def fastest(figures: Iterable[Figure]) -> Figure:
+    """The one that takes least."""
+    return min(figures, key=lambda figure: figure.mean)

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from scripts.exhibits.base import SCALES, Basis, Exhibit, Results
 from scripts.exhibits.claims.base import Figure, Finding, Rule, Verdict
 from scripts.exhibits.jobs import Job
-from scripts.exhibits.tables import Cell, Row, Table, markdown
+from scripts.exhibits.tables import Cell, Row, Table
 
 __all__ = [
     "ASSUMED_GPU",
-    "FORMULAS",
     "LAB",
     "MODELLED",
     "OWN_CHOICES",
     "STAND_INS",
+    "TRIVIAL",
     "Claim",
     "Judgement",
     "Known",
@@ -28,7 +27,6 @@ __all__ = [
     "Published",
     "claims_table",
     "judge",
-    "page",
     "summary_table",
 ]
 
@@ -37,6 +35,7 @@ Find: TypeAlias = Callable[[Any, str, Results], Sequence[Figure]]
 
 COLUMNS = ("claim", "published", "known", "ours", "exhibit", "basis", "verdict", "because")
 TRIVIAL = SCALES[0]
+ORDER = tuple(Verdict)
 
 
 class Known(Enum):
@@ -85,18 +84,23 @@ class Limit(NamedTuple):
         reason: what differs.
         at_best: the verdict that can be reached.
         scales: at which it holds.
+        at_worst: likewise; what rests on figures that are hardly known cannot disprove anything either.
     """
 
     reason: str
     at_best: Verdict
     scales: Sequence[str] = SCALES
+    at_worst: Verdict = Verdict.NOT
 
 
 NOTHING_TRAINED = Limit("work of this scale shows that everything runs, and nothing else", Verdict.UNJUDGED, (TRIVIAL,))
-STAND_INS = Limit("models, data and lengths of training are not the published ones", Verdict.DIRECTION, ("laptop",))
-ASSUMED_GPU = Limit("what a GPU takes is assumed, not measured", Verdict.DIRECTION)
+STAND_INS = Limit(
+    "models, data and lengths of training are not the published ones", Verdict.DIRECTION, ("laptop", "evening")
+)
+ASSUMED_GPU = Limit(
+    "what a GPU takes is assumed with low certainty, not measured", Verdict.DIRECTION, at_worst=Verdict.UNJUDGED
+)
 MODELLED = Limit("the network is modelled", Verdict.DIRECTION)
-FORMULAS = Limit("the model computes both from formulas, which tests hold against counts", Verdict.DIRECTION)
 LAB = Limit("four workers on one machine, with links of 1 Gbit/s, are not the published cluster", Verdict.DIRECTION)
 OWN_CHOICES = Limit("sizes of sketches, and what fusion minimises, are our own choices", Verdict.DIRECTION)
 
@@ -114,6 +118,8 @@ class Claim:
         rule: judges them.
         measure: what our figures are, in words.
         limits: what keeps the setting from being the published one.
+        construction: why it has to be true of any figures that are made in this way; empty if it has not.
+        remark: what is said beside the verdict, whichever it is.
     """
 
     name: str
@@ -124,6 +130,8 @@ class Claim:
     rule: Rule
     measure: str
     limits: tuple[Limit, ...] = ()
+    construction: str = ""
+    remark: str = ""
 
     def limits_at(self, scale: str) -> list[Limit]:
         """Those that hold at a scale."""
@@ -163,30 +171,60 @@ def judge(claim: Claim, exhibits: Mapping[str, Exhibit], scale: str, results: Re
     exhibit = exhibits[claim.exhibit]
     try:
         figures = claim.find(exhibit, scale, results)
-        finding = claim.rule.judge(figures)
+        finding = _ruled(claim.rule, figures)
         jobs = tuple(dict.fromkeys(job for figure in figures for job in figure.jobs))
     except NoEvidence as missing:
         finding, jobs = Finding(Verdict.UNJUDGED, "-", str(missing)), missing.jobs
     else:
-        finding = _limited(finding, claim.limits_at(scale))
+        finding = _remarked(_limited(finding, claim, scale), claim)
     return Judgement(claim, finding, scale, exhibit.what_ran(scale), exhibit.basis, jobs)
 
 
-def _limited(finding: Finding, limits: Sequence[Limit]) -> Finding:
-    """The finding, no better than limits allow, which say so; a bad one tells where it holds."""
-    order = list(Verdict)
+def _ruled(rule: Rule, figures: Sequence[Figure]) -> Finding:
+    """What a rule says of the figures that something can be judged by; the others are named."""
+    clear = [figure for figure in figures if not figure.hindrances]
+    if len(clear) == len(figures):
+        return rule.judge(figures)
+    found = rule.judge(clear if clear and rule.apart else figures)
+    reasons = dict.fromkeys(reason for figure in figures for reason in figure.hindrances)
+    hit = {reason: [figure.name for figure in figures if reason in figure.hindrances] for reason in reasons}
+    why = "; ".join(f"{reason} ({', '.join(names)})" for reason, names in hit.items())
+    if not (clear and rule.apart):
+        return found._replace(verdict=Verdict.UNJUDGED, reason=why)
+    verdict = max(found.verdict, Verdict.DIRECTION, key=ORDER.index)
+    return found._replace(verdict=verdict, reason=f"{found.reason}; left out, for they cannot be judged: {why}")
+
+
+def _limited(finding: Finding, claim: Claim, scale: str) -> Finding:
+    """The finding, within what limits allow, which say so; a bad one tells where it holds."""
+    limits = claim.limits_at(scale)
     unjudged = [limit for limit in limits if limit.at_best is Verdict.UNJUDGED]
     if unjudged:
         return finding._replace(verdict=Verdict.UNJUDGED, reason="; ".join(limit.reason for limit in unjudged))
-    capping = [limit for limit in limits if order.index(limit.at_best) > order.index(finding.verdict)]
+    if claim.construction and finding.verdict in (Verdict.REPRODUCED, Verdict.DIRECTION):
+        told = f"{finding.reason}; it has to be: {claim.construction}"
+        return finding._replace(verdict=Verdict.BUILT_IN, reason=told)
+    capping = [limit for limit in limits if ORDER.index(limit.at_best) > ORDER.index(finding.verdict)]
     if capping:
-        lowest = max((limit.at_best for limit in capping), key=order.index)
-        reasons = ", and ".join(limit.reason for limit in capping)
-        return finding._replace(verdict=lowest, reason=f"{finding.reason}; {lowest} at best, because {reasons}")
+        lowest = max((limit.at_best for limit in capping), key=ORDER.index)
+        return finding._replace(verdict=lowest, reason=f"{finding.reason}; {lowest} at best, because {_why(capping)}")
+    lifting = [limit for limit in limits if ORDER.index(limit.at_worst) < ORDER.index(finding.verdict)]
+    if lifting:
+        verdict = min((limit.at_worst for limit in lifting), key=ORDER.index)
+        told = f"{finding.reason}; not enough for {finding.verdict}, because {_why(lifting)}"
+        return finding._replace(verdict=verdict, reason=told)
     if limits and finding.verdict in (Verdict.NOT, Verdict.UNJUDGED):
-        where = ", and ".join(limit.reason for limit in limits)
-        return finding._replace(reason=f"{finding.reason}; here, where {where}")
+        return finding._replace(reason=f"{finding.reason}; here, where {_why(limits)}")
     return finding
+
+
+def _remarked(finding: Finding, claim: Claim) -> Finding:
+    """The finding, with what a reader must know whichever way it falls."""
+    return finding._replace(reason=f"{finding.reason}; {claim.remark}") if claim.remark else finding
+
+
+def _why(limits: Sequence[Limit]) -> str:
+    return ", and ".join(limit.reason for limit in limits)
 
 
 def summary_table(judgements: Sequence[Judgement]) -> Table:
@@ -194,10 +232,15 @@ def summary_table(judgements: Sequence[Judgement]) -> Table:
     rows = []
     for verdict in Verdict:
         found = [judgement for judgement in judgements if judgement.finding.verdict is verdict]
-        names = "; ".join(judgement.claim.name for judgement in found)
+        names = "; ".join(_marked(judgement) for judgement in found)
         jobs = list(dict.fromkeys(job for judgement in found for job in judgement.jobs))
         rows.append(Row(str(verdict), [Cell(str(len(found)), len(found)), Cell(names or "-")], jobs))
     return Table("Verdicts", ("verdict", "claims", "which"), rows)
+
+
+def _marked(judgement: Judgement) -> str:
+    """The claim's name, and whether what was found is an overshoot."""
+    return f"{judgement.claim.name} (overshoot)" if judgement.finding.overshoot else judgement.claim.name
 
 
 def claims_table(judgements: Sequence[Judgement]) -> Table:
@@ -213,7 +256,7 @@ def _row(judgement: Judgement) -> Row:
         Cell(finding.ours),
         Cell(f"{claim.exhibit}, {judgement.scale}"),
         Cell(", ".join(_kinds(judgement.basis))),
-        Cell(str(finding.verdict), bad=finding.verdict is Verdict.NOT),
+        Cell(finding.label, bad=finding.verdict is Verdict.NOT),
         Cell(finding.reason),
     ]
     return Row(claim.name, cells, judgement.jobs)
@@ -222,60 +265,3 @@ def _row(judgement: Judgement) -> Row:
 def _kinds(basis: Basis) -> list[str]:
     """Which of the three there are."""
     return [kind for kind, text in basis._asdict().items() if not text.startswith("nothing")]
-
-
-INTRODUCTION = """\
-# Claims
-
-What the five papers claim, and what was found here. All of this page is generated from results on disk; no verdict on
-it was written by hand:
-
-```sh
-{making}
-{command}
-```
-
-How surely a published figure is known is said beside it: we did not have the papers' full texts. What a rule says of
-figures is cut down where the setting is not the published one; the reason then says so. A claim whose work is missing
-or has failed is not judged. Figures over seeds have Student's 95% interval in brackets behind them, which is wider than
-the bootstrap intervals of the exhibits' tables: three seeds are few. Work of the scale `{trivial}` is never judged.
-"""
-
-
-def page(judgements: Sequence[Judgement], scale: str, outputs: Path, path: Path) -> str:
-    """The whole page, as Markdown.
-
-    Args:
-        judgements: of all claims, at least one.
-        scale: of the work.
-        outputs: where it was found.
-        path: of the page, for the command that makes it again.
-    """
-    making = f"python scripts/reproduce.py all --scale {scale} --jobs 2 --outputs {outputs.as_posix()}"
-    command = f"python scripts/claims.py --scale {scale} --outputs {outputs.as_posix()} --write {path.as_posix()}"
-    head = INTRODUCTION.format(making=making, command=command, trivial=TRIVIAL)
-    sections = "\n".join(map(_section, judgements))
-    tables = f"{markdown(summary_table(judgements))}\n## Claim by claim\n\n{markdown(claims_table(judgements))}"
-    return f"{head}\n## Verdicts\n\n{tables}\n## How each was judged\n\n{sections}"
-
-
-def _section(judgement: Judgement) -> str:
-    claim, basis = judgement.claim, judgement.basis
-    note = f"; {claim.published.note}" if claim.published.note else ""
-    limits = [f"{limit.reason} ({limit.at_best} at best)" for limit in claim.limits_at(judgement.scale)]
-    lines = {
-        "Published": f"{claim.published.figure} ({claim.published.known.value}{note})",
-        "Ours": f"{claim.measure}: {judgement.finding.ours}",
-        "Rule": claim.rule.words,
-        "Verdict": f"{judgement.finding.verdict}. Because: {judgement.finding.reason}",
-        "Limits": "; ".join(limits) or "none",
-        "Setting": f"`{claim.exhibit}`, scale {judgement.scale}. {judgement.setting}",
-        **{kind.capitalize(): text for kind, text in basis._asdict().items()},
-    }
-    told = "\n".join(f"* **{name}:** {_escaped(text)}" for name, text in lines.items())
-    return f"### {claim.name}\n\n{claim.states}\n\n{told}\n"
-
-
-def _escaped(text: str) -> str:
-    """Without marks that Markdown would take for its own, such as in names of variables."""
-    return text.replace("*", "\\*").replace("<", "&lt;")

@@ -12,7 +12,7 @@ from scripts.exhibits.statistics import Range
 
 __all__ = ["InnerBest", "NoLoss", "Order"]
 
-BEYOND = "beyond the spread of seeds (95% interval of the differences between equal seeds)"
+BEYOND = "beyond the spread of seeds (Student's 95% interval of the differences between equal seeds)"
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,17 @@ class NoLoss(Rule):
 
     margin: float = 0.01
 
+    apart = True
+
     @property
     def words(self) -> str:
         """See :attr:`Rule.words`."""
         return (
             "Ours are differences from the baseline, seed by seed, as shares of its metric, turned so that below zero "
-            f"is worse. {Verdict.REPRODUCED}: the 95% interval of the mean is not below "
+            f"is worse. {Verdict.REPRODUCED}: Student's 95% interval of the mean is not below "
             f"-{self.margin:.0%}. {Verdict.DIRECTION}: the mean is not below it. {Verdict.NOT}: the whole "
             f"interval is below zero. Else the seeds spread too widely: {Verdict.UNJUDGED}. Of several cases the "
-            "worst counts."
+            f"worst counts; those that cannot be judged are named, and leave {Verdict.DIRECTION} at best."
         )
 
     def judge(self, figures: Sequence[Figure]) -> Finding:

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from types import MappingProxyType
 
-from scripts.exhibits.base import Results
+from scripts.exhibits.base import Results, at
 from scripts.exhibits.claims.base import Figure
 from scripts.exhibits.claims.bounds import AtLeast, Equal, UpTo
-from scripts.exhibits.claims.evidence import cells, metric, metrics, ratio, required, seconds, tables, trained, turns
+from scripts.exhibits.claims.evidence import (
+    accuracies,
+    best_elsewhere,
+    cells,
+    fastest,
+    metrics,
+    ratio,
+    required,
+    seconds,
+    tables,
+    trained,
+    turns,
+)
 from scripts.exhibits.claims.judging import ASSUMED_GPU, LAB, MODELLED, STAND_INS, Claim, Known, Published
 from scripts.exhibits.claims.seeds import InnerBest, NoLoss, Order
 from scripts.exhibits.kinds.counts import CountedCosts
@@ -20,33 +33,45 @@ from scripts.exhibits.kinds.updates import UpdateBreakdown
 __all__ = ["CLAIMS"]
 
 OURS, DENSE, RIVAL = "SparDL", "dense", "Ok-Topk"
+# Names of what the lab calls by its choice of compressor=.
+SPARSE = MappingProxyType(
+    {"SparDL": "spardl", "Ok-Topk": "oktopk", "TopkDSA": "topkdsa", "TopkA": "topka", "gTopk": "gtopk"}
+)
 
 
 def communication(exhibit: UpdateBreakdown, scale: str, results: Results) -> Sequence[Figure]:
-    """By case: seconds of Ok-Topk's messages over those of SparDL's."""
-    return _over(exhibit, scale, results, "communication", RIVAL.__eq__)
+    """By case: seconds of the messages of the fastest other sparse method, over those of SparDL's."""
+    return _over(exhibit, scale, results, "communication")
 
 
 def updates(exhibit: UpdateBreakdown, scale: str, results: Results) -> Sequence[Figure]:
     """By case: seconds of an update of the fastest other sparse method, over SparDL's."""
-    return _over(exhibit, scale, results, "update", lambda row: row != DENSE and not _own(row))
+    return _over(exhibit, scale, results, "update")
 
 
-def _over(
-    exhibit: UpdateBreakdown, scale: str, results: Results, column: str, rival: Callable[[str], bool]
-) -> Sequence[Figure]:
+def _over(exhibit: UpdateBreakdown, scale: str, results: Results, column: str) -> Sequence[Figure]:
     """By case: seconds of the fastest rival over those of SparDL with its best teams."""
     found: defaultdict[str, list[Figure]] = defaultdict(list)
     for (title, _), figure in cells(tables(exhibit, scale, results), column, bool).items():
         found[title].append(figure)
-    return [_best(title.partition(", ")[0].rpartition(": ")[2], rows, rival) for title, rows in found.items()]
+    return [best_against(title.partition(", ")[0].rpartition(": ")[2], rows) for title, rows in found.items()]
 
 
-def _best(case: str, rows: Sequence[Figure], rival: Callable[[str], bool]) -> Figure:
-    ours, theirs = (
-        min((row for row in rows if wanted(row.name)), key=lambda figure: figure.mean) for wanted in (_own, rival)
-    )
-    return ratio(f"{case}: {ours.name} against {theirs.name}", theirs, ours)
+def best_against(case: str, rows: Sequence[Figure]) -> Figure:
+    """Seconds of the fastest other sparse method over SparDL's.
+
+    Args:
+        case: for the name.
+        rows: seconds of SparDL, dense gradients, Ok-Topk and others, named after the methods.
+
+    Returns:
+        The ratio; it remarks on those over Ok-Topk, which is said to be the published rival, and over dense gradients.
+    """
+    ours = fastest(row for row in rows if _own(row.name))
+    rival = fastest(row for row in rows if not _own(row.name) and row.name != DENSE)
+    named = [ratio(row.name, row, ours) for row in rows if row.name in {RIVAL, DENSE} - {rival.name}]
+    remark = ", ".join(f"{each.mean:.4g}x over {each.name}" for each in named)
+    return ratio(f"{case}: {ours.name} against {rival.name}", rival, ours)._replace(remark=remark)
 
 
 def _own(row: str) -> bool:
@@ -56,7 +81,7 @@ def _own(row: str) -> bool:
 def any_number(exhibit: CountedCosts, scale: str, results: Results) -> Sequence[Figure]:
     """Rounds and words, in units of k, at every number of workers, against the formulas without teams."""
     found = []
-    for workers in exhibit.workers[scale]:
+    for workers in at(scale, exhibit.workers):
         job = exhibit.job(OURS, workers)
         (data,) = required(results, [job])
         expected = {"rounds": 2.0 * math.ceil(math.log2(workers)), "words": 4 * (workers - 1) / workers}
@@ -86,9 +111,14 @@ def teams_rounds(exhibit: CountedCosts, scale: str, results: Results) -> Sequenc
 
 
 def residuals(exhibit: MethodComparison, scale: str, results: Results) -> Sequence[Figure]:
-    """The metric of each rule, in the order of the exhibit."""
-    (found,) = trained(exhibit, scale, results, tuple(exhibit.methods), metric).values()
-    return list(found.values())
+    """The metric of each rule, in the order of the exhibit, at the learning rate that is best for the other seeds.
+
+    Rates at which nothing can be judged are left out, if there are others.
+    """
+    rules = [method for method in exhibit.methods if method != exhibit.dense]
+    found = list(accuracies(exhibit, scale, results, rules).values())
+    clear = [figures for figures in found if not any(figure.hindrances for figure in figures.values())]
+    return [best_elsewhere(rule, [figures[rule] for figures in clear or found]) for rule in rules]
 
 
 def against_dense(exhibit: MethodComparison, scale: str, results: Results) -> Sequence[Figure]:
@@ -109,13 +139,19 @@ def teams_seconds(exhibit: MethodComparison, scale: str, results: Results) -> Se
 
 
 def in_the_lab(exhibit: Measured, scale: str, results: Results) -> Sequence[Figure]:
-    """Measured seconds of Ok-Topk over SparDL's, turn by turn."""
+    """Measured seconds of the fastest other sparse method over SparDL's, turn by turn."""
     found = turns(tables(exhibit, scale, results))
-    return [ratio("4 workers", found["oktopk"], found["spardl"])]
+    known = {**{choice: contender for contender, choice in SPARSE.items()}, "none": DENSE}
+    return [best_against("4 workers", [found[row]._replace(name=name) for row, name in known.items() if row in found])]
 
 
 SPEED = Published("up to 4.9x", Known.SUMMARY, "of what is not stated there; over Ok-Topk, from memory, medium")
+OWN_FORMULA = "the formulas are of our own code, and tests hold all counts against them"
 DIGEST = Published("up to 1.98x", Known.SUMMARY, "by an automatic digest; of what is not stated there")
+CODE = (
+    "published seconds include what the published code costs (as released, it sends block by block, through the host's "
+    "memory), and ours do not"
+)
 CLAIMS = (
     Claim(
         "SparDL: speed of communication",
@@ -124,8 +160,9 @@ CLAIMS = (
         "spardl.breakdown",
         communication,
         UpTo(4.9),
-        "seconds of Ok-Topk's messages over those of SparDL with its best teams",
+        "seconds of the messages of the fastest other sparse method over those of SparDL with its best teams",
         (MODELLED,),
+        remark=CODE,
     ),
     Claim(
         "SparDL: speed of an update",
@@ -136,6 +173,7 @@ CLAIMS = (
         UpTo(1.98),
         "seconds of an update of the fastest other sparse method over SparDL's with its best teams",
         (ASSUMED_GPU, MODELLED),
+        remark=CODE,
     ),
     Claim(
         "SparDL: speed on a real network",
@@ -144,8 +182,9 @@ CLAIMS = (
         "spardl.lab",
         in_the_lab,
         UpTo(4.9),
-        "seconds of a synchronization of Ok-Topk over SparDL's without teams, own work included",
+        "seconds of a synchronization of the fastest other sparse method over SparDL's without teams, own work and all",
         (LAB,),
+        remark=CODE,
     ),
     Claim(
         "SparDL: fast networks",
@@ -153,9 +192,10 @@ CLAIMS = (
         Published("faster", Known.SUMMARY),
         "spardl.fast_network",
         updates,
-        AtLeast(1.01, "x", 1.0),
+        AtLeast(1.01, "x"),
         "seconds of an update of the fastest other sparse method over SparDL's with its best teams, in every case",
         (ASSUMED_GPU, MODELLED),
+        remark=CODE,
     ),
     Claim(
         "SparDL: any number of workers",
@@ -165,6 +205,7 @@ CLAIMS = (
         any_number,
         Equal(),
         "counted rounds, and words in units of k, at every number of workers of the exhibit",
+        construction=OWN_FORMULA,
     ),
     Claim(
         "SparDL: teams save rounds",
@@ -174,6 +215,7 @@ CLAIMS = (
         teams_rounds,
         Equal(),
         "counted rounds, for every number of teams of the exhibit",
+        construction=OWN_FORMULA,
     ),
     Claim(
         "SparDL: the best number of teams",

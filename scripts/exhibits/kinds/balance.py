@@ -10,11 +10,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from scripts.exhibits.base import Basis, Exhibit, Picture, Results
+from scripts.exhibits.base import Basis, Exhibit, Picture, Results, at
+from scripts.exhibits.charts import palette
+from scripts.exhibits.charts.axes import SIZE, plain
 from scripts.exhibits.failures import failed
 from scripts.exhibits.jobs import Computation, Outcome
 from scripts.exhibits.kinds.trainings import Case
-from scripts.exhibits.kinds.watched import Watcher, selection, sparse, train_watched
+from scripts.exhibits.kinds.watched import Watcher, selection, sparse, train_watched, watched_training
 from scripts.exhibits.tables import Cell, Row, Table
 from spardl.clusters import Network, SimulatedCluster
 from spardl.clusters.network import PRESETS
@@ -25,6 +27,7 @@ from spardl.communicators.steps.transfer import Courier, all_gather_counts
 from spardl.method.method import Method, MethodState
 from spardl.protocol.context import Context
 from spardl.protocol.programs import Program, Team, Worker, whole_team
+from spardl.vector.messages import Typed
 from spardl.vector.packing import Slot
 from spardl.vector.sparse import SparseVector
 
@@ -153,7 +156,7 @@ def _run(programs: Sequence[Callable[[Team], Program[T]]]) -> tuple[list[T], int
 
 
 def _courier(block: SparseVector) -> Courier:
-    return Courier(block.values.dtype, block.values.dtype)
+    return Courier(Typed(block.values.dtype, block.values.dtype))
 
 
 def _borders(own: SparseVector, team: Team) -> Program[list[int]]:
@@ -262,22 +265,20 @@ class Balance(Exhibit):
     def job(self, plan: BalancePlan, published: Published) -> Computation:
         """One training."""
         words = (*plan.words, *published.case.words)
-        arguments = (("words", words), ("steps", plan.steps))
-        shell = f"python scripts/reproduce.py {self.name} (train.py {' '.join(words)}, {plan.steps} steps)"
-        return Computation("loads", record_loads, arguments, shell)
+        return watched_training(self.name, "loads", record_loads, words, plan.steps)
 
     def jobs(self, scale: str) -> Sequence[Computation]:
         """See :meth:`Exhibit.jobs`."""
-        plan = self.plans[scale]
+        plan = at(scale, self.plans)
         return [self.job(plan, published) for published in plan.cases]
 
     def cost(self, scale: str) -> str:
         """See :meth:`Exhibit.cost`."""
-        return f"{len(self.jobs(scale))} trainings, {self.plans[scale].cost}"
+        return f"{len(self.jobs(scale))} trainings, {at(scale, self.plans).cost}"
 
     def caption(self, scale: str) -> str:
         """See :meth:`Exhibit.caption`."""
-        plan = self.plans[scale]
+        plan = at(scale, self.plans)
         cases = "; ".join(f"{each.case.name} ({each.entries:,} entries): {each.case.what}" for each in plan.cases)
         return (
             f"{cases}. What is selected in step {plan.steps - 1}, with the regions that Ok-Topk has then, which "
@@ -290,7 +291,7 @@ class Balance(Exhibit):
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
         """See :meth:`Exhibit.tables`."""
-        return [self._table(self.plans[scale], kind, results) for kind in KINDS]
+        return [self._table(at(scale, self.plans), kind, results) for kind in KINDS]
 
     def _table(self, plan: BalancePlan, kind: Kind, results: Results) -> Table:
         rows = []
@@ -312,19 +313,25 @@ class Balance(Exhibit):
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
         """See :meth:`Exhibit.pictures`."""
-        plan = self.plans[scale]
-        caption = "entries of each worker over the mean, without and with balancing"
-        return [Picture("loads", caption, partial(self._draw, plan, results))]
+        plan = at(scale, self.plans)
+        caption = "Entries of each worker over the mean of all, without (grey) and with balancing (blue)"
+        return [
+            Picture(
+                f"loads {published.case.name} {kind.ways[1]}",
+                caption,
+                partial(self._draw, plan, published, kind, results),
+                f"{published.case.title}; {kind.title.lower()}, {' and '.join(kind.ways)}",
+            )
+            for kind in KINDS
+            for published in plan.cases
+        ]
 
-    def _draw(self, plan: BalancePlan, results: Results, figure: Any) -> None:
-        grid = figure.subplots(len(KINDS), len(plan.cases), squeeze=False, sharex=True)
-        for row, kind in zip(grid, KINDS, strict=True):
-            for axes, published in zip(row, plan.cases, strict=True):
-                outcome = results.of(self.job(plan, published))
-                _draw_loads(axes, [] if outcome.reason else [(name, outcome.data["ways"][name]) for name in kind.ways])
-                axes.set_title(f"{published.case.name}, {kind.title.lower()}", fontsize=7)
-        for axes in grid[-1]:
-            axes.set_xlabel("worker", fontsize=8)
+    def _draw(self, plan: BalancePlan, published: Published, kind: Kind, results: Results, figure: Any) -> None:
+        outcome = results.of(self.job(plan, published))
+        figure.set_size_inches(SIZE[0], 2.0)
+        axes = figure.subplots()
+        plain(axes, "worker", "load / mean", grid="y")
+        _draw_loads(axes, [] if outcome.reason else [(name, outcome.data["ways"][name]) for name in kind.ways])
 
 
 def _columns(kind: Kind) -> list[str]:
@@ -344,10 +351,12 @@ def _columns(kind: Kind) -> list[str]:
 
 
 def _draw_loads(axes: Any, ways: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    """Bars side by side. Not on an axis of factors: some workers have nothing, and bars add up to the same."""
+    looks = palette.looks(name for name, _ in ways)
     for number, (name, sent) in enumerate(ways):
         mean = sum(sent["loads"]) / len(sent["loads"])
         places = [worker + 0.4 * number - 0.2 for worker in range(len(sent["loads"]))]
-        axes.bar(places, [load / mean for load in sent["loads"]], 0.4, label=name)
-    axes.tick_params(labelsize=7)
-    axes.grid(alpha=0.3, axis="y")
-    axes.legend(fontsize=6)
+        axes.bar(places, [load / mean for load in sent["loads"]], 0.4, color=looks[name].color)
+    axes.axhline(1, color=palette.SOFT, linewidth=0.9)
+    axes.locator_params(axis="x", integer=True, nbins=9)
+    axes.locator_params(axis="y", nbins=5)

@@ -8,7 +8,7 @@ from statistics import mean
 from typing import Any, TypeAlias
 
 from scripts import choices, complexity
-from scripts.exhibits.base import Basis, Exhibit, Results
+from scripts.exhibits.base import Basis, Exhibit, Results, at
 from scripts.exhibits.failures import failed
 from scripts.exhibits.jobs import Computation, Outcome
 from scripts.exhibits.tables import Cell, Row, Table
@@ -20,14 +20,13 @@ from spardl.protocol.programs import Worker
 from spardl.schedules.linear import Linear
 from spardl.vector.layout import Layout
 
-__all__ = ["CountedCosts", "Cycle", "count_costs", "count_cycle"]
+__all__ = ["CountedCosts", "Cycle", "amortized", "count_costs", "count_cycle"]
 
 # What each kind of step costs, as JSON can hold it.
 Cycle: TypeAlias = list[dict[str, Any]]
 
 # All periods of the published methods divide it. So many ordinary steps are run, and one of each other kind.
 CYCLE, REPEATED = 128, 3
-BYTES_PER_SECOND = 1e9 / 8  # of the links that complexity.synchronized runs on
 
 BASIS = Basis(
     simulated="nothing: every message is made and delivered, in one process",
@@ -45,22 +44,26 @@ def count_costs(name: str, overrides: Sequence[str], workers: int) -> dict[str, 
         workers: P.
 
     Returns:
-        ``kinds``, for each kind of step: ``k``, entries kept; least and most ``rounds``; mean ``words`` over all
-        workers, likewise; their published ``bounds``; whether all counts are ``within`` them.
+        ``kinds``, for each kind of step: its ``share`` of all; ``k``, entries kept; least and most ``rounds``; mean
+        ``words`` over all workers, likewise; their published ``bounds``; words on the longest ``path``, likewise;
+        whether all counts are ``within`` the bounds.
     """
     with choices.composing():
         density = [f"compressor.density={complexity.DENSITY}"] if name != "none" else []
         method = choices.build(name, "warmup.steps=0", *density, *overrides)
-        lines = list(complexity.measure(name, method, workers))
+        groups = _kinds_of_steps(method, workers, complexity.layout_for(workers))
+        lines = list(complexity.measure(name, method, workers, [steps[0] for steps in groups]))
     kinds = [
         {
+            "share": len(steps) / CYCLE,
             "k": complexity.DENSITY * line.length,
             "rounds": list(line.rounds),
             "words": list(line.mean),
             "bounds": list(line.published.words),
+            "path": list(line.path),
             "within": line.holds,
         }
-        for line in lines
+        for line, steps in zip(lines, groups, strict=True)
     ]
     return {"kinds": kinds}
 
@@ -106,17 +109,23 @@ def count_cycle(
 
 def _counted(method: Method, workers: int, layout: Layout, settle: int) -> list[dict[str, float]]:
     """Share, rounds, words and bytes of each kind of step."""
-    groups: dict[tuple[Cost, Cost], list[int]] = {}
-    for step in range(CYCLE):
-        context = Context(Worker(0, workers), layout, step)
-        groups.setdefault((method.published_cost(context), method.cost(context)), []).append(step)
-    chosen = [steps[settle:][: REPEATED if len(steps) > CYCLE / 2 else 1] for steps in groups.values()]
+    groups = _kinds_of_steps(method, workers, layout)
+    chosen = [steps[settle:][: REPEATED if len(steps) > CYCLE / 2 else 1] for steps in groups]
     run = sorted({*range(settle), *(step for steps in chosen for step in steps)})
     found = {step: _figures(cluster) for step, cluster in complexity.synchronized(method, layout, workers, run)}
     return [
         {"share": len(group) / CYCLE, **{key: mean(found[step][key] for step in steps) for key in found[steps[0]]}}
-        for group, steps in zip(groups.values(), chosen, strict=True)
+        for group, steps in zip(groups, chosen, strict=True)
     ]
+
+
+def _kinds_of_steps(method: Method, workers: int, layout: Layout) -> list[list[int]]:
+    """The steps of a cycle that cost alike, by their formulas, in the order of the first of each kind."""
+    groups: dict[tuple[Cost, Cost], list[int]] = {}
+    for step in range(CYCLE):
+        context = Context(Worker(0, workers), layout, step)
+        groups.setdefault((method.published_cost(context), method.cost(context)), []).append(step)
+    return list(groups.values())
 
 
 def _density(name: str, density: float) -> list[str]:
@@ -128,7 +137,7 @@ def _figures(cluster: SimulatedCluster) -> dict[str, float]:
     return {
         "rounds": max(ledger.rounds for ledger in cluster.ledgers),
         "words": mean(ledger.words for ledger in cluster.ledgers),
-        "bytes": cluster.seconds() * BYTES_PER_SECOND,
+        "bytes": cluster.seconds() * complexity.BYTES_PER_SECOND,
     }
 
 
@@ -155,7 +164,7 @@ class CountedCosts(Exhibit):
         choice, words = self.methods[method]
         arguments = (("name", choice), ("overrides", words), ("workers", workers))
         shell = f"python scripts/complexity.py --methods {choice} --workers {workers}"
-        return Computation("costs", count_costs, arguments, f"{shell} (with {' '.join(words)})" if words else shell)
+        return Computation("costs", count_costs, arguments, f"{shell} (with {' '.join(words)})" if words else shell, 2)
 
     def jobs(self, scale: str) -> Sequence[Computation]:
         """See :meth:`Exhibit.jobs`."""
@@ -165,7 +174,7 @@ class CountedCosts(Exhibit):
         """The numbers of workers that a method works with: teams must divide them."""
         words = self.methods[method][1]
         teams = max((int(word.split("=")[1]) for word in words if word.startswith("communicator.teams=")), default=1)
-        return [workers for workers in self.workers[scale] if workers % teams == 0]
+        return [workers for workers in at(scale, self.workers) if workers % teams == 0]
 
     def cost(self, scale: str) -> str:
         """See :meth:`Exhibit.cost`."""
@@ -175,12 +184,14 @@ class CountedCosts(Exhibit):
         """See :meth:`Exhibit.caption`."""
         return (
             "Rounds, and words that a worker sends on average, in units of k; an index or a value is a word, k "
-            f"is {complexity.DENSITY:.0%} of the entries. In brackets what the formula allows. Kinds of steps apart."
+            f"is {complexity.DENSITY:.0%} of the entries. In brackets what the formula allows; path: words that are "
+            "sent one after the other, on the longest path: in a tree most workers send little, and wait. Kinds "
+            f"of steps apart; then the mean over a cycle of {CYCLE} steps, in which each kind has its share."
         )
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
         """See :meth:`Exhibit.tables`."""
-        sizes = self.workers[scale]
+        sizes = at(scale, self.workers)
         rows = []
         for method in self.methods:
             possible = self._sizes(method, scale)
@@ -197,13 +208,21 @@ def _cell(outcome: Outcome) -> Cell:
         return failed([outcome], 1)[0]
     kinds = outcome.data["kinds"]
     text = "; ".join(_kind(kind) for kind in kinds)
+    if len(kinds) > 1:
+        text += f"; over a cycle {amortized(kinds):.3g} k"
     wrong = not all(kind["within"] for kind in kinds)
     return Cell(text + (" LEAVES ITS FORMULA" if wrong else ""), bad=wrong)
 
 
 def _kind(kind: Mapping[str, Any]) -> str:
     k = kind["k"]
-    return f"{_span(kind['rounds'], 1)} rounds, {_span(kind['words'], k)} k [{_span(kind['bounds'], k)} k]"
+    words, bounds, path = (_span(kind[name], k) for name in ("words", "bounds", "path"))
+    return f"{_span(kind['rounds'], 1)} rounds, {words} k [{bounds} k], path {path} k"
+
+
+def amortized(kinds: Sequence[Mapping[str, Any]]) -> float:
+    """Mean words of a worker in a step, in units of k, over a cycle of steps of all kinds; see :func:`count_costs`."""
+    return float(sum(kind["share"] * max(kind["words"]) / kind["k"] for kind in kinds))
 
 
 def _span(bounds: Sequence[float], unit: float) -> str:

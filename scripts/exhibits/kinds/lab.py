@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -16,14 +16,17 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from scripts import netlab
-from scripts.exhibits.base import Basis, Picture, Results
+from scripts.exhibits.base import Basis, Picture, Results, at
+from scripts.exhibits.charts import axes as axes_of
+from scripts.exhibits.charts import palette
+from scripts.exhibits.charts.sheets import Figures
 from scripts.exhibits.jobs import Computation
-from scripts.exhibits.kinds.predictions import Computed, Figures, sheet
+from scripts.exhibits.kinds.predictions import Computed, sheet
 from scripts.exhibits.notes import OKTOPK
 from scripts.labs.first_process import LabError
 from spardl.basics.errors import ConfigError, TrainingError
 
-__all__ = ["DEAR", "SPARDL", "Measured", "Measurement", "in_lab", "schedules", "synchronizations"]
+__all__ = ["DEAR", "SPARDL", "Measured", "Measurement", "in_lab", "schedules", "synchronizations", "typed"]
 
 ROOT = Path(__file__).resolve().parents[3]
 # What the sheets' columns of seconds are called; the picture looks for them.
@@ -35,9 +38,14 @@ NOT_COUNTED = "not counted"
 
 @dataclass(frozen=True)
 class Measurement(Computation):
-    """A computation that tells how long something took: nothing else may run meanwhile."""
+    """A computation that tells how long something took: nothing else may run meanwhile.
+
+    Attributes:
+        expected: see :class:`Job`.
+    """
 
     alone: ClassVar[bool] = True
+    expected: float | None = field(default=None, compare=False)
 
 
 @contextmanager
@@ -175,8 +183,10 @@ class Measured(Computed):
 
     def job(self, scale: str) -> Measurement:
         """All of it."""
-        arguments = self.arguments[scale]
-        return Measurement(self.name, self.function, arguments, _command(**dict(arguments)), self.recipe)
+        arguments = at(scale, self.arguments)
+        given = dict(arguments)
+        shell = typed(given["workers"], given["gbit"], given["words"])
+        return Measurement(self.name, self.function, arguments, shell, self.recipe)
 
     def caption(self, scale: str) -> str:
         """See :meth:`Exhibit.caption`."""
@@ -185,11 +195,12 @@ class Measured(Computed):
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
         """See :meth:`Exhibit.pictures`."""
         sheets = results.of(self.job(scale)).data.get("sheets", ())[:1]
-        words = "bars: medians, with the least and the most; diamonds: predictions"
+        words = "bars and figures: medians, with the least and the most; diamonds: predictions"
         return [Picture("seconds", f"{made['title']}; {words}", partial(_draw, made)) for made in sheets]
 
 
-def _command(workers: int, gbit: float, limit: float, words: Sequence[str]) -> str:
+def typed(workers: int, gbit: float, words: Sequence[str]) -> str:
+    """What to type to have a bench run in a lab; see :func:`in_lab`."""
     return (
         f"python scripts/netlab.py run --workers {workers} --gbit {gbit:g} -- python {' '.join(words)} --gbit {gbit:g}"
     )
@@ -197,32 +208,38 @@ def _command(workers: int, gbit: float, limit: float, words: Sequence[str]) -> s
 
 def _draw(made: Figures, figure: Any) -> None:
     """Bars from the top down: names are long."""
-    axes = figure.subplots()
     rows = [dict(zip(made["columns"], row, strict=True)) for row in made["rows"]]
-    middle = [row[MEDIAN] for row in rows]
+    names, middle = [str(row[made["columns"][0]]) for row in rows], [row[MEDIAN] for row in rows]
+    figure.set_size_inches(axes_of.SIZE[0], 0.8 + 0.3 * len(rows))
+    axes, looks = figure.subplots(), palette.looks(names)
+    axes_of.plain(axes, "seconds", grid="x")
     reach = [[row[MEDIAN] - row[LEAST] for row in rows], [row[MOST] - row[MEDIAN] for row in rows]]
-    axes.barh(range(len(rows)), middle, xerr=reach, ecolor="0.5", capsize=3, height=0.6, alpha=0.8, label="measured")
+    colors = [looks[name].color for name in names]
+    axes.barh(range(len(rows)), middle, xerr=reach, ecolor=palette.SOFT, capsize=2.5, height=0.6, color=colors)
     known = [(row[PREDICTED], place) for place, row in enumerate(rows) if not isinstance(row[PREDICTED], str)]
-    axes.plot(*zip(*known, strict=True), "D", color="C1", label="predicted")
-    axes.set_yticks(range(len(rows)), [row[made["columns"][0]] for row in rows], fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xlabel("seconds")
-    axes.set_title(made["title"], fontsize=9)
-    axes.grid(alpha=0.3, axis="x")
-    axes.legend(fontsize=8)
+    if known:
+        edge = {"markeredgecolor": palette.PAPER, "color": palette.INK}
+        axes.plot(*zip(*known, strict=True), "D", markersize=5, label="predicted", **edge)
+    end = 1.04 * max(row[MOST] for row in rows)
+    for place, value in enumerate(middle):
+        axes.text(end, place, f"{value:.3g}", va="center", fontsize=axes_of.SMALL)
+    axes.set_xlim(0, end)
+    axes.set_yticks(range(len(rows)), names)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.locator_params(axis="x", nbins=5)
 
 
 def _arguments(limit: float, *words: str) -> tuple[tuple[str, Any], ...]:
     return (("workers", 4), ("gbit", 1.0), ("limit", limit), ("words", words))
 
 
-def _overlap(profile: str, *words: str) -> tuple[str, ...]:
+def _overlap(profile: str, schedules: str, *words: str) -> tuple[str, ...]:
     return (
         "scripts/bench_overlap.py",
         "--model",
         f"profile:scripts/profiles/{profile}.json",
         "--schedules",
-        "after_backward,wfbp,dear",
+        schedules,
         *words,
     )
 
@@ -232,12 +249,21 @@ def _sync(*words: str) -> tuple[str, ...]:
     return ("scripts/bench_sync.py", "--wires", "exact", "--methods", methods, *words)
 
 
-def _scales(smoke: tuple[str, ...], laptop: tuple[str, ...]) -> Mapping[str, tuple[tuple[str, Any], ...]]:
+def _scales(smoke: tuple[str, ...], laptop: tuple[str, ...], limit: float) -> Mapping[str, tuple[tuple[str, Any], ...]]:
     """A lab is on one machine, so the paper's scale is the laptop's."""
-    whole = _arguments(400.0, *laptop)
+    whole = _arguments(limit, *laptop)
     return MappingProxyType({"smoke": _arguments(200.0, *smoke), "laptop": whole, "paper": whole})
 
 
+# Rivals are given the same sizes as DeAR, and MG-WFBP's search.
+TUNED = ",".join(
+    (
+        "after_backward",
+        "mg_wfbp",
+        *(f"wfbp:bucket_mb={size}" for size in (8, 25, 64)),
+        *(f"dear:threshold_mb={size}" for size in (8, 25, 64)),
+    )
+)
 LINKS = "links shaped to 1 Gbit/s between four processes on one machine, whose cores they share"
 DEAR = Measured(
     name="dear.lab",
@@ -251,13 +277,24 @@ DEAR = Measured(
     ),
     function=schedules,
     arguments=_scales(
-        _overlap("resnet20", "--compute", "0.06", "--rounds", "2", "--steps", "1", "--settle", "2"),
-        _overlap("resnet50", "--compute", "1.2", "--rounds", "5", "--steps", "1", "--settle", "3"),
+        _overlap(
+            "resnet20",
+            "after_backward,wfbp,wfbp:bucket_mb=0.5,dear",
+            "--compute",
+            "0.06",
+            "--rounds",
+            "2",
+            "--steps",
+            "1",
+            "--settle",
+            "2",
+        ),
+        _overlap("resnet50", TUNED, "--compute", "1.2", "--rounds", "5", "--steps", "1", "--settle", "3"),
+        900.0,
     ),
     shell="",
     words="Medians of turns that alternate; the model starts from a profile and a network measured just before.",
-    unit="seconds",
-    time="smoke: 20 s; else 2 minutes, alone on the machine",
+    time="smoke: 30 s; else 5 minutes, alone on the machine",
 )
 SPARDL = Measured(
     name="spardl.lab",
@@ -273,6 +310,7 @@ SPARDL = Measured(
     arguments=_scales(
         _sync("--entries", "100000", "--settle", "3", "--repetitions", "2"),
         _sync("--entries", "14700000", "--settle", "20", "--repetitions", "9"),
+        400.0,
     ),
     shell="",
     words=(
@@ -280,7 +318,6 @@ SPARDL = Measured(
         "Messages alone: the same ones without any work in between. none: our dense ring. torch's "
         "own are there for comparison."
     ),
-    unit="seconds",
     time="smoke: 20 s; else 2 minutes, alone on the machine",
     note=OKTOPK,
 )

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from textwrap import fill
-from typing import Any, TypeAlias
+from typing import Any
 
-from scripts.exhibits.base import Basis, Exhibit, Picture, Results
+from scripts.exhibits.base import Basis, Exhibit, Picture, Results, at
+from scripts.exhibits.charts.sheets import Chart, Dots, Figures
 from scripts.exhibits.failures import failed
 from scripts.exhibits.jobs import Computation, Outcome
 from scripts.exhibits.tables import Cell, Row, Table
 
-__all__ = ["Computed", "Figures", "sheet"]
-
-# Letters of a name below a group of bars, in one line.
-LINE = 13
-
-# A sheet, as JSON holds it: title, columns, and rows of a name and its figures.
-Figures: TypeAlias = Mapping[str, Any]
+__all__ = ["Computed", "sheet"]
 
 
 def sheet(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[float | str]]) -> Figures:
@@ -35,14 +28,14 @@ def sheet(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[float 
 
 @dataclass(frozen=True)
 class Computed(Exhibit):
-    """Sheets that a function computes from plain arguments; one bar chart of each.
+    """Sheets that a function computes from plain arguments, each drawn in one or several ways.
 
     Attributes:
         function: returns ``{"sheets": [...]}``, each as :func:`sheet` makes it.
         arguments: by scale.
         shell: what to type to see the same figures.
         words: the caption.
-        unit: of the figures, for the charts.
+        charts: how each sheet is drawn.
         recipe: see :class:`Computation`.
     """
 
@@ -55,14 +48,15 @@ class Computed(Exhibit):
     arguments: Mapping[str, tuple[tuple[str, Any], ...]]
     shell: str
     words: str
-    unit: str
+    charts: tuple[Chart, ...] = (Dots("value"),)
     time: str = "seconds"
     recipe: int = 1
     note: str = ""
+    leads: bool = False
 
     def job(self, scale: str) -> Computation:
         """All of it."""
-        return Computation(self.name, self.function, self.arguments[scale], self.shell, self.recipe)
+        return Computation(self.name, self.function, at(scale, self.arguments), self.shell, self.recipe)
 
     def jobs(self, scale: str) -> Sequence[Computation]:
         """See :meth:`Exhibit.jobs`."""
@@ -92,8 +86,10 @@ class Computed(Exhibit):
         """See :meth:`Exhibit.pictures`."""
         outcome = results.of(self.job(scale))
         return [
-            Picture(f"{number}", made["title"], partial(_draw, made, self.unit))
+            picture
             for number, made in enumerate(_sheets(outcome), 1)
+            for place, chart in enumerate(self.charts, 1)
+            for picture in chart.pictures(f"{number}-{place}", made)
         ]
 
 
@@ -104,20 +100,3 @@ def _sheets(outcome: Outcome) -> Sequence[Figures]:
 
 def _cells(values: Sequence[float | str]) -> list[Cell]:
     return [Cell(value) if isinstance(value, str) else Cell(f"{value:.4g}", float(value)) for value in values]
-
-
-def _draw(made: Figures, unit: str, figure: Any) -> None:
-    """Bars in groups, a group for each row; words have no bar."""
-    axes = figure.subplots()
-    names, columns = [fill(row[0], LINE) for row in made["rows"]], made["columns"][1:]
-    width = 0.8 / max(1, len(columns))
-    for number, column in enumerate(columns):
-        heights = [row[1 + number] if not isinstance(row[1 + number], str) else 0.0 for row in made["rows"]]
-        places = [place + (number - (len(columns) - 1) / 2) * width for place in range(len(names))]
-        axes.bar(places, heights, width, label=column)
-    axes.set_xticks(range(len(names)), names, fontsize=8)
-    axes.set_ylabel(unit)
-    axes.set_title(made["title"], fontsize=10)
-    axes.margins(y=0.2)  # for the legend
-    axes.grid(alpha=0.3, axis="y")
-    axes.legend(fontsize=7)

@@ -6,20 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import mean
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from scripts.exhibits.base import Basis, Exhibit, Picture, Results
+from scripts.exhibits.base import Basis, Exhibit, Picture, Results, at
+from scripts.exhibits.charts import axes as axes_of
+from scripts.exhibits.charts import palette
+from scripts.exhibits.charts.labels import End, name_ends
 from scripts.exhibits.failures import failed
 from scripts.exhibits.jobs import Computation, Outcome
 from scripts.exhibits.kinds.trainings import Case
-from scripts.exhibits.kinds.watched import Watcher, selection, sparse, train_watched
+from scripts.exhibits.kinds.watched import WatchedPlan, Watcher, selection, sparse, train_watched, watched_training
 from scripts.exhibits.tables import Cell, Row, Table
 from spardl.method.method import Method, MethodState
 from spardl.protocol.context import Context
 from spardl.protocol.programs import Worker
 from spardl.vector.sparse import SparseVector, Sum
 
-__all__ = ["Thresholds", "ThresholdsPlan", "count_selected", "deviations"]
+__all__ = ["Thresholds", "count_selected", "deviations"]
 
 BASIS = Basis(
     simulated="the cluster: all workers in one process; no seconds",
@@ -27,6 +31,8 @@ BASIS = Basis(
     assumed="nothing",
 )
 PUBLISHED = 0.11
+# What is counted, and how a figure calls it.
+KINDS: Mapping[str, str] = MappingProxyType({"own": "own entries", "sums": "sums that are kept"})
 COLUMNS = (
     "method, selection",
     "selected / wanted",
@@ -101,25 +107,8 @@ def deviations(counts: Sequence[int], wanted: int) -> Spread:
 
 
 @dataclass(frozen=True)
-class ThresholdsPlan:
-    """What a scale means.
-
-    Attributes:
-        cases: what is trained.
-        words: what all trainings share.
-        steps: of each training.
-        cost: about how long all of it takes.
-    """
-
-    cases: tuple[Case, ...]
-    words: tuple[str, ...]
-    steps: int
-    cost: str
-
-
-@dataclass(frozen=True)
 class Thresholds(Exhibit):
-    """Methods x cases; one table and one picture for each case.
+    """Methods x cases; one table and two panels for each case.
 
     Attributes:
         methods: name to words of train.py, and whether the result is limited to about k sums.
@@ -131,29 +120,27 @@ class Thresholds(Exhibit):
     source: str
     shows: str
     methods: Mapping[str, tuple[tuple[str, ...], bool]]
-    plans: Mapping[str, ThresholdsPlan]
+    plans: Mapping[str, WatchedPlan]
     basis: Basis = BASIS
     note: str = ""
 
-    def job(self, plan: ThresholdsPlan, case: Case, method: str) -> Computation:
+    def job(self, plan: WatchedPlan, case: Case, method: str) -> Computation:
         """One training."""
         words = (*plan.words, *case.words, *self.methods[method][0])
-        arguments = (("words", words), ("steps", plan.steps))
-        shell = f"python scripts/reproduce.py {self.name} (train.py {' '.join(words)}, {plan.steps} steps)"
-        return Computation("selected", count_selected, arguments, shell)
+        return watched_training(self.name, "selected", count_selected, words, plan.steps)
 
     def jobs(self, scale: str) -> Sequence[Computation]:
         """See :meth:`Exhibit.jobs`."""
-        plan = self.plans[scale]
+        plan = at(scale, self.plans)
         return [self.job(plan, case, method) for case in plan.cases for method in self.methods]
 
     def cost(self, scale: str) -> str:
         """See :meth:`Exhibit.cost`."""
-        return f"{len(self.jobs(scale))} trainings, {self.plans[scale].cost}"
+        return f"{len(self.jobs(scale))} trainings, {at(scale, self.plans).cost}"
 
     def caption(self, scale: str) -> str:
         """See :meth:`Exhibit.caption`."""
-        plan = self.plans[scale]
+        plan = at(scale, self.plans)
         cases = "; ".join(case.title for case in plan.cases)
         return (
             f"{cases}. {plan.steps} steps from the first one on, without the dense warm-up of the papers: residuals "
@@ -164,7 +151,7 @@ class Thresholds(Exhibit):
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
         """See :meth:`Exhibit.tables`."""
-        plan = self.plans[scale]
+        plan = at(scale, self.plans)
         return [
             Table(
                 f"{self.title}: {case.title}",
@@ -174,7 +161,7 @@ class Thresholds(Exhibit):
             for case in plan.cases
         ]
 
-    def _rows(self, plan: ThresholdsPlan, case: Case, method: str, results: Results) -> list[Row]:
+    def _rows(self, plan: WatchedPlan, case: Case, method: str, results: Results) -> list[Row]:
         job = self.job(plan, case, method)
         return [Row(f"{method}, {name}", _cells(results.of(job), name), [job]) for name in self._kinds(method)]
 
@@ -183,30 +170,33 @@ class Thresholds(Exhibit):
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
         """See :meth:`Exhibit.pictures`."""
-        plan = self.plans[scale]
+        plan = at(scale, self.plans)
+        caption = (
+            "Selected / wanted by step; bands are from the least to the most of the workers, the grey one is what was "
+            f"published, within {PUBLISHED:.0%}"
+        )
         return [
             Picture(
-                case.name,
-                f"{case.title}: selected / wanted by step; bands are from the least to the most of the workers",
-                partial(self._draw, plan, case, results),
+                f"{case.name} {kind}", caption, partial(self._draw, plan, case, kind, results), f"{case.title}: {words}"
             )
             for case in plan.cases
+            for kind, words in KINDS.items()
         ]
 
-    def _draw(self, plan: ThresholdsPlan, case: Case, results: Results, figure: Any) -> None:
-        both = figure.subplots(1, 2, sharey=True)
-        for number, method in enumerate(self.methods):
+    def _draw(self, plan: WatchedPlan, case: Case, kind: str, results: Results, figure: Any) -> None:
+        axes, looks = figure.subplots(), palette.looks(self.methods)
+        axes_of.plain(axes, "step", "selected / wanted, logarithmic")
+        ends, seen = [], [1 - PUBLISHED, 1 + PUBLISHED]
+        for method in self.methods:
             outcome = results.of(self.job(plan, case, method))
-            if outcome.reason is None:
-                for axes, name in zip(both, self._kinds(method), strict=False):
-                    _draw_lines(axes, outcome.data, name, f"C{number}", method)
-        for axes, title in zip(both, (f"{case.name}: own entries", "sums"), strict=True):
-            axes.axhspan(1 - PUBLISHED, 1 + PUBLISHED, color="gray", alpha=0.15)
-            axes.set_title(title, fontsize=10)
-            axes.set_xlabel("step")
-            axes.grid(alpha=0.3)
-            axes.legend(fontsize=7)
-        both[0].set_ylabel("selected / wanted")
+            if outcome.reason is None and kind in self._kinds(method):
+                ratios = [[count / outcome.data["k"] for count in step] for step in _by_step(outcome.data, kind)]
+                _draw_line(axes, ratios, looks[method])
+                ends.append(End(method, len(ratios) - 1, mean(ratios[-1]), looks[method].color))
+                seen += [ratio for step in ratios for ratio in step]
+        axes.axhspan(1 - PUBLISHED, 1 + PUBLISHED, color=palette.SOFT, alpha=0.15, linewidth=0)
+        axes_of.logarithmic(axes.yaxis, seen)
+        name_ends(axes, ends)
 
 
 def _by_step(data: Mapping[str, Any], name: str) -> list[list[int]]:
@@ -227,8 +217,8 @@ def _cells(outcome: Outcome, name: str) -> list[Cell]:
     return [*shares, *(Cell(f"{value:.1%}", value) for value in (found.deviation, found.off, later.deviation))]
 
 
-def _draw_lines(axes: Any, data: Mapping[str, Any], name: str, color: str, label: str) -> None:
-    ratios = [[count / data["k"] for count in step] for step in _by_step(data, name)]
+def _draw_line(axes: Any, ratios: Sequence[Sequence[float]], look: palette.Look) -> None:
     steps = range(len(ratios))
-    axes.plot(steps, [mean(step) for step in ratios], color=color, linewidth=1.2, label=label)
-    axes.fill_between(steps, [min(step) for step in ratios], [max(step) for step in ratios], color=color, alpha=0.15)
+    axes.plot(steps, [mean(step) for step in ratios], color=look.color, linestyle=look.dash, linewidth=1.3)
+    least, most = [min(step) for step in ratios], [max(step) for step in ratios]
+    axes.fill_between(steps, least, most, color=look.color, alpha=0.14, linewidth=0)

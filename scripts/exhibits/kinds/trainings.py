@@ -3,22 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
-from scripts.exhibits.base import Basis, Exhibit, Picture, Results
-from scripts.exhibits.failures import failed
+from scripts.exhibits.base import Basis, Exhibit, Picture, Results, at
+from scripts.exhibits.charts.curves import draw_means, key_of
+from scripts.exhibits.failures import failed, succeeded
 from scripts.exhibits.jobs import Labels, Outcome, Training
-from scripts.exhibits.measures import draw_curves, final_metric, metric_curve, share_of_bytes
-from scripts.exhibits.statistics import interval, spread
+from scripts.exhibits.measures import final_metric, metric_curve, share_of_bytes
+from scripts.exhibits.statistics import INTERVAL, shown_interval, spread
 from scripts.exhibits.tables import Cell, Row, Table
+from scripts.exhibits.tried import Role, Target, Tried, tried
 
-__all__ = ["Case", "MethodComparison", "Plan"]
+__all__ = ["DENSE", "Case", "Known", "MethodComparison", "Own", "Plan"]
 
-COLUMNS = ("method", "metric", "95% interval", "every seed", "sent / dense", "virtual seconds", "seconds / first row's")
+METRIC = "The metric while the methods train, against virtual seconds"
+COLUMNS = ("method", "metric", INTERVAL, "every seed", "sent / dense", "virtual seconds", "seconds / first row's")
+
+
+# The words of the method that sends all; accuracies are judged beside it.
+DENSE = ("compressor=none",)
+
+
+class Known(NamedTuple):
+    """What is known of dense training.
+
+    Attributes:
+        value: of the metric that it reaches at least, or at most where less is better.
+        source: whose it is.
+    """
+
+    value: float
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.value:g} ({self.source})"
+
+
+# Names of methods, and words of train.py that these have besides.
+Own: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -26,21 +52,25 @@ class Case:
     """One task that all methods are trained on.
 
     Attributes:
-        name: as the paper calls it.
+        name: as the paper calls it, or what is trained begins, if the paper has no such task.
         words: of train.py: model, data, how long.
-        what: what that is, for the caption.
+        what: what is trained for it, for captions and titles.
         lower: whether a lower metric is a better one.
+        own: further words of single methods, such as a learning rate that is better for them.
+        known: what dense training is known to reach; ``None``: no accuracy can be judged.
     """
 
     name: str
     words: tuple[str, ...]
     what: str
     lower: bool = False
+    own: Own = ()
+    known: Known | None = None
 
     @property
     def title(self) -> str:
-        """Over tables and figures: what the paper has, and what was trained for it."""
-        return f"{self.name}: {self.what}"
+        """Over tables and figures: what was trained, and what it stands for in the paper, if that is something else."""
+        return self.what if self.what.startswith(self.name) else f"{self.what}, for {self.name}"
 
 
 @dataclass(frozen=True)
@@ -54,6 +84,7 @@ class Plan:
         cost: about how long all of it takes.
         cluster: choice of ``cluster=``.
         only: names of the methods that are trained; ``None``: all.
+        sparse: further words of all methods but dense training, which has no such settings.
     """
 
     cases: tuple[Case, ...]
@@ -62,16 +93,17 @@ class Plan:
     cost: str
     cluster: str = "simulated"
     only: tuple[str, ...] | None = None
+    sparse: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class MethodComparison(Exhibit):
-    """Methods x cases x seeds, all trained; one table and one picture for each case.
+    """Methods x cases x seeds, all trained; one table and one panel for each case.
 
     Attributes:
         methods: name to words of train.py; times are compared with those of the first one.
         plans: by scale.
-        network: words that choose the virtual network.
+        proposed: methods that the paper proposes; without any, methods are variants that no summary needs.
     """
 
     name: str
@@ -82,6 +114,8 @@ class MethodComparison(Exhibit):
     methods: Mapping[str, tuple[str, ...]]
     plans: Mapping[str, Plan]
     note: str = field(default="", kw_only=True)
+    proposed: tuple[str, ...] = field(default=(), kw_only=True)
+    leads: bool = field(default=False, kw_only=True)
 
     def compared(self, plan: Plan) -> Sequence[str]:
         """The methods that are trained."""
@@ -89,27 +123,49 @@ class MethodComparison(Exhibit):
 
     def job(self, plan: Plan, case: Case, method: str, seed: int) -> Training:
         """One training."""
-        words = ("recipe=published", *plan.words, *case.words, *self.methods[method], f"seed={seed}")
+        row = self.methods[method]
+        further = () if row == DENSE else plan.sparse
+        own = dict(case.own).get(method, ())
+        words = ("recipe=published", *plan.words, *case.words, *row, *further, *own, f"seed={seed}")
         return Training(words, Labels(self.name, method, (case.name,)), plan.cluster)
+
+    @property
+    def dense(self) -> str:
+        """The name of the method that sends all.
+
+        Raises:
+            KeyError: if there is none: what is to be judged by accuracy needs one.
+        """
+        found = [name for name, words in self.methods.items() if words == DENSE]
+        if not found:
+            raise KeyError(f"{self.name} has no dense training to judge accuracies by")
+        return found[0]
 
     def jobs(self, scale: str) -> Sequence[Training]:
         """See :meth:`Exhibit.jobs`."""
-        plan = self.plans[scale]
+        plan = at(scale, self.plans)
         return [self.job(plan, *choice) for choice in product(plan.cases, self.compared(plan), plan.seeds)]
+
+    def with_seeds(self, count: int) -> MethodComparison:
+        """See :meth:`Exhibit.with_seeds`."""
+        seeds = tuple(range(1, count + 1))
+        return replace(self, plans={scale: replace(plan, seeds=seeds) for scale, plan in self.plans.items()})
 
     def cost(self, scale: str) -> str:
         """See :meth:`Exhibit.cost`."""
-        return f"{len(self.jobs(scale))} trainings, {self.plans[scale].cost}"
+        return f"{len(self.jobs(scale))} trainings, {at(scale, self.plans).cost}"
 
     def caption(self, scale: str) -> str:
         """See :meth:`Exhibit.caption`."""
-        plan = self.plans[scale]
+        plan = at(scale, self.plans)
         cases = "; ".join(case.title for case in plan.cases)
-        return f"{cases}. Seeds {', '.join(map(str, plan.seeds))}; mean ± standard deviation. {' '.join(plan.words)}"
+        own = "".join(f". {case.name}, {name}: {' '.join(words)}" for case in plan.cases for name, words in case.own)
+        seeds = f"Seeds {', '.join(map(str, plan.seeds))}; mean ± half of {INTERVAL}"
+        return f"{cases}{own}. {seeds}. {' '.join((*plan.words, *plan.sparse))}"
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
         """See :meth:`Exhibit.tables`."""
-        return [self.table(self.plans[scale], case, results) for case in self.plans[scale].cases]
+        return [self.table(at(scale, self.plans), case, results) for case in at(scale, self.plans).cases]
 
     def table(self, plan: Plan, case: Case, results: Results) -> Table:
         """One row for each method."""
@@ -117,54 +173,75 @@ class MethodComparison(Exhibit):
         first: float | None = None
         for method in self.compared(plan):
             jobs = [self.job(plan, case, method, seed) for seed in plan.seeds]
-            outcomes = [results.of(job) for job in jobs]
-            good = [outcome for outcome in outcomes if outcome.reason is None]
+            outcomes = self.outcomes(plan, case, method, results)
+            good = succeeded(outcomes)
             seconds = mean(outcome.data["cluster_seconds"] for outcome in good) if good else None
             first = first if rows else seconds
             rows.append(Row(method, _cells(outcomes, good, first), jobs))
         return Table(f"{self.title}: {case.title}", COLUMNS, rows)
 
+    def outcomes(self, plan: Plan, case: Case, method: str, results: Results) -> list[Outcome]:
+        """What became of a method's trainings, by seed."""
+        return [results.of(self.job(plan, case, method, seed)) for seed in plan.seeds]
+
+    def target(self, plan: Plan, case: Case, results: Results) -> Target | None:
+        """What dense training reaches, if it is among the methods."""
+        dense = [method for method in self.compared(plan) if self.methods[method] == DENSE]
+        return Target.of_dense(
+            [each for method in dense for each in self.outcomes(plan, case, method, results)], case.lower
+        )
+
+    def tried(self, scale: str, results: Results) -> Sequence[Tried]:
+        """See :meth:`Exhibit.tried`."""
+        plan = at(scale, self.plans)
+        choices = product(plan.cases, self.compared(plan)) if self.proposed else ()
+        return [self._tried(plan, case, method, results) for case, method in choices]
+
+    def _tried(self, plan: Plan, case: Case, method: str, results: Results) -> Tried:
+        jobs = [self.job(plan, case, method, seed) for seed in plan.seeds]
+        outcomes, target = self.outcomes(plan, case, method, results), self.target(plan, case, results)
+        return tried(case.title, target, method, self.role(method), jobs, outcomes)
+
+    def role(self, method: str) -> Role:
+        """What a method is in the paper."""
+        return Role.PROPOSED if method in self.proposed else Role.OTHER
+
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
         """See :meth:`Exhibit.pictures`."""
-        plan = self.plans[scale]
+        plan = at(scale, self.plans)
+        caption = f"{METRIC}; mean of seeds {', '.join(map(str, plan.seeds))}, bands from the least to the most"
+        key = key_of(self.compared(plan))
         return [
-            Picture(
-                case.name,
-                f"{case.title}: the metric against virtual seconds, one line a seed",
-                partial(self._draw, plan, case, results),
-            )
+            Picture(case.name, caption, partial(self._draw, plan, case, results), case.title, key)
             for case in plan.cases
+            if any(self._good(plan, case, results).values())
         ]
 
+    def _good(self, plan: Plan, case: Case, results: Results) -> dict[str, list[Outcome]]:
+        """What has a result, by method."""
+        return {method: succeeded(self.outcomes(plan, case, method, results)) for method in self.compared(plan)}
+
     def _draw(self, plan: Plan, case: Case, results: Results, figure: Any) -> None:
-        axes = figure.subplots()
-        found = {
-            method: [results.of(self.job(plan, case, method, seed)) for seed in plan.seeds]
-            for method in self.compared(plan)
-        }
-        good = {method: [each for each in outcomes if each.reason is None] for method, outcomes in found.items()}
+        good = self._good(plan, case, results)
         curves = {
             method: [metric_curve(each.data, each.events("eval")) for each in outcomes]
             for method, outcomes in good.items()
         }
         metrics = {each.data["metric"] for outcomes in good.values() for each in outcomes}
-        draw_curves(axes, curves, "seconds", ", ".join(sorted(metrics)))
-        axes.set_xlabel("virtual seconds")
-        axes.set_title(case.title, fontsize=10)
+        draw_means(figure.subplots(), curves, "seconds", "virtual seconds", ", ".join(sorted(metrics)))
 
 
 def _cells(outcomes: Sequence[Outcome], good: Sequence[Outcome], first: float | None) -> list[Cell]:
     if not good:
         return failed(outcomes, len(COLUMNS) - 1)
-    lost = len(good) < len(outcomes)
+    lost = any(outcome.reason is not None and outcome.started for outcome in outcomes)
     values = [final_metric(outcome.data) for outcome in good]
     seconds = mean(outcome.data["cluster_seconds"] for outcome in good)
-    bounds = interval(values)
     share = share_of_bytes(outcome.data for outcome in good)
     seeds = ", ".join(o.fault if o.reason else f"{final_metric(o.data):.4g}" for o in outcomes)
     return [
         Cell(f"{good[0].data['metric']} {spread(values)}", mean(values), bad=lost),
-        Cell("too few seeds" if bounds is None else f"{bounds[0]:.4g} to {bounds[1]:.4g}"),
+        Cell(shown_interval(values)),
         Cell(seeds, bad=lost),
         Cell(f"{share:.2%}", share),
         Cell(f"{seconds:.4g}", seconds),

@@ -9,7 +9,9 @@ from itertools import product
 from statistics import median
 from typing import Any, NamedTuple
 
-from scripts.exhibits.base import Basis, Exhibit, Picture, Results
+from scripts.exhibits.base import Basis, Exhibit, Picture, Results, at
+from scripts.exhibits.charts import palette
+from scripts.exhibits.charts.axes import SIZE, SMALL, plain
 from scripts.exhibits.failures import failed
 from scripts.exhibits.jobs import Computation, Outcome
 from scripts.exhibits.kinds.counts import Cycle, count_cycle
@@ -18,7 +20,7 @@ from scripts.exhibits.tables import Cell, Row, Table
 from spardl.clusters.network import PRESETS, Network
 from spardl.schedules.linear import Linear
 
-__all__ = ["Contender", "Parts", "UpdateBreakdown", "UpdatePlan", "predict"]
+__all__ = ["Contender", "Parts", "UpdateBreakdown", "UpdatePlan", "cycle_of", "predict"]
 
 BASIS = Basis(
     simulated="seconds of messages: counted rounds and bytes on a modelled network, one after the other",
@@ -29,6 +31,7 @@ BASIS = Basis(
 )
 GROWING = ("words", "bytes")
 PARTS = ("computation", "compression", "latency", "bandwidth")
+CUT = "\u2192"  # of a bar that is longer than its axis
 
 
 class Contender(NamedTuple):
@@ -71,6 +74,29 @@ class Parts(NamedTuple):
         return sum(self)
 
 
+def cycle_of(exhibit: str, contender: Contender, workers: int, density: float, kept: int) -> Computation:
+    """The counts of one method, which every exhibit shares that needs the same.
+
+    Args:
+        exhibit: the name of the one that asks, for the command.
+        contender: the method.
+        workers: P.
+        density: of what is sent.
+        kept: see :func:`count_cycle`.
+    """
+    arguments = (
+        ("name", contender.choice),
+        ("overrides", contender.words),
+        ("workers", workers),
+        ("density", density),
+        ("kept", kept),
+        ("settle", contender.settle),
+    )
+    words = " ".join((f"compressor={contender.choice}", *contender.words))
+    shell = f"python scripts/reproduce.py {exhibit} ({words}, {workers} workers, density {density})"
+    return Computation("cycle", count_cycle, arguments, shell)
+
+
 def predict(model: Model, choice: str, kinds: Cycle, workers: int, network: Network) -> Parts:
     """What an update takes.
 
@@ -108,7 +134,7 @@ class UpdatePlan:
 
 @dataclass(frozen=True)
 class UpdateBreakdown(Exhibit):
-    """Models x methods x numbers of workers on one network: a table for each model, and one picture.
+    """Models x methods x numbers of workers on one network: a table and a panel for each model.
 
     Attributes:
         methods: by name; those whose teams do not divide the workers are left out.
@@ -132,32 +158,21 @@ class UpdateBreakdown(Exhibit):
 
     def job(self, plan: UpdatePlan, model: str, method: str, workers: int) -> Computation:
         """The counts of one method for gradients of a model's density."""
-        contender, density = self.methods[method], self.density[model]
-        arguments = (
-            ("name", contender.choice),
-            ("overrides", contender.words),
-            ("workers", workers),
-            ("density", density),
-            ("kept", plan.kept),
-            ("settle", contender.settle),
-        )
-        words = " ".join((f"compressor={contender.choice}", *contender.words))
-        shell = f"python scripts/reproduce.py {self.name} ({words}, {workers} workers, density {density})"
-        return Computation("cycle", count_cycle, arguments, shell)
+        return cycle_of(self.name, self.methods[method], workers, self.density[model], plan.kept)
 
     def jobs(self, scale: str) -> Sequence[Computation]:
         """See :meth:`Exhibit.jobs`."""
-        plan = self.plans[scale]
+        plan = at(scale, self.plans)
         choices = ((model, *choice) for model, sizes in plan.workers.items() for choice in product(self.methods, sizes))
         return list(dict.fromkeys(self.job(plan, *choice) for choice in choices))
 
     def cost(self, scale: str) -> str:
         """See :meth:`Exhibit.cost`."""
-        return f"{len(self.jobs(scale))} counts, {self.plans[scale].cost}"
+        return f"{len(self.jobs(scale))} counts, {at(scale, self.plans).cost}"
 
     def caption(self, scale: str) -> str:
         """See :meth:`Exhibit.caption`."""
-        models = (MODELS[name] for name in self.plans[scale].workers)
+        models = (MODELS[name] for name in at(scale, self.plans).workers)
         assumed = "; ".join(
             f"{model.title}: {model.seconds:.3g} s ({model.batch} examples a worker, {model.rate:.2g} operations/s: "
             f"{model.certainty})"
@@ -167,7 +182,7 @@ class UpdateBreakdown(Exhibit):
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
         """See :meth:`Exhibit.tables`."""
-        plan = self.plans[scale]
+        plan = at(scale, self.plans)
         return [self._table(plan, model, results) for model in plan.workers]
 
     def _table(self, plan: UpdatePlan, model: str, results: Results) -> Table:
@@ -212,28 +227,23 @@ class UpdateBreakdown(Exhibit):
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
         """See :meth:`Exhibit.pictures`."""
-        plan = self.plans[scale]
-        return [Picture("parts", "where an update's seconds go", partial(self._draw, plan, results))]
+        plan = at(scale, self.plans)
+        caption = f"Where an update's seconds go on {self.network}; the figures are those of whole updates"
+        looks = palette.looks(PARTS)
+        return [
+            Picture(f"parts {model}", caption, partial(self._draw, plan, model, results), MODELS[model].title, looks)
+            for model in plan.workers
+        ]
 
-    def _draw(self, plan: UpdatePlan, results: Results, figure: Any) -> None:
-        across = min(3, len(plan.workers))
-        down = -(-len(plan.workers) // across)
-        most = len(self.methods) * max(map(len, plan.workers.values()))
-        figure.set_size_inches(max(5.0, 3.2 * across), 0.8 + down * (0.6 + 0.16 * most))
-        grid = figure.subplots(down, across, squeeze=False).ravel()
-        for axes, (model, sizes) in zip(grid, plan.workers.items(), strict=False):
-            bars = {
-                _row_name(method, workers, len(sizes) > 1): found
-                for method, workers in product(self.methods, sizes)
-                if (found := self._predicted(plan, model, method, workers, results))
-            }
-            _draw_bars(axes, bars)
-            axes.set_title(MODELS[model].title, fontsize=8)
-        for axes in grid[len(plan.workers) :]:
-            axes.set_axis_off()
-        handles, labels = grid[0].get_legend_handles_labels()
-        figure.legend(handles, labels, fontsize=7, loc="outside lower center", ncols=len(PARTS))
-        figure.suptitle(f"Seconds of an update, {self.network}", fontsize=9)
+    def _draw(self, plan: UpdatePlan, model: str, results: Results, figure: Any) -> None:
+        sizes = plan.workers[model]
+        bars = {
+            _row_name(method, workers, len(sizes) > 1): found
+            for method, workers in product(self.methods, sizes)
+            if (found := self._predicted(plan, model, method, workers, results))
+        }
+        figure.set_size_inches(SIZE[0], 0.7 + 0.2 * len(bars))
+        _draw_bars(figure.subplots(), bars)
 
 
 def _row_name(method: str, workers: int, several: bool) -> str:
@@ -268,22 +278,20 @@ def _over(one: float, other: float) -> Cell:
 
 
 def _draw_bars(axes: Any, bars: Mapping[str, Parts]) -> None:
-    """Stacked bars, the first on top; those that would dwarf all others are cut off, and say how long they are."""
-    below = [0.0] * len(bars)
+    """Stacked bars, the first on top; those that would dwarf all others are cut off: their figures have an arrow."""
+    plain(axes, "seconds", grid="x")
+    below, looks = [0.0] * len(bars), palette.looks(PARTS)
     for number, part in enumerate(PARTS):
         lengths = [found[number] for found in bars.values()]
-        axes.barh(range(len(bars)), lengths, left=below, label=part)
+        axes.barh(range(len(bars)), lengths, left=below, color=looks[part].color, height=0.72)
         below = [low + length for low, length in zip(below, lengths, strict=True)]
     limit = _limit(below)
     for place, total in enumerate(below):
-        if total > limit:
-            axes.text(limit, place, f"{total:.3g} s ", ha="right", va="center", fontsize=6, color="white")
+        axes.text(limit, place, f" {CUT if total > limit else ''}{total:.3g}", va="center", fontsize=SMALL)
     axes.set_xlim(0, limit)
-    axes.set_yticks(range(len(bars)), list(bars), fontsize=6)
-    axes.invert_yaxis()
-    axes.tick_params(axis="x", labelsize=6)
+    axes.set_yticks(range(len(bars)), list(bars))
+    axes.set_ylim(len(bars) - 0.4, -0.6)
     axes.locator_params(axis="x", nbins=4)
-    axes.grid(alpha=0.3, axis="x")
 
 
 def _limit(totals: Sequence[float]) -> float:

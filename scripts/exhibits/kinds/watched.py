@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import train
 from scripts import choices
+from scripts.exhibits.jobs import Computation
+from scripts.exhibits.kinds.trainings import Case
 from spardl.basics.errors import ConfigError
 from spardl.clusters import Network, SimulatedCluster
 from spardl.compressors.base import SparseCompressor
@@ -21,7 +24,40 @@ from spardl.training.learner import Learner
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.sparse import Sum
 
-__all__ = ["Watched", "Watcher", "selection", "sparse", "train_watched"]
+__all__ = ["Watched", "WatchedPlan", "Watcher", "selection", "sparse", "train_watched", "watched_training"]
+
+
+@dataclass(frozen=True)
+class WatchedPlan:
+    """What a scale means.
+
+    Attributes:
+        cases: what is trained.
+        words: what all trainings share.
+        steps: of each training.
+        cost: about how long all of it takes.
+    """
+
+    cases: tuple[Case, ...]
+    words: tuple[str, ...]
+    steps: int
+    cost: str
+
+
+def watched_training(
+    exhibit: str, kind: str, function: Callable[..., Any], words: Sequence[str], steps: int
+) -> Computation:
+    """The job of one training that is watched.
+
+    Args:
+        exhibit: its name, to type.
+        kind: names what is computed, for the id.
+        function: takes ``words`` and ``steps``, and computes it.
+        words: of train.py.
+        steps: of training.
+    """
+    shell = f"python scripts/reproduce.py {exhibit} (train.py {' '.join(words)}, {steps} steps)"
+    return Computation(kind, function, (("words", tuple(words)), ("steps", steps)), shell)
 
 
 class Watcher:

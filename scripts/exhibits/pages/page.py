@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
-from itertools import groupby
+from itertools import groupby, repeat
 from pathlib import Path
 from typing import NamedTuple
 
 from markupsafe import Markup
 
 from scripts.exhibits.base import Basis, Picture
-from scripts.exhibits.pages.svg import inline
+from scripts.exhibits.charts.palette import css
+from scripts.exhibits.pages.svg import inline, swatch
+from scripts.exhibits.pages.verdicts import COLUMN, Chip, Judged, chip, judged, judges
 from scripts.exhibits.tables import LONG, Row, Table
 from scripts.exhibits.templates import render
-from spardl.training.summary import environment
+from scripts.exhibits.tried import Tried
+from spardl.training.summary import environment, processor
 
-__all__ = ["Section", "Source", "Sources", "figure", "here", "in_words", "page", "table"]
+__all__ = ["Section", "Source", "Sources", "figures", "here", "in_words", "page", "table"]
 
 STYLE = Path(__file__).with_name("page.css")
 # More rows, or columns, than are kept together, or legible, on a sheet of paper.
-MANY, WIDE = 12, 8
+MANY, WIDE = 12, 7
 
 
 class Section(NamedTuple):
@@ -35,6 +37,9 @@ class Section(NamedTuple):
         tag: a word beside the title, or nothing.
         marks: how many of its cells say what went wrong.
         html: what it holds.
+        lead: its first figure, for the summary; the html says where it belongs otherwise.
+        tried: what methods reached in it.
+        judged: claims that it judges.
     """
 
     key: str
@@ -43,6 +48,9 @@ class Section(NamedTuple):
     tag: str
     marks: int
     html: str
+    lead: str = ""
+    tried: Sequence[Tried] = ()
+    judged: Sequence[Judged] = ()
 
 
 class Source(NamedTuple):
@@ -61,7 +69,9 @@ class Source(NamedTuple):
 Sources = Callable[[Row], Sequence[Source]]
 
 
-def page(title: str, lead: str, facts: Mapping[str, str], sections: Sequence[Section]) -> Markup:
+def page(
+    title: str, lead: str, facts: Mapping[str, str], sections: Sequence[Section], summary: Markup | None = None
+) -> Markup:
     """The whole page.
 
     Args:
@@ -69,16 +79,39 @@ def page(title: str, lead: str, facts: Mapping[str, str], sections: Sequence[Sec
         lead: what it is, in a sentence, as text.
         facts: on how it came about.
         sections: in their order; those of one group stand together.
+        summary: stands in place of the contents; sections are folded then.
     """
     groups = [(group, list(members)) for group, members in groupby(sections, lambda section: section.group)]
-    style = Markup(STYLE.read_text())
-    return render("page", title=title, lead=lead, facts=facts, groups=groups, style=style)
+    style = Markup(css() + STYLE.read_text())
+    return render("page", title=title, lead=lead, facts=facts, groups=groups, style=style, summary=summary)
 
 
-def figure(picture: Picture, ident: str, basis: Basis) -> Markup:
-    """A figure, with what must be known to believe it beside it."""
-    drawn = Markup(inline(picture.draw, ident, picture.caption))
-    return render("figure", ident=ident, caption=picture.caption, drawn=drawn, basis=_known(basis))
+def figures(pictures: Sequence[Picture], own: str, basis: Basis) -> list[Markup]:
+    """Figures, with what must be known to believe them beside each.
+
+    Args:
+        pictures: panels; those that follow each other with the same caption share a figure.
+        own: what all ids in the figures begin with; unique on the page.
+        basis: of all of them.
+    """
+    grouped = (list(panels) for _, panels in groupby(pictures, lambda picture: picture.caption))
+    return [_figure(panels, own, basis) for panels in grouped]
+
+
+def _figure(pictures: Sequence[Picture], own: str, basis: Basis) -> Markup:
+    idents = [f"{own}-figure-{picture.file}" for picture in pictures]
+    panels = [
+        {"title": picture.title, "wide": picture.wide, "drawn": Markup(inline(picture.draw, ident, _said(picture)))}
+        for picture, ident in zip(pictures, idents, strict=True)
+    ]
+    key = [(name, swatch(look)) for name, look in pictures[0].key.items()]
+    caption = pictures[0].caption
+    return render("figure", ident=idents[0], caption=caption, key=key, panels=panels, basis=_known(basis))
+
+
+def _said(picture: Picture) -> str:
+    """What a panel shows, for those who cannot see it."""
+    return f"{picture.title}: {picture.caption}" if picture.title else picture.caption
 
 
 def table(content: Table, ident: str, basis: Basis, sources: Sources) -> Markup:
@@ -86,7 +119,24 @@ def table(content: Table, ident: str, basis: Basis, sources: Sources) -> Markup:
     sizes = {"long": len(content.rows) > MANY, "wide": len(content.columns) > WIDE}
     kind = " ".join(["sheet", *(name for name, holds in sizes.items() if holds)])
     found = _behind(content, sources)
+    if judges(content):
+        return render(
+            "verdicts",
+            table=content,
+            ident=ident,
+            rows=list(map(_claim, judged(content), content.rows, repeat(content.columns))),
+            sources=found,
+        )
     return render("sheet", table=content, long=LONG, ident=ident, kind=kind, basis=_known(basis), sources=found)
+
+
+def _claim(claim: Judged, row: Row, columns: Sequence[str]) -> tuple[str, Chip, str, Mapping[str, str]]:
+    """A claim in a line, and what is to be seen when it is opened."""
+    rest = {column: cell.text for column, cell in zip(columns[1:], row.cells, strict=True) if column != COLUMN}
+    told = "; ".join(
+        f"{name} {text}" for name, text in {"published": claim.published, "ours": claim.ours}.items() if text
+    )
+    return claim.claim, chip(claim.verdict), told, rest
 
 
 def _known(basis: Basis) -> Mapping[str, str]:
@@ -107,7 +157,7 @@ def here() -> dict[str, str]:
     """Where and when a page is made: versions, commit, machine, and the time, in words."""
     return {
         "Made with": in_words(environment()),
-        "On": f"{_processor()}, {os.cpu_count()} cores",
+        "On": f"{processor()}, {os.cpu_count()} cores",
         "Date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     }
 
@@ -117,13 +167,3 @@ def in_words(found: Mapping[str, object]) -> str:
     names = {"python": "Python", "torch": "torch", "spardl": "spardl", "commit": "commit"}
     known = [f"{name} {found[key]}" for key, name in names.items() if found.get(key)]
     return "; ".join([", ".join(known), *([str(found["machine"])] if found.get("machine") else [])])
-
-
-def _processor() -> str:
-    """The processor's name, as well as this system tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

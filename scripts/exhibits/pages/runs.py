@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from statistics import mean
 from typing import Any, NamedTuple
 
 import yaml
+from hydra.errors import HydraException
 
-from scripts.exhibits.measures import Curve, figure_of, final_metric, metric_curve, share_of_bytes
-from spardl.training.experiment import decisive
+from scripts import choices
+from scripts.exhibits.kept import events_in
+from scripts.exhibits.measures import Curve, final_metric, last_epoch_loss, metric_curve, share_of_bytes
+from scripts.exhibits.records import read_record
+from spardl.basics.errors import DataError
+from spardl.training.editions import editions
+from spardl.training.experiment import decisive, experiment_id
 from spardl.training.runs import flat
 
 __all__ = ["Comparison", "Finished", "Method", "Unfinished", "caveats", "collect", "compare", "differences", "read"]
@@ -28,7 +34,7 @@ class Finished(NamedTuple):
     """A run that came to its end.
 
     Attributes:
-        folder: its own.
+        folder: its own, or its record.
         config: resolved.
         summary: its summary.
         events: the lines of its metrics.
@@ -54,9 +60,9 @@ class Finished(NamedTuple):
     @property
     def train_loss(self) -> float | None:
         """The mean training loss of the last epoch, if it was logged."""
-        training = [event for event in self.events if event["kind"] == "train"]
-        last = [figure_of(event, "loss") for event in training if event["epoch"] > training[-1]["epoch"] - 1]
-        return mean(last) if last else None
+        if (known := self.summary.get("train_loss")) is not None:
+            return float(known)  # of all events, of which a record has some
+        return last_epoch_loss([event for event in self.events if event["kind"] == "train"])
 
     @property
     def share(self) -> float:
@@ -118,17 +124,34 @@ class Comparison(NamedTuple):
 
 
 def collect(folders: Sequence[Path]) -> tuple[list[Finished], list[Unfinished]]:
-    """Reads run folders, and folders of run folders; each counts once."""
+    """Reads run folders, records, and folders of either; each counts once. See :func:`scripts.choices.composing`."""
     paths: dict[Path, Path] = {}
     for path in chain.from_iterable(map(_expand, folders)):
         paths.setdefault(path.resolve(), path)
-    found = [read(path) for path in paths.values()]
+    found = [_recalled(path) if _is_file(path) else read(path) for path in paths.values()]
     return [run for run in found if isinstance(run, Finished)], [run for run in found if isinstance(run, Unfinished)]
 
 
 def _expand(folder: Path) -> list[Path]:
-    inside = [] if _is_run(folder) or not folder.is_dir() else sorted(filter(_is_run, folder.iterdir()))
-    return inside or [folder]
+    if _is_run(folder) or not folder.is_dir():
+        return [folder]
+    return sorted(filter(_is_run, folder.iterdir())) or _trainings(folder) or [folder]
+
+
+def _trainings(folder: Path) -> list[Path]:
+    """The records in a folder, but for those of other work."""
+    return [path for path in sorted(filter(_is_file, folder.iterdir())) if not _of_other_work(path)]
+
+
+def _is_file(path: Path) -> bool:
+    return path.suffix == ".json" and path.is_file()
+
+
+def _of_other_work(path: Path) -> bool:
+    try:
+        return "metric" not in read_record(path)
+    except DataError:
+        return False
 
 
 def _is_run(folder: Path) -> bool:
@@ -154,6 +177,21 @@ def read(folder: Path) -> Finished | Unfinished:
         return Unfinished(folder, f"lacks {error}; another version may have written it")
     except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
         return Unfinished(folder, f"cannot be read: {' '.join(str(error).split())}")
+
+
+def _recalled(path: Path) -> Finished | Unfinished:
+    """The run of a record, whose configuration is that of its command."""
+    try:
+        content = read_record(path)
+        config = choices.composed(*shlex.split(content["command"])[2:])
+        today = (experiment_id(config, content["workers"]), editions(config))
+        if today != (content["id"], content.get("editions") or {}):
+            return Unfinished(path, "its command means another run by now")
+        return _checked(Finished(path, config, content, events_in(content), content["command"]))
+    except KeyError as error:
+        return Unfinished(path, f"lacks {error}; it is no record of a training")
+    except (DataError, HydraException) as error:
+        return Unfinished(path, f"cannot be read: {' '.join(str(error).split())}")
 
 
 def _checked(run: Finished) -> Finished:

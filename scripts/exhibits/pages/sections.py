@@ -13,9 +13,12 @@ from pathlib import Path
 from markupsafe import Markup
 
 from scripts.exhibits.base import Basis, Exhibit, Results
-from scripts.exhibits.pages.page import Section, Source, figure, here, in_words, page, table
+from scripts.exhibits.pages.page import Section, Source, figures, here, in_words, page, table
+from scripts.exhibits.pages.summary import HERE, placed, summary
+from scripts.exhibits.pages.verdicts import Judged, judged, judges
 from scripts.exhibits.tables import Row, Table
 from scripts.exhibits.templates import render
+from scripts.exhibits.tried import Tried
 from spardl.basics.errors import DataError
 from spardl.basics.files import write_atomically
 
@@ -38,7 +41,7 @@ def sources(row: Row, results: Results) -> list[Source]:
     """Commands and folders behind a row."""
     found = [(job.command, results.of(job)) for job in row.jobs]
     return [
-        Source(command, f"{outcome.fault}; see {outcome.where}" if outcome.reason else str(outcome.where))
+        Source(command, f"{outcome.fault}; see {outcome.where}" if outcome.reason else outcome.origin)
         for command, outcome in found
     ]
 
@@ -60,10 +63,12 @@ def exhibit_section(exhibit: Exhibit, group: str, scale: str, results: Results) 
         "What ran": exhibit.what_ran(scale),
     }
     command = f"python scripts/reproduce.py {exhibit.name} --scale {scale}"
-    drawn = [figure(picture, f"{own}-figure-{picture.file}", exhibit.basis) for picture in pictures]
-    parts = [*drawn, *_tables(tables, own, exhibit.basis, results)]
-    html = render("exhibit", about=about, command=command, parts=parts, lines=_made(tables, results))
-    return Section(own, group, exhibit.title, scale, _marks(tables), html)
+    drawn = figures(pictures, own, exhibit.basis)
+    lead, rest = ("".join(drawn[:1]), drawn[1:]) if exhibit.leads else ("", drawn)
+    parts = [*rest, *_tables(tables, own, exhibit.basis, results)]
+    here = Markup(HERE) if lead else ""
+    html = render("exhibit", about=about, command=command, lead=here, parts=parts, lines=_made(tables, results))
+    return Section(own, group, exhibit.title, scale, _marks(tables), html, lead, exhibit.tried(scale, results))
 
 
 def tables_section(
@@ -82,7 +87,9 @@ def tables_section(
     """
     parts = _tables(tables, own, basis, results)
     html = render("tables", words=words, parts=parts, lines=_made(tables, results))
-    return Section(own, "", title, scale, _marks(tables), html)
+    found = [claim for content in tables for claim in judged(content)]
+    marked = _marks([content for content in tables if not judges(content)])  # what is not reproduced has not failed
+    return Section(own, "", title, scale, marked, html, judged=found)
 
 
 def _tables(tables: Sequence[Table], own: str, basis: Basis, results: Results) -> list[Markup]:
@@ -136,12 +143,14 @@ def add(folder: Path, sections: Sequence[Section], order: Sequence[str]) -> Path
     places = {own: place for place, own in enumerate(order)}
     kept = sorted(map(_read, parts.glob("*.json")), key=lambda each: (places.get(each.key, len(places)), each.key))
     index = folder / "index.html"
-    write_atomically(index, page(TITLE, LEAD, here(), kept).encode())
+    write_atomically(index, page(TITLE, LEAD, here(), placed(kept), summary(kept)).encode())
     return index
 
 
 def _read(path: Path) -> Section:
     try:
-        return Section(**json.loads(path.read_bytes()))
+        found = Section(**json.loads(path.read_bytes()))
+        tried, claims = [Tried(*each) for each in found.tried], [Judged(*each) for each in found.judged]
+        return found._replace(tried=tried, judged=claims)
     except (ValueError, TypeError) as error:
         raise DataError(f"{path} is no section of a report ({error}); delete it, and make its exhibit again") from error

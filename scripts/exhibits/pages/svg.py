@@ -7,27 +7,29 @@ import re
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from types import MappingProxyType
-from typing import Any
 from xml.etree import ElementTree
 
+from markupsafe import Markup
+
 from scripts.exhibits.base import Draw
+from scripts.exhibits.charts import axes, palette
 
-__all__ = ["SERIES", "SIZE", "inline"]
+__all__ = ["inline", "swatch"]
 
-# Inches; what fits a column of text.
-SIZE = (7.0, 4.0)
-# How many colours of lines and bars page.css has, as --c0, --c1, ...
-SERIES = 8
-
-# Colours that matplotlib is given in place of the page's, which it cannot know.
-_STAND_INS: Mapping[str, str] = MappingProxyType(
+# What a page has in place of colours that matplotlib was given.
+_VARIABLES: Mapping[str, str] = MappingProxyType(
+    {"#000000": "currentColor", "#ffffff": "var(--paper)", **palette.variables()}
+)
+# What stands for matplotlib's markers.
+_MARKS: Mapping[str, str] = MappingProxyType(
     {
-        "#000000": "currentColor",
-        "#ffffff": "var(--paper)",
-        **{f"#{number:02x}fe01": f"var(--c{number})" for number in range(SERIES)},
+        "o": 'circle cx="14" cy="5" r="3.6"',
+        "s": 'path d="M10.6 1.6h6.8v6.8h-6.8z"',
+        "^": 'path d="M14 .8l4.2 7.6h-8.4z"',
+        "D": 'path d="M14 .6l4.4 4.4-4.4 4.4-4.4-4.4z"',
+        "v": 'path d="M14 9.2l4.2-7.6h-8.4z"',
     }
 )
-_CYCLE = ", ".join(f"'{colour}'" for colour in list(_STAND_INS)[2:])
 _DECIMAL = re.compile(r"-?\d+\.\d+")
 _LETTERS = re.compile(r"(font-family: |(?<=px) )'[^;]*")  # of the property font, in older versions
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
@@ -70,19 +72,22 @@ def inline(draw: Draw, ident: str, title: str) -> str:
     return re.sub(r"\n\s*", "\n", ElementTree.tostring(root, encoding="unicode"))
 
 
+def swatch(look: palette.Look) -> Markup:
+    """A line as something is drawn with, for a key; it says nothing of its own."""
+    dash = "" if isinstance(look.dash, str) else " ".join(f"{2 * part:g}" for part in look.dash[1])
+    colour = _VARIABLES[look.color]
+    return Markup(
+        '<svg class="swatch" viewBox="0 0 28 10" aria-hidden="true"><path d="M0 5H28" stroke="{}" stroke-width="2.5" '
+        'stroke-dasharray="{}"/><{} fill="{}"/></svg>'
+    ).format(colour, dash, Markup(_MARKS[look.marker]), colour)
+
+
 def _drawn(draw: Draw, salt: str) -> bytes:
-    from matplotlib import rc_context  # noqa: PLC0415
-    from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.figure import Figure  # noqa: PLC0415 - only figures need it
 
     out = io.BytesIO()
-    settings: dict[Any, Any] = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": salt,
-        "axes.prop_cycle": f"cycler('color', [{_CYCLE}])",
-        "path.simplify_threshold": 0.3,
-    }
-    with rc_context(settings):
-        figure = Figure(figsize=SIZE, layout="constrained")
+    with axes.drawing(svg_fonttype="none", svg_hashsalt=salt, path_simplify_threshold=0.3):
+        figure = Figure(figsize=axes.SIZE, layout="constrained")
         draw(figure)
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(out, format="svg", transparent=True, metadata=nothing)
@@ -126,8 +131,8 @@ def _restyled(attributes: Mapping[str, str]) -> Iterator[tuple[str, str]]:
                 yield key, _DECIMAL.sub(_short, value)
         else:
             text = _LETTERS.sub(r"\1var(--sans)", value)
-            for stand_in, colour in _STAND_INS.items():
-                text = text.replace(stand_in, colour)
+            for colour, variable in _VARIABLES.items():
+                text = text.replace(colour, variable)
             yield key, text
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import mean
 from types import MappingProxyType
 from typing import Any
 
 from scripts import bench_schedules, choices
 from scripts.exhibits.base import Basis
+from scripts.exhibits.charts.sheets import Dots, Lines
 from scripts.exhibits.kinds import lab
 from scripts.exhibits.kinds.predictions import Computed, sheet
 from spardl.clusters.network import PRESETS
@@ -18,11 +20,14 @@ from spardl.diagnostics.timeline import schedules
 from spardl.diagnostics.timeline.model import Lane, Timeline
 from spardl.schedules.tuning import Tuner
 
-__all__ = ["EXHIBITS", "breakdown", "scaling", "speed", "tuning"]
+__all__ = ["EXHIBITS", "OTHERS", "breakdown", "no_fusion", "scaling", "speed", "tuning"]
 
 MODELS = tuple(bench_schedules.ASSUMED)
-DENSE = ("WFBP (per layer)", "DDP-like 25 MB", "MG-WFBP", "DeAR 25 MB", "DeAR tuned")
-SCHEDULES: Mapping[str, str] = MappingProxyType({column: bench_schedules.COLUMNS[column][1] for column in DENSE})
+OTHERS = ("WFBP (per layer)", "DDP-like 25 MB", "buckets tuned", "MG-WFBP")
+ALONE = ("WFBP (per layer)", "DeAR per layer", "DeAR tuned")
+DENSE = (*OTHERS, "DeAR 25 MB", "DeAR tuned")
+HALVES, FUSED = "WFBP / DeAR, per layer", "per layer / tuned"
+OVER_BEST, OVER_LAYERS = "best other / tuned", "WFBP / tuned"
 LOW_MB, HIGH_MB, START_MB = 1.0, 256.0, 25.0
 TRIALS = (5, 10, 20)
 BASIS = Basis(
@@ -38,8 +43,27 @@ def _costs(workers: int, network: str) -> schedules.MethodCosts:
     return schedules.MethodCosts.of(method, workers, PRESETS[network], bench_schedules.NOTHING)
 
 
-def _predict(schedule: str, profile: Profile, costs: schedules.MethodCosts) -> Timeline:
-    found = schedules.SCHEDULES[schedule](profile, costs)
+def _tuned(profile: Profile, costs: schedules.MethodCosts) -> Timeline:
+    """Buckets beside the backward pass, of the best of the sizes that DeAR is given, too."""
+    sizes = (partial(schedules.per_size, size) for size in schedules.SWEPT_MB)
+    return min((schedules.beside_backward(cut, profile, costs) for cut in sizes), key=lambda found: found.seconds)
+
+
+SCHEDULES: Mapping[str, schedules.Predict] = MappingProxyType(
+    {
+        "WFBP (per layer)": schedules.SCHEDULES["per_layer"],
+        "DDP-like 25 MB": schedules.SCHEDULES["wfbp"],
+        "buckets tuned": _tuned,
+        "MG-WFBP": schedules.SCHEDULES["mg_wfbp"],
+        "DeAR per layer": schedules.SCHEDULES["dear_per_layer"],
+        "DeAR 25 MB": schedules.SCHEDULES["dear"],
+        "DeAR tuned": schedules.SCHEDULES["dear_tuned"],
+    }
+)
+
+
+def _predict(column: str, profile: Profile, costs: schedules.MethodCosts) -> Timeline:
+    found = SCHEDULES[column](profile, costs)
     assert found is not None  # the dense all-reduce has halves
     return found
 
@@ -51,10 +75,24 @@ def speed(models: Sequence[str]) -> dict[str, Any]:
         costs = _costs(bench_schedules.WORKERS, network)
         rows = {}
         for model, profile in bench_schedules.assumed_gpu(models).profiles.items():
-            seconds = [_predict(schedule, profile, costs).seconds for schedule in SCHEDULES.values()]
-            rows[model] = [*seconds, min(seconds[:3]) / seconds[-1], seconds[0] / seconds[-1]]
-        columns = ("model", *DENSE, "best other / tuned", "WFBP / tuned")
+            seconds = [_predict(column, profile, costs).seconds for column in DENSE]
+            rows[model] = [*seconds, min(seconds[: len(OTHERS)]) / seconds[-1], seconds[0] / seconds[-1]]
+        columns = ("model", *DENSE, OVER_BEST, OVER_LAYERS)
         sheets.append(sheet(f"Seconds of an iteration, 64 workers, {network}", columns, rows))
+    return {"sheets": sheets}
+
+
+def no_fusion(models: Sequence[str]) -> dict[str, Any]:
+    """Seconds of an iteration of 64 workers with every layer alone, and what the halves gain then; and fusion."""
+    sheets = []
+    for network in bench_schedules.NETWORKS:
+        costs = _costs(bench_schedules.WORKERS, network)
+        rows = {}
+        for model, profile in bench_schedules.assumed_gpu(models).profiles.items():
+            whole, halves, tuned = (_predict(column, profile, costs).seconds for column in ALONE)
+            rows[model] = [whole, halves, tuned, whole / halves, min(whole, halves) / tuned]
+        columns = ("model", *ALONE, HALVES, FUSED)
+        sheets.append(sheet(f"Seconds of an iteration without fusion, 64 workers, {network}", columns, rows))
     return {"sheets": sheets}
 
 
@@ -65,8 +103,8 @@ def breakdown(models: Sequence[str]) -> dict[str, Any]:
         costs = _costs(bench_schedules.WORKERS, network)
         rows = {}
         for model, profile in bench_schedules.assumed_gpu(models).profiles.items():
-            for column, schedule in SCHEDULES.items():
-                found = _predict(schedule, profile, costs)
+            for column in DENSE:
+                found = _predict(column, profile, costs)
                 computing = found.busy(Lane.COMPUTE)
                 rows[f"{model}, {column}"] = [computing, found.busy(Lane.NETWORK), found.seconds - computing]
         columns = ("model, schedule", "computation", "communication", "not hidden")
@@ -82,7 +120,7 @@ def scaling(models: Sequence[str], workers: Sequence[int]) -> dict[str, Any]:
         for model, profile in bench_schedules.assumed_gpu(models).profiles.items():
             alone = sum(profile.entries) * profile.update + profile.forward + profile.backward
             for column in DENSE[1:]:
-                found = [_predict(SCHEDULES[column], profile, _costs(size, network)).seconds for size in workers]
+                found = [_predict(column, profile, _costs(size, network)).seconds for size in workers]
                 rows[f"{model}, {column}"] = [alone / seconds for seconds in found]
         columns = ("model, schedule", *(f"P = {size}" for size in workers))
         sheets.append(sheet(f"Scaling efficiency, {network}", columns, rows))
@@ -152,11 +190,33 @@ SPEED = Computed(
     source="the comparison on 10 GbE and 100 Gb InfiniBand with 64 GPUs; up to 83% and 15% faster (abstract: certain)",
     shows="how much faster an iteration is when all-reduces are split in two and hidden behind both passes",
     basis=BASIS,
+    leads=True,
     function=speed,
     arguments=MappingProxyType({"smoke": FEW, "laptop": ALL, "paper": ALL}),
     shell="python scripts/bench_schedules.py",
-    words="Predicted seconds of an iteration with the published batches. Tuned: the best of a sweep of group sizes.",
-    unit="seconds",
+    words="Predicted seconds of an iteration with the published batches. Tuned: the best of a sweep of sizes, the same "
+    "for DeAR's groups and for buckets beside the backward pass.",
+    charts=(
+        Dots("seconds of an iteration", columns=DENSE),
+        Dots("times as fast", ": others' over those of tuned DeAR", columns=(OVER_BEST, OVER_LAYERS), ratio=True),
+    ),
+    recipe=2,
+)
+NO_FUSION = Computed(
+    name="dear.no_fusion",
+    title="Without fusion",
+    source="the comparison of schedules without tensor fusion; numbers unknown",
+    shows="what the two halves of an all-reduce gain where every layer is sent by itself, and what fusion adds",
+    basis=BASIS,
+    function=no_fusion,
+    arguments=MappingProxyType({"smoke": FEW, "laptop": ALL, "paper": ALL}),
+    shell="python scripts/timeline.py scripts/profiles/MODEL.json --workers 64 --network NETWORK",
+    words="Predicted seconds of an iteration with the published batches. Without fusion every layer starts messages of "
+    "its own; the last column is the faster of both over DeAR with the best size of groups.",
+    charts=(
+        Dots("seconds of an iteration", columns=ALONE),
+        Dots("times as fast", ": what the halves gain, and what fusion adds", columns=(HALVES, FUSED), ratio=True),
+    ),
 )
 BREAKDOWN = Computed(
     name="dear.breakdown",
@@ -168,7 +228,8 @@ BREAKDOWN = Computed(
     arguments=MappingProxyType({"smoke": FEW, "laptop": ALL, "paper": ALL}),
     shell="python scripts/timeline.py scripts/profiles/MODEL.json --workers 64 --network NETWORK",
     words="Computing and communicating overlap: what is not hidden is the iteration less its computation.",
-    unit="seconds",
+    charts=(Dots("seconds", ", by model"),),
+    recipe=2,
 )
 SCALING = Computed(
     name="dear.scaling",
@@ -186,7 +247,8 @@ SCALING = Computed(
     ),
     shell="python scripts/timeline.py scripts/profiles/MODEL.json --workers P --network NETWORK",
     words="An iteration of one worker without communication, over one of P workers.",
-    unit="efficiency",
+    charts=(Lines("efficiency", ", by model", across="workers"),),
+    recipe=2,
 )
 TUNING = Computed(
     name="dear.tuning",
@@ -204,8 +266,8 @@ TUNING = Computed(
     ),
     shell="python scripts/reproduce.py dear.tuning",
     words="The objective is the timeline model's iteration, without noise; sizes from 1 to 256 MB, 25 MB first.",
-    unit="share of the best speed",
+    charts=(Lines("share of the best speed", ", by model and network", across="trials"),),
     time="a minute",
 )
 
-EXHIBITS = (SPEED, BREAKDOWN, SCALING, TUNING, lab.DEAR)
+EXHIBITS = (SPEED, NO_FUSION, BREAKDOWN, SCALING, TUNING, lab.DEAR)

@@ -8,6 +8,7 @@ from typing import Any
 
 from scripts import bench_schedules, choices
 from scripts.exhibits.base import Basis
+from scripts.exhibits.charts.sheets import Dots
 from scripts.exhibits.kinds.predictions import Computed, sheet
 from scripts.exhibits.kinds.trainings import MethodComparison, Plan
 from scripts.exhibits.papers.small import PICTURES, SEEDS, SMALL, TINY, VIRTUAL, as_published
@@ -21,7 +22,9 @@ __all__ = ["EXHIBITS", "fusion", "scaling"]
 MODELS = tuple(bench_schedules.ASSUMED)
 WORKERS = 16
 METHODS = (*bench_schedules.FUSED, "none")
-PARTITIONS = ("every layer alone", "whole model", "LayerFusion")
+ALONE, BETTER = "alone / fused", "best other / fused"
+BUCKETS = f"{schedules.BUCKET_MB:g} MB buckets"
+PARTITIONS = ("every layer alone", BUCKETS, "whole model", "LayerFusion")
 BASIS = Basis(
     simulated="iterations: the timeline model overlaps a profile's passes with counted bytes on a modelled network",
     measured="the shares of the layers, on a CPU (scripts/profiles)",
@@ -31,16 +34,17 @@ BASIS = Basis(
 
 def _seconds(models: Sequence[str], network: str) -> dict[tuple[str, str], list[float]]:
     """Seconds of an iteration by model and method, for each partition, and without any communication."""
-    device = bench_schedules.assumed_gpu(models)
+    profiles, lines = bench_schedules.assumed_gpu(models).profiles, bench_schedules.assumed_compression(WORKERS)
     found = {}
     for method in METHODS:
         with choices.composing():
             made = choices.build(method, "warmup.steps=0")
-        compressing = device.compressing.get(method, Linear(0.0, 0.0))
+        compressing = lines.get(method, Linear(0.0, 0.0))
         cost = schedules.MethodCosts.of(made, WORKERS, PRESETS[network], compressing).whole
-        for model, profile in device.profiles.items():
+        for model, profile in profiles.items():
             cuts = (
                 schedules.per_size(0, profile, cost),
+                schedules.per_size(schedules.BUCKET_MB, profile, cost),
                 schedules.per_size(float("inf"), profile, cost),
                 schedules.fused(profile, cost),
             )
@@ -50,14 +54,14 @@ def _seconds(models: Sequence[str], network: str) -> dict[tuple[str, str], list[
 
 
 def fusion(models: Sequence[str]) -> dict[str, Any]:
-    """Seconds of an iteration with every layer alone, the whole model at once, and LayerFusion."""
+    """Seconds of an iteration with every layer alone, in buckets, the whole model at once, and LayerFusion."""
     sheets = []
     for network in bench_schedules.NETWORKS:
         rows = {
-            f"{model}, {method}": [layers, whole, fused, layers / fused, min(layers, whole) / fused]
-            for (model, method), (layers, whole, fused, _) in _seconds(models, network).items()
+            f"{model}, {method}": [*others, fused, others[0] / fused, min(others) / fused]
+            for (model, method), (*others, fused, _) in _seconds(models, network).items()
         }
-        columns = ("model, method", *PARTITIONS, "alone / fused", "better of both / fused")
+        columns = ("model, method", *PARTITIONS, ALONE, BETTER)
         sheets.append(sheet(f"Seconds of an iteration, {WORKERS} workers, {network}", columns, rows))
     return {"sheets": sheets}
 
@@ -89,7 +93,11 @@ FUSION = Computed(
     arguments=SCALES,
     shell="python scripts/bench_schedules.py",
     words="Predicted seconds of an iteration; groups are sent beside the backward pass.",
-    unit="seconds",
+    charts=(
+        Dots("seconds of an iteration", ", by model", columns=PARTITIONS),
+        Dots("times as fast", ": others' over those of fused groups", columns=(ALONE, BETTER), ratio=True),
+    ),
+    recipe=2,
 )
 SCALING = Computed(
     name="sketch_fusion.scaling",
@@ -101,12 +109,15 @@ SCALING = Computed(
     arguments=SCALES,
     shell="python scripts/timeline.py scripts/profiles/MODEL.json --workers 16 --network NETWORK",
     words="An iteration of one worker without communication, over one of 16 workers.",
-    unit="efficiency",
+    charts=(Dots("efficiency", ", by model"),),
+    recipe=2,
 )
 ACCURACY = MethodComparison(
     name="sketch_fusion.accuracy",
     title="Accuracy with sketches",
     source="no loss of accuracy (abstract: certain; numbers unknown)",
+    proposed=("sketch of the model", "sketches of groups", "sketches of layers"),
+    leads=True,
     shows="what sketches reach, layer by layer, in groups, and of the whole model",
     basis=VIRTUAL,
     methods=MappingProxyType(

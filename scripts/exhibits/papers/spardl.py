@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from scripts.exhibits.kinds import lab
+from scripts.exhibits.kinds.adaptation import Adaptation, AdaptationPlan
 from scripts.exhibits.kinds.counts import CountedCosts
+from scripts.exhibits.kinds.lazy import Laziness
 from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan
-from scripts.exhibits.kinds.updates import Contender, UpdateBreakdown, UpdatePlan
+from scripts.exhibits.kinds.watched import WatchedPlan
 from scripts.exhibits.notes import OKTOPK
-from scripts.exhibits.papers.small import PICTURES, SEEDS, SMALL, TINY, VIRTUAL, as_published
+from scripts.exhibits.papers import spardl_race, spardl_updates
+from scripts.exhibits.papers.real import EVENING, OURS, REAL, REFERENCES, RIVALS, SYNTHETIC, Pace, hours, long_digits
+from scripts.exhibits.papers.small import ON_DIGITS, PICTURES, SEEDS, SMALL, TINY, VIRTUAL, as_published
 
 __all__ = ["EXHIBITS"]
 
@@ -24,12 +29,14 @@ ALL = MappingProxyType(
         "dense": ("compressor=none",),
     }
 )
-FOURTEEN = (*SMALL, "cluster.workers=14")
+TWO, FIVE = (1, 2), (1, 2, 3, 4, 5)
+FOURTEEN, SIXTEEN = (*SMALL, "cluster.workers=14"), "cluster.workers=16"
 
 MORE_PICTURES = Case(
     "VGG-19 on CIFAR-100",
     ("model=resnet32", "dataset=digits", "optimizer.lr=0.1", "training.epochs=12"),
-    "ResNet-32 on digits instead",
+    "ResNet-32 on digits",
+    known=ON_DIGITS,
 )
 PRICES = Case(
     "VGG-11 on House",
@@ -42,7 +49,7 @@ PRICES = Case(
         "training.clip_norm=2",
         "training.epochs=10",
     ),
-    "ResNet-20 tells by how many degrees a digit is turned instead",
+    "ResNet-20 tells by how many degrees a digit is turned",
     lower=True,
 )
 REVIEWS = Case(
@@ -54,7 +61,7 @@ REVIEWS = Case(
         "training.epochs=2",
         "training.eval_every=0.5",
     ),
-    "the same network on docstrings of six subjects instead",
+    "the same LSTM on docstrings of six subjects",
 )
 NEWS = Case(
     "LSTM on PTB",
@@ -67,7 +74,7 @@ NEWS = Case(
         "training.epochs=0.8",
         "training.eval_every=0.2",
     ),
-    "an LSTM of 2 x 128 on Python's language reference instead",
+    "an LSTM of 2 x 128 on Python's language reference",
     lower=True,
 )
 WIKIPEDIA = Case(
@@ -80,7 +87,7 @@ WIKIPEDIA = Case(
         "training.epochs=0.9",
         "training.eval_every=0.25",
     ),
-    "a BERT of 2 x 128 on Python's language reference instead",
+    "a BERT of 2 x 128 on Python's language reference",
     lower=True,
 )
 CASES = (PICTURES, MORE_PICTURES, PRICES, REVIEWS, NEWS, WIKIPEDIA)
@@ -94,6 +101,25 @@ def _plans(smoke: tuple[Case, ...], laptop: Plan, *paper: str) -> Mapping[str, P
             "paper": as_published(*(f"spardl/{preset}" for preset in paper)),
         }
     )
+
+
+def _with_evening(
+    plans: Mapping[str, Plan], rows: Sequence[str], paces: Sequence[Pace], sparse: tuple[str, ...] = ()
+) -> Mapping[str, Plan]:
+    """Plans, and one of real length.
+
+    Args:
+        plans: the others.
+        rows: of an evening.
+        paces: its tasks.
+        sparse: further words of all rows but dense training.
+    """
+    evening = Plan(tuple(pace.case for pace in paces), EVENING, FIVE, hours(paces, rows, FIVE), sparse=sparse)
+    return MappingProxyType({**plans, "evening": evening})
+
+
+def _without_rivals(plans: Mapping[str, Plan]) -> Mapping[str, Plan]:
+    return {scale: replace(plan, only=tuple(ALL)) for scale, plan in plans.items()}
 
 
 COMPLEXITY = CountedCosts(
@@ -125,35 +151,80 @@ CONVERGENCE = MethodComparison(
     shows="what each method reaches, and in how many seconds",
     basis=VIRTUAL,
     note=OKTOPK,
-    methods=ALL,
-    plans=_plans(
-        (PICTURES,),
-        Plan(CASES, (*FOURTEEN, "training.epochs=12", "cluster.network=ethernet_1g"), SEEDS, "about 45 minutes"),
-        "vgg16_cifar10",
-        "vgg19_cifar100",
-        "vgg11_house",
-        "lstm_imdb",
-        "lstm_ptb",
-        "bert_wikipedia",
+    proposed=("SparDL",),
+    leads=True,
+    methods=MappingProxyType({**ALL, **RIVALS}),
+    plans=_with_evening(
+        _without_rivals(
+            _plans(
+                (PICTURES,),
+                Plan(
+                    CASES, (*FOURTEEN, "training.epochs=12", "cluster.network=ethernet_1g"), SEEDS, "about 45 minutes"
+                ),
+                "vgg16_cifar10",
+                "vgg19_cifar100",
+                "vgg11_house",
+                "lstm_imdb",
+                "lstm_ptb",
+                "bert_wikipedia",
+            )
+        ),
+        (*ALL, *RIVALS),
+        (long_digits(1000),),
     ),
 )
+REAL_DATA = MethodComparison(
+    name="spardl.real_data",
+    title="Training on real data, at real length",
+    source="loss and metric against time for each task, on the models and data that two cores can train in a night",
+    shows="what the published form costs beside dense training, half the bytes and low ranks, and what our recipe does",
+    basis=VIRTUAL,
+    proposed=("SparDL",),
+    methods=REFERENCES,
+    plans=MappingProxyType(
+        {
+            "smoke": Plan(
+                tuple(pace.case for pace in SYNTHETIC), EVENING, TWO[:1], "seconds each", only=("dense", OURS)
+            ),
+            "laptop": Plan((PICTURES,), (*FOURTEEN, "training.max_steps=190"), SEEDS, "about 15 minutes"),
+            "evening": Plan(
+                tuple(pace.case for pace in REAL), EVENING, SEEDS[:2], hours(REAL, tuple(REFERENCES), SEEDS[:2])
+            ),
+            "paper": as_published(
+                "spardl/vgg16_cifar10", "spardl/lstm_imdb", "spardl/lstm_ptb", "spardl/bert_wikipedia"
+            ),
+        }
+    ),
+)
+COLLECTING = MappingProxyType(
+    {
+        "GRES": ("compressor=spardl", "residual=global"),
+        "PRES": ("compressor=spardl", "residual=partial"),
+        "LRES": ("compressor=spardl", "residual=local"),
+        "dense": ALL["dense"],
+    }
+)
+FEW = ("compressor.density=0.001",)
 RESIDUALS = MethodComparison(
     name="spardl.residuals",
     title="Residual collection",
     source="GRES against PRES and LRES; numbers unknown, from memory (medium)",
     shows="whether mass that is lost on the way, and not only at a worker's own selection, matters",
     basis=VIRTUAL,
-    methods=MappingProxyType(
-        {
-            "GRES": ("compressor=spardl", "residual=global"),
-            "PRES": ("compressor=spardl", "residual=partial"),
-            "LRES": ("compressor=spardl", "residual=local"),
-        }
-    ),
-    plans=_plans(
-        (PICTURES,),
-        Plan((PICTURES,), (*FOURTEEN, "compressor.density=0.001", "training.epochs=15"), SEEDS, "about 6 minutes"),
-        "vgg16_cifar10",
+    proposed=("GRES",),
+    methods=COLLECTING,
+    plans=_with_evening(
+        _plans(
+            (PICTURES,),
+            Plan((PICTURES,), (*FOURTEEN, "training.epochs=15"), SEEDS, "about 8 minutes", sparse=FEW),
+            "vgg16_cifar10",
+        ),
+        tuple(COLLECTING),
+        [
+            long_digits(1000, f"optimizer.lr={rate}", name=f", learning rate {rate}, 0.1%")
+            for rate in (0.01, 0.02, 0.05)
+        ],
+        FEW,
     ),
 )
 DENSITY = MethodComparison(
@@ -220,55 +291,79 @@ TEAMS = MethodComparison(
         "vgg16_cifar10",
     ),
 )
-CONTENDERS = MappingProxyType(
-    {
-        "SparDL, d = 1": Contender("spardl"),
-        "SparDL, B-SAG, d = 7": Contender("spardl", ("communicator.teams=7", "communicator.gather=bruck"), 40),
-        "Ok-Topk": Contender("oktopk"),
-        "TopkDSA": Contender("topkdsa"),
-        "TopkA": Contender("topka"),
-        "gTopk": Contender("gtopk"),
-        "dense": Contender("none"),
-    }
-)
-PUBLISHED_MODELS = ("vgg16", "vgg19", "resnet50", "vgg11", "lstm_imdb", "lstm_ptb", "bert")
-ONE_PERCENT = MappingProxyType(dict.fromkeys(PUBLISHED_MODELS, 0.01))
-
-
-def _updates(smoke: str, *models: str) -> Mapping[str, UpdatePlan]:
-    """Plans that share their counts: all at 14 workers."""
-    return MappingProxyType(
+MANY_TEAMS = MethodComparison(
+    name="spardl.many_teams",
+    title="More teams",
+    source="R-SAG with more than 2 teams, and B-SAG beside it (from memory, medium); 16 workers, since R-SAG takes a "
+    "power of two of teams, and of those only 2 divide 14",
+    shows="how rounds and words trade as R-SAG's teams grow; accuracies are those of an early stage",
+    basis=VIRTUAL,
+    methods=MappingProxyType(
         {
-            "smoke": UpdatePlan({smoke: (14,)}, 512, "seconds"),
-            **{scale: UpdatePlan(dict.fromkeys(models, (14,)), 4096, "a minute") for scale in ("laptop", "paper")},
+            "d = 1": ("compressor=spardl",),
+            **{
+                f"{title}, d = {teams}": (
+                    "compressor=spardl",
+                    f"communicator.teams={teams}",
+                    f"communicator.gather={gather}",
+                )
+                for title, gather in (("R-SAG", "recursive"), ("B-SAG", "bruck"))
+                for teams in (2, 4, 8, 16)
+            },
+            "dense": ("compressor=none",),
         }
-    )
-
-
-BREAKDOWN = UpdateBreakdown(
-    name="spardl.breakdown",
-    title="Where an update's time goes",
-    source="per-update time of seven cases on 14 workers, in computation and communication; up to 4.9x faster "
-    "communication than Ok-Topk (numbers from memory, medium)",
-    shows="which part of an update each method saves, and whether latency or bandwidth decides",
-    note=OKTOPK,
-    methods=CONTENDERS,
-    plans=_updates("vgg16", *PUBLISHED_MODELS),
-    network="ethernet_1g",
-    density=ONE_PERCENT,
-    baseline="Ok-Topk",
+    ),
+    plans=MappingProxyType(
+        {
+            "smoke": Plan((PICTURES,), (*TINY, SIXTEEN), SEEDS, "seconds each"),
+            "laptop": Plan((PICTURES,), (*SMALL, SIXTEEN, "training.epochs=15"), SEEDS, "about 15 minutes"),
+            "paper": replace(as_published("spardl/vgg16_cifar10"), words=(SIXTEEN,)),
+        }
+    ),
 )
-FAST_NETWORK = UpdateBreakdown(
-    name="spardl.fast_network",
-    title="Where an update's time goes on a fast network",
-    source="ResNet-50 and BERT on an RDMA network (numbers unknown)",
-    shows="what is left of the gain where messages are cheap",
-    note=OKTOPK,
-    methods=CONTENDERS,
-    plans=_updates("resnet50", "resnet50", "bert"),
-    network="infiniband_100g",
-    density=ONE_PERCENT,
-    baseline="Ok-Topk",
+ADAPTATION = Adaptation(
+    name="spardl.adaptation",
+    title="Adaptation of h",
+    source="the entries h that a team sends in B-SAG, adapted so that the union of all teams' holds k (from memory, "
+    "medium; figures unknown)",
+    shows="how many steps h takes to find its place, and how near to k the union stays",
+    plans=MappingProxyType(
+        {
+            "smoke": AdaptationPlan((PICTURES,), ("cluster.workers=4",), (2,), 3, "seconds"),
+            "laptop": AdaptationPlan((PICTURES, NEWS), ("cluster.workers=14",), (2, 7, 14), 96, "about 5 minutes"),
+            "paper": AdaptationPlan((PICTURES, NEWS), ("cluster.workers=14",), (2, 7, 14), 512, "half an hour"),
+        }
+    ),
+)
+LAZY = Laziness(
+    name="spardl.lazy",
+    title="Lazy block-wise sparsification",
+    source="an optimization of Spar-Reduce-Scatter: a block is cut only when it is about to be sent (read in the "
+    "official code); without it, it is cut after each addition (from memory, medium; figures unknown)",
+    shows="how many selections it saves, and whether it changes what is sent",
+    plans=MappingProxyType(
+        {
+            "smoke": WatchedPlan((PICTURES,), ("cluster.workers=3",), 2, "seconds"),
+            "laptop": WatchedPlan((PICTURES, NEWS), ("cluster.workers=14",), 48, "about 2 minutes"),
+            "paper": WatchedPlan((PICTURES, NEWS), ("cluster.workers=14",), 512, "half an hour"),
+        }
+    ),
 )
 
-EXHIBITS = (COMPLEXITY, CONVERGENCE, RESIDUALS, DENSITY, WORKERS, TEAMS, BREAKDOWN, FAST_NETWORK, lab.SPARDL)
+EXHIBITS = (
+    COMPLEXITY,
+    CONVERGENCE,
+    REAL_DATA,
+    RESIDUALS,
+    DENSITY,
+    WORKERS,
+    TEAMS,
+    MANY_TEAMS,
+    ADAPTATION,
+    LAZY,
+    spardl_updates.BREAKDOWN,
+    spardl_updates.FAST_NETWORK,
+    spardl_updates.REGIMES,
+    lab.SPARDL,
+    spardl_race.RACE,
+)

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any
 
+from scripts.exhibits.charts import palette
+from scripts.exhibits.charts.axes import plain
+from scripts.exhibits.charts.palette import readable
 from scripts.exhibits.kinds.trainings import Case
 from scripts.exhibits.papers.study_points import Point
 
@@ -16,14 +19,14 @@ def draw_grid(case: Case, means: Mapping[Point, float | None], dense: Sequence[f
     """One field for each point: what is sent, where and how from the top down; residual and momentum to the right.
 
     Args:
-        case: names the picture, and knows which end of the metric is the better one.
+        case: knows which end of the metric is the better one.
         means: of the metric; ``None`` where a training failed.
         dense: the metric of dense training, by seed.
         figure: matplotlib's, to draw into.
     """
     rows = list(dict.fromkeys((point.sent, point.scope, point.total) for point in means))
     columns = list(dict.fromkeys(sorted((point.residual, point.momentum) for point in means)))
-    figure.set_size_inches(7, 1.2 + 0.32 * len(rows))
+    figure.set_size_inches(7, 1.0 + 0.3 * len(rows))
     axes = figure.subplots()
     fields: list[list[float]] = [[float("nan")] * len(columns) for _ in rows]
     places = {
@@ -39,7 +42,7 @@ def draw_grid(case: Case, means: Mapping[Point, float | None], dense: Sequence[f
     for point, (row, column) in places.items():
         value = means[point]
         text = "failed" if value is None else f"{value:.3g}"
-        colour = "0.5" if value is None else _readable(shown, value)
+        colour = palette.INK if value is None else readable(shown.cmap(shown.norm(value)))
         axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=7, color=colour)
     axes.set_yticks(
         [place + 0.5 for place in range(len(rows))], [", ".join(filter(None, row)) for row in rows], fontsize=7
@@ -47,39 +50,28 @@ def draw_grid(case: Case, means: Mapping[Point, float | None], dense: Sequence[f
     names = [f"{residual}\n{momentum}" for residual, momentum in columns]
     axes.set_xticks([place + 0.5 for place in range(len(columns))], names, fontsize=7)
     axes.set_xlabel("what is not sent, place of momentum", fontsize=8)
-    beside = f"; dense {mean(dense):.3g}" if dense else ""
-    axes.set_title(f"{case.name}: mean metric{beside}", fontsize=10)
+    axes.set_title(f"mean metric; dense {mean(dense):.3g}" if dense else "mean metric", fontsize=8, loc="left")
 
 
-def _readable(shown: Any, value: float) -> str:
-    """Dark on light fields, light on dark ones; not black and white, which a page takes for its own colours."""
-    red, green, blue, _ = shown.cmap(shown.norm(value))
-    return "#111111" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "#fefefe"
-
-
-def draw_axes(
-    case: Case, found: Sequence[tuple[str, Sequence[float]]], dense: Sequence[float] | None, figure: Any
-) -> None:
+def draw_axes(found: Sequence[tuple[str, Sequence[float]]], dense: Sequence[float] | None, figure: Any) -> None:
     """One line for each choice, with its means of every seed, from the top down.
 
     Args:
-        case: names the picture.
         found: choices with their figures.
         dense: the metric of dense training, by seed.
         figure: matplotlib's, to draw into.
     """
-    figure.set_size_inches(7, 1.2 + 0.25 * len(found))
+    figure.set_size_inches(6, 0.9 + 0.22 * len(found))
     axes = figure.subplots()
+    plain(axes, "metric", grid="x")
     axis = [name.partition(":")[0] for name, _ in found]
-    colours = {name: f"C{number}" for number, name in enumerate(dict.fromkeys(axis))}
+    looks = palette.looks(dict.fromkeys(axis))
     for place, (_, seeds) in enumerate(found):
-        axes.plot(seeds, [place] * len(seeds), "o", color=colours[axis[place]], alpha=0.6, markersize=5)
-        axes.plot([mean(seeds)], [place], "|", color=colours[axis[place]], markersize=13, markeredgewidth=2)
+        colour = looks[axis[place]].color
+        axes.plot(seeds, [place] * len(seeds), "o", color=colour, alpha=0.6, markersize=4.5)
+        axes.plot([mean(seeds)], [place], "|", color=colour, markersize=12, markeredgewidth=2)
     if dense:
-        axes.axvline(mean(dense), linestyle=":", color="0.5", label="dense")
-        axes.legend(fontsize=8)
-    axes.set_yticks(range(len(found)), [name for name, _ in found], fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xlabel("metric")
-    axes.set_title(f"{case.name}: means over all points with a choice", fontsize=10)
-    axes.grid(alpha=0.3, axis="x")
+        axes.axvline(mean(dense), linestyle=":", color=palette.SOFT)
+        axes.annotate("dense", (mean(dense), 1), (0, 2), ("data", "axes fraction"), "offset points", ha="center")
+    axes.set_yticks(range(len(found)), [name for name, _ in found])
+    axes.set_ylim(len(found) - 0.4, -0.6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import mean
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
@@ -140,7 +140,10 @@ def _columns(rows: Sequence[Sequence[float]]) -> list[float]:
     return [mean(column) for column in zip(*rows, strict=True)]
 
 
-def held_out(candidates: Values, lower: bool) -> list[float]:
+Setting = TypeVar("Setting")
+
+
+def held_out(candidates: Mapping[Setting, Sequence[float]], lower: bool) -> list[float]:
     """For each seed, its metric at the setting that is best for the other seeds.
 
     So who has more settings to choose from has not more luck.
@@ -160,6 +163,6 @@ def held_out(candidates: Values, lower: bool) -> list[float]:
     return found
 
 
-def best_of(figures: Mapping[Point, float], lower: bool) -> Point:
-    """The point with the best figure; the first of equal ones."""
-    return (min if lower else max)(figures, key=lambda point: figures[point])
+def best_of(figures: Mapping[Setting, float], lower: bool) -> Setting:
+    """The setting with the best figure; the first of equal ones."""
+    return (min if lower else max)(figures, key=lambda setting: figures[setting])

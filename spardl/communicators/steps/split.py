@@ -17,7 +17,7 @@ from spardl.protocol.programs import Exchange, Phase, Program, Receive, Send, Te
 from spardl.vector.packing import Slot
 from spardl.vector.sparse import SparseVector, merge
 
-__all__ = ["equal_regions", "split_and_reduce", "split_cost", "swap_counts", "swap_words"]
+__all__ = ["cut_apart", "equal_regions", "split_and_reduce", "split_cost", "swap_counts", "swap_words"]
 
 
 def equal_regions(length: int, count: int) -> list[int]:
@@ -43,7 +43,7 @@ def split_and_reduce(
         The sum of all members' entries in this member's region, added up by position; indices are local to the region.
     """
     yield Phase.PACK
-    regions = _cut(own, borders)
+    regions = cut_apart(own, borders)
     counts = yield from swap_counts(team, [len(region) for region in regions], own.indices.device)
     length = regions[team.position].length
     parts = [regions[team.position]] * team.size
@@ -80,7 +80,8 @@ def _bucket_exchange(
     return Exchange(sends, receives)
 
 
-def _cut(vector: SparseVector, borders: Sequence[int]) -> list[SparseVector]:
+def cut_apart(vector: SparseVector, borders: Sequence[int]) -> list[SparseVector]:
+    """The parts of a vector between borders that increase, each with indices of its own."""
     cuts = torch.searchsorted(vector.indices, torch.tensor(borders, device=vector.indices.device)).tolist()
     return [
         SparseVector(vector.indices[low:high] - start, vector.values[low:high], stop - start)

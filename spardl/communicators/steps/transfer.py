@@ -11,7 +11,8 @@ from torch import Tensor
 from spardl.communicators.steps.bruck import all_gather, all_gather_around
 from spardl.protocol.programs import Exchange, Phase, Program, Receive, Send, Team
 from spardl.vector.accumulator import Accumulator
-from spardl.vector.packing import Slot, message_bytes, message_words, pack, unpack, unpack_all
+from spardl.vector.messages import Form
+from spardl.vector.packing import Slot, message_words
 from spardl.vector.sparse import SparseVector, concatenate
 
 __all__ = ["Courier", "all_gather_counts"]
@@ -21,47 +22,44 @@ class Courier(NamedTuple):
     """Carries sparse vectors.
 
     Attributes:
-        own: type of values in memory.
-        sent: type of values on the wire.
+        form: of its messages.
     """
 
-    own: torch.dtype
-    sent: torch.dtype
+    form: Form
 
     @classmethod
     def of(cls, accumulated: Accumulator) -> Courier:
         """For what is taken out of a worker's vector, ``accumulated``."""
-        own = accumulated.values.dtype
-        return cls(own, accumulated.wire.dtype(own))
+        return cls(accumulated.wire.form(accumulated.values.dtype))
 
     def send(self, to: int, vector: SparseVector, slot: Slot) -> Send:
         """One message, packed.
 
         Args:
             to: rank of the receiver.
-            vector: fits the slot; its values are exact on the wire, see ``Wire.rounded``.
+            vector: fits the slot; its values are what rounding made of them, see ``Wire.rounded``.
             slot: the room; the receiver must know the same.
 
         Returns:
             The message, for an ``Exchange``.
         """
-        return Send(to, pack(vector, slot, self.sent), message_words(slot))
+        return Send(to, self.form.pack(vector, slot), message_words(slot))
 
     def receive(self, source: int, slot: Slot) -> Receive:
         """What the rank ``source`` sends with an equal ``slot``, at the other end."""
-        return Receive(source, message_bytes(slot, self.sent), torch.uint8)
+        return Receive(source, self.form.size(slot), torch.uint8)
 
     def open(self, message: Tensor, slot: Slot) -> SparseVector:
         """The vector in a message that arrived.
 
         Args:
-            message: uint8, shape (message_bytes(slot, sent),).
+            message: uint8, shape (form.size(slot),).
             slot: its room.
 
         Returns:
             Values of the type in memory.
         """
-        return unpack(message, slot, self.sent, self.own)
+        return self.form.open(message, [slot])
 
     def exchange(self, to: int, vector: SparseVector, slot: Slot, source: int, coming: Slot) -> Program[SparseVector]:
         """Sends one vector to one worker, and receives another from one.
@@ -116,15 +114,15 @@ class Courier(NamedTuple):
         # From this member's block on, and then those of the members before it.
         turn = sum(sizes[team.position :])
         parts = ((around[turn:], slots[: team.position]), (around[:turn], slots[team.position :]))
-        opened = [unpack_all(messages, room, self.sent, self.own) for messages, room in parts if room]
+        opened = [self.form.open(messages, room) for messages, room in parts if room]
         joined = opened[0] if len(opened) == 1 else concatenate(opened)
         yield Phase.MERGE
         return joined
 
     def _packed(self, block: SparseVector, slots: Sequence[Slot], position: int) -> tuple[Tensor, list[int], list[int]]:
         """This member's message, and the sizes of all, in bytes and in words."""
-        message = pack(block, slots[position], self.sent)
-        return message, [message_bytes(slot, self.sent) for slot in slots], [message_words(slot) for slot in slots]
+        message = self.form.pack(block, slots[position])
+        return message, [self.form.size(slot) for slot in slots], [message_words(slot) for slot in slots]
 
     def slots_of(self, team: Team, block: SparseVector, lengths: Sequence[int]) -> Program[list[Slot]]:
         """Tells all members how many entries each one's block has: its room, for a gather.

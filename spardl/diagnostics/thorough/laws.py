@@ -27,7 +27,7 @@ from spardl.diagnostics.doctor.correctness import (
 )
 from spardl.diagnostics.doctor.findings import Findings
 from spardl.diagnostics.thorough.outcome import Outcome, Place, judged, warned
-from spardl.diagnostics.thorough.sharing import backend_of, shared
+from spardl.diagnostics.thorough.sharing import setting, shared
 from spardl.method.method import Method
 
 __all__ = ["check_laws", "simulated"]
@@ -127,7 +127,7 @@ def _try(cluster: ProcessGroupCluster, case: _Case) -> _Found:
 
 
 def _verdict(place: Place, workers: int, cases: Mapping[str, _Case], found: Mapping[str, _Found]) -> Outcome:
-    where = f"{workers} worker{'s' * (workers > 1)} over {backend_of(place, workers)} on {place.device}"
+    where = setting(place, workers)
     problems = [f"{name}: {one.problem}, {where}" for name, one in found.items() if one.problem]
     problems += [line for name, one in found.items() if (line := _unlike(place, name, cases[name], one, where))]
     near = [name for name, one in found.items() if not one.off <= _rounding(cases[name])]

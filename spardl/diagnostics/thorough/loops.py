@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from spardl.diagnostics.doctor.correctness import distance
 from spardl.diagnostics.thorough.outcome import Outcome, Place, judged
-from spardl.diagnostics.thorough.sharing import backend_of, shared
+from spardl.diagnostics.thorough.sharing import setting, shared
 from spardl.hooks.ddp import attach
 from spardl.hooks.hook import Hook
 
@@ -64,7 +64,7 @@ def check_attach(workers: int) -> Callable[[Place], Outcome]:
     """The check for so many workers that share the device."""
 
     def check(place: Place) -> Outcome:
-        where = f"{workers} worker{'s' * (workers > 1)} over {backend_of(place, workers)} on {place.device}"
+        where = setting(place, workers)
         whole = shared(place, workers, lambda device: _attached(device, LOSSLESS))
         sparse = shared(place, workers, lambda device: _attached(device, _SPARSE))
         # Last: where there is a GPU, no process can be forked after a backward pass in its parent.

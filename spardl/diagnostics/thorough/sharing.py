@@ -17,7 +17,7 @@ from spardl.clusters.workers.processes import run_processes
 from spardl.diagnostics.doctor.installation import VARIABLES
 from spardl.diagnostics.thorough.outcome import Place
 
-__all__ = ["backend_of", "shared"]
+__all__ = ["backend_of", "setting", "shared"]
 
 T = TypeVar("T")
 
@@ -25,6 +25,11 @@ T = TypeVar("T")
 def backend_of(place: Place, workers: int) -> str:
     """NCCL refuses two workers on one GPU; gloo does not."""
     return "nccl" if place.on_gpu and workers == 1 else "gloo"
+
+
+def setting(place: Place, workers: int) -> str:
+    """Who works where, in words."""
+    return f"{workers} worker{'s' * (workers > 1)} over {backend_of(place, workers)} on {place.device}"
 
 
 def shared(place: Place, workers: int, work: Callable[[torch.device], T]) -> list[T]:

@@ -13,6 +13,7 @@ from spardl.clusters import SimulatedCluster
 from spardl.communicators.steps.balance import balance
 from spardl.communicators.steps.transfer import Courier
 from spardl.protocol.programs import Worker, whole_team
+from spardl.vector.messages import Typed
 from spardl.vector.sparse import SparseVector
 from tests.harness import NETWORK
 
@@ -21,7 +22,7 @@ def balanced(blocks: list[SparseVector]) -> tuple[list[SparseVector], SimulatedC
     size = len(blocks)
     cluster = SimulatedCluster(size, NETWORK, count_local=False)
     counts = [len(block) for block in blocks]
-    courier = Courier(blocks[0].values.dtype, blocks[0].values.dtype)
+    courier = Courier(Typed(blocks[0].values.dtype, blocks[0].values.dtype))
     programs = [balance(whole_team(Worker(rank, size)), block, counts, courier) for rank, block in enumerate(blocks)]
     return cluster.run(programs), cluster
 

@@ -11,6 +11,7 @@ from spardl.clusters import Ledger, SimulatedCluster
 from spardl.communicators.steps.split import equal_regions, split_and_reduce, swap_counts
 from spardl.communicators.steps.transfer import Courier
 from spardl.protocol.programs import Program, Worker, whole_team
+from spardl.vector.messages import Typed
 from spardl.vector.sparse import SparseVector
 from tests.harness import NETWORK
 
@@ -44,7 +45,7 @@ def test_each_owner_gets_the_sum_of_its_region(size: int, bucket: int) -> None:
     def program(rank: int) -> Program[SparseVector]:
         indices = dense[rank].nonzero().squeeze(1)
         own = SparseVector(indices, dense[rank, indices], length)
-        courier = Courier(torch.float64, torch.float64)
+        courier = Courier(Typed(torch.float64, torch.float64))
         return split_and_reduce(whole_team(Worker(rank, size)), own, borders, bucket, courier)
 
     cluster = SimulatedCluster(size, NETWORK, count_local=False)

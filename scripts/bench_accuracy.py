@@ -1,0 +1,173 @@
+r"""Trains one model with one way of averaging gradients, and says how good it was after how many seconds.
+
+python scripts/netlab.py run --workers 4 --gbit 0.1 -- python scripts/bench_accuracy.py --case ddp --steps 240 \
+    --train model=lstm_imdb,dataset=synthetic_imdb,dataset.vocab_size=20001,optimizer=adamw,training.batch_size=8
+
+Runs as one of several workers (RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which). spardl.time_to_accuracy of
+scripts/reproduce.py runs it with every method, over links of several bandwidths.
+
+The loop is a plain one around torch's DDP, as in bench_hooks.py: zero_grad, forward, backward, step. A case is one of
+that bench's, as spardl.topka,density=0.01; with optimizer=True, our hook is given the optimizer (attach(...,
+optimizer=)), and recipe=published is the form that the method's paper has. The learning rate follows the schedule of
+--train over --steps.
+
+The clock is the wall clock, of the slowest worker, while steps are done. It stands still while the model is tested,
+every --every steps, and it starts after three steps of a model that is thrown away, for imports and caches. Bytes are
+those that the interface which GLOO_SOCKET_IFNAME names has sent while the clock ran, on average over the workers:
+counted by the kernel, with headers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from scripts.benchmarks.ddp_hooks import TIMEOUT, moves_optimizer
+from scripts.benchmarks.plain_loop import PlainLoop, of_all, planned
+from scripts.benchmarks.timing import complain, positive
+from spardl.basics.errors import ConfigError, SpardlError
+from spardl.basics.files import write_atomically
+from spardl.clusters.workers.processes import leave
+from spardl.protocol.programs import Worker
+from spardl.training.learner import Plan
+
+THROWN_AWAY = 3  # steps; the third is the first that torch's PowerSGD compresses
+DIGITS = 5  # of seconds and figures, in files
+
+
+def begin(plan: Plan, case: str, seed: int, steps: int) -> PlainLoop:
+    """A model that is about to be trained for some steps, with the learning rates of the plan."""
+    worker = Worker(dist.get_rank(), dist.get_world_size())
+    per_epoch = plan.sampler(worker).steps_per_epoch
+
+    def rate(step: int) -> float:
+        return plan.lr_schedule.factor(step / per_epoch, steps / per_epoch)
+
+    return PlainLoop(case, plan, seed, worker, rate=rate)
+
+
+def trained(plan: Plan, case: str, seed: int, steps: int, every: int) -> list[dict[str, Any]]:
+    """Trains, and tests now and then.
+
+    Args:
+        plan: what is trained.
+        case: the way to average.
+        seed: of weights, order and dropout.
+        steps: how many.
+        every: so many steps the model is tested, and after the last one.
+
+    Returns:
+        Of each test: ``step``; ``seconds`` of training and bytes ``sent`` by a worker until then; what the task says.
+    """
+    before = begin(plan, case, seed, THROWN_AWAY)
+    before.timed(THROWN_AWAY)
+    before.close()
+    loop = begin(plan, case, seed, steps)
+    tests: list[dict[str, Any]] = []
+    seconds = sent = 0.0
+    for done in range(0, steps, every):
+        count = min(every, steps - done)
+        (turn,) = of_all([loop.timed(count)])
+        seconds, sent = seconds + count * turn.seconds, sent + count * turn.sent
+        figures = {name: _plain(value) for name, value in loop.tested().items()}
+        tests.append({"step": done + count, "seconds": round(seconds, DIGITS), "sent": round(sent), **figures})
+    loop.close()
+    return tests
+
+
+def _plain(value: float) -> float | None:
+    """As JSON can hold it: what is not finite is null."""
+    return round(value, DIGITS) if math.isfinite(value) else None
+
+
+def summary(plan: Plan, arguments: argparse.Namespace, tests: list[dict[str, Any]]) -> dict[str, Any]:
+    """What was found, under the names that a training's summary has."""
+    entries = sum(parameter.numel() for parameter in plan.task.build_model().parameters())
+    workers, last, own = dist.get_world_size(), tests[-1], {"step", "seconds", "sent"}
+    caveat = getattr(getattr(plan.task, "dataset", None), "caveat", None)
+    return {
+        "case": arguments.case,
+        "seed": arguments.seed,
+        "gbit": arguments.gbit,
+        "metric": plan.task.metric,
+        "final": {name: value for name, value in last.items() if name not in own},
+        "steps": arguments.steps,
+        "workers": workers,
+        "batch_size": plan.settings.batch_size,
+        "parameters": entries,
+        "cluster_seconds": last["seconds"],
+        "step_bytes": last["sent"] / arguments.steps,
+        "step_bytes_dense": 2 * (workers - 1) / workers * 4 * entries,
+        "cores": os.cpu_count(),
+        "caveats": [caveat] if caveat else [],
+        "evaluations": tests,
+    }
+
+
+def shown(found: Mapping[str, Any]) -> str:
+    """A line for each test."""
+    title = f"{found['case']}, seed {found['seed']}: {found['parameters']:,} parameters, {found['workers']} workers"
+    lines = [title, f"{'step':>6}{'seconds':>10}{'MB sent':>10}  {found['metric']}"]
+    lines += [
+        f"{test['step']:>6}{test['seconds']:>10.2f}{test['sent'] / 1e6:>10.2f}  {test[found['metric']]}"
+        for test in found["evaluations"]
+    ]
+    return "\n".join(lines)
+
+
+def act(arguments: argparse.Namespace) -> None:
+    """Trains as one worker; the first one tells what was found.
+
+    Raises:
+        ConfigError: if a case or a choice of train.py is not there, or this is no worker.
+        DataError: if the data are not there.
+        OSError: if the file cannot be written.
+    """
+    if "RANK" not in os.environ:
+        raise ConfigError("no RANK in the environment; start this with scripts/netlab.py run or torchrun")
+    if arguments.json and not arguments.json.parent.is_dir():
+        raise ConfigError(f"--json {arguments.json}: make the folder {arguments.json.parent} first")
+    moves_optimizer(arguments.case)
+    plan = planned(arguments.train)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT))
+    tests = trained(plan, arguments.case, arguments.seed, arguments.steps, arguments.every)
+    found = summary(plan, arguments, tests)
+    if dist.get_rank() == 0:
+        print(shown(found))
+        if arguments.json:
+            write_atomically(arguments.json, f"{json.dumps(found, indent=1)}\n".encode())
+
+
+def main() -> int:
+    """Does what the command line asks for.
+
+    Returns:
+        The exit code.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--train", required=True, help="choices of train.py, with commas")
+    parser.add_argument("--case", required=True, help="the way to average, as bench_hooks.py has them")
+    parser.add_argument("--seed", type=positive, default=1, help="of weights, order and dropout")
+    parser.add_argument("--steps", type=positive, required=True, help="of training")
+    parser.add_argument("--every", type=positive, default=20, help="steps between two tests")
+    parser.add_argument("--gbit", type=float, help="of the links, for the file; it changes nothing")
+    parser.add_argument("--json", type=Path, help="file for all figures")
+    torch.set_num_threads(1)
+    try:
+        act(parser.parse_args())
+    except (SpardlError, OSError) as error:
+        return complain(error)
+    return 0
+
+
+if __name__ == "__main__":
+    leave(main())  # torch may abort in the shutdown of the interpreter, when a thread of its own is left

@@ -1,0 +1,104 @@
+"""Names beside what they name, in place of a legend, none over another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from scripts.exhibits.charts import palette
+from scripts.exhibits.charts.axes import SMALL
+from scripts.exhibits.charts.palette import Look
+
+__all__ = ["End", "explain", "name_ends"]
+
+# Points between a line's end and its name, and between a name and the one below.
+GAP, AIR = 5.0, 1.5
+# Points that a name which was moved is further away, so that the line to it can be seen.
+ASIDE = 6.0
+
+
+class End(NamedTuple):
+    """Where a line ends.
+
+    Attributes:
+        name: of the line.
+        x: in the axes' data.
+        y: likewise.
+        color: of the line.
+    """
+
+    name: str
+    x: float
+    y: float
+    color: str
+
+
+def name_ends(axes: Any, ends: Sequence[End]) -> None:
+    """Writes each line's name right of its end, as near as there is room; call it when all else is drawn.
+
+    Args:
+        axes: matplotlib's; its figure has a layout that makes room for texts.
+        ends: of all lines.
+    """
+    behind = {"facecolor": palette.PAPER, "edgecolor": "none", "pad": 0.6, "alpha": 0.75}
+    texts = [
+        axes.annotate(
+            end.name,
+            (end.x, end.y),
+            (GAP, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=SMALL,
+            color=end.color,
+            bbox=behind,
+            zorder=5,
+            annotation_clip=False,
+        )
+        for end in ends
+    ]
+    _spread(axes, texts)
+
+
+def _spread(axes: Any, texts: Sequence[Any]) -> None:
+    """Moves texts up or down until none is over another, with a thin line to where each belongs."""
+    whole = axes.figure.canvas.figure
+    whole.draw_without_rendering()
+    point, placed = whole.dpi / 72, list[Any]()
+    for text in sorted(texts, key=lambda text: float(text.get_window_extent().y0)):
+        box = text.get_window_extent()
+        shift = _free(box, placed, axes.bbox, AIR * point)
+        placed.append(box.translated(ASIDE * point if shift else 0, shift))
+        if shift:
+            text.set_position((GAP + ASIDE, shift / point))
+            _lead(axes, text, shift / point)
+
+
+def _free(box: Any, placed: Sequence[Any], room: Any, air: float) -> float:
+    """How far a box has to be moved up to be clear of others: the least way, inside the axes if there is room."""
+    half = (box.height + air) / 2
+    ways = [0.0, *(sign * turn * half for turn in range(1, 3 * len(placed) + 2) for sign in (1, -1))]
+    clear = []
+    for way in ways:
+        moved = box.translated(ASIDE * air / AIR if way else 0, way)
+        wider = moved.from_extents(moved.x0 - 3 * air, moved.y0 - air / 2, moved.x1 + 3 * air, moved.y1 + air / 2)
+        if not any(wider.overlaps(other) for other in placed):
+            clear.append((moved.y0 < room.y0 or moved.y1 > room.y1 + half, way))
+    best: float = min(clear, key=lambda found: found[0])[1]  # of equal ones the first: the least
+    return best
+
+
+def _lead(axes: Any, text: Any, up: float) -> None:
+    """Draws the thin line from a line's end to its name."""
+    line = {"arrowstyle": "-", "color": text.get_color(), "linewidth": 0.6, "shrinkA": 0, "shrinkB": 1}
+    axes.annotate(
+        "", text.xy, (GAP + ASIDE - 1, up), textcoords="offset points", arrowprops=line, annotation_clip=False, zorder=4
+    )
+
+
+def explain(figure: Any, key: Mapping[str, Look]) -> None:
+    """Writes the key below a figure that stands alone; on a page it is above, once for all panels."""
+    from matplotlib.lines import Line2D  # noqa: PLC0415 - only figures need it
+
+    if key:
+        lines = [Line2D([], [], color=look.color, linestyle=look.dash, marker=look.marker) for look in key.values()]
+        figure.legend(lines, list(key), fontsize=SMALL, loc="outside lower center", ncols=2, frameon=False)

@@ -1,0 +1,169 @@
+"""All colours of pages and figures, for light and for dark; each method has one, wherever it is drawn.
+
+Series differ from each other for those who see few colours, too, and are dark (or light) enough for letters. Whoever
+draws with matplotlib uses the light ones; a page replaces them by variables of its own, which know the reader's taste.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+__all__ = [
+    "INK",
+    "LINE",
+    "ON_FIELDS",
+    "PAGE",
+    "PAPER",
+    "SERIES",
+    "SOFT",
+    "Colour",
+    "Look",
+    "contrast",
+    "css",
+    "looks",
+    "readable",
+    "variables",
+]
+
+
+class Colour(NamedTuple):
+    """One colour.
+
+    Attributes:
+        light: on light paper, as ``#rrggbb``.
+        dark: on dark paper, likewise.
+    """
+
+    light: str
+    dark: str
+
+
+# By name of the page's variable. Those of verdicts have a paper of their own.
+PAGE: Mapping[str, Colour] = MappingProxyType(
+    {
+        "paper": Colour("#fdfdfb", "#15171a"),
+        "panel": Colour("#f4f4f0", "#1d2024"),
+        "ink": Colour("#1c2024", "#e3e4e1"),
+        "soft": Colour("#555b63", "#a4a9b0"),
+        "line": Colour("#d8d9d3", "#353a40"),
+        "link": Colour("#1c5796", "#8bb9ec"),
+        "good": Colour("#14603a", "#7fd6a4"),
+        "good-paper": Colour("#e3f2e8", "#16301f"),
+        "half": Colour("#6b5200", "#e0c060"),
+        "half-paper": Colour("#f8f0d4", "#332a10"),
+        "open": Colour("#4a5058", "#b4b9c0"),
+        "open-paper": Colour("#ececea", "#2a2e33"),
+        "built": Colour("#2a4d86", "#9dbdf0"),
+        "built-paper": Colour("#e6ecf7", "#1a2740"),
+        "bad": Colour("#9b1c1c", "#f5a49c"),
+        "bad-paper": Colour("#fbebe9", "#3a2022"),
+    }
+)
+SERIES: Sequence[Colour] = (
+    Colour("#204ac8", "#6c86d5"),
+    Colour("#b05319", "#db6748"),
+    Colour("#2b7951", "#97d39e"),
+    Colour("#891576", "#c47aad"),
+    Colour("#832eff", "#af62ff"),
+    Colour("#62380c", "#dec763"),
+    Colour("#1e4542", "#66d6ff"),
+    Colour("#77697b", "#898a79"),
+)
+PAPER, INK, SOFT, LINE = (PAGE[name].light for name in ("paper", "ink", "soft", "line"))
+# Of text on coloured fields, dark and light; not black and white, which a page takes for its own colours.
+ON_FIELDS = ("#000001", "#fffffe")
+# By the first word of a name that is found here: its place in SERIES. What no one proposes is grey.
+_PLACES: Mapping[str, int] = MappingProxyType(
+    {
+        **{"spardl": 0, "oktopk": 1, "topkdsa": 2, "topka": 3, "gtopk": 4, "gaussiank": 5, "sketch": 6, "sketches": 6},
+        **{"powersgd": 5, "bf16": 6, "alone": 7},
+        **{"dense": 7, "none": 7, "dear": 0, "wfbp": 3, "mgwfbp": 2, "ddplike": 7, "layerfusion": 0},
+        **{"computation": 7, "compression": 5, "latency": 6, "bandwidth": 3, "communication": 3, "not": 1},
+        **{"equal": 7, "plain": 7, "balanced": 0, "fresh": 0, "levelled": 0},
+    }
+)
+_DASHES: Sequence[Any] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (9, 2)))
+_MARKERS: Sequence[str] = ("o", "s", "^", "D", "v")
+
+
+class Look(NamedTuple):
+    """How something is drawn, wherever it is.
+
+    Attributes:
+        color: as ``#rrggbb``, the light one.
+        dash: matplotlib's style of the line.
+        marker: matplotlib's.
+    """
+
+    color: str
+    dash: Any
+    marker: str
+
+
+def looks(names: Iterable[str]) -> dict[str, Look]:
+    """How things of these names look side by side.
+
+    Known methods have their own colours, of several with the same colour each has other dashes; what is not known
+    shares the colours that are left, in the order of the names.
+    """
+    listed = list(names)
+    known = {name: place for name in listed if (place := _place(name)) is not None}
+    left = [place for place in range(len(SERIES)) if place not in known.values()] or list(range(len(SERIES)))
+    strangers = iter(range(len(listed)))
+    found: dict[str, Look] = {}
+    used = [0] * len(SERIES)
+    for name in listed:
+        place = known[name] if name in known else left[next(strangers) % len(left)]
+        variant = used[place] % len(_DASHES)
+        found[name] = Look(SERIES[place].light, _DASHES[variant], _MARKERS[len(found) % len(_MARKERS)])
+        used[place] += 1
+    return found
+
+
+def _place(name: str) -> int | None:
+    words = re.findall(r"[a-z0-9]+", name.lower().replace("-", ""))
+    return next((_PLACES[word] for word in words if word in _PLACES), None)
+
+
+def variables() -> dict[str, str]:
+    """The page's variable of each light colour that figures are drawn with."""
+    own = {PAGE[name].light: f"var(--{name})" for name in ("paper", "panel", "ink", "soft", "line", "bad")}
+    return {**own, **{colour.light: f"var(--c{place})" for place, colour in enumerate(SERIES)}}
+
+
+def css() -> str:
+    """All colours as variables; dark ones for readers who like it dark, except on paper."""
+    named = {**PAGE, **{f"c{place}": colour for place, colour in enumerate(SERIES)}}
+    light, dark = (
+        " ".join(f"--{name}: {getattr(colour, kind)};" for name, colour in named.items()) for kind in ("light", "dark")
+    )
+    return f":root {{ {light} }}\n@media screen and (prefers-color-scheme: dark) {{\n:root {{ {dark} }}\n}}\n"
+
+
+def contrast(one: Any, other: Any) -> float:
+    """The contrast of two colours, as WCAG 2 defines it: from 1 to 21.
+
+    Args:
+        one: ``#rrggbb``, or red, green and blue from 0 to 1.
+        other: likewise.
+    """
+    darker, lighter = sorted(map(_luminance, (one, other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def readable(field: Any) -> str:
+    """The colour of text that is easiest to read on a field.
+
+    Args:
+        field: its colour, as :func:`contrast` takes it.
+    """
+    return max(ON_FIELDS, key=lambda text: contrast(text, field))
+
+
+def _luminance(colour: Any) -> float:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)] if isinstance(colour, str) else list(colour[:3])
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

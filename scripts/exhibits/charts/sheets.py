@@ -1,0 +1,149 @@
+"""How sheets of figures are drawn: a panel for what the rows have in common, and what tells them apart inside."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+from scripts.exhibits.base import Picture
+from scripts.exhibits.charts import axes as axes_of
+from scripts.exhibits.charts import palette
+from scripts.exhibits.charts.labels import End, name_ends
+
+__all__ = ["Chart", "Dots", "Figures", "Lines"]
+
+# Inches of height: of a row, and of what is above and below.
+ROW, AROUND = 0.24, 0.75
+# A sheet, as JSON holds it: title, columns, and rows of a name and its figures.
+Figures: TypeAlias = Mapping[str, Any]
+# Of a panel: by the row's name in it, its figures by column.
+Rows: TypeAlias = Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Chart(ABC):
+    """One way to draw a sheet.
+
+    Attributes:
+        unit: of the figures.
+        words: what is to be seen, behind the sheet's title.
+        columns: names of those that are drawn; none: all with figures.
+    """
+
+    unit: str
+    words: str = ""
+    columns: tuple[str, ...] = ()
+
+    def pictures(self, name: str, made: Figures) -> list[Picture]:
+        """A panel for each group of rows, whose names are alike but for what follows the last comma.
+
+        Args:
+            name: of the figure; unique in the exhibit.
+            made: the sheet.
+        """
+        columns = [column for column in made["columns"][1:] if column in self.columns or not self.columns]
+        panels = _panels(made, columns)
+        caption = f"{made['title']}{self.words}"
+        key = self.key(columns)
+        return [
+            Picture(f"{name} {panel}".strip(), caption, partial(self.draw, rows, columns), panel, key)
+            for panel, rows in panels.items()
+            if any(rows.values())
+        ]
+
+    def key(self, columns: Sequence[str]) -> Mapping[str, palette.Look]:
+        """What must be explained above the figure."""
+        del columns
+        return {}
+
+    @abstractmethod
+    def draw(self, rows: Rows, columns: Sequence[str], figure: Any) -> None:
+        """Draws one panel into matplotlib's figure."""
+
+
+def _panels(made: Figures, columns: Sequence[str]) -> dict[str, dict[str, dict[str, float]]]:
+    found: defaultdict[str, dict[str, dict[str, float]]] = defaultdict(dict)
+    for row in made["rows"]:
+        figures = dict(zip(made["columns"], row, strict=True))
+        panel, _, own = row[0].rpartition(", ")
+        found[panel][own] = {column: figures[column] for column in columns if not isinstance(figures[column], str)}
+    return dict(found)
+
+
+@dataclass(frozen=True)
+class Dots(Chart):
+    """A line for each row, from the top down, and on it a mark for each column.
+
+    Attributes:
+        ratio: whether figures are factors: their axis is one of factors, with a line at 1.
+    """
+
+    ratio: bool = False
+
+    def key(self, columns: Sequence[str]) -> Mapping[str, palette.Look]:
+        """See :meth:`Chart.key`; one column needs none."""
+        return palette.looks(columns) if len(columns) > 1 else {}
+
+    def draw(self, rows: Rows, columns: Sequence[str], figure: Any) -> None:
+        """See :meth:`Chart.draw`."""
+        figure.set_size_inches(axes_of.SIZE[0], AROUND + ROW * len(rows))
+        axes, looks = figure.subplots(), palette.looks(columns)
+        axes_of.plain(axes, self.unit, grid="x")
+        for place, figures in enumerate(rows.values()):
+            axes.plot(
+                [min(figures.values(), default=0), max(figures.values(), default=0)], [place] * 2, color=palette.LINE
+            )
+            for column, value in figures.items():
+                look = looks[column]
+                axes.plot([value], [place], look.marker, color=look.color, markersize=5.5, alpha=0.9, markeredgewidth=0)
+        axes.set_yticks(range(len(rows)), list(rows))
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        values = [value for figures in rows.values() for value in figures.values()]
+        if self.ratio:
+            axes.axvline(1, color=palette.SOFT, linewidth=0.9)
+            axes_of.logarithmic(axes.xaxis, [*values, 1.0], "\u00d7")
+        else:
+            axes.set_xlim(0, 1.06 * max(values) or 1)
+            axes.locator_params(axis="x", nbins=5)
+
+
+@dataclass(frozen=True)
+class Lines(Chart):
+    """A line for each row, over columns that are numbers; the row's name stands at its end.
+
+    Attributes:
+        across: what the columns' numbers are.
+    """
+
+    across: str = ""
+
+    def draw(self, rows: Rows, columns: Sequence[str], figure: Any) -> None:
+        """See :meth:`Chart.draw`."""
+        axes = figure.subplots()
+        axes_of.plain(axes, self.across, self.unit)
+        ends, numbers = [], {column: _number(column) for column in columns}
+        for (name, figures), look in zip(rows.items(), palette.looks(rows).values(), strict=True):
+            places, values = [numbers[column] for column in figures], list(figures.values())
+            axes.plot(places, values, color=look.color, linestyle=look.dash, marker=look.marker, markersize=4)
+            ends += [End(name, places[-1], values[-1], look.color)] if places else []
+        axes_of.logarithmic(axes.xaxis, numbers.values())
+        axes.xaxis.set_ticks(list(numbers.values()))
+        axes.locator_params(axis="y", nbins=5)
+        name_ends(axes, ends)
+
+
+def _number(column: str) -> float:
+    """The first number in a column's name.
+
+    Raises:
+        ValueError: if there is none: the sheet is not one for lines.
+    """
+    found = re.search(r"\d+(\.\d+)?", column)
+    if found is None:
+        raise ValueError(f"the column {column!r} has no number to draw it at")
+    return float(found[0])

@@ -1,0 +1,53 @@
+"""Whether trainings can tell anything of accuracy: long enough for their density, and beside a twin that learned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import mean
+from typing import Any
+
+from scripts.exhibits.kinds.trainings import Case
+from scripts.exhibits.measures import final_metric
+
+__all__ = ["HIGHER_IS_BETTER", "SWEEPS", "hindrances"]
+
+HIGHER_IS_BETTER = frozenset({"accuracy"})  # of all tasks' metrics
+
+# Times that an entry of average size is to be sent before a metric says anything of a method: what waits for its first
+# time, one synchronization in 1 / density, is most of what a shorter training shows.
+SWEEPS = 10
+
+
+def hindrances(
+    case: Case, config: Mapping[str, Any], found: Sequence[Mapping[str, Any]], twins: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """Why a method's accuracy cannot be judged by its trainings.
+
+    Args:
+        case: what was trained.
+        config: of the method's trainings, whichever seed.
+        found: summaries of these, by seed.
+        twins: those of dense training, likewise.
+
+    Returns:
+        The reasons, in words; empty if it can be judged.
+    """
+    return [reason for reason in (_length(config, found), _twin(case, twins)) if reason]
+
+
+def _length(config: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> str:
+    """Of dense training, and of methods without a density, any number of steps will do."""
+    density = config["compressor"].get("density")
+    needed = math.ceil(round(SWEEPS / density, 6)) if density else 0
+    made = min(summary["steps"] for summary in found) - config["warmup"]["steps"]
+    return f"too short: {made} steps where {needed} are needed" if made < needed else ""
+
+
+def _twin(case: Case, twins: Sequence[Mapping[str, Any]]) -> str:
+    if case.known is None:
+        return "it is not known what dense training reaches here"
+    reached = mean(map(final_metric, twins))
+    more = twins[0]["metric"] in HIGHER_IS_BETTER
+    enough = reached >= case.known.value if more else reached <= case.known.value
+    return "" if enough else f"the dense twin reached only {reached:.4g}, where {case.known} is known"

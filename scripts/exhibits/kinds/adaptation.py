@@ -1,0 +1,216 @@
+"""How SparDL's h finds its place: entries that each team sends of a block, and the union of all, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import product
+from statistics import mean
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from scripts.exhibits.base import Basis, Exhibit, Picture, Results, at
+from scripts.exhibits.charts import axes as axes_of
+from scripts.exhibits.charts import palette
+from scripts.exhibits.charts.labels import End, name_ends
+from scripts.exhibits.failures import failed
+from scripts.exhibits.jobs import Computation
+from scripts.exhibits.kinds.trainings import Case
+from scripts.exhibits.kinds.watched import Watcher, train_watched, watched_training
+from scripts.exhibits.tables import Cell, Row, Table
+from spardl.communicators.spardl import SparDLState
+from spardl.method.method import Method, MethodState
+from spardl.protocol.programs import Worker
+
+__all__ = ["Adaptation", "AdaptationPlan", "record_adaptation"]
+
+BASIS = Basis(
+    simulated="the cluster: all workers in one process; no seconds",
+    measured="h and the size of the union of every block, in every step of real trainings",
+    assumed="nothing",
+)
+NEAR, WINDOW = 0.1, 10  # of k; steps whose mean has to be as near as that
+# What is drawn, a panel each.
+KINDS: Mapping[str, str] = MappingProxyType({"h": "entries that a team sends", "union": "entries of all teams"})
+COLUMNS = ("teams", "k of a block", "h at first", "h, second half", "union / k, at first", "second half", "near k from")
+
+
+class _Sent(NamedTuple):
+    """One synchronization of one block.
+
+    Attributes:
+        h: entries that each team sent of it.
+        union: how many different ones these were.
+        k: how many were wanted.
+    """
+
+    h: int
+    union: int
+    k: int
+
+
+@dataclass
+class _Noting(SparDLState):
+    """The state as it is, which also notes down what it adapts to."""
+
+    sent: list[_Sent] = field(default_factory=list)
+
+    def adapt(self, merged: int, k: int, teams: int) -> None:
+        """See :meth:`SparDLState.adapt`."""
+        self.sent.append(_Sent(self.h, merged, k))
+        super().adapt(merged, k, teams)
+
+
+@dataclass
+class _Watch(Watcher):
+    states: dict[int, _Noting] = field(default_factory=dict)
+
+    def before(self, method: Method, worker: Worker, state: MethodState) -> None:
+        """Has the worker's state note down what it does, from the first step on."""
+        if worker.rank not in self.states:
+            assert isinstance(state.communication, SparDLState)
+            self.states[worker.rank] = _Noting(**asdict(state.communication))
+            state.communication = self.states[worker.rank]
+
+
+def record_adaptation(words: Sequence[str], steps: int) -> dict[str, Any]:
+    """Trains with SparDL in teams, and looks at h.
+
+    Args:
+        words: of train.py, with more than one team and B-SAG.
+        steps: of training.
+
+    Returns:
+        ``h``, ``union`` and ``k``: by step, of each worker's block.
+
+    Raises:
+        ConfigError: if the configuration does not work.
+    """
+    watch = _Watch()
+    train_watched(words, steps, watch)
+    workers = [watch.states[rank].sent for rank in sorted(watch.states)]
+    return {
+        name: [[getattr(sent, name) for sent in at_once] for at_once in zip(*workers, strict=True)]
+        for name in _Sent._fields
+    }
+
+
+@dataclass(frozen=True)
+class AdaptationPlan:
+    """What a scale means.
+
+    Attributes:
+        cases: what is trained.
+        words: what all trainings share.
+        teams: their numbers.
+        steps: of each training.
+        cost: about how long all of it takes.
+    """
+
+    cases: tuple[Case, ...]
+    words: tuple[str, ...]
+    teams: tuple[int, ...]
+    steps: int
+    cost: str
+
+
+@dataclass(frozen=True)
+class Adaptation(Exhibit):
+    """Cases x numbers of teams; one table and one picture for each case.
+
+    Attributes:
+        plans: by scale.
+    """
+
+    name: str
+    title: str
+    source: str
+    shows: str
+    plans: Mapping[str, AdaptationPlan]
+    basis: Basis = BASIS
+    note: str = ""
+
+    def job(self, plan: AdaptationPlan, case: Case, teams: int) -> Computation:
+        """One training."""
+        own = ("compressor=spardl", f"communicator.teams={teams}", "communicator.gather=bruck")
+        words = (*plan.words, *case.words, *own)
+        return watched_training(self.name, "adaptation", record_adaptation, words, plan.steps)
+
+    def jobs(self, scale: str) -> Sequence[Computation]:
+        """See :meth:`Exhibit.jobs`."""
+        plan = at(scale, self.plans)
+        return [self.job(plan, *choice) for choice in product(plan.cases, plan.teams)]
+
+    def cost(self, scale: str) -> str:
+        """See :meth:`Exhibit.cost`."""
+        return f"{len(self.jobs(scale))} trainings, {at(scale, self.plans).cost}"
+
+    def caption(self, scale: str) -> str:
+        """See :meth:`Exhibit.caption`."""
+        plan = at(scale, self.plans)
+        cases = "; ".join(case.title for case in plan.cases)
+        return (
+            f"{cases}. {plan.steps} steps, B-SAG. Means over all workers' blocks; the union is what all teams send of "
+            f"a block, each entry once. Near k from: the step from which on the union stays within {NEAR:.0%} of k, as "
+            f"the mean of {WINDOW} steps. {' '.join(plan.words)}"
+        )
+
+    def tables(self, scale: str, results: Results) -> Sequence[Table]:
+        """See :meth:`Exhibit.tables`."""
+        plan = at(scale, self.plans)
+        return [
+            Table(f"{self.title}: {case.title}", COLUMNS, [self._row(plan, case, each, results) for each in plan.teams])
+            for case in plan.cases
+        ]
+
+    def _row(self, plan: AdaptationPlan, case: Case, teams: int, results: Results) -> Row:
+        job = self.job(plan, case, teams)
+        outcome = results.of(job)
+        cells = failed([outcome], len(COLUMNS) - 1) if outcome.reason is not None else _cells(outcome.data)
+        return Row(f"d = {teams}", cells, [job])
+
+    def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
+        """See :meth:`Exhibit.pictures`."""
+        plan = at(scale, self.plans)
+        caption = "h and the union over k by step, means over all blocks; the grey band is near k"
+        return [
+            Picture(
+                f"{case.name} {kind}", caption, partial(self._draw, plan, case, kind, results), f"{case.title}: {words}"
+            )
+            for case in plan.cases
+            for kind, words in KINDS.items()
+        ]
+
+    def _draw(self, plan: AdaptationPlan, case: Case, kind: str, results: Results, figure: Any) -> None:
+        axes, looks, ends = figure.subplots(), palette.looks(f"d = {teams}" for teams in plan.teams), []
+        axes_of.plain(axes, "step", f"{kind} / k")
+        for teams, (name, look) in zip(plan.teams, looks.items(), strict=True):
+            outcome = results.of(self.job(plan, case, teams))
+            if outcome.reason is None:
+                shares = _shares(outcome.data, kind)
+                axes.plot(shares, color=look.color, linestyle=look.dash)
+                ends.append(End(name, len(shares) - 1, shares[-1], look.color))
+        if kind == "union":
+            axes.axhspan(1 - NEAR, 1 + NEAR, color=palette.SOFT, alpha=0.15, linewidth=0)
+        name_ends(axes, ends)
+
+
+def _shares(data: Mapping[str, Any], name: str) -> list[float]:
+    """By step: the mean over all blocks, over k."""
+    return [mean(found) / mean(wanted) for found, wanted in zip(data[name], data["k"], strict=True)]
+
+
+def _cells(data: Mapping[str, Any]) -> list[Cell]:
+    sent, unions, later = _shares(data, "h"), _shares(data, "union"), len(data["h"]) // 2
+    k = mean(data["k"][0])
+    figures = (k, k * sent[0], k * mean(sent[later:]), unions[0], mean(unions[later:]))
+    return [*(Cell(f"{figure:.4g}", figure) for figure in figures), _settled(unions)]
+
+
+def _settled(unions: Sequence[float]) -> Cell:
+    """The first step of those from which on every mean of some in a row is near 1."""
+    windows = [mean(unions[first : first + WINDOW]) for first in range(max(1, len(unions) - WINDOW + 1))]
+    far = [first for first, share in enumerate(windows) if abs(share - 1) > NEAR]
+    first = far[-1] + 1 if far else 0
+    return Cell("not yet") if first == len(windows) else Cell(f"step {first}", first)

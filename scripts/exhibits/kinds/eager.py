@@ -1,0 +1,136 @@
+"""SparDL without lazy block-wise sparsification, to compare with; and selections that are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from torch import Tensor
+
+from spardl.basics.errors import ConfigError
+from spardl.communicators.spardl import Blocks, SparDL, srs_rounds
+from spardl.communicators.steps.doubling import Target
+from spardl.communicators.steps.split import cut_apart
+from spardl.communicators.steps.transfer import Courier
+from spardl.compressors import TopK
+from spardl.compressors.base import SparseCompressor
+from spardl.protocol.context import Context
+from spardl.protocol.programs import Phase, Program, Team, whole_team
+from spardl.protocol.state import State
+from spardl.vector.accumulator import Accumulator, Select
+from spardl.vector.layout import Part
+from spardl.vector.packing import Slot
+from spardl.vector.sparse import SparseVector, Sum, concatenate
+
+__all__ = ["CountedTopK", "EagerSparDL", "Tally"]
+
+
+@dataclass
+class Tally:
+    """Counts selections.
+
+    Attributes:
+        selections: how many there were.
+        entries: that they looked through.
+    """
+
+    selections: int = 0
+    entries: int = 0
+
+    def note(self, entries: Iterable[int]) -> None:
+        """Adds a selection for each number of ``entries`` that one looks through."""
+        found = list(entries)
+        self.selections += len(found)
+        self.entries += sum(found)
+
+
+@dataclass(frozen=True)
+class CountedTopK(TopK):
+    """Exact top-k that counts its selections.
+
+    Attributes:
+        tally: where.
+    """
+
+    tally: Tally = field(default_factory=Tally, compare=False)
+
+    def selector(self, context: Context, state: State) -> Select:
+        """See :meth:`TopK.selector`."""
+        select = super().selector(context, state)
+
+        def counted(accumulated: Accumulator, parts: Sequence[Part]) -> Tensor:
+            self.tally.note(part.stop - part.start for part in parts)
+            return select(accumulated, parts)
+
+        return counted
+
+
+@dataclass(frozen=True)
+class EagerSparDL(SparDL):
+    """SparDL without lazy sparsification, without teams: every block is cut at once, and after each addition.
+
+    What is cut off stays behind as residual, and is not looked at again in this synchronization. Rounds and words are
+    those of SparDL.
+
+    Attributes:
+        tally: counts the selections after additions; the compressor knows those at the beginning.
+
+    Raises:
+        ConfigError: if there are teams.
+    """
+
+    tally: Tally = field(default_factory=Tally, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.teams != 1:
+            raise ConfigError(f"eager selection is for one team, got communicator.teams={self.teams}; use teams=1")
+
+    @property
+    def splits(self) -> bool:
+        """Never."""
+        return False
+
+    def reduce(
+        self,
+        context: Context,
+        accumulated: Accumulator,
+        compressor: SparseCompressor,
+        compression: State,
+        state: State,
+    ) -> Program[Sum]:
+        """See :meth:`SparDL.reduce`."""
+        team = whole_team(context.worker)
+        blocks = Blocks(context.layout.length, team.size, -(-compressor.count(context) // team.size))
+        select = compressor.selector(context, compression)
+        block = yield from self._reduce_scatter(team, accumulated, blocks, select)
+        return (yield from Courier.of(accumulated).all_gather_joined(team, block, blocks.slots))
+
+    def _reduce_scatter(
+        self, team: Team, accumulated: Accumulator, blocks: Blocks, select: Select
+    ) -> Program[SparseVector]:
+        """The rounds of SparDL's, with blocks that are sparse from the beginning."""
+        yield Phase.SELECT
+        held = [accumulated.take([part], select) for part in blocks.parts]
+        courier = Courier.of(accumulated)
+        for distance, size in srs_rounds(team.size):
+            outgoing, incoming = ([team.at(first + each) for each in range(size)] for first in (distance, 0))
+            arrived = yield from courier.exchange(
+                to=team.rank(distance),
+                vector=concatenate([held[number] for number in outgoing]),
+                slot=_room(blocks, outgoing),
+                source=team.rank(-distance),
+                coming=_room(blocks, incoming),
+            )
+            borders = list(accumulate((blocks.slots[number].length for number in incoming), initial=0))
+            for number, block in zip(incoming, cut_apart(arrived, borders), strict=True):
+                self.tally.note([len(held[number]) + len(block)])
+                target = Target(accumulated, blocks.parts[number].start, blocks.slots[number])
+                held[number] = target.add_up([held[number], block], holders=1)
+        return held[team.position]
+
+
+def _room(blocks: Blocks, numbers: Sequence[int]) -> Slot:
+    slots = [blocks.slots[number] for number in numbers]
+    return Slot(sum(slot.capacity for slot in slots), sum(slot.length for slot in slots))

@@ -1,0 +1,244 @@
+"""Lazy block-wise sparsification, SparDL's, on and off: what is selected, how often, and what is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
+from statistics import mean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scripts.exhibits.base import Basis, Exhibit, Picture, Results, at
+from scripts.exhibits.charts import axes as axes_of
+from scripts.exhibits.charts import palette
+from scripts.exhibits.charts.labels import End, name_ends
+from scripts.exhibits.failures import failed
+from scripts.exhibits.jobs import Computation
+from scripts.exhibits.kinds.eager import CountedTopK, EagerSparDL, Tally
+from scripts.exhibits.kinds.trainings import Case
+from scripts.exhibits.kinds.watched import WatchedPlan, Watcher, sparse, train_watched, watched_training
+from scripts.exhibits.kinds.xi import largest_of
+from scripts.exhibits.tables import Cell, Row, Table
+from spardl.basics.errors import ConfigError
+from spardl.clusters import Network, SimulatedCluster
+from spardl.communicators.spardl import SparDL
+from spardl.compressors import TopK
+from spardl.compressors.base import SparseCompressor
+from spardl.method.method import Method, MethodState
+from spardl.method.residuals import GlobalResidual
+from spardl.protocol.context import Context
+from spardl.protocol.programs import Worker
+from spardl.vector.layout import Layout
+from spardl.vector.sparse import SparseVector, Sum
+
+__all__ = ["Laziness", "compare_selections", "ways"]
+
+BASIS = Basis(
+    simulated="the cluster: all workers in one process; no seconds",
+    measured="in every step of real trainings with SparDL, lazy as it is: what either way makes of the same gradients "
+    "and residuals",
+    assumed="nothing",
+)
+LAZY, EAGER = "lazily", "at once"
+COLUMNS = (
+    "case, when a block is cut",
+    "selections of a worker",
+    "entries looked through / n",
+    "mass / the most possible",
+    "second half",
+    "distance from the largest sums, second half",
+    "entries that are also sent lazily",
+)
+
+
+@dataclass
+class _Way:
+    """One of the two, and what became of it, by step."""
+
+    method: Method
+    tally: Tally
+    mass: list[float] = field(default_factory=list)
+    distance: list[float] = field(default_factory=list)
+
+    def average(self, layout: Layout, vectors: Sequence[Tensor]) -> SparseVector:
+        """What the method makes of gradients and residuals, of all workers."""
+        states = [self.method.init_state(layout, vector.dtype) for vector in vectors]
+        for vector, state in zip(vectors, states, strict=True):
+            self.method.accumulate(vector, state)
+        cluster = SimulatedCluster(len(vectors), Network(alpha=0, gbit=1), count_local=False)
+        pairs = zip(cluster.local_workers, states, strict=True)
+        average, *_ = cluster.run([self.method.average(*pair) for pair in pairs])
+        assert isinstance(average, SparseVector)
+        return average
+
+    def judge(self, average: Tensor, best: Tensor) -> None:
+        """Compares an average with the largest entries of the mean of all workers' vectors."""
+        self.mass.append((average.abs().sum() / best.abs().sum()).item())
+        self.distance.append(((average - best).norm() / best.norm()).item())
+
+
+def ways(compressor: SparseCompressor) -> dict[str, _Way]:
+    """Both, by name, with a compressor like this one.
+
+    Raises:
+        ConfigError: if it is not top-k.
+    """
+    if not isinstance(compressor, TopK):
+        raise ConfigError(f"compressor={compressor.name} is not compared here; use compressor=spardl")
+    settings = {each.name: getattr(compressor, each.name) for each in fields(TopK)}
+    found = {}
+    for name in (LAZY, EAGER):
+        tally = Tally()
+        communicator = EagerSparDL(tally=tally) if name == EAGER else SparDL()
+        found[name] = _Way(Method(CountedTopK(**settings, tally=tally), communicator, GlobalResidual()), tally)
+    return found
+
+
+@dataclass
+class _Both(Watcher):
+    """Has both ways work on all workers' vectors: nobody has a result before all began to work on it."""
+
+    ways: dict[str, _Way] = field(default_factory=dict)
+    vectors: dict[int, Tensor] = field(default_factory=dict)
+    layout: Layout = field(default_factory=lambda: Layout.flat(0))
+    wanted: int = 0
+    same: list[float] = field(default_factory=list)
+
+    def before(self, method: Method, worker: Worker, state: MethodState) -> None:
+        """Copies what the worker has."""
+        compressor = sparse(method)
+        self.ways = self.ways or ways(compressor)
+        self.wanted, self.layout = compressor.count(Context(worker, state.layout, state.step)), state.layout
+        self.vectors[worker.rank] = state.memory.clone()
+
+    def after(self, worker: Worker, step: int, average: Sum) -> None:
+        """With the first result of a step all vectors are known."""
+        if len(self.same) == step:
+            self._look([self.vectors[rank] for rank in sorted(self.vectors)])
+
+    def _look(self, vectors: Sequence[Tensor]) -> None:
+        best = largest_of(torch.stack(list(vectors)).mean(0), self.wanted)
+        found = {name: way.average(self.layout, vectors) for name, way in self.ways.items()}
+        for name, average in found.items():
+            self.ways[name].judge(average.dense(), best)
+        kept = torch.isin(found[EAGER].indices, found[LAZY].indices, assume_unique=True)
+        self.same.append(kept.double().mean().item())
+
+
+def compare_selections(words: Sequence[str], steps: int) -> dict[str, Any]:
+    """Trains with SparDL, and in every step also has blocks cut at once.
+
+    Args:
+        words: of train.py, with SparDL and without teams.
+        steps: of training.
+
+    Returns:
+        ``same``, by step: the share of what is sent if blocks are cut at once that is also sent lazily; and by way,
+        ``selections`` of a worker in a synchronization, ``entries`` that they look through over those of the gradient,
+        and by step ``mass`` of the average over that of as many largest entries of the mean of all workers' vectors,
+        and ``distance`` from these, over their norm.
+
+    Raises:
+        ConfigError: if the configuration does not work.
+    """
+    both = _Both()
+    train_watched(words, steps, both)
+    each = steps * len(both.vectors)
+    found = {
+        name: {
+            "selections": way.tally.selections / each,
+            "entries": way.tally.entries / each / both.layout.length,
+            "mass": way.mass,
+            "distance": way.distance,
+        }
+        for name, way in both.ways.items()
+    }
+    return {"same": both.same, **found}
+
+
+@dataclass(frozen=True)
+class Laziness(Exhibit):
+    """Cases that are trained with SparDL: a row for either way, and the mass that is sent, by step.
+
+    Attributes:
+        plans: by scale.
+    """
+
+    name: str
+    title: str
+    source: str
+    shows: str
+    plans: Mapping[str, WatchedPlan]
+    basis: Basis = BASIS
+    note: str = ""
+
+    def job(self, plan: WatchedPlan, case: Case) -> Computation:
+        """One training."""
+        words = (*plan.words, *case.words, "compressor=spardl")
+        return watched_training(self.name, "lazy", compare_selections, words, plan.steps)
+
+    def jobs(self, scale: str) -> Sequence[Computation]:
+        """See :meth:`Exhibit.jobs`."""
+        plan = at(scale, self.plans)
+        return [self.job(plan, case) for case in plan.cases]
+
+    def cost(self, scale: str) -> str:
+        """See :meth:`Exhibit.cost`."""
+        return f"{len(self.jobs(scale))} trainings, {at(scale, self.plans).cost}"
+
+    def caption(self, scale: str) -> str:
+        """See :meth:`Exhibit.caption`."""
+        plan = at(scale, self.plans)
+        cases = "; ".join(case.title for case in plan.cases)
+        return (
+            f"{cases}. {plan.steps} steps of training with SparDL without teams; both ways get the same gradients and "
+            "residuals. Lazily: a block is cut to its largest entries when it is about to be sent, or is complete. At "
+            "once: every block is cut at the beginning, and again after each addition; what is cut off is residual, "
+            "and later additions do not bring it back. Mass: the sum of magnitudes of the average, over that of the k "
+            "largest entries of the mean of all workers' vectors; distance: of the average from these, over their "
+            f"norm. Rounds and words are equal. {' '.join(plan.words)}"
+        )
+
+    def tables(self, scale: str, results: Results) -> Sequence[Table]:
+        """See :meth:`Exhibit.tables`."""
+        plan = at(scale, self.plans)
+        rows = [row for case in plan.cases for row in self._rows(self.job(plan, case), case, results)]
+        return [Table(self.title, COLUMNS, rows)]
+
+    def _rows(self, job: Computation, case: Case, results: Results) -> list[Row]:
+        outcome = results.of(job)
+        if outcome.reason is not None:
+            return [Row(case.title, failed([outcome], len(COLUMNS) - 1), [job])]
+        same = {EAGER: mean(outcome.data["same"]), LAZY: 1.0}
+        return [Row(f"{case.title}, {way}", _cells(outcome.data[way], same[way]), [job]) for way in (LAZY, EAGER)]
+
+    def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
+        """See :meth:`Exhibit.pictures`."""
+        plan = at(scale, self.plans)
+        found = [(case, results.of(self.job(plan, case))) for case in plan.cases]
+        caption = "Mass that is sent over the most that is possible, by step, if blocks are cut lazily and at once"
+        return [
+            Picture(case.name, caption, partial(_draw, outcome.data), case.title)
+            for case, outcome in found
+            if outcome.reason is None
+        ]
+
+
+def _cells(data: Mapping[str, Any], same: float) -> list[Cell]:
+    mass, distance = data["mass"], data["distance"]
+    later = len(mass) // 2
+    figures = (data["selections"], data["entries"], mean(mass), mean(mass[later:]), mean(distance[later:]), same)
+    return [Cell(f"{figure:.4g}", figure) for figure in figures]
+
+
+def _draw(data: Mapping[str, Any], figure: Any) -> None:
+    axes, looks, ends = figure.subplots(), palette.looks((LAZY, EAGER)), []
+    axes_of.plain(axes, "step", "mass / the most possible")
+    for name, look in looks.items():
+        values = data[name]["mass"]
+        axes.plot(values, color=look.color, linestyle=look.dash)
+        ends.append(End(name, len(values) - 1, values[-1], look.color))
+    name_ends(axes, ends)

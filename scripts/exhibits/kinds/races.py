@@ -1,0 +1,298 @@
+"""Exhibits that race methods to a metric: real workers on links that are really slow, by the wall clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+from scripts.exhibits.base import Basis, Exhibit, Picture, Results, at
+from scripts.exhibits.charts.curves import draw_means, key_of
+from scripts.exhibits.failures import failed, succeeded
+from scripts.exhibits.jobs import Outcome
+from scripts.exhibits.kinds.lab import Measurement, in_lab, typed
+from scripts.exhibits.measures import Curve, in_words, metric_curve
+from scripts.exhibits.statistics import spread
+from scripts.exhibits.tables import Cell, Row, Table
+from scripts.exhibits.tried import Role, Target, Tried, reached, tried
+
+__all__ = ["Course", "Entrant", "Lap", "Race", "raced"]
+
+SCRIPT = "scripts/bench_accuracy.py"
+# The share of dense training's metric that may be missing at the target, and the tests at its end that this metric is
+# the mean of: a thousand examples differ by about 1% by chance alone, and a rate that does not fall adds to it.
+MARGIN, LAST = 0.02, 3
+# Seconds that a lab and its workers take to begin, and a test takes; for the plan only.
+START, TEST = 12.0, 0.4
+# Seconds after which a run is ended: several times what the longest takes.
+LIMIT = 1200.0
+UNTIL, EVERY, FASTER = "seconds to the target", "every seed", "dense's / these"
+COLUMNS = ("method", UNTIL, EVERY, FASTER, "best metric", "ms a step", "MB a step", "steps")
+
+
+class Entrant(NamedTuple):
+    """A method that takes part.
+
+    Attributes:
+        name: of its rows.
+        case: of bench_accuracy.py.
+        steps: that it trains for.
+        pace: seconds of a step on each link, as far as known; for the plan.
+        words: of train.py, besides those of the course: its learning rate.
+        role: in the paper.
+    """
+
+    name: str
+    case: str
+    steps: int
+    pace: tuple[float, ...]
+    words: tuple[str, ...] = ()
+    role: Role = Role.OTHER
+
+
+@dataclass(frozen=True)
+class Course:
+    """What a scale means.
+
+    Attributes:
+        what: is trained, for titles.
+        words: of train.py, for all.
+        entrants: the first one is dense training, of which the target is made.
+        gbits: of the links.
+        seeds: one run each.
+        every: steps between two tests.
+        workers: how many.
+        lower: whether a lower metric is a better one.
+    """
+
+    what: str
+    words: tuple[str, ...]
+    entrants: tuple[Entrant, ...]
+    gbits: tuple[float, ...]
+    seeds: tuple[int, ...]
+    every: int
+    workers: int = 4
+    lower: bool = False
+
+    def title(self, gbit: float) -> str:
+        """Of tables and panels."""
+        return f"{self.what}, {self.workers} workers, {gbit:g} Gbit/s"
+
+
+def raced(**setting: Any) -> dict[str, Any]:
+    """Trains one entrant once.
+
+    Args:
+        setting: see :func:`in_lab`; the bench is bench_accuracy.py.
+    """
+    found: dict[str, Any] = in_lab(**setting)
+    return found
+
+
+@dataclass(frozen=True)
+class Lap(Measurement):
+    """One entrant, one link, one seed."""
+
+    def recalled(self, content: Mapping[str, Any], where: Path) -> Outcome:
+        """See :meth:`Job.recalled`."""
+        result = content["result"]
+        lines = [{"kind": "eval", **test} for test in result["evaluations"]]
+        return Outcome(where, result, made=content["environment"], lines=lines)
+
+
+@dataclass(frozen=True)
+class Race(Exhibit):
+    """Methods x links x seeds; one table and one panel for each link.
+
+    Attributes:
+        courses: by scale.
+        recipe: see :class:`Computation`.
+    """
+
+    name: str
+    title: str
+    source: str
+    shows: str
+    basis: Basis
+    courses: Mapping[str, Course]
+    note: str = field(default="", kw_only=True)
+    recipe: int = field(default=1, kw_only=True)
+
+    def job(self, course: Course, gbit: float, entrant: Entrant, seed: int) -> Lap:
+        """One run."""
+        train = ",".join((*course.words, *entrant.words))
+        counts = ("--steps", str(entrant.steps), "--every", str(course.every), "--seed", str(seed))
+        words = (SCRIPT, "--case", entrant.case, *counts, "--train", train)
+        pace = entrant.pace[course.gbits.index(gbit)]
+        seconds = START + entrant.steps * (pace + TEST / course.every)
+        arguments = (("workers", course.workers), ("gbit", gbit), ("limit", LIMIT), ("words", words))
+        return Lap(self.name, raced, arguments, typed(course.workers, gbit, words), self.recipe, seconds)
+
+    def jobs(self, scale: str) -> Sequence[Lap]:
+        """See :meth:`Exhibit.jobs`; methods take turns, seed by seed, so that all suffer alike from the machine."""
+        course = at(scale, self.courses)
+        choices = product(course.seeds, course.gbits, course.entrants)
+        return [self.job(course, gbit, entrant, seed) for seed, gbit, entrant in choices]
+
+    def with_seeds(self, count: int) -> Race:
+        """See :meth:`Exhibit.with_seeds`."""
+        seeds = tuple(range(1, count + 1))
+        return replace(self, courses={scale: replace(each, seeds=seeds) for scale, each in self.courses.items()})
+
+    def cost(self, scale: str) -> str:
+        """See :meth:`Exhibit.cost`."""
+        jobs = self.jobs(scale)
+        minutes = sum(job.expected or 0 for job in jobs) / 60
+        return f"{len(jobs)} runs, about {math.ceil(minutes)} minutes, alone on the machine"
+
+    def caption(self, scale: str) -> str:
+        """See :meth:`Exhibit.caption`."""
+        course = at(scale, self.courses)
+        own = "; ".join(f"{each.name}: {' '.join((each.case, *each.words))}" for each in course.entrants)
+        return (
+            f"{course.what}, {course.workers} workers. {' '.join(course.words)}. {own}. Seconds are those of training "
+            f"steps, by the wall clock of the slowest worker; tests, every {course.every} steps, do not count, nor do "
+            "three steps before, of a model that is thrown away. Bytes are those that the workers' interfaces sent. "
+            f"The target: the mean of dense's last {LAST} tests, over its seeds and links, less {MARGIN:.0%}. It is "
+            "reached at the first test that is as good. Every run has the steps of its row, whether it reaches the "
+            "target or not."
+        )
+
+    def outcomes(self, course: Course, gbit: float, entrant: Entrant, results: Results) -> list[Outcome]:
+        """What became of a method's runs on a link, by seed."""
+        return [results.of(self.job(course, gbit, entrant, seed)) for seed in course.seeds]
+
+    def target(self, course: Course, results: Results) -> Target | None:
+        """See :meth:`caption`; ``None`` before all runs of dense training are done."""
+        dense = course.entrants[0]
+        found = [each for gbit in course.gbits for each in self.outcomes(course, gbit, dense, results)]
+        if any(outcome.reason is not None for outcome in found):
+            return None
+        last = mean(mean(_curve(outcome).values[-LAST:]) for outcome in found)
+        return Target.near(last, course.lower, found[0].data["metric"], MARGIN)
+
+    def tables(self, scale: str, results: Results) -> Sequence[Table]:
+        """See :meth:`Exhibit.tables`."""
+        course = at(scale, self.courses)
+        target = self.target(course, results)
+        words = target.words if target else "no target yet, for dense training has no result"
+        tables = []
+        for gbit in course.gbits:
+            found = {each: self.outcomes(course, gbit, each, results) for each in course.entrants}
+            dense = _times(found[course.entrants[0]], target)
+            rows = [
+                Row(each.name, _cells(outcomes, target, dense), [self.job(course, gbit, each, s) for s in course.seeds])
+                for each, outcomes in found.items()
+            ]
+            tables.append(Table(f"{self.title}: {course.title(gbit)}; {words}", COLUMNS, rows))
+        return tables
+
+    def tried(self, scale: str, results: Results) -> Sequence[Tried]:
+        """See :meth:`Exhibit.tried`."""
+        course = at(scale, self.courses)
+        target = self.target(course, results)
+        return [
+            tried(
+                course.title(gbit),
+                target,
+                entrant.name,
+                entrant.role,
+                [self.job(course, gbit, entrant, seed) for seed in course.seeds],
+                self.outcomes(course, gbit, entrant, results),
+            )
+            for gbit, entrant in product(course.gbits, course.entrants)
+        ]
+
+    def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
+        """See :meth:`Exhibit.pictures`."""
+        course = at(scale, self.courses)
+        target = self.target(course, results)
+        caption = (
+            f"{course.what} while {course.workers} workers train it, against seconds of training by the wall clock, "
+            f"tests not counted; mean of seeds {', '.join(map(str, course.seeds))}, bands from the least to the most. "
+            f"{f'The dotted line is the target ({target.words}). ' if target else ''}{self._hardware(scale, results)}"
+        )
+        key = key_of([entrant.name for entrant in course.entrants])
+        return [
+            Picture(
+                f"{gbit:g} Gbit/s", caption, partial(self._draw, course, gbit, target, results), f"{gbit:g} Gbit/s", key
+            )
+            for gbit in course.gbits
+        ]
+
+    def _hardware(self, scale: str, results: Results) -> str:
+        found = [outcome for job in self.jobs(scale) if (outcome := results.of(job)).reason is None]
+        machines = sorted({f"{each.data['cores']} cores, {each.made.get('cpu', 'unknown')}" for each in found})
+        return f"All workers on one machine ({'; '.join(machines)}), each behind a shaped link." if machines else ""
+
+    def _draw(self, course: Course, gbit: float, target: Target | None, results: Results, figure: Any) -> None:
+        found = {each.name: succeeded(self.outcomes(course, gbit, each, results)) for each in course.entrants}
+        metrics = sorted({outcome.data["metric"] for outcomes in found.values() for outcome in outcomes})
+        axes = figure.subplots()
+        curves = {name: list(map(_curve, outcomes)) for name, outcomes in found.items()}
+        line = target.value if target else None
+        draw_means(axes, curves, "seconds", "seconds of training", ", ".join(metrics), target=line, ratios=True)
+
+
+def _curve(outcome: Outcome) -> Curve:
+    return metric_curve(outcome.data, outcome.events("eval"))
+
+
+def _times(outcomes: Sequence[Outcome], target: Target | None) -> list[float | None]:
+    """Seconds until the target by seed, where it was reached."""
+    return [reached(_curve(outcome), target) if target else None for outcome in succeeded(outcomes)]
+
+
+def _best(outcome: Outcome, target: Target | None) -> float:
+    """The best test of a run; NaN if none was finite. Without a target nobody knows which way is better: the last."""
+    values = [value for value in _curve(outcome).values if math.isfinite(value)]
+    if not values or target is None:
+        return values[-1] if values else math.nan
+    return min(values) if target.lower else max(values)
+
+
+def _cells(outcomes: Sequence[Outcome], target: Target | None, dense: Sequence[float | None]) -> list[Cell]:
+    good = succeeded(outcomes)
+    if not good:
+        return failed(outcomes, len(COLUMNS) - 1)
+    times, best = _times(outcomes, target), [_best(outcome, target) for outcome in good]
+    known = [each for each in times if each is not None]
+    lost, data = len(good) < len(outcomes), [outcome.data for outcome in good]
+    pace = mean(each["cluster_seconds"] / each["steps"] for each in data)
+    sent = mean(each["step_bytes"] for each in data) / 1e6
+    return [
+        _until(known, len(times), target, best),
+        Cell(", ".join(_seed(*each) for each in zip(times, best, strict=True)), bad=lost),
+        _faster(times, dense),
+        Cell(f"{in_words(data[0]['metric'])} {spread(best)}", mean(best)),
+        Cell(f"{1000 * pace:.3g}", 1000 * pace),
+        Cell(f"{sent:.3g}", sent),
+        Cell(str(data[0]["steps"]), float(data[0]["steps"])),
+    ]
+
+
+def _until(known: Sequence[float], seeds: int, target: Target | None, best: Sequence[float]) -> Cell:
+    if target is None:
+        return Cell("no target yet")
+    if len(known) == seeds:
+        return Cell(spread(known), mean(known))
+    most = min(best) if target.lower else max(best)
+    return Cell(f"reached by {len(known)} of {seeds} seeds" if known else f"never reached; best {most:.4g}")
+
+
+def _seed(seconds: float | None, best: float) -> str:
+    return f"never ({best:.4g})" if seconds is None else f"{seconds:.4g}"
+
+
+def _faster(times: Sequence[float | None], dense: Sequence[float | None]) -> Cell:
+    """How many times as fast as dense training; nothing is claimed unless every seed of both is as accurate."""
+    ours, theirs = ([each for each in found if each is not None] for found in (times, dense))
+    if not theirs or len(theirs) < len(dense) or len(ours) != len(theirs):
+        return Cell("none, for not all reached it")
+    ratios = [one / other for one, other in zip(theirs, ours, strict=True)]
+    return Cell(f"{mean(theirs) / mean(ours):.3g} ({min(ratios):.3g}..{max(ratios):.3g})", mean(theirs) / mean(ours))

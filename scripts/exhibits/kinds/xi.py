@@ -1,0 +1,259 @@
+"""What local selection costs: the xi of Ok-Topk's assumption, and the distribution that thresholds cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import NormalDist, mean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scripts.exhibits.base import Basis, Exhibit, Picture, Results, at
+from scripts.exhibits.charts import axes as axes_of
+from scripts.exhibits.charts import palette
+from scripts.exhibits.charts.labels import End, name_ends
+from scripts.exhibits.failures import failed
+from scripts.exhibits.jobs import Computation
+from scripts.exhibits.kinds.trainings import Case
+from scripts.exhibits.kinds.watched import WatchedPlan, Watcher, selection, sparse, train_watched, watched_training
+from scripts.exhibits.tables import Cell, Row, Table
+from spardl.method.method import Method, MethodState
+from spardl.protocol.context import Context
+from spardl.protocol.programs import Worker
+from spardl.vector.sparse import SparseVector, Sum
+
+__all__ = ["Selections", "distance", "largest_of", "measure_selections", "thresholds_of"]
+
+BASIS = Basis(
+    simulated="the cluster: all workers in one process; no seconds",
+    measured="gradients, residuals, selections and averages of every worker, in every step of real trainings",
+    assumed="nothing",
+)
+BINS, REACH = 80, 8.0  # of the distribution, and how many standard deviations to either side it has
+THRESHOLDS = ("exact", "used again", "normal fit")
+XI = ("case", "xi, mean", "xi, most", "xi, second half", "with what was sent, second half")
+CUTS = ("case", "k", *THRESHOLDS, *(f"selected / k, {name}" for name in THRESHOLDS))
+
+
+def distance(vectors: Tensor, average: Tensor, gradient: Tensor, k: int) -> tuple[float, float]:
+    """How far the k largest sums are from what local selections leave of them, over the gradient's norm.
+
+    Args:
+        vectors: of all workers, gradient and residual, shape (P, n).
+        average: what was sent and averaged, shape (n,).
+        gradient: the mean of all workers' gradients, shape (n,).
+        k: entries that are kept.
+
+    Returns:
+        ||Topk(mean of vectors) - Topk(mean of Topk(vector))|| / ||gradient||, which is xi, and the same with the
+        average in place of the second term.
+    """
+    best = largest_of(vectors.mean(0), k)
+    local = torch.stack([largest_of(vector, k) for vector in vectors]).mean(0)
+    norm = gradient.norm().item() or 1.0
+    return (best - largest_of(local, k)).norm().item() / norm, (best - average).norm().item() / norm
+
+
+def largest_of(vector: Tensor, k: int) -> Tensor:
+    """A vector of which all but the k entries of largest magnitude are zero."""
+    kept = torch.zeros_like(vector)
+    chosen = vector.abs().topk(k).indices
+    kept[chosen] = vector[chosen]
+    return kept
+
+
+def thresholds_of(vector: Tensor, chosen: Tensor, k: int) -> dict[str, float]:
+    """The magnitude from which on entries are selected, by name of the way to find it.
+
+    Args:
+        vector: gradient and residual of one worker, shape (n,).
+        chosen: positions that a threshold selected which is used again, at least one.
+        k: entries wanted.
+    """
+    tail = NormalDist().inv_cdf(1 - k / vector.numel() / 2)
+    found = (
+        vector.abs().topk(k).values.min().item(),
+        vector[chosen].abs().min().item(),
+        abs(vector.mean().item()) + tail * vector.std().item(),
+    )
+    return dict(zip(THRESHOLDS, found, strict=True))
+
+
+@dataclass
+class _Selections(Watcher):
+    """Looks at all workers' vectors: nobody has a result before all began to work on it."""
+
+    last: int
+    wanted: int = 0
+    vectors: dict[int, Tensor] = field(default_factory=dict)
+    residuals: dict[int, Tensor] = field(default_factory=dict)
+    states: dict[int, MethodState] = field(default_factory=dict)
+    xi: list[tuple[float, float]] = field(default_factory=list)
+    picture: dict[str, Any] = field(default_factory=dict)
+
+    def before(self, method: Method, worker: Worker, state: MethodState) -> None:
+        """Copies what the worker has; of the first one in the last step also its distribution."""
+        self.wanted = sparse(method).count(Context(worker, state.layout, state.step))
+        vector = self.vectors[worker.rank] = state.memory.clone()
+        self.states[worker.rank] = state
+        if state.step == self.last and worker.rank == 0:
+            cuts = thresholds_of(vector, selection(method, worker, state), self.wanted)
+            scale = vector.std().item() or 1.0
+            self.picture = {
+                "scale": scale,
+                "counts": torch.histc(vector / scale, BINS, -REACH, REACH).tolist(),
+                "cuts": cuts,
+                "selected": {name: int((vector.abs() >= cut).sum()) for name, cut in cuts.items()},
+            }
+
+    def after(self, worker: Worker, step: int, average: Sum) -> None:
+        """With the first result of a step, all workers' vectors are known: looks at them; then keeps the residual."""
+        if len(self.xi) == step:
+            self._look(average.dense() if isinstance(average, SparseVector) else average)
+        self.residuals[worker.rank] = self.states[worker.rank].memory.clone()
+
+    def _look(self, average: Tensor) -> None:
+        ranks = sorted(self.vectors)
+        vectors = torch.stack([self.vectors[rank] for rank in ranks])
+        before = [self.residuals.get(rank, torch.zeros_like(average)) for rank in ranks]
+        self.xi.append(distance(vectors, average, (vectors - torch.stack(before)).mean(0), self.wanted))
+
+
+def measure_selections(words: Sequence[str], steps: int) -> dict[str, Any]:
+    """Trains, and tells what local selection costs.
+
+    Args:
+        words: of train.py, with a method that sends single entries and has momentum in the optimizer.
+        steps: of training.
+
+    Returns:
+        ``k``; by step ``xi``, and the same ``sent``, with the average that was sent; and ``last``, what one worker has
+        in the last step: its standard deviation, ``scale``; ``counts`` of entries in equal bins of it; ``cuts``, the
+        thresholds by name; and how many entries each has ``selected``.
+
+    Raises:
+        ConfigError: if the method sends no single entries.
+    """
+    watcher = _Selections(steps - 1)
+    train_watched(words, steps, watcher)
+    xi, sent = zip(*watcher.xi, strict=True)
+    return {"k": watcher.wanted, "xi": list(xi), "sent": list(sent), "last": watcher.picture}
+
+
+@dataclass(frozen=True)
+class Selections(Exhibit):
+    """Cases that are trained with one method: xi over steps, and the thresholds in a distribution.
+
+    Attributes:
+        method: words of train.py.
+        plans: by scale.
+    """
+
+    name: str
+    title: str
+    source: str
+    shows: str
+    method: tuple[str, ...]
+    plans: Mapping[str, WatchedPlan]
+    basis: Basis = BASIS
+    note: str = ""
+
+    def job(self, plan: WatchedPlan, case: Case) -> Computation:
+        """One training."""
+        words = (*plan.words, *case.words, *self.method)
+        return watched_training(self.name, "selections", measure_selections, words, plan.steps)
+
+    def jobs(self, scale: str) -> Sequence[Computation]:
+        """See :meth:`Exhibit.jobs`."""
+        return [self.job(at(scale, self.plans), case) for case in at(scale, self.plans).cases]
+
+    def cost(self, scale: str) -> str:
+        """See :meth:`Exhibit.cost`."""
+        return f"{len(self.jobs(scale))} trainings, {at(scale, self.plans).cost}"
+
+    def caption(self, scale: str) -> str:
+        """See :meth:`Exhibit.caption`."""
+        plan = at(scale, self.plans)
+        cases = "; ".join(case.title for case in plan.cases)
+        return (
+            f"{cases}. {plan.steps} steps from the first one on. xi: the distance of the k largest entries of the mean "
+            "of all workers' vectors (gradient and residual) from the k largest of the mean of what each would select "
+            "by itself, over the norm of the mean gradient; with what was sent: the average in place of the latter. "
+            "Thresholds: of the first worker in the last step; a normal fit takes the mean and the standard deviation "
+            f"of all entries. {' '.join((*plan.words, *self.method))}"
+        )
+
+    def tables(self, scale: str, results: Results) -> Sequence[Table]:
+        """See :meth:`Exhibit.tables`."""
+        kinds = (("xi", XI, _xi_cells), ("thresholds", CUTS, _cut_cells))
+        return [self._table(scale, results, *kind) for kind in kinds]
+
+    def _table(
+        self,
+        scale: str,
+        results: Results,
+        title: str,
+        columns: Sequence[str],
+        cells: Callable[[Mapping[str, Any]], list[Cell]],
+    ) -> Table:
+        rows = []
+        for case in at(scale, self.plans).cases:
+            job = self.job(at(scale, self.plans), case)
+            outcome = results.of(job)
+            made = failed([outcome], len(columns) - 1) if outcome.reason is not None else cells(outcome.data)
+            rows.append(Row(case.title, made, [job]))
+        return Table(f"{self.title}: {title}", columns, rows)
+
+    def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
+        """See :meth:`Exhibit.pictures`."""
+        plan = at(scale, self.plans)
+        found = [(case, results.of(self.job(plan, case))) for case in plan.cases]
+        key = palette.looks(THRESHOLDS)
+        xi, distribution = (
+            "xi by step, of exact selections and with what was sent in their place",
+            "Entries of one worker's gradient and residual in the last step, and where thresholds cut",
+        )
+        good = [(case, outcome.data) for case, outcome in found if outcome.reason is None]
+        return [
+            *(Picture(f"xi {case.name}", xi, partial(_draw_xi, data), case.title) for case, data in good),
+            *(
+                Picture(f"distribution {case.name}", distribution, partial(_draw_cuts, data["last"]), case.title, key)
+                for case, data in good
+            ),
+        ]
+
+
+def _xi_cells(data: Mapping[str, Any]) -> list[Cell]:
+    xi, sent = data["xi"], data["sent"]
+    figures = (mean(xi), max(xi), mean(xi[len(xi) // 2 :]), mean(sent[len(sent) // 2 :]))
+    return [Cell(f"{figure:.3g}", figure) for figure in figures]
+
+
+def _cut_cells(data: Mapping[str, Any]) -> list[Cell]:
+    k, last = data["k"], data["last"]
+    shares = [last["selected"][name] / k for name in THRESHOLDS]
+    return [Cell(str(k), k), *(Cell(f"{value:.3g}", value) for value in (*last["cuts"].values(), *shares))]
+
+
+def _draw_xi(data: Mapping[str, Any], figure: Any) -> None:
+    axes, lines = figure.subplots(), {"exact": data["xi"], "sent": data["sent"]}
+    axes_of.plain(axes, "step", "xi, logarithmic")
+    looks = palette.looks(lines)
+    for name, values in lines.items():
+        axes.plot(values, color=looks[name].color, linestyle=looks[name].dash)
+    axes_of.logarithmic(axes.yaxis, [value for values in lines.values() for value in values])
+    name_ends(axes, [End(name, len(values) - 1, values[-1], looks[name].color) for name, values in lines.items()])
+
+
+def _draw_cuts(last: Mapping[str, Any], figure: Any) -> None:
+    axes, looks = figure.subplots(), palette.looks(THRESHOLDS)
+    axes_of.plain(axes, "entry / standard deviation", "entries, logarithmic")
+    edges = [-REACH + 2 * REACH * number / BINS for number in range(BINS + 1)]
+    axes.stairs(last["counts"], edges, fill=True, color=palette.LINE)
+    for name, cut in last["cuts"].items():
+        for place in (-cut / last["scale"], cut / last["scale"]):
+            axes.axvline(place, color=looks[name].color, linestyle=looks[name].dash)
+    axes.set_yscale("log")

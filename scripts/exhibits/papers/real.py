@@ -1,0 +1,141 @@
+"""Trainings of real length: rows that stand side by side, and tasks on real data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from scripts.exhibits.kinds.trainings import Case, Own
+from scripts.exhibits.papers.small import ON_DIGITS
+
+__all__ = ["EVENING", "OURS", "REAL", "REFERENCES", "RIVALS", "SYNTHETIC", "Pace", "hours", "long_digits"]
+
+OURS = "SparDL, our recipe"
+# What a compressed training is to be held against, besides dense: the floor, half the bytes, and torch's low ranks.
+RIVALS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "alone": ("compressor=none", "cluster.workers=1"),
+        "bf16": ("compressor=bf16",),
+        "PowerSGD": ("compressor=powersgd", "compressor.rank=4"),
+        OURS: ("compressor=spardl", "recipe=recommended"),
+    }
+)
+REFERENCES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"dense": ("compressor=none",), "SparDL": ("compressor=spardl",), **RIVALS}
+)
+# Hundreds of epochs, so that steps end a training, and a warm-up of as many steps whatever the number of workers.
+EVENING = (
+    "training.check_every=1000",
+    "training.log_every=50",
+    "cluster.workers=14",
+    "cluster.network=ethernet_1g",
+    "training.epochs=1000",
+    "lr_schedule.warmup_epochs=0",
+)
+
+
+class Pace(NamedTuple):
+    """A task, and what it takes.
+
+    Attributes:
+        case: the task.
+        steps: of a training.
+        seconds: of a core, for a step of 14 workers; measured (AMD EPYC), rounded up.
+    """
+
+    case: Case
+    steps: int
+    seconds: float
+
+
+def hours(paces: Sequence[Pace], rows: Sequence[str], seeds: Sequence[int]) -> str:
+    """What trainings take; one worker alone takes a fourteenth."""
+    shares = sum(1 / 14 if row == "alone" else 1 for row in rows)
+    return f"about {sum(pace.steps * pace.seconds for pace in paces) * shares * len(seeds) / 3600:.1f} hours of a core"
+
+
+def long_digits(steps: int, *words: str, name: str = "") -> Pace:
+    """ResNet-20 on digits for some steps.
+
+    Args:
+        steps: of each training.
+        words: of train.py, besides.
+        name: what tells it from others.
+    """
+    common = ("model=resnet20", "dataset=digits", f"training.max_steps={steps}", "training.eval_every=10")
+    task = f"ResNet-20 on digits{name}"
+    words = (*common, "lr_schedule.warmup_fraction=0.05", *words)
+    return Pace(Case(task, words, f"{task}, {steps:,} steps", known=ON_DIGITS), steps, 0.25)
+
+
+def _rates(published: float, ours: float) -> Own:
+    """Learning rates of rows that want another one than dense: see docs/learning.md."""
+    return (("SparDL", (f"optimizer.lr={published:g}",)), (OURS, (f"optimizer.lr={ours:g}",)))
+
+
+def _cases(data: Mapping[str, str], few: int | None = None, *last: str) -> tuple[Pace, ...]:
+    """The tasks.
+
+    Args:
+        data: choices of dataset=, by the names of those that are real.
+        few: steps, in place of those of an evening.
+        last: further words.
+    """
+    pictures = (
+        "model=resnet20",
+        f"dataset={data['cifar10']}",
+        "optimizer.lr=0.1",
+        "lr_schedule.warmup_fraction=0.05",
+        "training.eval_every=3",
+    )
+    news = (
+        "model=lstm_ptb",
+        f"dataset={data['ptb']}",
+        "model.embedding_size=200",
+        "model.hidden_size=200",
+        "model.dropout=0.2",
+        "lr_schedule.warmup_fraction=0.01",
+        "training.batch_size=5",
+        "training.eval_every=1",
+    )
+    reviews = (
+        "model=lstm_imdb",
+        f"dataset={data['imdb']}",
+        "lr_schedule.warmup_fraction=0.05",
+        "training.batch_size=8",
+        "training.eval_every=4",
+    )
+    articles = (
+        "model=bert_tiny",
+        f"dataset={data['wikitext2_articles']}",
+        "model.num_layers=2",
+        "optimizer.lr=0.0005",
+        "lr_schedule=linear",
+        "lr_schedule.warmup_fraction=0.1",
+        "training.batch_size=2",
+        "training.eval_every=5",
+        "training.eval_examples=1000",
+    )
+    return (
+        _pace("ResNet-20 on CIFAR-10", (*pictures, *last), few or 4000, 1.2),
+        _pace("LSTM of 2 x 200 on Penn Treebank", (*news, *last), few or 3000, 1.7, lower=True),
+        _pace("LSTM on IMDB", (*reviews, *last), few or 3000, 0.6),
+        _pace("BERT of 2 x 128 on WikiText-2", (*articles, *last), few or 4000, 1.2, True, _rates(0.0002, 0.001)),
+    )
+
+
+def _pace(name: str, words: tuple[str, ...], steps: int, seconds: float, lower: bool = False, own: Own = ()) -> Pace:
+    length = f"training.max_steps={steps}"
+    return Pace(Case(name, (*words, length), f"{name}, {steps:,} steps", lower, own), steps, seconds)
+
+
+_NAMES = ("cifar10", "ptb", "imdb", "wikitext2_articles")
+REAL = _cases({name: name for name in _NAMES})
+SYNTHETIC = _cases(
+    {name: f"synthetic_{name}" for name in _NAMES},
+    2,
+    "logger.mode=disabled",
+    "training.eval_examples=8",
+    "training.batch_size=2",
+)

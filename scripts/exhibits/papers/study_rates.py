@@ -1,0 +1,190 @@
+"""The study once more, longer, and with several learning rates: each choice at its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from types import MappingProxyType
+from typing import TypeAlias
+
+from scripts.exhibits.base import Picture, Results, at
+from scripts.exhibits.failures import failed
+from scripts.exhibits.kinds.trainings import DENSE as DENSE_WORDS
+from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan
+from scripts.exhibits.measures import final_metric, share_of_bytes
+from scripts.exhibits.papers.small import SEEDS, SMALL, VIRTUAL
+from scripts.exhibits.papers.study_points import PRESET, Point, best_of, held_out, points
+from scripts.exhibits.statistics import INTERVAL, shown_interval, spread
+from scripts.exhibits.tables import Cell, Row, Table
+
+__all__ = ["DENSE", "RATES", "StudyRates", "plain"]
+
+DENSE = "dense"
+# A row and one of its learning rates.
+Setting: TypeAlias = tuple[str, float]
+
+
+def plain(grid: Sequence[Point]) -> list[Point]:
+    """Of every way to send and to keep the rest: the first point with layers and momentum after the average."""
+    chosen = (point for point in grid if point.momentum == "after" and point.scope in ("", "layer"))
+    return list({(point.sent, point.residual): point for point in reversed(list(chosen))}.values())[::-1]
+
+
+@dataclass(frozen=True)
+class StudyRates(MethodComparison):
+    """Dense training and points, each trained with several learning rates.
+
+    Attributes:
+        settings: of each method's name.
+    """
+
+    settings: Mapping[str, Setting]
+
+    def caption(self, scale: str) -> str:
+        """See :meth:`Exhibit.caption`."""
+        return (
+            f"{super().caption(scale)}. For each seed, the learning rate (and in the second table the setting) is the "
+            "one that is best for the other seeds; what fails with a seed is no choice. Points: some of "
+            f"experiment={PRESET}"
+        )
+
+    def tables(self, scale: str, results: Results) -> Sequence[Table]:
+        """See :meth:`Exhibit.tables`."""
+        plan = at(scale, self.plans)
+        kinds = (("each at its best rate", self._rows), ("each compressor at its best", self._compressors))
+        found = [(case, self._groups(plan)) for case in plan.cases]
+        return [
+            self._table(plan, case, title, group(names), results) for case, names in found for title, group in kinds
+        ]
+
+    def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
+        """None: a line for each training would hide what the tables say."""
+        return ()
+
+    def _groups(self, plan: Plan) -> dict[str, list[str]]:
+        """The methods of each row, one for each learning rate."""
+        groups: dict[str, list[str]] = {}
+        for name in self.compared(plan):
+            groups.setdefault(self.settings[name][0], []).append(name)
+        return groups
+
+    def _rows(self, groups: Mapping[str, list[str]]) -> Mapping[str, list[str]]:
+        return groups
+
+    def _compressors(self, groups: Mapping[str, list[str]]) -> Mapping[str, list[str]]:
+        """Rows of one compressor are one; its name is the first word of theirs."""
+        merged: dict[str, list[str]] = {}
+        for row, names in groups.items():
+            merged.setdefault(row.partition(",")[0], []).extend(names)
+        return merged
+
+    def _table(
+        self, plan: Plan, case: Case, title: str, groups: Mapping[str, Sequence[str]], results: Results
+    ) -> Table:
+        columns = ("what is sent", "best setting", "metric, chosen on other seeds", INTERVAL, "of each setting")
+        dense = self._chosen(plan, case, groups[DENSE], results)
+        rows = [self._row(plan, case, row, names, dense, results) for row, names in groups.items()]
+        last = ("less dense", f"its {INTERVAL}", "sent / dense")
+        return Table(f"{self.title}, {title}: {case.title}", (*columns, *last), rows)
+
+    def _values(self, plan: Plan, case: Case, names: Sequence[str], results: Results) -> dict[str, list[float]]:
+        """The metric by seed, of the methods whose trainings all finished."""
+        found = {name: [results.of(self.job(plan, case, name, seed)) for seed in plan.seeds] for name in names}
+        return {
+            name: [final_metric(each.data) for each in outcomes]
+            for name, outcomes in found.items()
+            if not any(each.reason for each in outcomes)
+        }
+
+    def _chosen(self, plan: Plan, case: Case, names: Sequence[str], results: Results) -> list[float] | None:
+        """For each seed, the metric at what is best for the others; ``None`` if some was not run, or none finished.
+
+        Settings that diverge with a seed are no choice.
+        """
+        values = self._values(plan, case, names, results)
+        run = all(results.of(self.job(plan, case, name, seed)).started for name in names for seed in plan.seeds)
+        return held_out(values, case.lower) if run and values else None
+
+    def _row(
+        self,
+        plan: Plan,
+        case: Case,
+        row: str,
+        names: Sequence[str],
+        dense: Sequence[float] | None,
+        results: Results,
+    ) -> Row:
+        jobs = [self.job(plan, case, name, seed) for name in names for seed in plan.seeds]
+        chosen = self._chosen(plan, case, names, results)
+        if chosen is None:
+            return Row(row, failed([results.of(job) for job in jobs], 7), jobs)
+        means = {name: mean(values) for name, values in self._values(plan, case, names, results).items()}
+        best = best_of(means, case.lower)
+        own = [results.of(self.job(plan, case, best, seed)).data for seed in plan.seeds]
+        cells = [
+            Cell(self._setting(row, best)),
+            Cell(spread(chosen), mean(chosen)),
+            Cell(shown_interval(chosen)),
+            Cell(", ".join(f"{self._setting(row, name)}: {_shown(means.get(name))}" for name in names)),
+            *_less(chosen, dense if row != DENSE else None),
+            Cell(f"{share_of_bytes(own):.2%}", share_of_bytes(own)),
+        ]
+        return Row(row, cells, jobs)
+
+    def _setting(self, row: str, name: str) -> str:
+        """What the method's name says that the row's does not."""
+        return name.removeprefix(row).lstrip(", ")
+
+
+def _shown(value: float | None) -> str:
+    return "failed" if value is None else f"{value:.4g}"
+
+
+def _less(chosen: Sequence[float], dense: Sequence[float] | None) -> list[Cell]:
+    """The difference from dense training, seed by seed."""
+    if dense is None:
+        return [Cell("-"), Cell("-")]
+    gaps = [one - other for one, other in zip(chosen, dense, strict=True)]
+    return [Cell(spread(gaps), mean(gaps)), Cell(shown_interval(gaps))]
+
+
+LEARNING_RATES = (0.01, 0.04, 0.16)
+POINTS = plain(points())
+ROWS = {DENSE: DENSE_WORDS, **{point.name: (f"+point=[{point.name}]",) for point in POINTS}}
+SETTINGS = {f"{row}, lr {rate:g}": (row, rate) for row in ROWS for rate in LEARNING_RATES}
+METHODS = MappingProxyType({name: (*ROWS[row], f"optimizer.lr={rate:g}") for name, (row, rate) in SETTINGS.items()})
+ONE_RUN = (f"experiment={PRESET}", "hydra.mode=RUN")
+DIGITS = Case(
+    "ResNet on digits",
+    ("model.depth=8", "training.batch_size=32"),
+    "ResNet-8 on digits, 4 x 32 pictures a step",
+)
+PUBLISHED = (Case("ResNet-18 on CIFAR-10", ("experiment=study/resnet_cifar10",), "as we think it was (docs/study.md)"),)
+RATES = StudyRates(
+    name="study.rates",
+    title="Longer, at several learning rates",
+    source="the study's parameters of compression; figures unknown",
+    shows="what each choice costs in accuracy where each has the learning rate that suits it, and time to converge",
+    basis=VIRTUAL,
+    methods=METHODS,
+    settings=MappingProxyType(SETTINGS),
+    plans=MappingProxyType(
+        {
+            "smoke": Plan(
+                (DIGITS,),
+                (*ONE_RUN, *SMALL, "logger.mode=disabled", "training.max_steps=2", "training.eval_examples=8"),
+                SEEDS,
+                "half a second each",
+                only=tuple(name for name, (row, _) in SETTINGS.items() if row in (DENSE, POINTS[0].name)),
+            ),
+            "laptop": Plan(
+                (DIGITS,),
+                (*ONE_RUN, *SMALL, "training.epochs=90", "training.max_steps=960", "training.eval_every=10"),
+                SEEDS,
+                "about two hours",
+            ),
+            "paper": Plan(PUBLISHED, (), SEEDS, "for a cluster of GPUs", cluster="process_group"),
+        }
+    ),
+)

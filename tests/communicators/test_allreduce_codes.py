@@ -1,0 +1,114 @@
+"""The all-reduce of codes, with a compressor that is simple enough to follow by hand."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import spardl
+from spardl.communicators import AllReduceCodes
+from spardl.communicators.allreduce_codes import _contexts
+from spardl.compressors import QSGD
+from spardl.method.method import Method
+from spardl.method.residuals import LocalResidual, NoResidual
+from spardl.protocol.context import Context
+from spardl.protocol.programs import Worker
+from tests.communicators.test_allgather_codes import Whole
+from tests.harness import Bench, context, layout_of, same_bits
+
+
+def bench(workers: int, length: int) -> Bench:
+    return Bench.build(Method(Whole(), AllReduceCodes(), LocalResidual()), workers, length)
+
+
+def test_by_hand() -> None:
+    """The first worker adds up the first entry, the second the others; one's own is added as it is, then coded."""
+    found = bench(2, 3)
+    gradients = [torch.tensor([1.5, -2.25, 0.5]), torch.tensor([0.75, 4.5, -0.5])]
+    # 1.5 + 0 is coded as 1; -2 + 4.5 as 2; 0 - 0.5 as 0.
+    assert found.step([gradient.double() for gradient in gradients])[0].tolist() == [0.5, 1.0, 0.0]
+    assert [state.memory.tolist() for state in found.states] == [[0.5, -0.25, 0.5], [0.75, 0.5, -0.5]]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("length", [0, 1, 17])
+def test_equals_a_loop_over_the_ranks(workers: int, length: int) -> None:
+    source = np.random.default_rng(workers)
+    found, memory = bench(workers, length), np.zeros((workers, length))
+    borders = [number * length // workers for number in range(workers + 1)]
+    owner = np.searchsorted(borders[1:], np.arange(length), side="right")
+    for _ in range(4):
+        gradients = 3 * source.standard_normal((workers, length))
+        memory += gradients
+        sent = np.where(owner == np.arange(workers)[:, None], memory, np.trunc(memory))
+        memory -= sent
+        total = np.trunc(sent.sum(0))
+        memory[owner, np.arange(length)] += sent.sum(0) - total
+        averages = found.step([torch.from_numpy(gradient) for gradient in gradients])
+        np.testing.assert_allclose(averages[0].numpy(), total / workers)
+        assert all(same_bits(average, averages[0]) for average in averages)
+        for state, row in zip(found.states, memory, strict=True):
+            np.testing.assert_allclose(state.memory.numpy(), row, atol=1e-12)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 7, 8])
+def test_cost(workers: int) -> None:
+    """A word is 32 bits; of 80 entries, a byte each, every worker sends as much as a ring all-reduce of bytes does."""
+    found = bench(workers, 80)
+    found.step([torch.ones(80, dtype=torch.float64)] * workers)
+    for rank, ledger in enumerate(found.cluster.ledgers):
+        cost = found.method.cost(context(80, found.cluster.local_workers[rank]))
+        assert ledger.rounds == cost.rounds.low == cost.rounds.high == workers - 1 + math.ceil(math.log2(workers))
+        assert cost.words.low <= ledger.words <= cost.words.high
+        assert ledger.bytes_sent == pytest.approx(2 * 80 * (workers - 1) / workers, abs=2 * workers)
+    halves = found.method.half_costs(context(80, found.cluster.local_workers[0]))
+    assert sum(half.words.high for half in halves) == cost.words.high
+
+
+def test_no_two_messages_draw_alike() -> None:
+    """Of a worker, over steps."""
+    steps: list[int] = []
+    for step in range(4):
+        where = Context(Worker(1, 3), layout_of(30), step)
+        steps += [each.step for each in _contexts(where)]
+        (sums,) = {each.step for each in _contexts(where, number=3)}
+        steps.append(sums)
+    assert len(set(steps)) == len(steps)
+
+
+def test_two_roundings_at_random_are_right_on_average() -> None:
+    vector = torch.linspace(-1, 1, 64, dtype=torch.float64)
+    found = Bench.build(Method(QSGD(bits=2, bucket_entries=16, norm="max"), AllReduceCodes(), NoResidual()), 4, 64)
+    mean = torch.zeros(64, dtype=torch.float64)
+    for _ in range(500):
+        (average, *_) = found.step([vector.clone() for _ in range(4)])
+        assert isinstance(average, Tensor)
+        mean += average / 500
+    torch.testing.assert_close(mean, vector, atol=0.1, rtol=0)
+
+
+def test_a_sum_that_overflows_is_cut_and_told() -> None:
+    method = spardl.make_method("int8", exempt=0)
+    found = Bench.build(method, 2, 40, torch.float32)
+    limit = torch.finfo(torch.float32).max
+    for average, state in zip(found.step([torch.full((40,), limit)] * 2), found.states, strict=True):
+        assert isinstance(average, Tensor)
+        assert torch.equal(average, torch.full((40,), limit / 2))
+        assert state.overflowed
+        assert state.memory.isfinite().all()
+
+
+@pytest.mark.parametrize(("name", "workers"), list(itertools.product(("qsgd", "signsgd", "terngrad"), (1, 3))))
+def test_other_codes_can_be_summed_so(name: str, workers: int) -> None:
+    """With layers cut at the borders of blocks."""
+    whole = spardl.make_method(name)
+    found = Bench.build(Method(whole.compressor, AllReduceCodes(), whole.residual), workers, 61)
+    gradients = [torch.randn(61, generator=torch.Generator().manual_seed(rank)).double() for rank in range(workers)]
+    averages = found.step(gradients)
+    assert all(same_bits(average, averages[0]) for average in averages)
+    assert torch.dot(averages[0], torch.stack(gradients).mean(0)) > 0  # type: ignore[arg-type]

@@ -1,0 +1,105 @@
+"""The page of the claims, their tables, and the script that writes and checks them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts import claims as claims_script
+from scripts.exhibits import base
+from scripts.exhibits.claims import catalogue as claims_catalogue
+from scripts.exhibits.claims import judging
+from scripts.exhibits.claims import page as claims_page
+from tests.claiming import bound, claim, figures, judged
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_tables_count_and_mark() -> None:
+    made = judged(claim(bound("UpTo", 2.0), lambda *_: figures(0.5)))
+    summary, table = claims_catalogue.tables_of([made])
+    assert {row.name: row.cells[0].value for row in summary.rows} == {
+        "reproduced": 0,
+        "checked by construction": 0,
+        "in the same direction": 0,
+        "cannot be judged here": 0,
+        "not reproduced": 1,
+    }
+    cells = dict(zip(table.columns[1:], table.rows[0].cells, strict=True))
+    assert cells["verdict"] == ("not reproduced", None, True)
+    assert cells["ours"].text == "0.5x (a)"
+    assert cells["basis"].text == "measured, assumed"
+    assert cells["known"].text == "from memory, low certainty"
+    section = claims_catalogue.claims_section([made], "laptop", base.Results(Path("runs"), {}))
+    assert section.html.count("<table") == 0  # claims fold out; how many there are of each verdict, the summary says
+
+
+def test_the_page_tells_all_of_a_claim() -> None:
+    made = judged(claim(bound("UpTo", 2.0), lambda *_: figures(3.0), [judging.LAB], "it holds its rivals"))
+    page = claims_page.page([made], "laptop", Path("runs"), Path("docs/x.md"))
+    for words in (
+        "python scripts/claims.py --scale laptop --outputs runs --write docs/x.md",
+        "| reproduced | 0 | - |",
+        "| checked by construction | 1 | X: name (overshoot) |",
+        "judged only after at least 10/density synchronizations",
+        "**By construction:** it holds its rivals",
+        "### X: name\n\nIt is so.",
+        "much (from memory, low certainty; a note)",
+        "seconds: 3x (a)",
+        made.claim.rule.words,
+        "(in the same direction at best)",
+        "`x.y`, scale laptop",
+        "**Assumed:** a &lt; b",
+    ):
+        assert words in page
+
+
+def script(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["claims.py", *words])
+    return int(claims_script.main())
+
+
+@pytest.fixture
+def one_claim(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """In place of all: what the script judges; may be changed."""
+    made = [judged(claim(bound("UpTo", 2.0), lambda *_: figures(3.0)))]
+    monkeypatch.setattr(claims_script, "judge_all", lambda *_: made)
+    return made
+
+
+def test_the_page_is_written_and_checked(
+    one_claim: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    words = ("--scale=laptop", f"--outputs={tmp_path}", f"--write={tmp_path / 'claims.md'}")
+    assert script(monkeypatch, *words, "--check") == 2
+    assert capsys.readouterr().err.startswith("error: there is no page ")
+    assert script(monkeypatch, *words) == 0
+    assert "| X: name | much |" in capsys.readouterr().out
+    assert script(monkeypatch, *words, "--check") == 0
+    one_claim[0] = judged(claim(bound("UpTo", 2.0), lambda *_: figures(3.1)))
+    assert script(monkeypatch, *words, "--check") == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    assert script(monkeypatch, "--scale=laptop", f"--write={tmp_path / 'no' / 'claims.md'}") == 2
+
+
+def test_the_report_gets_a_section(one_claim: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert script(monkeypatch, "--scale=laptop", f"--outputs={tmp_path}", f"--report={tmp_path / 'report'}") == 0
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "X: name" in page
+    assert "3x (a)" in page
+
+
+@pytest.mark.slow
+def test_the_page_in_the_docs_is_that_of_the_records(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(ROOT)
+    assert script(monkeypatch, "--scale=evening", "--check") == 0, capsys.readouterr().err
+
+
+def test_the_page_in_the_docs_names_every_claim() -> None:
+    page = (ROOT / "docs" / "claims.md").read_text()
+    names = [each.name for each in claims_catalogue.CLAIMS]
+    assert re.findall(r"^### (.*)$", page, re.MULTILINE) == names

@@ -1,0 +1,198 @@
+"""A clone has tables, claims and reports of records alone, without any training."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts import claims, report, reproduce
+from scripts.exhibits import base
+from scripts.exhibits.charts import sheets
+from scripts.exhibits.claims import base as claims_base
+from scripts.exhibits.claims import catalogue as claims_catalogue
+from scripts.exhibits.claims import evidence, judging
+from scripts.exhibits.kinds import predictions
+from scripts.exhibits.records import SHIPPED
+from spardl.training import summary
+from tests.driver import ROOT
+
+COMMIT = "0123456789ab"
+
+
+def halves(number: int) -> dict[str, Any]:
+    return {"sheets": [predictions.sheet("Halves", ["case", "half"], {"x": [number / 2]})]}
+
+
+class AtMostFive(claims_base.Rule):
+    words = "at most 5"
+
+    def judge(self, figures: Sequence[Any]) -> Any:
+        value = figures[0].mean
+        verdict = claims_base.Verdict.REPRODUCED if value <= 5 else claims_base.Verdict.NOT
+        return claims_base.Finding(verdict, f"{value:g}", "it is so")
+
+
+def cell(exhibit: Any, scale: str, results: Any) -> Any:
+    return list(evidence.cells(evidence.tables(exhibit, scale, results), "half", bool).values())
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of all exhibits and claims: one of each. The code is at a known commit."""
+    exhibit = predictions.Computed(
+        name="x.y",
+        title="T",
+        source="Table 1",
+        shows="something",
+        basis=base.Basis("a", "b", "c"),
+        function=halves,
+        arguments=dict.fromkeys(base.SCALES, (("number", 9),)),
+        shell="echo",
+        words="words",
+        charts=(sheets.Dots("halves"),),
+    )
+    published = judging.Published("5", judging.Known.LOW)
+    claim = judging.Claim("X: half", "It is small.", published, "x.y", cell, AtMostFive(), "halves")
+    monkeypatch.setattr(summary, "_commit", lambda: COMMIT)
+    for module in (reproduce, claims):
+        monkeypatch.setattr(module, "catalogue", lambda: {"x.y": exhibit})
+    monkeypatch.setattr(reproduce, "papers", lambda: {"x.y": "Paper"})
+    monkeypatch.setattr(claims_catalogue, "CLAIMS", (claim,))
+
+
+class Clone:
+    """Commands in a folder with records, and perhaps runs."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.folder, self.patch = folder, patch
+        folder.mkdir(exist_ok=True)
+
+    def __call__(self, script: Any, *words: str) -> int:
+        self.patch.chdir(self.folder)
+        self.patch.setattr(sys, "argv", ["script.py", *words])
+        return int(script.main())
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clone:
+    return Clone(tmp_path / "mine", monkeypatch)
+
+
+@pytest.fixture
+def yours(tmp_path: Path, mine: Clone, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Clone:
+    """A clone of what was recorded there: without the runs."""
+    assert mine(reproduce, "all", "--scale=laptop", "--record") == 0
+    assert f"recorded: 1 jobs in {SHIPPED}\n" in capsys.readouterr().out
+    clone = Clone(tmp_path / "yours", monkeypatch)
+    shutil.copytree(tmp_path / "mine" / "docs", tmp_path / "yours" / "docs")
+    return clone
+
+
+def test_tables_are_made_of_records(yours: Clone, capsys: Any) -> None:
+    assert yours(reproduce, "x.y", "--scale=laptop") == 0
+    out = capsys.readouterr().out
+    assert "1 of 1 jobs are on record\n" in out
+    assert "jobs to do" not in out
+    assert "| x | 4.5 |" in out
+    (path,) = (SHIPPED / "laptop").glob("*.json")
+    assert f"{path}, commit {COMMIT}, on " in Path("report", "index.html").read_text()
+    assert yours(reproduce, "x.y", "--scale=laptop", "--explain=x") == 0
+    assert f"    {path}, commit {COMMIT}, on {summary.environment()['cpu']}\n" in capsys.readouterr().out
+    assert not Path("outputs").exists()
+
+
+def test_all_can_be_done_here_instead(yours: Clone, capsys: Any) -> None:
+    assert yours(reproduce, "x.y", "--scale=laptop", "--own") == 0
+    assert "1 of 1 jobs to do" in capsys.readouterr().out
+    assert yours(reproduce, "x.y", "--scale=laptop", "--explain=x") == 0
+    assert "    outputs/computed/x.y-" in capsys.readouterr().out
+
+
+def test_nothing_more_is_done(yours: Clone, capsys: Any) -> None:
+    assert yours(reproduce, "x.y", "--scale=laptop", "--done", "--records=others") == 0
+    said = capsys.readouterr()
+    assert "| T | not run yet |" in said.out
+    assert "jobs to do" not in said.out
+    assert not Path("outputs").exists()
+
+
+def test_uncommitted_work_is_not_recorded(mine: Clone, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(summary, "_commit", lambda: f"{COMMIT}-dirty")
+    assert mine(reproduce, "x.y", "--scale=laptop", "--record") == 1
+    said = capsys.readouterr()
+    assert "| x | 4.5 |" in said.out
+    (path,) = Path("outputs", "computed").iterdir()
+    assert said.err == (
+        f"error: not recorded, for they were done with uncommitted changes ({COMMIT}-dirty); "
+        f"commit, delete them, do them again: {path}\n"
+    )
+    assert not SHIPPED.exists()
+
+
+def test_claims_are_judged_and_checked_by_records(yours: Clone, capsys: Any) -> None:
+    page = Path("docs", "claims.md")
+    assert yours(claims, "--scale=laptop", "--check") == 2
+    assert yours(claims, "--scale=laptop", f"--write={page}") == 0
+    assert "| X: half | 5 |" in page.read_text()
+    assert "python scripts/claims.py --scale laptop --write docs/claims.md\n" in page.read_text()
+    assert "| reproduced | 1 | X: half |" in page.read_text()
+    assert yours(claims, "--scale=laptop", "--check") == 0
+    (path,) = (SHIPPED / "laptop").glob("*.json")
+    content = json.loads(path.read_text())
+    content["result"]["sheets"][0]["rows"] = [["x", 6.0]]
+    path.write_text(json.dumps(content))
+    capsys.readouterr()
+    assert yours(claims, "--scale=laptop", "--check") == 1
+    assert capsys.readouterr().err == (
+        "error: docs/claims.md is not what the results give; make it again with --write docs/claims.md\n"
+    )
+    path.unlink()
+    assert yours(claims, "--scale=laptop") == 0
+    assert "| cannot be judged here | 1 | X: half |" in capsys.readouterr().out
+
+
+def test_a_page_is_of_records_and_what_is_printed_of_own_runs_first(
+    yours: Clone, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    assert yours(claims, "--scale=laptop", "--write=docs/claims.md") == 0
+    assert yours(reproduce, "x.y", "--scale=laptop", "--own") == 0
+    (path,) = Path("outputs", "computed").iterdir()
+    path.write_text(path.read_text().replace("4.5", "7.5"))
+    capsys.readouterr()
+    assert yours(claims, "--scale=laptop", "--check") == 0
+    assert yours(claims, "--scale=laptop", "--outputs=outputs", "--write=docs/claims.md", "--check") == 1
+    capsys.readouterr()
+    assert yours(claims, "--scale=laptop") == 0
+    assert "| not reproduced | 1 | X: half |" in capsys.readouterr().out
+
+
+def test_records_of_trainings_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    records = [
+        path
+        for path in sorted((ROOT / SHIPPED / "learning").glob("*.json"))
+        if "model=gpt_chars" in path.read_text() and "compressor=none cluster.workers=1 " in path.read_text()
+    ]
+    (tmp_path / "kept").mkdir()
+    for path in records:
+        shutil.copy(path, tmp_path / "kept")
+    (tmp_path / "kept" / "0.json").write_text('{"id": "0", "command": "echo", "result": {}}')
+    clone = Clone(tmp_path, monkeypatch)
+    assert clone(report, "kept", "--html=page.html") == 0
+    said = capsys.readouterr()
+    assert "Perplexity on pydocs chars" in said.out
+    assert "| NoCompression + Dense + NoResidual, optimizer.lr=0.01 | " in said.out
+    assert "without a finished run" not in said.out  # of other work, nothing is to be said
+    assert f"kept/{records[0].name}; " in Path("page.html").read_text()
+    content = json.loads(records[0].read_text())
+    changed = {**content, "command": content["command"] + " training.clip_norm=3"}
+    Path("kept", records[0].name).write_text(json.dumps(changed))
+    assert clone(report, "kept", "kept/0.json") == 0
+    said = capsys.readouterr()
+    assert f"| kept/{records[0].name} | its command means another run by now |" in said.out
+    assert "| kept/0.json | lacks 'workers'; it is no record of a training |" in said.out

@@ -1,0 +1,97 @@
+"""The scale of real length: its configurations are valid; an exhibit without one of its own has the laptop's."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import train
+from scripts import reproduce
+from scripts.exhibits import base, jobs, working
+from scripts.exhibits.kinds import trainings
+from scripts.exhibits.papers import catalogue, real
+
+KNOWN = catalogue.catalogue()
+# Those with trainings of their own.
+OWN = {"spardl.convergence": 10 * 5, "spardl.real_data": 4 * 6 * 2, "spardl.residuals": 3 * 4 * 5}
+
+
+def test_an_exhibit_without_an_evening_has_the_laptops() -> None:
+    assert base.at("evening", {"laptop": 1, "evening": 2}) == 2
+    assert base.at("evening", {"laptop": 1}) == 1
+    with pytest.raises(KeyError):
+        base.at("paper", {"laptop": 1})
+    for name, exhibit in KNOWN.items():
+        if name not in (*OWN, "spardl.time_to_accuracy"):
+            assert exhibit.jobs("evening") == exhibit.jobs("laptop"), name
+
+
+def test_rows_of_an_evening_are_in_no_other_plan() -> None:
+    found = {scale: {job.labels.job_type for job in KNOWN["spardl.convergence"].jobs(scale)} for scale in base.SCALES}
+    assert found["laptop"] == found["smoke"] == found["paper"] == found["evening"] - {*real.RIVALS}
+    assert len(found["laptop"]) == 6
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_every_configuration_is_valid(name: str, composing: None) -> None:
+    """Parts are built and fit together; for real data, which may not be here, stands what is generated in its shape."""
+    exhibit: Any = KNOWN[name]
+    work, data = exhibit.jobs("evening"), dict[str, Any]()
+    twins = {job.config["dataset"]["_target_"]: job.config for job in exhibit.jobs("smoke")}
+    assert len(work) == OWN[name]
+    first = [job for job in work if "seed=1" in job.words]
+    assert len({job.id for job in first}) == len(first)
+    for job in first:
+        config = job.config
+        alone = job.labels.job_type == "alone"
+        assert job.workers == (1 if alone else 14)
+        assert config["training"]["max_steps"] >= 1000
+        assert config["recipe"] == ("recommended" if "our recipe" in job.labels.job_type else "published")
+        target = config["dataset"]["_target_"]
+        data[target] = data.get(target) or train.build_dataset(twins[target])
+        train.build_plan(config, data[target]).check(job.workers)
+
+
+def test_what_a_row_has_of_its_own_comes_last(composing: None) -> None:
+    plan, exhibit = real.REAL, KNOWN["spardl.real_data"]
+    (bert,) = (pace.case for pace in plan if "BERT" in pace.case.name)
+    rates = {
+        job.labels.job_type: job.config["optimizer"]["lr"]
+        for job in exhibit.jobs("evening")
+        if job.labels.tags == (bert.name,) and "seed=1" in job.words
+    }
+    assert rates == {**dict.fromkeys(rates, 0.0005), "SparDL": 0.0002, "SparDL, our recipe": 0.001}
+    assert f"{bert.name}, SparDL: optimizer.lr=0.0002" in exhibit.caption("evening")
+    residuals = [job for job in KNOWN["spardl.residuals"].jobs("evening") if job.labels.job_type != "dense"]
+    assert {job.config["compressor"]["density"] for job in residuals} == {0.001}
+    assert {job.config["optimizer"]["lr"] for job in residuals} == {0.01, 0.02, 0.05}
+
+
+def test_hours_by_hand() -> None:
+    pace = real.Pace(trainings.Case("X", (), ""), 3600, 2.0)
+    assert real.hours([pace, pace], ["dense", "alone"], (1, 2)) == "about 8.6 hours of a core"
+
+
+def test_the_list_tells_the_hours_of_an_evening() -> None:
+    assert "; evening: as laptop; paper: " in reproduce.describe(KNOWN["spardl.teams"])
+    for name in OWN:
+        text = reproduce.describe(KNOWN[name])
+        assert re.search(r"evening: \d+ trainings, about \d+\.\d hours of a core; paper: ", text), text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_tasks_of_an_evening_run_on_data_of_their_shape(composing: None, tmp_path: Path) -> None:
+    exhibit: Any = KNOWN["spardl.real_data"]
+    work = exhibit.jobs("smoke")
+    working.complete(work, tmp_path, 2)
+    results = base.Results.on_disk(tmp_path, work)
+    assert [results.of(job).reason for job in work] == [None] * len(work)
+    assert {job.config["dataset"]["_target_"] for job in work} == {
+        job.config["dataset"]["_target_"] for job in exhibit.jobs("evening")
+    }
+    assert len(exhibit.tables("smoke", results)) == 4
+    assert all(isinstance(job, jobs.Training) for job in work)

@@ -1,0 +1,204 @@
+"""Finished work in small files: what they keep, and that any clone finds its results in them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts import choices
+from scripts.exhibits import base, jobs, kept, measures, records
+from spardl.basics.errors import ConfigError, DataError, WorkerError
+from spardl.training import editions, summary
+from tests.driver import ROOT, here
+
+MADE = {"commit": "0123456789ab", "cpu": "a processor", "torch": "2"}
+WORDS = (
+    "cluster.workers=2",
+    "seed=7",
+    "model.depth=8",
+    "compressor=spardl",
+    "training.batch_size=1",
+    "training.max_steps=70",
+    "training.eval_every=0.03",
+    "training.eval_examples=4",
+)
+# All of it together, for whoever clones the repository.
+MOST_BYTES = 5e6
+
+
+@pytest.fixture
+def committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if there were no uncommitted changes while these tests are written."""
+    monkeypatch.setattr(summary, "_commit", lambda: MADE["commit"])
+
+
+def double(number: int) -> dict[str, int]:
+    return {"twice": 2 * number}
+
+
+def computation(number: int = 4, recipe: int = 1) -> Any:
+    return jobs.Computation("double", double, (("number", number),), "echo", recipe)
+
+
+def result(folder: Path, value: int = 8, **made: Any) -> Any:
+    return jobs.Outcome(folder, {"twice": value}, made={**MADE, **made})
+
+
+def test_a_computation_and_its_record(committed: None, tmp_path: Path) -> None:
+    job, outputs, shelf = computation(), tmp_path / "runs", records.Shelf(tmp_path / "kept")
+    job.perform(outputs)
+    path = shelf.keep(job, job.find(outputs), "laptop")
+    assert path == tmp_path / "kept" / "laptop" / f"{job.id}.json"
+    content = json.loads(path.read_text())
+    assert {key: content[key] for key in ("id", "command", "name", "arguments", "recipe")} == {
+        "id": job.id,
+        "command": "echo",
+        "name": "double",
+        "arguments": {"number": 4},
+        "recipe": 1,
+    }
+    found = records.Shelf(tmp_path / "kept").find(computation())
+    assert found is not None
+    assert (found.where, found.data, found.reason) == (path, {"twice": 8}, None)
+    assert found.made["commit"] == MADE["commit"]
+    assert found.origin == f"{path}, commit {MADE['commit']}, on {summary.environment()['cpu']}"
+    assert records.Shelf(tmp_path / "kept").find(computation(recipe=2)) is None
+
+
+def test_a_training_and_its_record(committed: None, tmp_path: Path) -> None:
+    assert here("cluster=simulated", *WORDS, f"output_dir={tmp_path / 'runs'}") == 0
+    shelf = records.Shelf(tmp_path / "kept")
+    with choices.composing():
+        job = jobs.Training(WORDS)
+        own = job.find(tmp_path / "runs")
+        assert own is not None
+        path = shelf.keep(job, own, "laptop")
+        found = shelf.find(job)
+    assert path.stat().st_size < 8000
+    assert found is not None
+    for key in ("final", "cluster_seconds", "step_bytes", "step_bytes_dense", "weights_sha256", "environment"):
+        assert found.data[key] == own.data[key]
+    assert found.data["seed"] == 7
+    assert found.data["environment"]["cpu"]
+    # Of 70 lines, every third until the last; of few evaluations, all.
+    assert [event["step"] for event in found.events("train")] == [*range(1, 71, 3)]
+    whole = measures.metric_curve(own.data, own.events("eval"))
+    assert measures.metric_curve(found.data, found.events("eval")) == whole
+    assert len(whole.steps) > 2
+    assert found.data["train_loss"] == pytest.approx(measures.last_epoch_loss(list(own.events("train"))))
+
+
+def test_work_of_another_edition_is_not_found(composing: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a run nor its record; and what does not have the part is."""
+    words = ("cluster.workers=2", "model.depth=8")
+    plain, other = (jobs.Training((*words, f"compressor={name}")) for name in ("none", "oktopk"))
+    shelf = records.Shelf(tmp_path / "kept")
+    final = {"status": "finished", "metric": "accuracy", "final": {"accuracy": 0.5}, "environment": MADE}
+    for job in (plain, other):
+        folder = tmp_path / "runs" / f"label-{job.id}"
+        folder.mkdir(parents=True)
+        (folder / "summary.json").write_text(json.dumps({**final, "editions": editions.editions(job.config)}))
+        (folder / "metrics.jsonl").write_text('{"kind": "eval", "step": 1, "accuracy": 0.5}\n')
+        shelf.keep(job, job.find(tmp_path / "runs"), "laptop")
+        assert shelf.find(job)
+    monkeypatch.setattr(editions, "_RAISED", {"spardl.OkTopk": 2})
+    assert plain.find(tmp_path / "runs")
+    assert shelf.find(plain)
+    assert other.find(tmp_path / "runs") is None
+    assert shelf.find(other) is None
+    (tmp_path / "runs" / f"label-{other.id}" / "summary.json").write_text(
+        json.dumps({**final, "editions": {"spardl.OkTopk": 2}})
+    )
+    assert other.find(tmp_path / "runs")
+
+
+@pytest.mark.parametrize("count", [0, 1, 29, 30, 31, 60, 61, 1000])
+def test_thinning_keeps_the_last_line_and_equal_distances(count: int) -> None:
+    found = [event["step"] for event in kept.thinned([{"step": step} for step in range(count)])]
+    assert len(found) == min(count, len(found))
+    assert len(found) <= kept.MOST
+    assert len({later - before for before, later in itertools.pairwise(found)}) <= 1
+    assert len(found) >= min(count, kept.MOST / 2)
+    if count:
+        assert found[-1] == count - 1
+
+
+def test_a_loss_that_is_not_finite() -> None:
+    summary_ = {"final": {}}
+    content = kept.contents(summary_, [{"kind": "train", "step": 1, "epoch": 1.0, "loss": None}])
+    assert content["train_loss"] is None
+    assert json.dumps(content, allow_nan=False)
+    assert math.isnan(measures.last_epoch_loss(kept.events_in(content)) or 0)
+
+
+@pytest.mark.parametrize(
+    ("commit", "words"),
+    [
+        ("0123456789ab-dirty", "was done with uncommitted changes \\(0123456789ab-dirty\\); commit, delete it, and do"),
+        (None, "was done with code of no known commit"),
+    ],
+)
+def test_what_nobody_else_could_do_has_no_record(commit: str | None, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        records.record(computation(), result(tmp_path, commit=commit), tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
+
+
+def test_a_record_takes_the_place_of_its_predecessor(tmp_path: Path) -> None:
+    first = records.Shelf(tmp_path).keep(computation(), result(tmp_path), "laptop")
+    shelf = records.Shelf(tmp_path)
+    assert shelf.keep(computation(), result(tmp_path, 9), "evening") == first
+    found = shelf.find(computation())
+    assert found is not None
+    assert found.data == {"twice": 9}
+
+
+def test_two_records_of_the_same_are_refused(tmp_path: Path) -> None:
+    for name in ("laptop", "evening"):
+        records.record(computation(), result(tmp_path), tmp_path / name)
+    with pytest.raises(DataError, match=r"evening.* and .*laptop.* are records of the same; delete one"):
+        records.Shelf(tmp_path).find(computation())
+
+
+def test_what_is_no_record_is_named(tmp_path: Path) -> None:
+    path = records.record(computation(), result(tmp_path), tmp_path / "laptop")
+    path.write_text("{")
+    with pytest.raises(DataError, match="is no record"):
+        records.Shelf(tmp_path).find(computation())
+
+
+def test_own_results_come_before_records_and_records_before_failures(tmp_path: Path) -> None:
+    job, outputs, shelf = computation(), tmp_path / "runs", records.Shelf(tmp_path / "kept")
+    job.note(outputs, WorkerError("lost"))
+    assert base.Results.on_disk(outputs, [job], shelf).of(job).reason == "lost"
+    shelf.keep(job, result(tmp_path, 7), "laptop")
+    assert base.Results.on_disk(outputs, [job]).of(job).reason == "lost"
+    assert base.Results.on_disk(outputs, [job], shelf).of(job).data == {"twice": 7}
+    job.perform(outputs)
+    assert base.Results.on_disk(outputs, [job], shelf).of(job).data == {"twice": 8}
+
+
+def test_records_of_learning_are_found_as_well(composing: None) -> None:
+    kept_ = records.on_record(ROOT / records.SHIPPED / "learning")
+    content = next(iter(kept_.values()))
+    words = content.command.removeprefix("python train.py cluster=simulated ").split()
+    found = records.Shelf(ROOT / records.SHIPPED).find(jobs.Training(tuple(words)))
+    assert found is not None
+    assert found.data["final"] == content.figures["final"]
+    assert [event["step"] for event in found.events("eval")] == [
+        each["step"] for each in content.figures["evaluations"]
+    ]
+
+
+def test_what_is_shipped_is_small_and_clean() -> None:
+    paths = sorted((ROOT / records.SHIPPED).glob("*/*.json"))
+    assert sum(path.stat().st_size for path in paths) < MOST_BYTES
+    for path in paths:
+        content = json.loads(path.read_text())
+        assert content["id"] == path.stem
+        assert records.unshippable(content["environment"]) is None, path

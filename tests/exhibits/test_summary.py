@@ -1,0 +1,165 @@
+"""What a report begins with: who reached what, in how long, and what came of the claims about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.exhibits import base, jobs, tables, tried
+from scripts.exhibits.kinds import trainings
+from scripts.exhibits.measures import Curve
+from scripts.exhibits.pages import sections, verdicts
+from scripts.exhibits.pages import summary as pages_summary
+from scripts.exhibits.papers.catalogue import PAPERS
+from tests import made_up
+
+CASE = trainings.Case("VGG on CIFAR", ("a=1",), "ResNet on digits")
+
+
+def exhibit(**changes: Any) -> Any:
+    plans = {"smoke": trainings.Plan((CASE,), (), (1, 2, 3), "")}
+    methods = {"SparDL": ("b=1",), "dense": trainings.DENSE}
+    own = {"name": "paper.training", "proposed": ("SparDL",), "leads": True, **changes}
+    return trainings.MethodComparison(
+        title="Training", source="", shows="", basis=base.Basis("", "", ""), methods=methods, plans=plans, **own
+    )
+
+
+def results(folder: Path, metrics: dict[str, list[float | None]], made: Any = None) -> Any:
+    """Trainings of three evaluations, of which the last is the metric; ``None`` failed."""
+    made = made or exhibit()
+    found = {}
+    for method, values in metrics.items():
+        for seed, value in enumerate(values, 1):
+            job = made.job(made.plans["smoke"], CASE, method, seed)
+            if value is None:
+                found[job] = jobs.Outcome(folder, {}, "out of memory")
+                continue
+            where = folder / method / str(seed)
+            where.mkdir(parents=True)
+            lines = [f'{{"kind": "eval", "step": {step}, "accuracy": {value * step / 3}}}\n' for step in (1, 2, 3)]
+            (where / "metrics.jsonl").write_text("".join(lines))
+            sizes = {"steps": 3, "cluster_seconds": 6.0 * seed, "step_bytes": 2.0, "step_bytes_dense": 100.0}
+            found[job] = jobs.Outcome(where, {"metric": "accuracy", "final": {"accuracy": value}, **sizes})
+    return base.Results(folder, found)
+
+
+def test_a_line_by_hand(tmp_path: Path) -> None:
+    ours, dense = exhibit().tried("smoke", results(tmp_path, {"SparDL": [0.9, 0.91, 0.92], "dense": [0.9] * 3}))
+    assert ours.task == "ResNet on digits, for VGG on CIFAR"
+    assert ours.measure == "accuracy; target at least 0.891, within 1% of where dense training ends"
+    assert ours.metric.startswith("0.91 (0.")
+    assert ours.metric.endswith(")")
+    assert ours.seconds == "12 s"  # 6, 12 and 18
+    assert ours.sent == "2.00%"
+    assert (ours.role, dense.role) == ("proposed", "for comparison")
+    assert len(set(ours.jobs)) == 3
+    assert not set(ours.jobs) & set(dense.jobs)
+
+
+def test_what_is_missed_or_failed_is_said(tmp_path: Path) -> None:
+    ours, dense = exhibit().tried("smoke", results(tmp_path, {"SparDL": [0.9, 0.5, None], "dense": [0.9] * 3}))
+    assert (ours.seconds, ours.metric, ours.bad) == ("1 of 2 seeds", "0.7 (2 seeds); 1 of 3 failed", True)
+    assert not dense.bad
+    found = results(tmp_path / "more", {"SparDL": [0.1, 0.1, 0.1], "dense": [None, 0.9, 0.9]})
+    ours, dense = exhibit().tried("smoke", found)
+    assert (ours.seconds, ours.measure) == ("no target", "accuracy")  # dense training did not finish
+    gone, _ = exhibit().tried("smoke", results(tmp_path / "none", {"SparDL": [None] * 3, "dense": [0.9] * 3}))
+    assert (gone.metric, gone.bad) == ("failed: out of memory", True)
+    assert exhibit(proposed=()).tried("smoke", found) == []
+
+
+def test_the_first_evaluation_that_reaches_a_target() -> None:
+    curve = Curve((1, 2, 3), (1.0, 2.0, 3.0), (5.0, 3.0, 4.0))
+    assert tried.reached(curve, tried.Target(4.0, True, "")) == 2.0
+    assert tried.reached(curve, tried.Target(5.0, False, "")) == 1.0
+    assert tried.reached(curve, tried.Target(9.0, False, "")) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("reproduced", "good"),
+        ("in the same direction", "half"),
+        ("checked by construction", "built"),
+        ("cannot be judged here: too short", "open"),
+        ("not reproduced", "bad"),
+        ("something new", "open"),
+    ],
+)
+def test_a_verdict_has_a_colour_a_mark_and_its_words(words: str, kind: str) -> None:
+    found = verdicts.chip(words)
+    assert (found.kind, found.words) == (kind, words)
+    assert found.mark
+
+
+def claims(work: list[Any], verdict: str = "not reproduced") -> Any:
+    columns = ("claim", "published", "ours", "exhibit", "verdict")
+    cells = [tables.Cell(text) for text in ("the same", "less", "paper.training, smoke", verdict)]
+    return tables.Table("Claims", columns, [tables.Row("Paper: accuracy", cells, work)])
+
+
+def report(folder: Path, made: Any, found: Any, *contents: Any) -> str:
+    section = sections.exhibit_section(made, "Paper (2024)", "smoke", found)
+    judged = sections.tables_section("claims-smoke", "Claims", "", "smoke", contents, made.basis, found)
+    index = sections.add(folder, [judged, section], ["claims-smoke", "paper.training-smoke"])
+    return index.read_text()
+
+
+def test_a_verdict_stands_beside_what_was_proposed(tmp_path: Path) -> None:
+    made, found = exhibit(), results(tmp_path, {"SparDL": [0.9] * 3, "dense": [0.9] * 3})
+    text = report(tmp_path / "report", made, found, claims(list(found.found)))
+    first, folded = text.split('<h2 class="all">')
+    assert first.count("not reproduced") == 2  # all verdicts counted, and in the method's row
+    row = first[first.index('<tr class="proposed">') :]
+    assert row.index("not reproduced") < row.index(">dense</th>") < row.index("for comparison")
+    assert first.count("<svg") == 1
+    assert "<svg" not in folded
+    assert 'in <a href="#summary">the summary</a>' in folded
+    assert text.count('<details class="exhibit">') == 2
+
+
+def test_what_failed_stays_with_its_task(tmp_path: Path) -> None:
+    made, found = exhibit(), results(tmp_path, {"SparDL": [None] * 3, "dense": [None, 0.9, 0.9]})
+    first = report(tmp_path / "report", made, found).split('<h2 class="all">')[0]
+    assert first.count('class="task"') == 1
+    assert "failed: out of memory" in first
+
+
+def test_a_claim_on_other_work_has_a_row_of_its_own(tmp_path: Path) -> None:
+    made, found = exhibit(), results(tmp_path, {"SparDL": [0.9] * 3, "dense": [0.9] * 3})
+    work = [made.job(made.plans["smoke"], CASE, "dense", 1)]
+    text = report(tmp_path / "report", made, found, claims(work))
+    first = text.split('<h2 class="all">')[0]
+    assert "other claims" in first
+    assert ">Paper: accuracy</th>" in first
+
+
+def test_of_several_scales_the_last_one_counts() -> None:
+    page = pages_summary
+    kinds = [("smoke", "<svg>small</svg>"), ("laptop", "<svg>large</svg>")]
+    made = [sections.Section(f"p.x-{tag}", "Paper", "X", tag, 0, f"<p>{tag}</p>{page.HERE}", svg) for tag, svg in kinds]
+    text = str(page.summary(made))
+    assert "large" in text
+    assert "small" not in text
+    small, large = (section.html for section in page.placed(made))
+    assert "<svg>small</svg>" in small
+    assert "<svg" not in large
+    assert page.summary([sections.Section("claims-smoke", "", "Claims", "smoke", 0, "")]) is None
+
+
+def test_every_paper_has_a_figure_to_lead_with() -> None:
+    for paper in PAPERS:
+        assert len([each for each in paper.EXHIBITS if each.leads]) == 1, paper
+
+
+def test_a_paper_s_first_figure_has_a_panel_for_each_task(tmp_path: Path) -> None:
+    for paper in PAPERS:
+        (leading,) = [each for each in paper.EXHIBITS if each.leads]
+        pictures = leading.pictures("laptop", made_up.results(leading, "laptop", tmp_path))
+        assert pictures
+        if leading.name.endswith("convergence"):
+            assert len({picture.caption for picture in pictures}) == 1
+            assert [picture.title for picture in pictures] == [case.title for case in leading.plans["laptop"].cases]

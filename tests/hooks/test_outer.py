@@ -1,0 +1,246 @@
+"""Outer steps: equal to plain training where they must be, to a loop over all workers, and to themselves."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import spardl
+from spardl.basics.errors import ConfigError
+from spardl.clusters import ProcessGroupCluster
+from tests.harness import run_workers, same_bits
+
+
+def made(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+
+
+def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
+    source = torch.Generator().manual_seed(100 * rank + step)
+    return (
+        torch.randn(8, 6, generator=source, dtype=torch.float64),
+        torch.randn(8, 1, generator=source, dtype=torch.float64),
+    )
+
+
+def backward(model: nn.Module, rank: int, step: int) -> None:
+    model.zero_grad()
+    inputs, targets = batch(rank, step)
+    (model(inputs) - targets).square().mean().backward()
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+
+
+def rule(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.05)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_an_exchange_after_every_step_is_plain_training_to_the_last_bit(workers: int) -> None:
+    """With sums, SGD without momentum, an outer rate of 1, and numbers that can be told exactly."""
+
+    def work(cluster: ProcessGroupCluster) -> tuple[Tensor, Tensor]:
+        (rank,) = cluster.local_ranks
+        model = nn.Linear(3, 2, bias=False).double()
+        nn.init.zeros_(model.weight)
+        outer = spardl.Outer(
+            model.parameters(), torch.optim.SGD(model.parameters(), 0.25), "none", every=1, lr=1.0, momentum=0.0
+        )
+        plain, source = torch.zeros(2, 3, dtype=torch.float64), torch.Generator().manual_seed(1)
+        for _ in range(5):
+            gradients = torch.randint(-8, 9, (workers, 2, 3), generator=source).double()
+            model.weight.grad = gradients[rank].clone()
+            outer.step()
+            plain -= 0.25 * gradients.sum(0) / workers
+        outer.close()
+        return model.weight.detach(), plain
+
+    for found, plain in run_workers(workers, work):
+        assert same_bits(found, plain)
+
+
+@pytest.mark.parametrize(("lr", "momentum"), [(1.0, 0.0), (0.7, 0.9)], ids=["local SGD", "DiLoCo"])
+def test_equals_a_loop_over_all_workers(lr: float, momentum: float) -> None:
+    def work(cluster: ProcessGroupCluster) -> list[Tensor]:
+        (rank,) = cluster.local_ranks
+        # Weights of rank 0 are those that count.
+        model = made(seed=rank)
+        outer = spardl.Outer(model.named_parameters(), rule(model), "none", every=3, lr=lr, momentum=momentum)
+        found = []
+        for step in range(10):
+            backward(model, rank, step)
+            outer.step()
+            found.append(weights(model))
+        outer.close()
+        return found
+
+    models = [made() for _ in range(3)]
+    rules = [rule(model) for model in models]
+    anchor, velocity = weights(models[0]), torch.zeros_like(weights(models[0]))
+    expected: list[list[Tensor]] = [[] for _ in models]
+    for step in range(10):
+        for rank, (model, own) in enumerate(zip(models, rules, strict=True)):
+            backward(model, rank, step)
+            own.step()
+        if step % 3 == 2:
+            average = anchor - torch.stack([weights(model) for model in models]).mean(0)
+            velocity = momentum * velocity + average
+            anchor = anchor - lr * (average + momentum * velocity)
+            for model in models:
+                nn.utils.vector_to_parameters(anchor.clone(), model.parameters())
+        for rank, model in enumerate(models):
+            expected[rank].append(weights(model))
+    for found, wanted in zip(run_workers(3, work), expected, strict=True):
+        torch.testing.assert_close(torch.stack(found), torch.stack(wanted), rtol=1e-12, atol=1e-12)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "spardl": {"density": 0.2},
+    "oktopk": {"density": 0.2},
+    "powersgd": {"rank": 1},
+    "none": {},
+}
+
+
+@pytest.mark.parametrize("method", OPTIONS)
+def test_weights_are_equal_after_each_exchange_and_resumed_they_have_the_same_bits(method: str) -> None:
+    def work(cluster: ProcessGroupCluster) -> list[Tensor]:
+        (rank,) = cluster.local_ranks
+
+        def begun() -> tuple[nn.Module, torch.optim.Optimizer, spardl.Outer]:
+            model = made()
+            own = rule(model)
+            return model, own, spardl.Outer(model.named_parameters(), own, method, every=2, **OPTIONS[method])
+
+        def trained(steps: range) -> None:
+            for step in steps:
+                backward(model, rank, step)
+                outer.step()
+
+        model, own, outer = begun()
+        trained(range(5))
+        saved = copy.deepcopy([part.state_dict() for part in (model, own, outer)])
+        trained(range(5, 8))
+        straight = weights(model)
+        outer.close()
+        found = [straight]
+        model, own, outer = begun()
+        # Twice: what was loaded is not changed by going on.
+        for _ in range(2):
+            own.load_state_dict(copy.deepcopy(saved[1]))  # torch would go on in the memory it is given
+            outer.load_state_dict(saved[2])
+            assert outer.since == 1
+            trained(range(5, 8))
+            found.append(weights(model))
+        outer.close()
+        return found
+
+    found = [each for pair in run_workers(3, work) for each in pair]
+    assert all(same_bits(each, found[0]) for each in found)
+
+
+def test_differences_that_are_not_sent_are_kept() -> None:
+    def work(cluster: ProcessGroupCluster) -> tuple[Tensor, Tensor, Tensor]:
+        (rank,) = cluster.local_ranks
+        model = made()
+        outer = spardl.Outer(
+            model.named_parameters(), rule(model), "spardl", every=3, lr=1.0, momentum=0.0, density=0.1
+        )
+        alone = made()
+        own = rule(alone)
+        for step in range(3):
+            backward(model, rank, step)
+            outer.step()
+            backward(alone, rank, step)
+            own.step()
+        (group,) = outer.state_dict()["groups"]
+        outer.close()
+        before = weights(made())
+        return before - weights(alone), before - weights(model), group["memory"].flip(0).sort().values
+
+    rows = run_workers(4, work)
+    differences, averages, residuals = (torch.stack(each) for each in zip(*rows, strict=True))
+    assert averages[0].count_nonzero() < 8
+    # As sums, since residuals lie in the order of the backward pass.
+    torch.testing.assert_close(residuals.sum() + 4 * averages[0].sum(), differences.sum(), rtol=1e-9, atol=1e-9)
+
+
+def test_a_residual_takes_the_place_of_momentum() -> None:
+    def work(cluster: ProcessGroupCluster) -> list[float]:
+        model = made()
+        found = []
+        for method, momentum in (("none", None), ("spardl", None), ("spardl", 0.5), ("none", 0.0)):
+            outer = spardl.Outer(model.parameters(), rule(model), method, momentum=momentum)
+            found.append(outer.momentum)
+            outer.close()
+        return found
+
+    assert run_workers(1, work) == [[0.9, 0.0, 0.5, 0.0]]
+
+
+def test_gradients_of_the_loop_are_left_alone() -> None:
+    def work(cluster: ProcessGroupCluster) -> bool:
+        model = made()
+        outer = spardl.Outer(model.named_parameters(), rule(model), "none", every=1)
+        backward(model, 0, 0)
+        before = [parameter.grad for parameter in model.parameters()]
+        outer.step()
+        outer.close()
+        return all(one is parameter.grad for one, parameter in zip(before, model.parameters(), strict=True))
+
+    assert run_workers(2, work) == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"every": 0}, "every must be a whole number, at least 1, got 0"),
+        ({"lr": 0.0}, "lr must be a number above 0, got 0.0; 0.7 is DiLoCo's"),
+        ({"momentum": 1.0}, "momentum must be at least 0 and below 1, got 1.0"),
+        ({"optimizer": 3}, "optimizer must be"),
+        ({"parameters": []}, "there are no parameters to average"),
+        ({"method": "foo"}, "foo"),
+        ({"method": "dgc"}, "momentum=corrected comes on top of the outer SGD's"),
+    ],
+)
+def test_bad_input_is_told(options: dict[str, Any], complaint: str) -> None:
+    model = made()
+    given = {"parameters": model.parameters(), "optimizer": rule(model), "method": "none", **options}
+    with pytest.raises(ConfigError, match=complaint):
+        spardl.Outer(given.pop("parameters"), given.pop("optimizer"), given.pop("method"), **given)
+
+
+def test_who_was_given_something_else_is_told() -> None:
+    def work(cluster: ProcessGroupCluster) -> str:
+        (rank,) = cluster.local_ranks
+        model = made()
+        outer = spardl.Outer(model.parameters(), rule(model), "none", every=2, lr=0.5 + rank)
+        try:
+            outer.exchange()
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    assert all("lr=" in line and "all workers must be given the same" in line for line in run_workers(2, work))
+
+
+def test_a_state_of_something_else_is_refused() -> None:
+    def work(cluster: ProcessGroupCluster) -> str:
+        model = made()
+        outer = spardl.Outer(model.parameters(), rule(model), "none")
+        try:
+            outer.load_state_dict({"names": []})
+        except ConfigError as error:
+            return str(error)
+        finally:
+            outer.close()
+        return ""
+
+    assert "load what its state_dict() gave" in run_workers(1, work)[0]

@@ -1,0 +1,94 @@
+"""What a reader would complain of on a page in a browser, found by measuring; each list is empty on a good page."""
+
+from __future__ import annotations
+
+# Elements that reach beyond the window, and are not inside a box that scrolls.
+OVERFLOW = """() => {
+  const width = document.documentElement.clientWidth, found = [];
+  if (document.documentElement.scrollWidth > width) found.push(`the page: ${document.documentElement.scrollWidth}`);
+  for (const element of document.body.querySelectorAll("*")) {
+    if (element.closest(".scroll") && !element.matches(".scroll")) continue;
+    if (element.closest("svg") && !element.matches("svg")) continue;
+    const box = element.getBoundingClientRect();
+    if (box.width && box.height && element.checkVisibility() && (box.right > width + 1 || box.left < -1))
+      if (getComputedStyle(element).clipPath === "none" && !element.closest(".stack thead"))
+        found.push(`${element.localName}.${element.className}: ${box.left} to ${box.right}`);
+  }
+  return found;
+}"""
+
+# Of tables in a box that scrolls: the first column stays to be seen, and the last one can be scrolled to.
+TABLES = """() => {
+  const found = [];
+  for (const box of document.querySelectorAll(".scroll")) {
+    if (!box.querySelector("table") || !box.checkVisibility()) continue;
+    box.scrollLeft = 1e6;
+    const edge = box.getBoundingClientRect();
+    for (const row of box.querySelectorAll("tbody tr")) {
+      const [first, last] = [row.firstElementChild, row.lastElementChild].map((e) => e.getBoundingClientRect());
+      if (first.left < edge.left - 1 || first.right > edge.right + 1)
+        found.push(`first of ${row.textContent.slice(0, 60)}: ${first.left} to ${first.right}`);
+      if (last.right > edge.right + 1) found.push(`last of ${row.textContent.slice(0, 60)}: ${last.right}`);
+      if (edge.width - first.width < 90) found.push(`no room beside ${row.textContent.slice(0, 60)}`);
+    }
+    box.scrollLeft = 0;
+  }
+  return found;
+}"""
+
+# Pairs of texts of a figure that lie over each other, and texts that the figure cuts off.
+OVERLAP = """() => {
+  const found = [];
+  for (const figure of document.querySelectorAll("svg.plot")) {
+    const edge = figure.getBoundingClientRect();
+    const texts = [...figure.querySelectorAll("text")].filter((each) => each.textContent.trim())
+      .map((each) => ({words: each.textContent.trim(), box: each.getBoundingClientRect()}));
+    const name = figure.getAttribute("aria-labelledby");
+    texts.forEach((one, place) => {
+      const a = one.box, slack = 0.12 * a.height;
+      if (a.left < edge.left - 1 || a.right > edge.right + 1 || a.top < edge.top - 2 || a.bottom > edge.bottom + 2)
+        found.push(`${name}: ${one.words} is cut off`);
+      for (const other of texts.slice(place + 1)) {
+        const b = other.box;
+        const [x, y] = [Math.min(a.right, b.right) - Math.max(a.left, b.left),
+                        Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top)];
+        if (x > 0.5 && y > slack) found.push(`${name}: ${one.words} and ${other.words}`);
+      }
+    });
+  }
+  return found;
+}"""
+
+# Verdicts that cannot be seen without scrolling sideways, or that are told by colour alone.
+VERDICTS = """() => {
+  const found = [], width = document.documentElement.clientWidth;
+  const kinds = new Map();
+  for (const each of document.querySelectorAll(".verdict")) {
+    const box = each.getBoundingClientRect(), words = each.textContent.replace(/[^a-z ]/gi, "").trim();
+    const sees = each.checkVisibility({opacityProperty: true, visibilityProperty: true, contentVisibilityAuto: true});
+    if (!sees || box.width < 40 || box.height < 10 || box.left < 0 || box.right > width || each.closest(".scroll"))
+      found.push(`${words}: ${box.left} to ${box.right}, ${sees}`);
+    if (words.length < 5) found.push(`no words: ${each.textContent}`);
+    const style = getComputedStyle(each), look = `${style.color} on ${style.backgroundColor}`;
+    if (kinds.has(look) && kinds.get(look) !== each.className) found.push(`${look} means several verdicts`);
+    kinds.set(look, each.className);
+  }
+  return found;
+}"""
+
+# The least contrast of strokes and fills of figures with the page, where they are drawn in a colour of a series.
+STROKES = """() => {
+  const light = (text) => {
+    const [r, g, b] = text.match(/[\\d.]+/g).slice(0, 3).map((x) => x / 255)
+      .map((x) => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const paper = light(getComputedStyle(document.body).backgroundColor), found = [];
+  for (const each of document.querySelectorAll("svg.plot path")) {
+    const series = (each.getAttribute("style") || "").match(/(stroke|fill): var\\(--c\\d\\)/);
+    if (!series) continue;
+    const a = light(getComputedStyle(each)[series[1]]);
+    found.push((Math.max(a, paper) + 0.05) / (Math.min(a, paper) + 0.05));
+  }
+  return found;
+}"""

@@ -17,7 +17,7 @@ from torch.amp.grad_scaler import GradScaler
 from spardl.clusters import ProcessGroupCluster
 from tests.harness import run_workers
 from tests.hooks.loops import Ddp, Hooks, Path, batches, loss_of, made, weights
-from tests.test_golden import GOLDEN, Book, bits_depend_on
+from tests.test_golden import GOLDEN, HALF_ELSEWHERE, Book, bits_depend_on
 
 KINDS: dict[str, type[Path]] = {"attach": Ddp, "Synchronizer": Hooks}
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -120,4 +120,4 @@ def test_a_saved_state_continues(kind: str, method: str, book: Book) -> None:
         training.run(range(HALF, STEPS))
         return weights(training.model)
 
-    compare(f"{kind} {method}", run_workers(2, work), book)
+    compare(f"{kind} {method} {HALF_ELSEWHERE}", run_workers(2, work), book)

@@ -162,14 +162,15 @@ def build_plan(plain: Mapping[str, Any], dataset: Any) -> Plan:
     """
     make = partial(_make, plain)
     task, method, optimizer = make("task", model=make("model"), dataset=dataset), build_method(plain), make("optimizer")
+    schedule = make("schedule")
     if isinstance(method.momentum, AutoMomentum):
-        method = definite(method, sample_optimizer(optimizer))
+        method = definite(method, None if schedule.alone else sample_optimizer(optimizer))
     return Plan(
         task=task,
         method=method,
         optimizer=optimizer,
         lr_schedule=make("lr_schedule"),
-        schedule=make("schedule"),
+        schedule=schedule,
         settings=_settings(plain["training"]),
     )
 

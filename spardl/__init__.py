@@ -49,7 +49,7 @@ from spardl.method.options import Option, method_options
 from spardl.method.recipes import Recipe, make_method, method_names
 from spardl.method.residuals import GlobalResidual, LocalResidual, NoResidual, PartialResidual, RescaledResidual
 from spardl.method.warmup import Warmup
-from spardl.schedules import AfterBackward, Dear, LayerFusion, MgWfbp, Training, Wfbp
+from spardl.schedules import AfterBackward, Dear, LayerFusion, MgWfbp, OuterSteps, Training, Wfbp
 from spardl.vector.flat import FlatGradient
 from spardl.vector.wire import Wire
 
@@ -90,6 +90,7 @@ __all__ = [
     "OptimizerMomentum",
     "Option",
     "Outer",
+    "OuterSteps",
     "PartialResidual",
     "PeerError",
     "PowerSGD",

@@ -1,9 +1,6 @@
 """Outer steps: workers train alone for some steps, then average how far each has come, through any method.
 
-Source: Stich, Local SGD Converges Fast and Communicates Little, ICLR 2019; Douillard et al., DiLoCo: Distributed
-Low-Communication Training of Language Models, 2023 (arXiv 2311.08105), Algorithm 1: the difference of the weights
-before and after is taken for a gradient, whose average over the workers an outer SGD with Nesterov's momentum applies.
-Where a residual keeps what is not sent, it takes the momentum's place, as in SparseLoCo (Sarfi et al., 2508.15706).
+Source: that of :class:`spardl.OuterSteps`, which does the same in the trainer, for real and simulated workers.
 """
 
 from __future__ import annotations
@@ -15,8 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from spardl.basics.checks import check_kind, check_real, check_seconds, is_finite
-from spardl.basics.checks import check_whole as check_number
+from spardl.basics.checks import check_kind, check_real, check_seconds
 from spardl.basics.errors import ConfigError
 from spardl.hooks.averager import Averager, Beside
 from spardl.hooks.choosing import choose_schedule, options_of
@@ -28,7 +24,7 @@ from spardl.method.names import MethodName
 from spardl.method.provenance import check_whole
 from spardl.method.recipes import make_method
 from spardl.protocol.state import copied
-from spardl.schedules import Training
+from spardl.schedules import OuterSteps, Training
 from spardl.vector.storage import CopiedGradient
 
 __all__ = ["Outer"]
@@ -99,32 +95,24 @@ class Outer:
         **options: Any,
     ) -> None:
         check_kind("optimizer", optimizer, torch.optim.Optimizer)
-        check_number("every", every, least=1)
+        outer = OuterSteps(every, lr, momentum)
         check_seconds("timeout", timeout)
-        if not (is_finite(lr) and lr > 0):
-            raise ConfigError(f"lr must be a number above 0, got {lr!r}; 0.7 is DiLoCo's, and 1 averages weights")
-        if momentum is not None and not (is_finite(momentum) and 0 <= momentum < 1):
-            raise ConfigError(f"momentum must be at least 0 and below 1, got {momentum!r}; 0.9 is DiLoCo's")
         named = [pair for pair in named_parameters(parameters) if pair.parameter.requires_grad]
         if not named:
             raise ConfigError("there are no parameters to average")
         check_real(named)
         self.method = definite(make_method(method, **options), None)
-        if self.method.momentum.remembers:
-            raise ConfigError(
-                f"momentum={self.method.momentum.name} comes on top of the outer SGD's; use a method "
-                'without one, such as "spardl" or "topka", and momentum= of this'
-            )
-        self.momentum = momentum if momentum is not None else 0.0 if self.method.residual.remembers else 0.9
+        outer.check(self.method, clips=False)
         self._optimizer, self._every, self._since = optimizer, every, 0
         gradient = CopiedGradient(named)
         self._parameters = gradient.parameters
         self._cluster = Beside(group, self._parameters[0].device, timeout)
         self._cluster.open()
         schedule = choose_schedule("wfbp", bucket_mb)
+        self._rule = outer.rule(self._parameters, self.method)
+        self.momentum: float = self._rule.defaults["momentum"]
         given = {"handle": "Outer", "every": every, "lr": lr, "momentum": self.momentum, **options_of(schedule)}
         self._averager = Averager(self.method, schedule, Training(None, gradient, None), self._cluster, given)
-        self._rule = torch.optim.SGD(self._parameters, lr, self.momentum, nesterov=self.momentum > 0)
         self._meter = Meter(self._cluster.ledgers[0], self._cluster.size)
         self._begin_alike(group)
         self._anchors = [parameter.detach().clone() for parameter in self._parameters]

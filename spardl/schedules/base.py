@@ -18,9 +18,11 @@ class Schedule(ABC):
 
     Attributes:
         name: how configurations call it.
+        alone: whether each worker's optimizer makes steps of its own, and keeps its own state.
     """
 
     name: ClassVar[str]
+    alone: ClassVar[bool] = False
 
     def check(self, method: Method, *, clips: bool) -> None:
         """Accepts a method, before any worker starts.

@@ -91,14 +91,17 @@ class Engine(ABC):
         """
         if len(self._cluster.local_ranks) == self._cluster.size:
             return
-        if given is None:
-            given = {"handle": type(self).__name__.strip("_"), "groups": self.partition}
-            given |= {"clip_norm": self._training.clip_norm}
+        given = self._facts() if given is None else given
         facts = {**facts_of(self._method), **{name: str(value) for name, value in given.items()}}
         facts["step"] = ", ".join(dict.fromkeys(str(states[0].step) for states in self.carried.states))
         facts |= shapes_of(*self._gradient.forward())
         workers, device = self._cluster.local_workers, self._cluster.device
         self._cluster.run_aside([compare(worker, facts, device) for worker in workers])
+
+    def _facts(self) -> dict[str, Any]:
+        """What else than the method decides on messages, as far as this knows it, by name."""
+        clip_norm = self._training.clip_norm
+        return {"handle": type(self).__name__.strip("_"), "groups": self.partition, "clip_norm": clip_norm}
 
     # --- the steps of training
 
@@ -127,6 +130,9 @@ class Engine(ABC):
     @abstractmethod
     def finish(self) -> None:
         """Ends a step: the optimizer uses the averages, now or at the latest before the weights are used."""
+
+    def end(self) -> None:
+        """Is told that the step that was finished was the training's last one."""
 
     def flush(self) -> None:
         """Sees to it that the weights are those after the last step."""
@@ -163,6 +169,10 @@ class Engine(ABC):
         To be asked for after ``flush``, and before the next gradient.
         """
         return [average for _, average in sorted(self._averages[local].items())]
+
+    def lasting(self, local: int = 0) -> dict[str, Sequence[Tensor]]:
+        """What lasts from step to step of the local rank ``local`` alone, by name, in any shapes."""
+        return {"residuals are": self.carried.lasting(local)}
 
     def state_dict(self, local: int = 0) -> dict[str, Any]:
         """What the local rank ``local`` carries from step to step, as plain data."""

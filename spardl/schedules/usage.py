@@ -37,6 +37,10 @@ class Usage:
         """A local rank used a parameter."""
         self._used[local][number] = 1
 
+    def left_out(self, local: int) -> list[int]:
+        """The parameters that a local rank did not use."""
+        return [number for number, used in enumerate(self._used[local]) if not used]
+
     def rows(self) -> list[Tensor]:
         """What all workers must exchange now: a row of shape (parameters,) per local rank; or nothing."""
         return [torch.tensor(used, dtype=torch.uint8) for used in self._used] if self._watching else []

@@ -92,7 +92,8 @@ class Plan:
     def need(self, workers: int) -> Need:
         """What a process of so many workers, ``workers``, needs of a machine's memory."""
         formats = self.settings.formats
-        return Need.of(self._try_model(), formats.weights, self.optimizer, self.method, workers)
+        alone = self.schedule.alone
+        return Need.of(self._try_model(), formats.weights, self.optimizer, self.method, workers, alone=alone)
 
     def _try_model(self) -> nn.Module:
         # Without memory for the weights. Has a second use, too: imports that all workers will find done.
@@ -209,9 +210,9 @@ class Learner:
         Returns:
             The loss of each local worker.
         """
-        losses = [self._backward(local, step) for local in range(len(self.workers))]
         for group, rate in zip(self._optimizer.param_groups, self._base_rates, strict=True):
             group["lr"] = rate * self._factor(step)
+        losses = [self._backward(local, step) for local in range(len(self.workers))]
         self.synchronizer.finish()
         self._scale.update(overflowed=self.synchronizer.overflowed)
         return losses
@@ -265,7 +266,7 @@ class Learner:
             "weights are": list(self.model.parameters()),
             "optimizer's state is": [value for value in moments if isinstance(value, Tensor)],
             "running statistics are": [self.workers[local].floating_buffers()],
-            "residuals are": self.synchronizer.carried.lasting(local),
+            **self.synchronizer.lasting(local),
         }
 
     def shared_state(self) -> dict[str, Any]:

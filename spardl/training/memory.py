@@ -46,6 +46,8 @@ class Need:
         optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
         method: Method,
         workers: int,
+        *,
+        alone: bool = False,
     ) -> Need:
         """What a process with a model needs.
 
@@ -55,16 +57,18 @@ class Need:
             optimizer: makes the optimizer.
             method: averages the gradients.
             workers: who take turns with the model.
+            alone: whether each has weights and an optimizer of its own, beside those of all.
         """
         length = sum(parameter.numel() for parameter in model.parameters())
         buffers = sum(buffer.numel() for buffer in model.buffers())
         kept = method.init_state(Layout.flat(_PROBE), dtype)
         moments = kept.moments.velocity.nbytes + kept.moments.variance.nbytes
         size = dtype.itemsize
+        sets, optimizers = (2 + workers, workers) if alone else (1, 1)
         return Need(
-            (length + workers * buffers) * size,
+            (sets * length + workers * buffers) * size,
             length * size,
-            0 if method.momentum.moved else round(length * size * _moments(optimizer, dtype)),
+            0 if method.momentum.moved else optimizers * round(length * size * _moments(optimizer, dtype)),
             round(length * (kept.memory.nbytes + moments) / _PROBE * workers),
         )
 

@@ -152,6 +152,8 @@ class Trainer:
         began = self._cluster.seconds()
         self._learner.synchronizer.measures = self._progress.step + 1 == self._learner.total_steps
         losses = self._learner.step(self._progress.step)
+        if self._progress.step + 1 == self._learner.total_steps:
+            self._learner.synchronizer.end()
         if self._progress.step >= self._timed_from:
             self._progress.timed_steps += 1
             self._progress.timed_seconds += self._cluster.seconds() - began

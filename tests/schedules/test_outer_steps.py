@@ -1,0 +1,205 @@
+"""Outer steps: equal to plain training where they must be, to the library's, on real and simulated workers alike."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import spardl
+from spardl.basics.errors import ConfigError
+from spardl.clusters import Cluster, ProcessGroupCluster, SimulatedCluster
+from spardl.method.method import Method
+from spardl.schedules import AfterBackward, OuterSteps, Training
+from spardl.training.checkpoint import list_checkpoints
+from spardl.training.learner import Plan
+from spardl.vector.flat import FlatGradient
+from tests.driver import composed
+from tests.harness import NETWORK, dense, run_workers, same_bits, topka
+from tests.harness import spardl as sparse
+from tests.schedules.loops import SETTINGS, Loop, Setting, adamw, batch, loss_of, make_model, weights
+from tests.training.toy import Notebook, plan, trainer
+from train import build_dataset, build_plan
+
+
+def built(*words: str) -> Plan:
+    plain = composed(*words)
+    return build_plan(plain, build_dataset(plain))
+
+
+METHODS = {"dense": dense(), "spardl": sparse(0.2), "topka": topka(0.2)}
+
+
+def finished(loop: Loop, steps: range) -> Tensor:
+    """The weights after some steps and what ends them."""
+    for step in steps:
+        loop.step(step)
+    loop.synchronizer.end()
+    loop.synchronizer.flush()
+    return weights(loop.model)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_an_exchange_after_every_step_is_plain_training_to_the_last_bit(workers: int) -> None:
+    """With SGD without momentum, an outer rate of 1, and numbers that can be told exactly."""
+
+    def trained(schedule: spardl.AfterBackward | OuterSteps) -> Tensor:
+        model = torch.nn.Linear(3, 2, bias=False).double()
+        torch.nn.init.zeros_(model.weight)
+        gradient, cluster = FlatGradient(model.named_parameters()), SimulatedCluster(workers, NETWORK)
+        training = Training(model, gradient, torch.optim.SGD(model.parameters(), 0.25))
+        engine, source = schedule.start(dense(), cluster, training), torch.Generator().manual_seed(1)
+        for _ in range(5):
+            for local in range(workers):
+                engine.begin(local)
+                factors = torch.randint(-8, 9, (2, 3), generator=source).double()
+                engine.before_backward(last=True)
+                (model.weight * factors).sum().backward()
+                engine.collect()
+            engine.finish()
+        engine.flush()
+        return model.weight.detach().clone()
+
+    plain = trained(AfterBackward())
+    assert plain.abs().sum() > 1
+    assert same_bits(trained(OuterSteps(every=1, lr=1.0, momentum=0.0)), plain)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("setting", ["adamw", "everything"])
+def test_real_and_simulated_workers_agree_to_the_last_bit(setting: str, method: str) -> None:
+    def work(cluster: Cluster) -> Tensor:
+        return finished(Loop(OuterSteps(every=3), cluster, SETTINGS[setting], METHODS[method]), range(8))
+
+    wanted = work(SimulatedCluster(2, NETWORK))
+    assert not same_bits(wanted, weights(make_model()))
+    assert all(same_bits(found, wanted) for found in run_workers(2, work))
+
+
+def test_the_library_s_outer_steps_are_the_same_to_the_last_bit() -> None:
+    def work(cluster: ProcessGroupCluster) -> Tensor:
+        (rank,) = cluster.local_ranks
+        model = make_model()
+        outer = spardl.Outer(model.named_parameters(), adamw(model), "none", every=3, lr=0.7, momentum=0.9)
+        rule = outer._optimizer
+        for step in range(9):
+            rule.zero_grad()
+            loss_of(model, batch(step, rank, 0)).backward()
+            outer.step()
+        outer.close()
+        return weights(model)
+
+    cluster = SimulatedCluster(3, NETWORK)
+    wanted = finished(Loop(OuterSteps(every=3, momentum=0.9), cluster, SETTINGS["adamw"]), range(9))
+    assert all(same_bits(found, wanted) for found in run_workers(3, work))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("stop", [2, 3, 7])
+def test_to_save_and_continue_is_never_to_have_stopped(method: str, stop: int) -> None:
+    def loop() -> Loop:
+        return Loop(OuterSteps(every=3), SimulatedCluster(3, NETWORK), SETTINGS["adamw"], METHODS[method])
+
+    wanted, first, second = finished(loop(), range(8)), loop(), loop()
+    first.run(range(stop))
+    second.load(copy.deepcopy(first.state()))
+    assert same_bits(finished(second, range(stop, 8)), wanted)
+    # Nor does it change anything to look at the weights, or to save.
+    assert same_bits(finished(first, range(stop, 8)), wanted)
+
+
+def test_differences_that_are_not_sent_stay_in_residuals() -> None:
+    """After one exchange: what all workers did together is in the average, P times, and in the residuals."""
+    loop = Loop(OuterSteps(every=4, lr=1.0), SimulatedCluster(3, NETWORK), Setting(adamw), sparse(0.1))
+    begin = weights(loop.model)
+    sent = 3 * (begin - loop.run(range(4)))
+    left = torch.stack([loop.synchronizer.carried.residuals(local)[0] for local in range(3)]).sum(0)
+    other = Loop(OuterSteps(every=4, lr=1.0, momentum=0.0), SimulatedCluster(3, NETWORK), Setting(adamw))
+    whole = 3 * (begin - other.run(range(4)))
+    torch.testing.assert_close(sent + left, whole, rtol=1e-10, atol=1e-12)
+    assert left.abs().sum() > 0.1
+
+
+def test_between_exchanges_nothing_is_sent_and_the_model_shows_the_last_one() -> None:
+    cluster = SimulatedCluster(3, NETWORK)
+    loop = Loop(OuterSteps(every=4), cluster, Setting(adamw))
+    begin = weights(loop.model)
+    assert same_bits(loop.run(range(3)), begin)
+    assert cluster.ledgers[0].bytes_sent == 0
+    assert not same_bits(loop.run(range(3, 4)), begin)
+    assert cluster.ledgers[0].bytes_sent > 0
+
+
+def test_who_uses_no_gradient_is_left_alone() -> None:
+    loop = Loop(OuterSteps(every=2), SimulatedCluster(2, NETWORK), Setting(adamw))
+    unused = loop.model.unused.weight.detach().clone()
+    loop.run(range(4))
+    assert same_bits(loop.model.unused.weight.detach(), unused)
+
+
+def test_4_3_6_workers(tmp_path: Path) -> None:
+    """In the middle of local steps: who joins begins as one of those who are there."""
+    books = []
+    for number, size in enumerate([4, 3, 6], 1):
+        made = plan(sparse(0.2), max_steps=5 * number, checkpoint_every=1, elastic=True)
+        made = replace(made, schedule=OuterSteps(every=3))
+        found = list_checkpoints(tmp_path / "checkpoints")
+        books.append(Notebook())
+        trainer(made, tmp_path, size, found[-1] if found else None, [books[-1]]).fit()
+    for book in books[1:]:
+        ((_, found),) = book.of("restart")
+        assert found["residual_sum"] == pytest.approx(found["residual_sum_before"], rel=1e-12, abs=1e-12)
+
+
+def test_a_momentum_that_is_automatic_leaves_the_optimizer_its_state() -> None:
+    words = ("optimizer=adamw", "optimizer.lr=0.001", "schedule=outer", "compressor=spardl")
+    assert built(*words).method.momentum.name == "optimizer"
+    assert built(*words[:2], words[3]).method.momentum.name == "adam"
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [("local_sgd", OuterSteps(16, 1.0, 0.0)), ("diloco", OuterSteps(500, 0.7, 0.9)), ("outer", OuterSteps())],
+)
+def test_recipes_by_name(name: str, published: OuterSteps) -> None:
+    assert built(f"schedule={name}", "compressor=none").schedule == published
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every": 0}, "every must be"),
+        ({"every": 2.5}, "every must be"),
+        ({"lr": 0.0}, "lr must be a number above 0, got 0.0"),
+        ({"lr": float("nan")}, "lr must be a number above 0, got nan"),
+        ({"momentum": 1.0}, "momentum must be at least 0 and below 1, got 1.0"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        OuterSteps(**options)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    moved = replace(sparse(0.1), momentum=spardl.LocalMomentum(0.9))
+    with pytest.raises(ConfigError, match="momentum=local comes on top of the outer SGD's"):
+        OuterSteps().check(moved, clips=False)
+    model = make_model()
+    gradient, cluster = FlatGradient(model.named_parameters()), SimulatedCluster(2, NETWORK)
+    with pytest.raises(ConfigError, match="need the optimizer"):
+        OuterSteps().start(dense(), cluster, Training(model, gradient, None))
+
+
+def test_workers_that_were_given_different_steps() -> None:
+    def work(cluster: ProcessGroupCluster) -> str:
+        method: Method = dense()
+        with pytest.raises(ConfigError, match="every") as error:
+            Loop(OuterSteps(every=2 + cluster.local_ranks[0]), cluster, Setting(adamw), method)
+        return str(error.value)
+
+    assert all("rank 1 has every=3, rank 0 has every=2" in text for text in run_workers(2, work))

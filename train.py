@@ -161,18 +161,11 @@ def build_plan(plain: Mapping[str, Any], dataset: Any) -> Plan:
         ConfigError: if its parts do not fit together, or a value is out of range.
     """
     make = partial(_make, plain)
-    task, method, optimizer = make("task", model=make("model"), dataset=dataset), build_method(plain), make("optimizer")
-    schedule = make("schedule")
+    task, method = make("task", model=make("model"), dataset=dataset), build_method(plain)
+    optimizer, schedule = make("optimizer"), make("schedule")
     if isinstance(method.momentum, AutoMomentum):
         method = definite(method, None if schedule.alone else sample_optimizer(optimizer))
-    return Plan(
-        task=task,
-        method=method,
-        optimizer=optimizer,
-        lr_schedule=make("lr_schedule"),
-        schedule=schedule,
-        settings=_settings(plain["training"]),
-    )
+    return Plan(task, method, optimizer, make("lr_schedule"), schedule, _settings(plain["training"]))
 
 
 def build_dataset(plain: Mapping[str, Any]) -> Any:

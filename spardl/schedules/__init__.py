@@ -6,7 +6,7 @@ from spardl.schedules.dear import Dear
 from spardl.schedules.engine import Engine
 from spardl.schedules.layer_fusion import LayerFusion
 from spardl.schedules.mg_wfbp import MgWfbp
-from spardl.schedules.outer_steps import OuterSteps
+from spardl.schedules.outer import OuterSteps
 from spardl.schedules.training import Training
 from spardl.schedules.wfbp import Wfbp
 

@@ -65,6 +65,10 @@ class Plan:
         """
         self.method.communicator.check_workers(workers)
         self.schedule.check(self.method, clips=self.settings.clip_norm is not None)
+        if self.schedule.alone and self.settings.formats.scales:
+            raise ConfigError(
+                f"schedule={self.schedule.name} does not scale losses; use training.precision=bf16, or fp32"
+            )
         self.sampler(Worker(0, workers))
         self._try_model()
         self._check_momentum()

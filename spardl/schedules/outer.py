@@ -76,6 +76,9 @@ class OuterSteps(Schedule):
         Args:
             parameters: whose gradients will be the averaged differences.
             method: that averages them.
+
+        Returns:
+            SGD with this rate and momentum.
         """
         momentum = self.momentum if self.momentum is not None else 0.0 if method.residual.remembers else 0.9
         return torch.optim.SGD(parameters, self.lr, momentum, nesterov=momentum > 0)
@@ -93,7 +96,7 @@ class _OuterSteps(Engine):
         if training.optimizer is None:
             raise ConfigError("outer steps need the optimizer, which each worker calls alone; give Training one")
         if training.scale is not None:
-            raise ConfigError("schedule=outer does not scale losses; use training.precision=bf16, or fp32")
+            raise ConfigError("outer steps do not take off a scale; leave it out, and use bfloat16 or float32")
         super().__init__(method, cluster, training, [(0, len(training.gradient.layers))])
         self._limit = Limit(training.clip_norm, first=True)
         self._outer, self._optimizer = outer, training.optimizer

@@ -81,7 +81,7 @@ def test_real_and_simulated_workers_agree_to_the_last_bit(setting: str, method: 
     assert all(same_bits(found, wanted) for found in run_workers(2, work))
 
 
-def test_the_library_s_outer_steps_are_the_same_to_the_last_bit() -> None:
+def test_the_library_s_outer_are_the_same_to_the_last_bit() -> None:
     def work(cluster: ProcessGroupCluster) -> Tensor:
         (rank,) = cluster.local_ranks
         model = make_model()

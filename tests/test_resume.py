@@ -107,6 +107,7 @@ def test_every_method_continues(method: str, tmp_path: Path, undisturbed: dict) 
 SCHEDULES = {
     "wfbp": ("schedule=wfbp", "schedule.bucket_mb=0.1", "compressor=spardl"),
     "dear": ("schedule=dear", "schedule.threshold_mb=0.1", "compressor=spardl"),
+    "outer": ("schedule=outer", "schedule.every=4", "compressor=spardl"),
     "dear_dense": ("schedule=dear", "schedule.layers=3", "compressor=none", "training.clip_norm=1"),
     # What these measure differs from run to run, and with it the groups; dense training does not depend on them.
     "dear_tuned": ("schedule=dear", "schedule.trials=3", "schedule.low_mb=0.05", "compressor=none"),
@@ -132,7 +133,7 @@ def test_every_schedule_continues(schedule: str, cluster: str, tmp_path: Path, u
     )
     assert here(*again) == 0
     found, expected = results(only_run(tmp_path / "out")), undisturbed[words]
-    names = found if schedule in ("wfbp", "dear", "dear_dense") else ("weights_sha256", "losses", "final")
+    names = found if schedule in ("wfbp", "dear", "dear_dense", "outer") else ("weights_sha256", "losses", "final")
     assert {name: found[name] for name in names} == {name: expected[name] for name in names}
 
 
@@ -183,3 +184,20 @@ def test_interrupted_politely(tmp_path: Path) -> None:
         assert run.stderr == "error: interrupted; the same command with resume=auto continues\n"
         assert not run.members()
     assert summary(only_run(tmp_path / "out"))["status"] == "interrupted"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_500_outer_steps_with_20_kills(tmp_path: Path, undisturbed: dict) -> None:
+    """Most of them in the middle of local steps, and of what is not saved."""
+    steps = 1000
+    words = (
+        *("cluster.workers=2", "training.batch_size=2", "training.eval_examples=8", "training.eval_every=1000"),
+        *(f"training.max_steps={steps}", "training.epochs=1000", "training.checkpoint_every=23"),
+        *("compressor=spardl", "schedule=outer", "schedule.every=2", "schedule.lr=1"),
+    )
+    again = (*words, f"output_dir={tmp_path / 'out'}", "resume=auto")
+    for number, step in enumerate(sorted(random.Random(20).sample(range(1, steps), 20))):
+        kill_at(step, *again, folder=tmp_path / str(number), outputs=tmp_path / "out")
+    assert here(*again) == 0
+    assert results(only_run(tmp_path / "out")) == undisturbed[words]

@@ -203,3 +203,15 @@ def test_workers_that_were_given_different_steps() -> None:
         return str(error.value)
 
     assert all("rank 1 has every=3, rank 0 has every=2" in text for text in run_workers(2, work))
+
+
+def test_sixteen_workers_receive_a_quarter_at_most_of_what_an_all_gather_brings() -> None:
+    """At equal density, counted: the all-gather of SparseLoCo grows with the workers, SparDL's all-reduce does not."""
+
+    def received(method: Method) -> float:
+        cluster = SimulatedCluster(16, NETWORK)
+        loop = Loop(OuterSteps(every=2, lr=1.0), cluster, Setting(adamw), method)
+        loop.run(range(8))
+        return max(ledger.bytes_received for ledger in cluster.ledgers)
+
+    assert 0 < received(sparse(0.1)) <= received(topka(0.1)) / 4

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from spardl.basics.errors import ConfigError
 
-__all__ = ["Range", "by_count", "by_size", "ends", "finish"]
+__all__ = ["Range", "by_count", "by_share", "by_size", "ends", "finish"]
 
 Range: TypeAlias = tuple[int, int]
 """Layers [start, stop). A partition is a list of ranges in flat order that holds every layer exactly once."""
@@ -67,6 +67,30 @@ def by_count(layers: int, count: int) -> list[Range]:
     if count < 1:
         raise ConfigError(f"fusion: a group must have at least 1 layer, got {count!r}")
     return [(start, min(start + count, layers)) for start in range(0, layers, count)]
+
+
+def by_share(entries: Sequence[int], count: int) -> list[Range]:
+    """Groups of nearly as many entries each, each of at least one layer.
+
+    Args:
+        entries: of each layer, in flat order.
+        count: of the groups.
+
+    Returns:
+        The partition.
+
+    Raises:
+        ConfigError: if there are fewer layers.
+    """
+    if count > len(entries):
+        raise ConfigError(f"{count} fragments need as many layers, and the model has {len(entries)}; use fewer")
+    total, borders, passed = sum(entries), [0], 0
+    for layer, own in enumerate(entries[:-1], 1):
+        passed += own
+        wanted, needed = len(borders), count - len(borders)
+        if len(borders) < count and (passed * count >= wanted * total or len(entries) - layer == needed):
+            borders.append(layer)
+    return list(zip(borders, [*borders[1:], len(entries)], strict=True))
 
 
 def ends(

@@ -4,13 +4,16 @@ Source: Stich, Local SGD Converges Fast and Communicates Little, ICLR 2019; Doui
 Low-Communication Training of Language Models, 2023 (arXiv 2311.08105), Algorithm 1: the difference of the weights
 before and after is taken for a gradient, whose average over the workers an outer SGD with Nesterov's momentum applies.
 Where a residual keeps what is not sent, it takes the momentum's place, as in SparseLoCo (Sarfi et al., 2508.15706).
+Parts of the model in turns, sent beside the next local steps and mixed with what those led to: Douillard et al.,
+Streaming DiLoCo with overlapping communication, 2025 (2501.18512).
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -18,13 +21,14 @@ from torch import Tensor, nn
 
 from spardl.basics.checks import check_whole, is_finite
 from spardl.basics.errors import ConfigError
-from spardl.clusters.base import Cluster
+from spardl.clusters.base import Cluster, Flight
 from spardl.method.elastic import sources
 from spardl.method.method import Method
 from spardl.protocol.programs import Phase
 from spardl.protocol.state import copied
 from spardl.schedules.base import Schedule
 from spardl.schedules.engine import Engine
+from spardl.schedules.fusion import by_share
 from spardl.schedules.limit import Limit
 from spardl.schedules.training import Training
 from spardl.vector.sparse import Sum
@@ -43,6 +47,10 @@ class OuterSteps(Schedule):
         every: steps between two exchanges.
         lr: factor of the outer SGD's steps; 1 without momentum averages weights, as local SGD does.
         momentum: factor of the outer SGD, Nesterov's; 0: none; ``None``: 0.9, and 0 with a method that has a residual.
+        fragments: parts of the model, of neighbouring layers and nearly as many entries each, that are exchanged in
+            turns, each after every ``every`` steps.
+        delay: local steps beside which a fragment is sent; 0: workers wait for it.
+        mixing: share of the weights that an exchange led to in those that a worker goes on with; the rest is its own.
 
     Raises:
         ConfigError: if a value is out of range.
@@ -51,6 +59,9 @@ class OuterSteps(Schedule):
     every: int = 30
     lr: float = 0.7
     momentum: float | None = None
+    fragments: int = 1
+    delay: int = 0
+    mixing: float = 1.0
 
     name = "outer"
     alone: ClassVar[bool] = True
@@ -61,6 +72,17 @@ class OuterSteps(Schedule):
             raise ConfigError(f"lr must be a number above 0, got {self.lr!r}; 0.7 is DiLoCo's, and 1 averages weights")
         if self.momentum is not None and not (is_finite(self.momentum) and 0 <= self.momentum < 1):
             raise ConfigError(f"momentum must be at least 0 and below 1, got {self.momentum!r}; 0.9 is DiLoCo's")
+        check_whole("fragments", self.fragments, least=1)
+        check_whole("delay", self.delay, least=0)
+        if max(self.fragments, self.delay + 1) > self.every:
+            raise ConfigError(
+                f"fragments={self.fragments} and delay={self.delay} do not fit into every={self.every} steps: have at "
+                "most as many fragments, and a delay below that"
+            )
+        if not (is_finite(self.mixing) and 0 < self.mixing <= 1):
+            raise ConfigError(
+                f"mixing must be above 0 and at most 1, got {self.mixing!r}; 1 keeps nothing of one's own"
+            )
 
     def check(self, method: Method, *, clips: bool) -> None:
         """Refuses a method with a momentum of its own."""
@@ -84,12 +106,28 @@ class OuterSteps(Schedule):
         return torch.optim.SGD(parameters, self.lr, momentum, nesterov=momentum > 0)
 
     def make(self, method: Method, cluster: Cluster, training: Training) -> Engine:
-        """With one group of all layers."""
+        """With a group for each fragment."""
         return _OuterSteps(method, cluster, training, self)
 
 
+@dataclass
+class _Aloft:
+    """A fragment that is exchanged beside local steps.
+
+    Attributes:
+        left: steps until workers take over what it leads to.
+        flight: its synchronization; ``None`` once it has ended, and the outer step is made.
+    """
+
+    left: int
+    flight: Flight[Sum] | None
+
+
 class _OuterSteps(Engine):
-    """Local ranks take turns with the model: each finds its own weights and its own optimizer's state in it."""
+    """Local ranks take turns with the model: each finds its own weights and its own optimizer's state in it.
+
+    The weights that all agree on are parameters of their own: anchors, whose gradients are the averaged differences.
+    """
 
     def __init__(self, method: Method, cluster: Cluster, training: Training, outer: OuterSteps) -> None:
         outer.check(method, clips=training.clip_norm is not None)
@@ -97,25 +135,24 @@ class _OuterSteps(Engine):
             raise ConfigError("outer steps need the optimizer, which each worker calls alone; give Training one")
         if training.scale is not None:
             raise ConfigError("outer steps do not take off a scale; leave it out, and use bfloat16 or float32")
-        super().__init__(method, cluster, training, [(0, len(training.gradient.layers))])
+        super().__init__(method, cluster, training, by_share(training.gradient.entries, outer.fragments))
         self._limit = Limit(training.clip_norm, first=True)
         self._outer, self._optimizer = outer, training.optimizer
-        self._rule = outer.rule(self._gradient.parameters, method)
-        self._since = 0
+        self._anchors = [nn.Parameter(parameter.detach().clone()) for parameter in self._gradient.parameters]
+        for number, anchor in enumerate(self._anchors):
+            anchor.grad = self._gradient.part(number).view_as(anchor)
+        self._rule = outer.rule(self._anchors, method)
+        self._left = [math.ceil((number + 1) * outer.every / outer.fragments) for number in range(len(self._groups))]
+        self._aloft: dict[int, _Aloft] = {}
         self._inside: int | None = None
         ranks = range(len(cluster.local_ranks))
-        self._anchors = self._weights()
-        self._own = [[tensor.clone() for tensor in self._anchors] for _ in ranks]
+        self._own = [[anchor.detach().clone() for anchor in self._anchors] for _ in ranks]
         self._states: list[dict[nn.Parameter, Any]] = [defaultdict(dict) for _ in ranks]
 
     def _facts(self) -> dict[str, Any]:
-        given = self._rule.defaults
-        return {**super()._facts(), "every": self._outer.every, "lr": given["lr"], "momentum": given["momentum"]}
+        return {**super()._facts(), **asdict(self._outer)}
 
     # --- whose weights the model has
-
-    def _weights(self) -> list[Tensor]:
-        return [parameter.detach().clone() for parameter in self._gradient.parameters]
 
     @torch.no_grad()
     def _show(self, weights: Sequence[Tensor]) -> None:
@@ -144,6 +181,8 @@ class _OuterSteps(Engine):
     def flush(self) -> None:
         """The model has the weights that all workers agree on: those after the last exchange."""
         self._leave()
+        for number in self._aloft:
+            self._outer_step(number)
         self._show(self._anchors)
 
     # --- the steps of training
@@ -160,54 +199,78 @@ class _OuterSteps(Engine):
             unused = [self._gradient.parameters[number] for number in self._usage.left_out(self._local)]
             with self._gradient.hidden(unused):
                 self._optimizer.step()
-            self._clear()
-
-    def _clear(self) -> None:
-        for vector in self._gradient.vectors:
-            vector.zero_()
+            for vector in self._gradient.vectors:
+                vector.zero_()
 
     def finish(self) -> None:
-        """All ranks have made a step; it may be time for an exchange."""
+        """All ranks have made a step: what was sent long enough ago arrives, and what is due is sent."""
         self._usage.clear()
-        self._since += 1
-        if self._since == self._outer.every:
-            self._exchange()
+        self._left = [left - 1 for left in self._left]
+        for aloft in self._aloft.values():
+            aloft.left -= 1
+        for number in [number for number, aloft in self._aloft.items() if not aloft.left]:
+            self._land(number)
+        for number in [number for number, left in enumerate(self._left) if not left]:
+            self._exchange(number, self._outer.delay)
 
     def end(self) -> None:
         """Averages what was done since the last exchange."""
-        if self._since:
-            self._exchange()
+        for number in list(self._aloft):
+            self._land(number)
+        for number in [number for number, left in enumerate(self._left) if left < self._outer.every]:
+            self._exchange(number, 0)
 
-    def _exchange(self) -> None:
+    def _exchange(self, number: int, delay: int) -> None:
+        """Sends how far each local rank has come in a fragment; its weights follow after so many steps."""
         self._leave()
         for local in range(len(self._own)):
             self._local = local
-            self._take_difference(local)
-            self._hand_over(0)
-        (group,) = self._groups
-        averages = self._cluster.run(self._programs(0))
-        for own, average in zip(self._averages, averages, strict=True):
-            own[0] = average
-        self._take_over(group, averages[0])
-        with self._everybody(Phase.UPDATE):
-            self._show(self._anchors)
-            self._rule.step()
-            self._clear()
-            self._anchors = self._weights()
-            for own_weights in self._own:
-                for tensor, anchor in zip(own_weights, self._anchors, strict=True):
-                    tensor.copy_(anchor)
-        self._since = 0
+            self._take_difference(number, local)
+            self._hand_over(number)
+        flight = self._cluster.flight(self._programs(number))
+        for local in range(len(self._own)):
+            flight.release(local)
+        self._aloft[number], self._left[number] = _Aloft(delay, flight), self._outer.every
+        if not delay:
+            self._land(number)
 
-    def _take_difference(self, local: int) -> None:
-        for number, (anchor, own) in enumerate(zip(self._anchors, self._own[local], strict=True)):
-            torch.sub(anchor.view(-1), own.view(-1), out=self._gradient.part(number))
+    def _take_difference(self, number: int, local: int) -> None:
+        for each in range(*self._groups[number].tensors):
+            own = self._own[local][each].view(-1)
+            torch.sub(self._anchors[each].detach().view(-1), own, out=self._gradient.part(each))
+
+    def _outer_step(self, number: int) -> None:
+        """The outer step of a fragment, once it has been sent."""
+        aloft, group = self._aloft[number], self._groups[number]
+        if aloft.flight is None:
+            return
+        for local, own in enumerate(self._averages):
+            own[number] = aloft.flight.wait(local)
+        aloft.flight = None
+        self._take_over(group, self._averages[0][number])
+        others = [each for place, each in enumerate(self._anchors) if not group.tensors[0] <= place < group.tensors[1]]
+        with self._everybody(Phase.UPDATE):
+            with self._gradient.hidden(others):
+                self._rule.step()
+            self._part(group).zero_()
+
+    @torch.no_grad()
+    def _land(self, number: int) -> None:
+        """Workers go on from what an exchange led to."""
+        self._leave()
+        self._outer_step(number)
+        del self._aloft[number]
+        mixing = self._outer.mixing
+        for own in self._own:
+            for each in range(*self._groups[number].tensors):
+                # One that has diverged is not mixed with anything.
+                own[each].lerp_(self._anchors[each], mixing) if mixing < 1 else own[each].copy_(self._anchors[each])
 
     # --- what others may know
 
     def averages(self, local: int = 0) -> list[Sum]:
-        """Of the last exchange, and the weights that it led to."""
-        return [*super().averages(local), *self._anchors]
+        """Of the last exchanges, and the weights that they led to."""
+        return [*super().averages(local), *(anchor.detach() for anchor in self._anchors)]
 
     def lasting(self, local: int = 0) -> dict[str, Sequence[Tensor]]:
         """Weights and moments of the local rank ``local``."""
@@ -224,7 +287,8 @@ class _OuterSteps(Engine):
         return {
             **super().state_dict(local),
             "outer": {
-                "since": self._since,
+                "left": list(self._left),
+                "aloft": {number: aloft.left for number, aloft in self._aloft.items()},
                 "weights": self._own[local],
                 "optimizer": {numbers[parameter]: state for parameter, state in self._states[local].items()},
                 "rule": self._rule.state_dict()["state"],
@@ -240,13 +304,16 @@ class _OuterSteps(Engine):
         """Continues from what another number of workers saved: who joins, as one of them; who left, is not missed."""
         super().adopt(local, parts, before)
         worker = self._cluster.local_workers[local]
-        place = list(sources(worker, before)).index(worker.rank % before)
+        place = sources(worker, before).index(worker.rank % before)
         self._load_own(local, parts[place]["outer"])
 
+    @torch.no_grad()
     def _load_own(self, local: int, saved: Mapping[str, Any]) -> None:
         self._inside = None
-        self._anchors = self._weights()
-        self._since = saved["since"]
+        self._left = list(saved["left"])
+        self._aloft = {number: _Aloft(left, None) for number, left in saved["aloft"].items()}
+        for anchor, parameter in zip(self._anchors, self._gradient.parameters, strict=True):
+            anchor.copy_(parameter)
         for tensor, own in zip(self._own[local], saved["weights"], strict=True):
             tensor.copy_(own)
         parameters = self._gradient.parameters

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spardl.basics.errors import ConfigError
-from spardl.schedules.fusion import Range, by_count, by_size, ends, finish
+from spardl.schedules.fusion import Range, by_count, by_share, by_size, ends, finish
 from spardl.schedules.linear import Linear
 
 SIZES = st.lists(st.integers(0, 50), max_size=12)
@@ -108,3 +108,20 @@ def test_ends_of_little() -> None:
     assert finish([], [], [], cost) == 0.0
     assert finish([(0, 1)], [0], [2.0], cost) == 3.0
     assert finish([(0, 1)], [0], [-2.0], cost) == 1.0
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=12), st.data())
+def test_groups_by_share(entries: list[int], data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, len(entries)))
+    groups = by_share(entries, count)
+    assert len(groups) == count
+    assert all(start < stop for start, stop in groups)
+    assert covered(groups) == list(range(len(entries)))
+
+
+def test_shares_by_hand() -> None:
+    assert by_share([5, 5, 5, 5], 2) == [(0, 2), (2, 4)]
+    assert by_share([1, 1, 8, 1, 1], 3) == [(0, 3), (3, 4), (4, 5)]
+    assert by_share([9, 1, 1], 3) == [(0, 1), (1, 2), (2, 3)]
+    with pytest.raises(ConfigError, match="3 fragments need as many layers, and the model has 2"):
+        by_share([1, 1], 3)

@@ -27,12 +27,18 @@ from tests.training.toy import Notebook, plan, trainer
 from train import build_dataset, build_plan
 
 
+def plain_sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
 def built(*words: str) -> Plan:
     plain = composed(*words)
     return build_plan(plain, build_dataset(plain))
 
 
 METHODS = {"dense": dense(), "spardl": sparse(0.2), "topka": topka(0.2)}
+# Due after steps 2, 3 and 4, and then every fourth; in the air for two steps each.
+STREAMING = OuterSteps(every=4, fragments=3, delay=2, mixing=0.25)
 
 
 def finished(loop: Loop, steps: range) -> Tensor:
@@ -72,9 +78,10 @@ def test_an_exchange_after_every_step_is_plain_training_to_the_last_bit(workers:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("setting", ["adamw", "everything"])
-def test_real_and_simulated_workers_agree_to_the_last_bit(setting: str, method: str) -> None:
+@pytest.mark.parametrize("schedule", [OuterSteps(every=3), STREAMING], ids=["whole", "fragments"])
+def test_real_and_simulated_workers_agree_to_the_last_bit(schedule: OuterSteps, setting: str, method: str) -> None:
     def work(cluster: Cluster) -> Tensor:
-        return finished(Loop(OuterSteps(every=3), cluster, SETTINGS[setting], METHODS[method]), range(8))
+        return finished(Loop(schedule, cluster, SETTINGS[setting], METHODS[method]), range(8))
 
     wanted = work(SimulatedCluster(2, NETWORK))
     assert not same_bits(wanted, weights(make_model()))
@@ -100,10 +107,11 @@ def test_the_library_s_outer_are_the_same_to_the_last_bit() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("stop", [2, 3, 7])
-def test_to_save_and_continue_is_never_to_have_stopped(method: str, stop: int) -> None:
+@pytest.mark.parametrize("stop", [2, 3, 5, 7])
+@pytest.mark.parametrize("schedule", [OuterSteps(every=3), STREAMING], ids=["whole", "fragments"])
+def test_to_save_and_continue_is_never_to_have_stopped(schedule: OuterSteps, method: str, stop: int) -> None:
     def loop() -> Loop:
-        return Loop(OuterSteps(every=3), SimulatedCluster(3, NETWORK), SETTINGS["adamw"], METHODS[method])
+        return Loop(schedule, SimulatedCluster(3, NETWORK), SETTINGS["adamw"], METHODS[method])
 
     wanted, first, second = finished(loop(), range(8)), loop(), loop()
     first.run(range(stop))
@@ -111,6 +119,39 @@ def test_to_save_and_continue_is_never_to_have_stopped(method: str, stop: int) -
     assert same_bits(finished(second, range(stop, 8)), wanted)
     # Nor does it change anything to look at the weights, or to save.
     assert same_bits(finished(first, range(stop, 8)), wanted)
+
+
+def test_fragments_equal_a_loop_over_all_workers() -> None:
+    """Two halves of a model in turns, each late by a step and mixed; local steps of plain gradient descent."""
+    workers, steps, lr, mixing = 3, 9, 0.7, 0.25
+    schedule = OuterSteps(every=4, lr=lr, momentum=0.0, fragments=2, delay=1, mixing=mixing)
+    loop = Loop(schedule, SimulatedCluster(workers, NETWORK), Setting(plain_sgd))
+    found = [loop.run(range(step, step + 1)) for step in range(steps)]
+
+    model = make_model()
+    border = loop.gradient.layers[loop.synchronizer.partition[0][1]].tensors[0]
+    parts = {2: slice(0, border), 0: slice(border, None)}  # which is due after steps 2, 4, 6, ..., modulo 4
+    anchors = [parameter.detach().clone() for parameter in model.parameters()]
+    own = [[anchor.clone() for anchor in anchors] for _ in range(workers)]
+    late: list[slice] = []
+    for step in range(1, steps + 1):
+        for rank, mine in enumerate(own):
+            for parameter, tensor in zip(model.parameters(), mine, strict=True):
+                parameter.data = tensor
+            rule = plain_sgd(model)
+            rule.zero_grad()
+            loss_of(model, batch(step - 1, rank, 0)).backward()
+            rule.step()
+        for part in late:
+            for mine in own:
+                mine[part] = [(1 - mixing) * a + mixing * b for a, b in zip(mine[part], anchors[part], strict=True)]
+        late = [parts[step % 4]] if step % 4 in parts else []
+        for part in late:
+            means = [torch.stack(each).mean(0) for each in zip(*(mine[part] for mine in own), strict=True)]
+            anchors[part] = [a - lr * (a - mean) for a, mean in zip(anchors[part], means, strict=True)]
+        # What is in the air is shown as soon as somebody looks.
+        wanted = torch.cat([anchor.flatten() for anchor in anchors])
+        torch.testing.assert_close(found[step - 1], wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_differences_that_are_not_sent_stay_in_residuals() -> None:
@@ -142,12 +183,13 @@ def test_who_uses_no_gradient_is_left_alone() -> None:
     assert same_bits(loop.model.unused.weight.detach(), unused)
 
 
-def test_4_3_6_workers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("schedule", [OuterSteps(every=3), OuterSteps(every=4, fragments=2, delay=1)])
+def test_4_3_6_workers(schedule: OuterSteps, tmp_path: Path) -> None:
     """In the middle of local steps: who joins begins as one of those who are there."""
     books = []
     for number, size in enumerate([4, 3, 6], 1):
         made = plan(sparse(0.2), max_steps=5 * number, checkpoint_every=1, elastic=True)
-        made = replace(made, schedule=OuterSteps(every=3))
+        made = replace(made, schedule=schedule)
         found = list_checkpoints(tmp_path / "checkpoints")
         books.append(Notebook())
         trainer(made, tmp_path, size, found[-1] if found else None, [books[-1]]).fit()
@@ -164,7 +206,12 @@ def test_a_momentum_that_is_automatic_leaves_the_optimizer_its_state() -> None:
 
 @pytest.mark.parametrize(
     ("name", "published"),
-    [("local_sgd", OuterSteps(16, 1.0, 0.0)), ("diloco", OuterSteps(500, 0.7, 0.9)), ("outer", OuterSteps())],
+    [
+        ("outer", OuterSteps()),
+        ("local_sgd", OuterSteps(16, 1.0, 0.0)),
+        ("diloco", OuterSteps(500, 0.7, 0.9)),
+        ("streaming_diloco", OuterSteps(100, 0.7, 0.9, fragments=4, delay=5, mixing=0.5)),
+    ],
 )
 def test_recipes_by_name(name: str, published: OuterSteps) -> None:
     assert built(f"schedule={name}", "compressor=none").schedule == published
@@ -178,6 +225,10 @@ def test_recipes_by_name(name: str, published: OuterSteps) -> None:
         ({"lr": 0.0}, "lr must be a number above 0, got 0.0"),
         ({"lr": float("nan")}, "lr must be a number above 0, got nan"),
         ({"momentum": 1.0}, "momentum must be at least 0 and below 1, got 1.0"),
+        ({"every": 4, "fragments": 5}, "fragments=5 and delay=0 do not fit into every=4"),
+        ({"every": 4, "delay": 4}, "fragments=1 and delay=4 do not fit into every=4"),
+        ({"fragments": 0}, "fragments must be"),
+        ({"mixing": 0}, "mixing must be above 0 and at most 1, got 0"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> None:

@@ -80,7 +80,7 @@ CASES = {
     "wire.values=int16": "wire.values must be one of exact, float32, bfloat16, float16, int8, int4, int2, got 'int16'",
     "wire=int8 compressor=oktopk": "use wire.values=bfloat16, or communicator=spardl",
     "warmup.steps=-1": "warmup.steps must be a whole number, at least 0, got -1",
-    "schedule=foo": "Available options in 'schedule': after_backward dear diloco layer_fusion local_sgd mg_wfbp outer streaming",
+    "schedule=foo": "Available options in 'schedule': after_backward dear diloco layer_fusion local_sgd mg_wfbp outer",
     "schedule=outer momentum=sgd": "momentum=sgd comes on top of the outer SGD's; use a method without one",
     "schedule=outer schedule.every=0": "every must be a whole number, at least 1, got 0",
     "schedule=outer schedule.lr=-1": "lr must be a number above 0, got -1",

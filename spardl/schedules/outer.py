@@ -31,6 +31,7 @@ from spardl.schedules.engine import Engine
 from spardl.schedules.fusion import by_share
 from spardl.schedules.limit import Limit
 from spardl.schedules.training import Training
+from spardl.vector.norms import largest
 from spardl.vector.sparse import Sum
 
 __all__ = ["OuterSteps"]
@@ -185,6 +186,11 @@ class _OuterSteps(Engine):
             self._outer_step(number)
         self._show(self._anchors)
 
+    def close(self) -> None:
+        """Leaves the model with the weights that all workers agree on."""
+        self.flush()
+        super().close()
+
     # --- the steps of training
 
     def begin(self, local: int = 0) -> None:
@@ -193,12 +199,15 @@ class _OuterSteps(Engine):
         self._enter(local)
 
     def collect(self) -> None:
-        """A step of the rank's own optimizer."""
+        """A step of the rank's own optimizer, unless a gradient that is not finite would stay in its state."""
         self._clip_first()
         with self._cluster.timed(Phase.UPDATE, [self._local]):
-            unused = [self._gradient.parameters[number] for number in self._usage.left_out(self._local)]
-            with self._gradient.hidden(unused):
-                self._optimizer.step()
+            if math.isfinite(largest(self._gradient.vectors)):
+                unused = [self._gradient.parameters[number] for number in self._usage.left_out(self._local)]
+                with self._gradient.hidden(unused):
+                    self._optimizer.step()
+            else:
+                self._groups[0].states[self._local].refuse()
             for vector in self._gradient.vectors:
                 vector.zero_()
 
@@ -236,8 +245,8 @@ class _OuterSteps(Engine):
 
     def _take_difference(self, number: int, local: int) -> None:
         for each in range(*self._groups[number].tensors):
-            own = self._own[local][each].view(-1)
-            torch.sub(self._anchors[each].detach().view(-1), own, out=self._gradient.part(each))
+            anchor = self._anchors[each].detach()
+            torch.sub(anchor, self._own[local][each], out=self._gradient.part(each).view(anchor.shape))
 
     def _outer_step(self, number: int) -> None:
         """The outer step of a fragment, once it has been sent."""

@@ -54,7 +54,8 @@ class Settings:
         batch_size: examples per worker in one backward pass.
         eval_batch_size: examples per worker in one evaluation pass.
         accumulation: backward passes per step; the step's batch is so many times larger.
-        clip_norm: largest 2-norm of the averaged gradient; ``None`` for no clipping.
+        clip_norm: largest 2-norm of the averaged gradient, or of each worker's own where its momentum is moved before
+            compression or its optimizer steps alone; ``None`` for no clipping.
         precision: fp32 or fp64; bf16 or fp16: matrix products in these, weights in float32; fp16 scales losses.
         log_every: steps between two lines of metrics.
         eval_every: epochs between two evaluations; the last step is always followed by one.

@@ -135,6 +135,8 @@ class Trainer:
         if self._restart:
             figures = self._restart.figures(self._cluster, self._learner.synchronizer)
             self._tell("metrics", "restart", self._progress.step, figures)
+            if self._progress.step >= total:  # so many workers are at the end of the data
+                self._learner.synchronizer.end()
             if self._evaluates_after(self._progress.step):  # the data may go on at the very end of a part
                 self._evaluate()
         self._heartbeat(self._progress.step)

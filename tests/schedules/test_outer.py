@@ -12,18 +12,20 @@ import torch
 from torch import Tensor
 
 import spardl
-from spardl.basics.errors import ConfigError
+from spardl.basics.errors import ConfigError, StoppedError
 from spardl.clusters import Cluster, ProcessGroupCluster, SimulatedCluster
 from spardl.method.method import Method
 from spardl.schedules import AfterBackward, OuterSteps, Training
 from spardl.training.checkpoint import list_checkpoints
 from spardl.training.learner import Plan
+from spardl.training.runs import Run
+from spardl.training.trainer import Trainer
 from spardl.vector.flat import FlatGradient
 from tests.driver import composed
 from tests.harness import NETWORK, dense, run_workers, same_bits, topka
 from tests.harness import spardl as sparse
 from tests.schedules.loops import SETTINGS, Loop, Setting, adamw, batch, loss_of, make_model, weights
-from tests.training.toy import Notebook, plan, trainer
+from tests.training.toy import Notebook, ToyTask, plan, simulated, trainer
 from train import build_dataset, build_plan
 
 
@@ -266,3 +268,60 @@ def test_sixteen_workers_receive_a_quarter_at_most_of_what_an_all_gather_brings(
         return max(ledger.bytes_received for ledger in cluster.ledgers)
 
     assert 0 < received(sparse(0.1)) <= received(topka(0.1)) / 4
+
+
+def test_a_gradient_that_is_not_finite_makes_no_step_and_is_counted() -> None:
+    def trained(spoiled: float) -> tuple[Tensor, int]:
+        loop = Loop(OuterSteps(every=3), SimulatedCluster(2, NETWORK), Setting(adamw), sparse(0.2))
+        engine = loop.synchronizer
+        for step in range(6):
+            for local in range(2):
+                engine.begin(local)
+                engine.before_backward(last=True)
+                loss = loss_of(loop.model, batch(step, local, 0))
+                (loss * (spoiled if (step, local) == (1, 1) else 1.0)).backward()
+                engine.collect()
+            engine.finish()
+        engine.close()
+        for tensors in (each for local in range(2) for each in engine.lasting(local).values()):
+            assert all(tensor.isfinite().all() for tensor in tensors)
+        return weights(loop.model), engine.carried.refused()
+
+    spoiled, refused = trained(torch.nan)
+    assert refused == 1
+    whole, none = trained(1.0)
+    assert none == 0
+    assert not same_bits(spoiled, whole)
+
+
+@pytest.mark.filterwarnings("ignore:grad and param do not obey the gradient layout contract")
+def test_memory_in_another_order() -> None:
+    def trained(form: torch.memory_format) -> Tensor:
+        torch.manual_seed(1)
+        model = torch.nn.Conv2d(4, 3, 3).double().to(memory_format=form)
+        training = Training(model, FlatGradient(model.named_parameters()), torch.optim.SGD(model.parameters(), 0.1))
+        engine = OuterSteps(every=1).start(dense(), SimulatedCluster(1, NETWORK), training)
+        for _ in range(3):
+            engine.begin()
+            engine.before_backward(last=True)
+            model(torch.ones(1, 4, 5, 5, dtype=torch.float64)).square().mean().backward()
+            engine.collect()
+            engine.finish()
+        engine.close()
+        return model.weight.detach().contiguous()
+
+    wanted = trained(torch.contiguous_format)
+    torch.testing.assert_close(trained(torch.channels_last), wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_other_workers_who_find_the_data_at_an_end_exchange_what_was_done(tmp_path: Path) -> None:
+    """100 examples: for 3 workers 33 steps of one each, for 8 workers 32 as many examples."""
+    made = plan(dense(), task=ToyTask(fancy=False, examples=100), max_steps=None, epochs=1, batch_size=1, elastic=True)
+    made = replace(made, schedule=OuterSteps(every=30))
+    with pytest.raises(StoppedError):
+        Trainer(made, simulated(3), Run("0", tmp_path, None), heartbeat=lambda step: step == 32).fit()
+    after = trainer(made, tmp_path, 8, list_checkpoints(tmp_path / "checkpoints")[-1])
+    shown = weights(after._learner.model)
+    assert after._learner.total_steps == after._progress.step == 32
+    after.fit()
+    assert not same_bits(weights(after._learner.model), shown)

@@ -64,12 +64,28 @@ class Accumulator:
         Returns:
             int64 positions, shape (sum of k,): range by range, increasing in each.
         """
-        touched = [
+        return self._candidates.largest(self.values, parts, self._changed(parts))
+
+    def reaching(self, part: Part, bound: float, most: int) -> Tensor | None:
+        """The entries of a range that reach a bound, unless they are too many.
+
+        Args:
+            part: the range; its k does not matter.
+            bound: least magnitude.
+            most: so many are not too many.
+
+        Returns:
+            int64 positions, shape (found,), increasing; ``None`` if there are more than ``most``.
+        """
+        return self._candidates.reaching(self.values, part, bound, most, self._changed([part]))
+
+    def _changed(self, parts: Sequence[Part]) -> list[Tensor]:
+        """Where entries may have changed since they were listed: what touched one of some ranges."""
+        return [
             positions
             for start, stop, positions in self._touched
             if any(start < part.stop and part.start < stop for part in parts)
         ]
-        return self._candidates.largest(self.values, parts, touched)
 
     def take(self, parts: Sequence[Part], select: Select) -> SparseVector:
         """Cuts the entries that ``select`` picks out of some ranges, which adjoin one another.

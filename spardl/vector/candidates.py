@@ -81,6 +81,23 @@ class Candidates:
         self._found.append(chosen)
         return chosen.positions
 
+    def reaching(
+        self, values: Tensor, part: Part, bound: float, most: int, touched: Sequence[Tensor]
+    ) -> Tensor | None:
+        """The entries of a range that reach a bound, unless they are too many.
+
+        Args:
+            values: shape (n,), as for ``largest``.
+            part: the range; its k does not matter.
+            bound: least magnitude.
+            most: so many are not too many.
+            touched: as for ``largest``.
+
+        Returns:
+            int64 positions, shape (found,), increasing; ``None`` if there are more than ``most``.
+        """
+        return self._of(values).reaching(values, part, bound, most, touched)
+
     def _of(self, values: Tensor) -> Finder:
         self._finder = self._finder or finder_for(values)
         return self._finder

@@ -30,6 +30,7 @@ from spardl.vector.accumulator import Accumulator
 from spardl.vector.candidates import Candidates
 from spardl.vector.layout import Part
 from spardl.vector.norms import largest
+from spardl.vector.positions import within
 from spardl.vector.sparse import SparseVector
 
 __all__ = [
@@ -174,8 +175,7 @@ class LocalResidual(ErrorFeedback):
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
         """Restores the original vector and clears what this worker selected."""
-        accumulated.restore()
-        accumulated.values[accumulated.taken()] = 0
+        accumulated.restore_others()
         accumulated.add_errors(final)
 
 
@@ -193,7 +193,7 @@ class PartialResidual(ErrorFeedback):
         """Restores the original vector and clears what this worker selected and the result holds."""
         accumulated.restore()
         taken = accumulated.taken()
-        accumulated.values[taken[torch.isin(taken, final, assume_unique=True)]] = 0
+        accumulated.clear(taken[within(taken, final)])
         accumulated.add_errors(final)
 
 

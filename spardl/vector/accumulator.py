@@ -20,6 +20,7 @@ from spardl.vector.bounds import Bound, cut, fits
 from spardl.vector.candidates import Candidates
 from spardl.vector.layout import Part
 from spardl.vector.norms import largest
+from spardl.vector.positions import increasing, within
 from spardl.vector.sparse import SparseVector
 from spardl.vector.wire import EXACT, Wire
 
@@ -183,14 +184,28 @@ class Accumulator:
         """All positions that were cut out: int64, shape (m,), strictly increasing."""
         if not self._taken:
             return torch.empty(0, dtype=torch.int64, device=self.values.device)
-        positions: Tensor = torch.cat(self._taken).unique(sorted=True)
-        return positions
+        positions = self._taken[0] if len(self._taken) == 1 else torch.cat(self._taken)
+        # To sort what was cut out once, of one range, would take longer than all else here.
+        return positions if increasing(positions) else positions.unique(sorted=True)
 
     def restore(self) -> None:
         """Puts every touched position back to the value it had at first."""
         for where, old in reversed(self._before):
             entries.put(self.values, where, old)
         self._before.clear()
+
+    def restore_others(self) -> None:
+        """Puts every touched position back, but makes zero what was cut out."""
+        if len(self._before) == len(self._taken) and not self._errors:
+            # Nothing else was touched, and what was cut out is zero.
+            self._before.clear()
+            return
+        self.restore()
+        self.clear(self.taken())
+
+    def clear(self, positions: Tensor) -> None:
+        """Makes the entries at some positions zero: int64, shape (m,)."""
+        entries.put(self.values, positions, self.values.new_zeros(positions.numel()))
 
     def add_errors(self, final: Tensor) -> None:
         """Adds what rounding took from the entries at some positions.
@@ -199,9 +214,10 @@ class Accumulator:
             final: int64, shape (m,), strictly increasing.
         """
         for positions, error in self._errors:
-            kept = torch.isin(positions, final, assume_unique=True)
-            rest = cut(self.values[positions[kept]] + error[kept])
-            self.values[positions[kept]] = rest
+            places = within(positions, final)
+            kept = positions[places]
+            rest = cut(entries.gather(self.values, kept) + error[places])
+            entries.put(self.values, kept, rest)
             self.bound.include(largest([rest]))
 
     def forget_overflows(self) -> None:

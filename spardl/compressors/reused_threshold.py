@@ -27,6 +27,9 @@ from spardl.vector.thresholds import Reuse, check_number, smallest_magnitude
 
 __all__ = ["METHODS", "ReusedThreshold", "ReusedThresholdState"]
 
+# The most that lists are made longer, as a multiple of k.
+_SPARE = 1.5
+
 METHODS = (
     Combination(
         "reused_threshold", compressor="reused_threshold", communicator="allgather", residual="local", momentum="auto"
@@ -91,9 +94,9 @@ class ReusedThreshold(Reuse, BudgetedCompressor):
         """Exactly k entries at the beginning of a period, else about k; never a zero unless all are wanted."""
         assert isinstance(state, ReusedThresholdState)
         parts = [Part(piece.start, piece.stop, piece.k) for piece in pieces]
-        # Little work among the listed entries: an evaluation is at hand when it is due, and the next step's list is
-        # made for about k entries, wherever the threshold is.
-        largest = accumulated.largest(parts).split([part.k for part in parts])
+        # Little work among the listed entries: an evaluation is at hand when it is due, and the next step's list
+        # follows the k largest, wherever the threshold is. It tells as well when a threshold selects too many.
+        largest = accumulated.largest(parts, min(self.pre_limit, _SPARE)).split([part.k for part in parts])
         due = context.step % self.period == 0
         return [
             self._choose(accumulated, part, exact, due, state, piece.part)

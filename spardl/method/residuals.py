@@ -30,7 +30,6 @@ from spardl.vector.accumulator import Accumulator
 from spardl.vector.candidates import Candidates
 from spardl.vector.layout import Part
 from spardl.vector.norms import largest
-from spardl.vector.positions import within
 from spardl.vector.sparse import SparseVector
 
 __all__ = [
@@ -175,7 +174,7 @@ class LocalResidual(ErrorFeedback):
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
         """Restores the original vector and clears what this worker selected."""
-        accumulated.restore_others()
+        accumulated.restore_but()
         accumulated.add_errors(final)
 
 
@@ -191,9 +190,7 @@ class PartialResidual(ErrorFeedback):
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
         """Restores the original vector and clears what this worker selected and the result holds."""
-        accumulated.restore()
-        taken = accumulated.taken()
-        accumulated.clear(taken[within(taken, final)])
+        accumulated.restore_but(final)
         accumulated.add_errors(final)
 
 

@@ -20,7 +20,7 @@ from spardl.vector.bounds import Bound, cut, fits
 from spardl.vector.candidates import Candidates
 from spardl.vector.layout import Part
 from spardl.vector.norms import largest
-from spardl.vector.positions import increasing, within
+from spardl.vector.positions import increasing, split, within
 from spardl.vector.sparse import SparseVector
 from spardl.vector.wire import EXACT, Wire
 
@@ -52,20 +52,23 @@ class Accumulator:
         self._candidates = candidates or Candidates()
         self._before: list[tuple[Tensor, Tensor]] = []
         self._taken: list[Tensor] = []
+        # Whether something was cut out after something was added.
+        self._cut_late = False
         self._errors: list[tuple[Tensor, Tensor]] = []
         # Where entries changed since: ranges, and increasing positions in them.
         self._touched: list[tuple[int, int, Tensor]] = []
 
-    def largest(self, parts: Sequence[Part]) -> Tensor:
+    def largest(self, parts: Sequence[Part], spare: float = 1.0) -> Tensor:
         """The k largest entries of each of some ranges; ties: the lowest positions.
 
         Args:
             parts: the ranges, none of which overlap, and their k.
+            spare: the next step looks for them among some more than so many times k entries, at least 1.
 
         Returns:
             int64 positions, shape (sum of k,): range by range, increasing in each.
         """
-        return self._candidates.largest(self.values, parts, self._changed(parts))
+        return self._candidates.largest(self.values, parts, self._changed(parts), spare)
 
     def reaching(self, part: Part, bound: float, most: int) -> Tensor | None:
         """The entries of a range that reach a bound, unless they are too many.
@@ -120,6 +123,7 @@ class Accumulator:
 
     def _cut(self, positions: Tensor) -> Tensor:
         values = entries.cut(self.values, positions)
+        self._cut_late = self._cut_late or len(self._before) > len(self._taken)
         self._taken.append(positions)
         self._before.append((positions, values))
         sent = self.wire.rounded(values)
@@ -194,18 +198,28 @@ class Accumulator:
             entries.put(self.values, where, old)
         self._before.clear()
 
-    def restore_others(self) -> None:
-        """Puts every touched position back, but makes zero what was cut out."""
-        if len(self._before) == len(self._taken) and not self._errors:
-            # Nothing else was touched, and what was cut out is zero.
-            self._before.clear()
-            return
-        self.restore()
-        self.clear(self.taken())
+    def restore_but(self, final: Tensor | None = None) -> None:
+        """Puts every touched position back, but makes zero what was cut out and is settled.
 
-    def clear(self, positions: Tensor) -> None:
-        """Makes the entries at some positions zero: int64, shape (m,)."""
-        entries.put(self.values, positions, self.values.new_zeros(positions.numel()))
+        Args:
+            final: the positions that are settled: int64, shape (m,), strictly increasing; ``None`` for all.
+        """
+        if self._errors or self._cut_late:
+            self.restore()
+            settled = self.taken()
+            if final is not None:
+                settled = settled[within(settled, final)]
+            entries.put(self.values, settled, self.values.new_zeros(settled.numel()))
+            return
+        # What was cut out is zero once all that came later is undone: it need not be written twice.
+        cuts = len(self._taken)
+        for where, old in reversed(self._before[cuts:]):
+            entries.put(self.values, where, old)
+        if final is not None:
+            for where, old in reversed(self._before[:cuts]):
+                places = within(where, final)
+                entries.put(self.values, split(where, places)[1], split(old, places)[1])
+        self._before.clear()
 
     def add_errors(self, final: Tensor) -> None:
         """Adds what rounding took from the entries at some positions.

@@ -84,9 +84,7 @@ class Finder(ABC):
             touched: positions of entries that may have changed since: int64, shape (m,) each, increasing.
         """
 
-    def reaching(
-        self, values: Tensor, part: Part, bound: float, most: int, touched: Sequence[Tensor]
-    ) -> Tensor | None:
+    def reaching(self, values: Tensor, part: Part, bound: float, most: int, touched: Sequence[Tensor]) -> Tensor | None:
         """The entries of a range that reach a bound, unless they are too many.
 
         Args:
@@ -138,9 +136,7 @@ class PortableFinder(Finder):
             np.array([looked for _, looked in found]),
         )
 
-    def reaching(
-        self, values: Tensor, part: Part, bound: float, most: int, touched: Sequence[Tensor]
-    ) -> Tensor | None:
+    def reaching(self, values: Tensor, part: Part, bound: float, most: int, touched: Sequence[Tensor]) -> Tensor | None:
         """Among what is listed, if that is enough to tell."""
         listed, least = self._lists.get((part.start, part.stop), (None, math.inf))
         if listed is None or touched or (bound < least and listed.numel() <= most):
@@ -285,10 +281,7 @@ class CompiledFinder(Finder):
         keys = torch.from_numpy(np.maximum(cuts, 0)).to(kind.bits)
         return Chosen(table, out, keys.view(values.dtype), looked)
 
-
-    def reaching(
-        self, values: Tensor, part: Part, bound: float, most: int, touched: Sequence[Tensor]
-    ) -> Tensor | None:
+    def reaching(self, values: Tensor, part: Part, bound: float, most: int, touched: Sequence[Tensor]) -> Tensor | None:
         """Among what is listed, if that is enough to tell; read from the list, not from the vector."""
         from spardl.vector.kernels.reaching import collect  # noqa: PLC0415 - takes seconds to import
 

@@ -122,15 +122,18 @@ class Accumulator:
         return self._cut(positions)
 
     def _cut(self, positions: Tensor) -> Tensor:
-        values = entries.cut(self.values, positions)
+        rounds = self.wire.rounds(self.values.dtype)
+        # What becomes the error anyway need not become zero first.
+        values = (entries.gather if rounds else entries.cut)(self.values, positions)
         self._cut_late = self._cut_late or len(self._before) > len(self._taken)
         self._taken.append(positions)
         self._before.append((positions, values))
+        if not rounds:
+            return values
         sent = self.wire.rounded(values)
-        if sent is not values:
-            error = _difference(values, sent)
-            self._errors.append((positions, error))
-            entries.put(self.values, positions, error)
+        error = _difference(values, sent)
+        self._errors.append((positions, error))
+        entries.put(self.values, positions, error)
         return sent
 
     def rounded(self, start: int, block: SparseVector, holders: int = 1) -> SparseVector:
@@ -144,9 +147,9 @@ class Accumulator:
         Returns:
             What receivers will see.
         """
-        sent = self.wire.rounded(block.values)
-        if sent is block.values:
+        if not self.wire.rounds(block.values.dtype):
             return block
+        sent = self.wire.rounded(block.values)
         error = _difference(block.values, sent) / holders
         self.add(start, SparseVector(block.indices, error, block.length))
         self._errors.append((block.indices + start, error))
@@ -243,8 +246,11 @@ class Accumulator:
 
 
 def _difference(values: Tensor, rounded: Tensor) -> Tensor:
+    rest = values - rounded
+    if values.device.type == "cpu" and math.isfinite(largest([rest])):
+        return rest
     # An infinity leaves no rest, nor do those that it takes with it.
-    return torch.where(values.isfinite() & rounded.isfinite(), values - rounded, 0)
+    return torch.where(values.isfinite() & rounded.isfinite(), rest, 0)
 
 
 Select: TypeAlias = Callable[[Accumulator, Sequence[Part]], Tensor]

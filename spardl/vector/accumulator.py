@@ -18,6 +18,7 @@ from torch import Tensor
 from spardl.vector import entries
 from spardl.vector.bounds import Bound, cut, fits
 from spardl.vector.candidates import Candidates
+from spardl.vector.kernels import compiled
 from spardl.vector.layout import Part
 from spardl.vector.norms import largest
 from spardl.vector.positions import increasing, split, within
@@ -122,19 +123,27 @@ class Accumulator:
         return self._cut(positions)
 
     def _cut(self, positions: Tensor) -> Tensor:
-        rounds = self.wire.rounds(self.values.dtype)
-        # What becomes the error anyway need not become zero first.
-        values = (entries.gather if rounds else entries.cut)(self.values, positions)
         self._cut_late = self._cut_late or len(self._before) > len(self._taken)
+        values, sent, error = self._cut_rounded(positions)
         self._taken.append(positions)
         self._before.append((positions, values))
-        if not rounds:
-            return values
+        if error is not None:
+            self._errors.append((positions, error))
+        return sent
+
+    def _cut_rounded(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What was at some positions, what is sent of it, and the difference, which stays there if there can be one."""
+        own = self.values.dtype
+        if not self.wire.rounds(own):
+            values = entries.cut(self.values, positions)
+            return values, values, None
+        if compiled(self.values) and own is torch.float32 and self.wire.dtype(own) is torch.bfloat16:
+            return entries.cut_to_bfloat16(self.values, positions)
+        values = entries.gather(self.values, positions)
         sent = self.wire.rounded(values)
         error = _difference(values, sent)
-        self._errors.append((positions, error))
         entries.put(self.values, positions, error)
-        return sent
+        return values, sent, error
 
     def rounded(self, start: int, block: SparseVector, holders: int = 1) -> SparseVector:
         """A sum that is about to be sent, as receivers will see it; this worker's share of the rest goes to the vector.

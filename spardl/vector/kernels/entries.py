@@ -56,8 +56,8 @@ def cut_to_bfloat16(values: Any, positions: Any, before: Any, sent: Any, errors:
 
     To the nearest, ties to even; finite numbers stay finite. Infinities and NaNs stay what they are, and leave nothing.
     """
-    # A chunk stays in the cache until its errors are written. Plain loops: the first has many loads under way at a time,
-    # the next two work on several entries at a time.
+    # A chunk stays in the cache until its errors are written. Plain loops: the first has many loads under way at once,
+    # the next two work on several entries at once.
     for begin in range(0, positions.size, _CHUNK):
         end = min(begin + _CHUNK, positions.size)
         places, brief = positions[begin:end], sent[begin:end]

@@ -174,7 +174,7 @@ class LocalResidual(ErrorFeedback):
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
         """Restores the original vector and clears what this worker selected."""
-        accumulated.restore_but()
+        accumulated.restore_but(final, whole=True)
         accumulated.add_errors(final)
 
 
@@ -190,7 +190,7 @@ class PartialResidual(ErrorFeedback):
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
         """Restores the original vector and clears what this worker selected and the result holds."""
-        accumulated.restore_but(final)
+        accumulated.restore_but(final, whole=False)
         accumulated.add_errors(final)
 
 

@@ -210,27 +210,29 @@ class Accumulator:
             entries.put(self.values, where, old)
         self._before.clear()
 
-    def restore_but(self, final: Tensor | None = None) -> None:
-        """Puts every touched position back, but makes zero what was cut out and is settled.
+    def restore_but(self, final: Tensor, *, whole: bool) -> None:
+        """Puts every touched position back, but makes zero what was cut out and is settled; ``add_errors`` follows.
 
         Args:
-            final: the positions that are settled: int64, shape (m,), strictly increasing; ``None`` for all.
+            final: int64, shape (m,), strictly increasing: the indices of the final result.
+            whole: whether all that was cut out is settled, or only what is in the result.
         """
-        if self._errors or self._cut_late:
+        cuts = len(self._taken)
+        if self._cut_late or (self._errors and cuts > 1):
             self.restore()
-            settled = self.taken()
-            if final is not None:
-                settled = settled[within(settled, final)]
+            settled = self.taken() if whole else self.taken()[within(self.taken(), final)]
             entries.put(self.values, settled, self.values.new_zeros(settled.numel()))
             return
-        # What was cut out is zero once all that came later is undone: it need not be written twice.
-        cuts = len(self._taken)
+        # What was cut out is zero, or what rounding took, once all that came later is undone: not written twice.
         for where, old in reversed(self._before[cuts:]):
             entries.put(self.values, where, old)
-        if final is not None:
+        if self._errors or not whole:
             for where, old in reversed(self._before[:cuts]):
                 places = within(where, final)
-                entries.put(self.values, split(where, places)[1], split(old, places)[1])
+                others = split(where, places)[1]
+                new = old.new_zeros(others.numel()) if whole else split(old, places)[1]
+                entries.put(self.values, others, new)
+        del self._errors[:cuts]
         self._before.clear()
 
     def add_errors(self, final: Tensor) -> None:

@@ -222,6 +222,10 @@ def test_what_was_cut_out_and_is_settled_becomes_zero(
                 vector.add(0, SparseVector(positions, torch.randn(12, generator=source), 40))
         final = torch.randperm(40, generator=source)[:20].sort().values
         settled = vector.taken() if whole else vector.taken()[torch.isin(vector.taken(), final)]
-        vector.restore_but(None if whole else final)
-    first[settled] = 0
+        first[settled] = 0
+        for positions, error in vector._errors:
+            kept = torch.isin(positions, final)
+            first[positions[kept]] += error[kept]
+        vector.restore_but(final, whole=whole)
+        vector.add_errors(final)
     assert same_bits(vector.values, first)

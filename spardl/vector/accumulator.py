@@ -77,7 +77,7 @@ class Accumulator:
         Args:
             part: the range; its k does not matter.
             bound: least magnitude.
-            most: so many are not too many.
+            most: so many entries are not too many.
 
         Returns:
             int64 positions, shape (found,), increasing; ``None`` if there are more than ``most``.

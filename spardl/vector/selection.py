@@ -91,8 +91,8 @@ class Finder(ABC):
             values: shape (n,), as for ``largest``.
             part: the range; its k does not matter.
             bound: least magnitude.
-            most: so many are not too many.
-            touched: as for ``largest``.
+            most: so many entries are not too many.
+            touched: as for ``largest``: int64, shape (m,) each.
 
         Returns:
             int64 positions, shape (found,), increasing; ``None`` if there are more than ``most``.

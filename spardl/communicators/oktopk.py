@@ -38,6 +38,7 @@ from spardl.protocol.context import Context
 from spardl.protocol.costs import Bounds, Cost, log2_ceil
 from spardl.protocol.programs import Phase, Program, Team, whole_team
 from spardl.protocol.state import State
+from spardl.vector import entries
 from spardl.vector.accumulator import Accumulator, Select
 from spardl.vector.layout import Part
 from spardl.vector.packing import Slot
@@ -125,8 +126,7 @@ class Region(NamedTuple):
 
     def only(self, positions: Tensor) -> Region:
         """The region with some of its entries, at ``positions``: int64, shape (m,), increasing."""
-        held = self.entries
-        return self._replace(entries=SparseVector(held.indices[positions], held.values[positions], held.length))
+        return self._replace(entries=self.entries.at(positions))
 
     def nonzero(self) -> Region:
         """The region without the entries that are zero."""
@@ -282,11 +282,11 @@ class OkTopk(Reuse, Communicator[SparseCompressor]):
             counts = yield from kept.counts()
         # A threshold is found more surely among more than k.
         shares = _shares(counts, _most(k) if astray else k)
-        share, _ = kept.entries.top(shares[region.team.position])
+        share = kept.entries.largest(shares[region.team.position])
         # Numbers were told twice where there are few: those rounds are enough.
         union = yield from self._gather(kept._replace(entries=share), shares, level=not few)
         yield Phase.SELECT
-        largest, _ = union.top(k)
+        largest = union.largest(k)
         if astray:
             state.threshold = _threshold_of(largest, k)
         return largest
@@ -323,7 +323,7 @@ def _limited(select: Select, k: int) -> Select:
         positions = select(accumulated, parts)
         if positions.numel() <= _most(k):
             return positions
-        return positions[top_k(accumulated.values[positions], k)]
+        return positions[top_k(entries.gather(accumulated.values, positions), k)]
 
     return limited
 
@@ -339,7 +339,7 @@ def _reevaluate(region: Region, k: int, state: OkTopkState) -> Program[SparseVec
     yield Phase.SELECT
     union = yield from region.nonzero().gathered()
     yield Phase.SELECT
-    largest, _ = union.top(k)
+    largest = union.largest(k)
     state.threshold = _threshold_of(largest, k)
     return largest
 

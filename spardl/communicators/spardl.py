@@ -221,7 +221,7 @@ def bruck_gather(peers: Team, own: ReducedBlock, state: SparDLState) -> Program[
     courier, slots = Courier.of(own.accumulated), [Slot(h, own.slot.length)] * peers.size
     union = merge((yield from courier.all_gather(peers, own.take(h), slots)))
     state.adapt(len(union), capacity, peers.size)
-    return own.accumulated.rounded(own.start, union.top(capacity)[0], peers.size)
+    return own.accumulated.rounded(own.start, union.largest(capacity), peers.size)
 
 
 def _recursive_words(teams: int, k: int) -> Bounds:

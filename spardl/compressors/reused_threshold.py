@@ -7,6 +7,7 @@ O(n) without sorting.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,15 +15,20 @@ from torch import Tensor
 
 from spardl.basics.checks import check_whole
 from spardl.compressors.base import Output
-from spardl.compressors.budget import PiecewiseCompressor
+from spardl.compressors.budget import BudgetedCompressor, Piece
 from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.programs import Worker
 from spardl.protocol.state import State
-from spardl.vector.layout import Layout
-from spardl.vector.thresholds import Reuse, at_least, check_number, exact, smallest_magnitude
+from spardl.vector import entries
+from spardl.vector.accumulator import Accumulator
+from spardl.vector.layout import Layout, Part
+from spardl.vector.thresholds import Reuse, check_number, smallest_magnitude
 
 __all__ = ["METHODS", "ReusedThreshold", "ReusedThresholdState"]
+
+# The most that lists are made longer, as a multiple of k.
+_SPARE = 1.5
 
 METHODS = (
     Combination(
@@ -48,7 +54,7 @@ class ReusedThresholdState(State):
 
 
 @dataclass(frozen=True)
-class ReusedThreshold(Reuse, PiecewiseCompressor):
+class ReusedThreshold(Reuse, BudgetedCompressor):
     """Keeps the entries above a threshold; see ``Budget`` and ``Reuse`` for the other arguments.
 
     Args:
@@ -82,29 +88,50 @@ class ReusedThreshold(Reuse, PiecewiseCompressor):
         parts = self.parts(Context(Worker(0, 1), layout, 0))
         return ReusedThresholdState(torch.zeros(len(parts), dtype=torch.float64))
 
-    def choose(self, values: Tensor, k: int, part: int, context: Context, state: State) -> Tensor:
+    def choose_all(
+        self, accumulated: Accumulator, pieces: Sequence[Piece], context: Context, state: State
+    ) -> list[Tensor]:
         """Exactly k entries at the beginning of a period, else about k; never a zero unless all are wanted."""
         assert isinstance(state, ReusedThresholdState)
-        if k >= values.numel():
-            return torch.arange(values.numel(), device=values.device)
-        threshold = float(state.thresholds[part])
-        due = context.step % self.period == 0 or threshold == 0
+        parts = [Part(piece.start, piece.stop, piece.k) for piece in pieces]
+        # Little work among the listed entries: an evaluation is at hand when it is due, and the next step's list
+        # follows the k largest, wherever the threshold is. It tells as well when a threshold selects too many.
+        largest = accumulated.largest(parts, min(self.pre_limit, _SPARE)).split([part.k for part in parts])
+        due = context.step % self.period == 0
+        return [
+            self._choose(accumulated, part, exact, due, state, piece.part)
+            for piece, part, exact in zip(pieces, parts, largest, strict=True)
+        ]
+
+    def _choose(
+        self, accumulated: Accumulator, part: Part, exact: Tensor, due: bool, state: ReusedThresholdState, number: int
+    ) -> Tensor:
+        """Of one range, whose k largest entries are ``exact``."""
+        if part.k >= part.stop - part.start:
+            return exact
+        chosen, threshold = exact, float(state.thresholds[number])
+        due = due or threshold == 0
         if not due:
-            chosen, threshold = self._above(values, k, threshold)
-            due = self.is_astray(chosen.numel(), k)
+            chosen, threshold = self._above(accumulated, part, threshold)
+            due = self.is_astray(chosen.numel(), part.k)
         if due:
-            chosen = exact(values, k)
+            values = entries.gather(accumulated.values, exact)
+            chosen = exact[values != 0]
             # With fewer than k entries to choose from, the smallest of them says nothing about the next step.
-            threshold = smallest_magnitude(values[chosen]) if chosen.numel() == k else 0.0
-        state.set(part, self.corrected(threshold, chosen.numel(), k))
+            threshold = smallest_magnitude(values) if chosen.numel() == part.k else 0.0
+        state.set(number, self.corrected(threshold, chosen.numel(), part.k))
         return chosen
 
-    def _above(self, values: Tensor, k: int, threshold: float) -> tuple[Tensor, float]:
+    def _above(self, accumulated: Accumulator, part: Part, threshold: float) -> tuple[Tensor, float]:
         """The entries above the threshold, which is raised while they are too many; and what became of it."""
-        found = at_least(values, threshold)
+        kind = torch.finfo(accumulated.values.dtype)
+        # In the type of the values a small threshold can be 0, which all zeros reach.
+        least = kind.tiny * kind.eps
         for _ in range(self.pre_corrections):
-            if found.numel() <= self.pre_limit * k:
-                break
+            found = accumulated.reaching(part, max(threshold, least), int(self.pre_limit * part.k))
+            if found is not None:
+                return found, threshold
             threshold *= self.pre_factor
-            found = found[values[found].abs() >= threshold]
+        found = accumulated.reaching(part, max(threshold, least), part.stop - part.start)
+        assert found is not None
         return found, threshold

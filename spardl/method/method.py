@@ -34,6 +34,7 @@ from spardl.vector.candidates import Candidates
 from spardl.vector.layout import Layout
 from spardl.vector.norms import largest
 from spardl.vector.packing import Slot, message_words
+from spardl.vector.positions import within
 from spardl.vector.sparse import SparseVector, Sum
 from spardl.vector.wire import EXACT, Wire
 
@@ -298,7 +299,7 @@ class Method:
             return self._limited(total, state).div_(worker.size) if self._carries else total.div_(worker.size)
         if self.momentum.masks:
             taken = accumulated.taken()
-            self.momentum.mask(state.moments.velocity, taken[torch.isin(taken, total.indices, assume_unique=True)])
+            self.momentum.mask(state.moments.velocity, taken[within(taken, total.indices)])
         if accumulated.overflowed:
             state.refuse()
         self.residual.keep(accumulated, total.indices)

@@ -174,8 +174,7 @@ class LocalResidual(ErrorFeedback):
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
         """Restores the original vector and clears what this worker selected."""
-        accumulated.restore()
-        accumulated.values[accumulated.taken()] = 0
+        accumulated.restore_but(final, whole=True)
         accumulated.add_errors(final)
 
 
@@ -191,9 +190,7 @@ class PartialResidual(ErrorFeedback):
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
         """Restores the original vector and clears what this worker selected and the result holds."""
-        accumulated.restore()
-        taken = accumulated.taken()
-        accumulated.values[taken[torch.isin(taken, final, assume_unique=True)]] = 0
+        accumulated.restore_but(final, whole=False)
         accumulated.add_errors(final)
 
 

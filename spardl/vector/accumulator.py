@@ -18,8 +18,10 @@ from torch import Tensor
 from spardl.vector import entries
 from spardl.vector.bounds import Bound, cut, fits
 from spardl.vector.candidates import Candidates
+from spardl.vector.kernels import compiled
 from spardl.vector.layout import Part
 from spardl.vector.norms import largest
+from spardl.vector.positions import increasing, split, within
 from spardl.vector.sparse import SparseVector
 from spardl.vector.wire import EXACT, Wire
 
@@ -51,25 +53,44 @@ class Accumulator:
         self._candidates = candidates or Candidates()
         self._before: list[tuple[Tensor, Tensor]] = []
         self._taken: list[Tensor] = []
+        # Whether something was cut out after something was added.
+        self._cut_late = False
         self._errors: list[tuple[Tensor, Tensor]] = []
         # Where entries changed since: ranges, and increasing positions in them.
         self._touched: list[tuple[int, int, Tensor]] = []
 
-    def largest(self, parts: Sequence[Part]) -> Tensor:
+    def largest(self, parts: Sequence[Part], spare: float = 1.0) -> Tensor:
         """The k largest entries of each of some ranges; ties: the lowest positions.
 
         Args:
             parts: the ranges, none of which overlap, and their k.
+            spare: the next step looks for them among some more than so many times k entries, at least 1.
 
         Returns:
             int64 positions, shape (sum of k,): range by range, increasing in each.
         """
-        touched = [
+        return self._candidates.largest(self.values, parts, self._changed(parts), spare)
+
+    def reaching(self, part: Part, bound: float, most: int) -> Tensor | None:
+        """The entries of a range that reach a bound, unless they are too many.
+
+        Args:
+            part: the range; its k does not matter.
+            bound: least magnitude.
+            most: so many entries are not too many.
+
+        Returns:
+            int64 positions, shape (found,), increasing; ``None`` if there are more than ``most``.
+        """
+        return self._candidates.reaching(self.values, part, bound, most, self._changed([part]))
+
+    def _changed(self, parts: Sequence[Part]) -> list[Tensor]:
+        """Where entries may have changed since they were listed: what touched one of some ranges."""
+        return [
             positions
             for start, stop, positions in self._touched
             if any(start < part.stop and part.start < stop for part in parts)
         ]
-        return self._candidates.largest(self.values, parts, touched)
 
     def take(self, parts: Sequence[Part], select: Select) -> SparseVector:
         """Cuts the entries that ``select`` picks out of some ranges, which adjoin one another.
@@ -102,15 +123,27 @@ class Accumulator:
         return self._cut(positions)
 
     def _cut(self, positions: Tensor) -> Tensor:
-        values = entries.cut(self.values, positions)
+        self._cut_late = self._cut_late or len(self._before) > len(self._taken)
+        values, sent, error = self._cut_rounded(positions)
         self._taken.append(positions)
         self._before.append((positions, values))
-        sent = self.wire.rounded(values)
-        if sent is not values:
-            error = _difference(values, sent)
+        if error is not None:
             self._errors.append((positions, error))
-            entries.put(self.values, positions, error)
         return sent
+
+    def _cut_rounded(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What was at some positions, what is sent of it, and the difference, which stays there if there can be one."""
+        own = self.values.dtype
+        if not self.wire.rounds(own):
+            values = entries.cut(self.values, positions)
+            return values, values, None
+        if compiled(self.values) and own is torch.float32 and self.wire.dtype(own) is torch.bfloat16:
+            return entries.cut_to_bfloat16(self.values, positions)
+        values = entries.gather(self.values, positions)
+        sent = self.wire.rounded(values)
+        error = _difference(values, sent)
+        entries.put(self.values, positions, error)
+        return values, sent, error
 
     def rounded(self, start: int, block: SparseVector, holders: int = 1) -> SparseVector:
         """A sum that is about to be sent, as receivers will see it; this worker's share of the rest goes to the vector.
@@ -123,9 +156,9 @@ class Accumulator:
         Returns:
             What receivers will see.
         """
-        sent = self.wire.rounded(block.values)
-        if sent is block.values:
+        if not self.wire.rounds(block.values.dtype):
             return block
+        sent = self.wire.rounded(block.values)
         error = _difference(block.values, sent) / holders
         self.add(start, SparseVector(block.indices, error, block.length))
         self._errors.append((block.indices + start, error))
@@ -167,13 +200,39 @@ class Accumulator:
         """All positions that were cut out: int64, shape (m,), strictly increasing."""
         if not self._taken:
             return torch.empty(0, dtype=torch.int64, device=self.values.device)
-        positions: Tensor = torch.cat(self._taken).unique(sorted=True)
-        return positions
+        positions = self._taken[0] if len(self._taken) == 1 else torch.cat(self._taken)
+        # To sort what was cut out once, of one range, would take longer than all else here.
+        return positions if increasing(positions) else positions.unique(sorted=True)
 
     def restore(self) -> None:
         """Puts every touched position back to the value it had at first."""
         for where, old in reversed(self._before):
             entries.put(self.values, where, old)
+        self._before.clear()
+
+    def restore_but(self, final: Tensor, *, whole: bool) -> None:
+        """Puts every touched position back, but makes zero what was cut out and is settled; ``add_errors`` follows.
+
+        Args:
+            final: int64, shape (m,), strictly increasing: the indices of the final result.
+            whole: whether all that was cut out is settled, or only what is in the result.
+        """
+        cuts = len(self._taken)
+        if self._cut_late or (self._errors and cuts > 1):
+            self.restore()
+            settled = self.taken() if whole else self.taken()[within(self.taken(), final)]
+            entries.put(self.values, settled, self.values.new_zeros(settled.numel()))
+            return
+        # What was cut out is zero, or what rounding took, once all that came later is undone: not written twice.
+        for where, old in reversed(self._before[cuts:]):
+            entries.put(self.values, where, old)
+        if self._errors or not whole:
+            for where, old in reversed(self._before[:cuts]):
+                places = within(where, final)
+                others = split(where, places)[1]
+                new = old.new_zeros(others.numel()) if whole else split(old, places)[1]
+                entries.put(self.values, others, new)
+        del self._errors[:cuts]
         self._before.clear()
 
     def add_errors(self, final: Tensor) -> None:
@@ -183,9 +242,10 @@ class Accumulator:
             final: int64, shape (m,), strictly increasing.
         """
         for positions, error in self._errors:
-            kept = torch.isin(positions, final, assume_unique=True)
-            rest = cut(self.values[positions[kept]] + error[kept])
-            self.values[positions[kept]] = rest
+            places = within(positions, final)
+            kept = positions[places]
+            rest = cut(entries.gather(self.values, kept) + error[places])
+            entries.put(self.values, kept, rest)
             self.bound.include(largest([rest]))
 
     def forget_overflows(self) -> None:
@@ -197,8 +257,11 @@ class Accumulator:
 
 
 def _difference(values: Tensor, rounded: Tensor) -> Tensor:
+    rest = values - rounded
+    if values.device.type == "cpu" and math.isfinite(largest([rest])):
+        return rest
     # An infinity leaves no rest, nor do those that it takes with it.
-    return torch.where(values.isfinite() & rounded.isfinite(), values - rounded, 0)
+    return torch.where(values.isfinite() & rounded.isfinite(), rest, 0)
 
 
 Select: TypeAlias = Callable[[Accumulator, Sequence[Part]], Tensor]

@@ -64,13 +64,14 @@ class Candidates:
         self._lesson = lesson
         self._found.clear()
 
-    def largest(self, values: Tensor, parts: Sequence[Part], touched: Sequence[Tensor]) -> Tensor:
+    def largest(self, values: Tensor, parts: Sequence[Part], touched: Sequence[Tensor], spare: float = 1.0) -> Tensor:
         """The k largest entries of each of some ranges; ties: the lowest positions.
 
         Args:
             values: shape (n,): the vector, as ``add`` left it but for the touched entries.
             parts: no two overlap, k from 0 to the range's length.
             touched: positions of entries that may have changed since: int64, shape (m,) each, increasing.
+            spare: the next step's lists are made as if so many times k were wanted, at least 1.
 
         Returns:
             int64 positions, shape (sum of k,): range by range, increasing in each.
@@ -78,8 +79,25 @@ class Candidates:
         if not parts:
             return torch.empty(0, dtype=torch.int64, device=values.device)
         chosen = self._of(values).largest(values, parts, touched)
-        self._found.append(chosen)
+        starts, stops, wanted = chosen.parts.T
+        wanted = np.minimum((spare * wanted).astype(np.int64), stops - starts)
+        self._found.append(chosen._replace(parts=np.stack([starts, stops, wanted], axis=1)))
         return chosen.positions
+
+    def reaching(self, values: Tensor, part: Part, bound: float, most: int, touched: Sequence[Tensor]) -> Tensor | None:
+        """The entries of a range that reach a bound, unless they are too many.
+
+        Args:
+            values: shape (n,), as for ``largest``.
+            part: the range; its k does not matter.
+            bound: least magnitude.
+            most: so many entries are not too many.
+            touched: as for ``largest``: int64, shape (m,) each.
+
+        Returns:
+            int64 positions, shape (found,), increasing; ``None`` if there are more than ``most``.
+        """
+        return self._of(values).reaching(values, part, bound, most, touched)
 
     def _of(self, values: Tensor) -> Finder:
         self._finder = self._finder or finder_for(values)

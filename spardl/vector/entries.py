@@ -12,7 +12,7 @@ from torch import Tensor
 
 from spardl.vector.kernels import compiled
 
-__all__ = ["add", "cut", "gather", "put"]
+__all__ = ["add", "cut", "cut_to_bfloat16", "gather", "put"]
 
 
 def gather(values: Tensor, positions: Tensor) -> Tensor:
@@ -47,6 +47,19 @@ def cut(values: Tensor, positions: Tensor) -> Tensor:
     out = values.new_empty(positions.numel())
     entries.cut(_raw(values), positions.numpy(), _raw(out))
     return out
+
+
+def cut_to_bfloat16(values: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Leaves of float32 entries what bfloat16 lacks of them; only where kernels are ``compiled``.
+
+    Returns:
+        The entries, what bfloat16 makes of them, as ``Wire.rounded`` does, and the difference, which they become.
+    """
+    from spardl.vector.kernels import entries  # noqa: PLC0415
+
+    before, sent, errors = (values.new_empty(positions.numel()) for _ in range(3))
+    entries.cut_to_bfloat16(_raw(values), positions.numpy(), before.numpy(), sent.numpy(), errors.numpy())
+    return before, sent, errors
 
 
 def add(values: Tensor, positions: Tensor, amounts: Tensor) -> Tensor:

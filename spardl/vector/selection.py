@@ -6,6 +6,7 @@ ranges among those: exactly, since where too few are listed it looks at all entr
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -83,6 +84,22 @@ class Finder(ABC):
             touched: positions of entries that may have changed since: int64, shape (m,) each, increasing.
         """
 
+    def reaching(self, values: Tensor, part: Part, bound: float, most: int, touched: Sequence[Tensor]) -> Tensor | None:
+        """The entries of a range that reach a bound, unless they are too many.
+
+        Args:
+            values: shape (n,), as for ``largest``.
+            part: the range; its k does not matter.
+            bound: least magnitude.
+            most: so many entries are not too many.
+            touched: as for ``largest``: int64, shape (m,) each.
+
+        Returns:
+            int64 positions, shape (found,), increasing; ``None`` if there are more than ``most``.
+        """
+        found = reaching(values, part.start, part.stop, bound)
+        return found if found.numel() <= most else None
+
 
 class PortableFinder(Finder):
     """For any device and type."""
@@ -118,6 +135,15 @@ class PortableFinder(Finder):
             torch.stack(cuts).cpu(),
             np.array([looked for _, looked in found]),
         )
+
+    def reaching(self, values: Tensor, part: Part, bound: float, most: int, touched: Sequence[Tensor]) -> Tensor | None:
+        """Among what is listed, if that is enough to tell."""
+        listed, least = self._lists.get((part.start, part.stop), (None, math.inf))
+        if listed is None or touched or (bound < least and listed.numel() <= most):
+            return super().reaching(values, part, bound, most, touched)
+        # All that is listed reaches a lower bound.
+        found = listed[values[listed].abs() >= bound]
+        return found if found.numel() <= most else None
 
     def listed(self, start: int, stop: int) -> Tensor:
         """The positions that the range from ``start`` to ``stop`` has listed: int64, shape (m,); KeyError if none."""
@@ -255,6 +281,20 @@ class CompiledFinder(Finder):
         keys = torch.from_numpy(np.maximum(cuts, 0)).to(kind.bits)
         return Chosen(table, out, keys.view(values.dtype), looked)
 
+    def reaching(self, values: Tensor, part: Part, bound: float, most: int, touched: Sequence[Tensor]) -> Tensor | None:
+        """Among what is listed, if that is enough to tell; read from the list, not from the vector."""
+        from spardl.vector.kernels.reaching import collect  # noqa: PLC0415 - takes seconds to import
+
+        row = self._rows.get((part.start, part.stop), -1)
+        first, last = (int(self._firsts[row]), int(self._lasts[row])) if row >= 0 else (-1, -1)
+        key = int(values.new_tensor(bound).view(self._kind.bits))
+        if first < 0 or touched or (key < self._bounds[row] and last - first <= most):
+            return super().reaching(values, part, bound, most, touched)
+        out = torch.empty(last - first + 1, dtype=torch.int64)
+        listed = self._listed[first:last].view(self._kind.bits).numpy()
+        count = collect(self._places[first:last], listed, self._kind.mask, key, out.numpy())
+        return out[:count] if count <= most else None
+
 
 def reaching(values: Tensor, start: int, stop: int, bound: float) -> Tensor:
     """The positions of a range whose entries reach a bound.
@@ -270,11 +310,21 @@ def reaching(values: Tensor, start: int, stop: int, bound: float) -> Tensor:
     """
     # In blocks that fit into a cache.
     block = _BLOCK if values.device.type == "cpu" else max(1, stop - start)
-    found = [
-        (values[begin : min(begin + block, stop)].abs() >= bound).nonzero().squeeze(1) + begin
-        for begin in range(start, stop, block)
-    ]
+    search = _search_compiled if compiled(values) and values.dtype in _KINDS else _search
+    found = [search(values[begin : min(begin + block, stop)], bound) + begin for begin in range(start, stop, block)]
     return torch.cat(found) if found else torch.empty(0, dtype=torch.int64, device=values.device)
+
+
+def _search(values: Tensor, bound: float) -> Tensor:
+    return (values.abs() >= bound).nonzero().squeeze(1)
+
+
+def _search_compiled(values: Tensor, bound: float) -> Tensor:
+    from spardl.vector.kernels.reaching import search  # noqa: PLC0415
+
+    kind, out = _KINDS[values.dtype], torch.empty(values.numel() + 1, dtype=torch.int64)
+    key = int(values.new_tensor(bound).view(kind.bits))
+    return out[: search(values.detach().view(kind.bits).numpy(), kind.mask, key, out.numpy())]
 
 
 def finder_for(values: Tensor) -> Finder:

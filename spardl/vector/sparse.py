@@ -12,6 +12,7 @@ from torch import Tensor
 
 from spardl.vector.bounds import cut
 from spardl.vector.kernels import compiled
+from spardl.vector.positions import split
 from spardl.vector.selection import top_k
 
 __all__ = ["SparseVector", "Sum", "concatenate", "merge"]
@@ -40,13 +41,18 @@ class SparseVector:
     def top(self, k: int) -> tuple[SparseVector, SparseVector]:
         """Splits into the ``k`` entries of largest magnitude (ties: lowest index) and the others."""
         if k >= len(self):
-            return self, self._where(torch.zeros(len(self), dtype=torch.bool, device=self.indices.device))
-        kept = torch.zeros(len(self), dtype=torch.bool, device=self.indices.device)
-        kept[top_k(self.values, k)] = True
-        return self._where(kept), self._where(~kept)
+            return self, self.at(self.indices[:0])
+        places = top_k(self.values, k)
+        (kept, others), (values, rest) = split(self.indices, places), split(self.values, places)
+        return SparseVector(kept, values, self.length), SparseVector(others, rest, self.length)
 
-    def _where(self, mask: Tensor) -> SparseVector:
-        return SparseVector(self.indices[mask], self.values[mask], self.length)
+    def largest(self, k: int) -> SparseVector:
+        """The ``k`` entries of largest magnitude (ties: lowest index)."""
+        return self if k >= len(self) else self.at(top_k(self.values, k))
+
+    def at(self, places: Tensor) -> SparseVector:
+        """Some of the entries that are stored, by their ``places``: int64, shape (m,), increasing."""
+        return SparseVector(self.indices[places], self.values[places], self.length)
 
     def divided(self, divisor: float) -> SparseVector:
         """The vector divided by a number, ``divisor``."""

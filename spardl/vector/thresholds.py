@@ -15,9 +15,8 @@ from torch import Tensor
 
 from spardl.basics.checks import is_a
 from spardl.basics.errors import ConfigError
-from spardl.vector.selection import reaching, top_k
 
-__all__ = ["Reuse", "at_least", "check_number", "exact", "smallest_magnitude"]
+__all__ = ["Reuse", "check_number", "smallest_magnitude"]
 
 
 @dataclass(frozen=True)
@@ -82,35 +81,6 @@ def check_number(group: str, name: str, value: object, low: float, high: float =
     if not is_a(float, value) or not low <= value <= high or value == math.inf:  # type: ignore[operator]
         limits = f"at least {low}" if high == math.inf else f"from {low} to {high}"
         raise ConfigError(f"{group}.{name} must be a number, {limits}, got {value!r}")
-
-
-def at_least(values: Tensor, threshold: float) -> Tensor:
-    """Finds all entries that are not zero, and of at least some magnitude.
-
-    Args:
-        values: shape (n,).
-        threshold: the magnitude.
-
-    Returns:
-        int64 positions, shape (found,), strictly increasing.
-    """
-    found = reaching(values, 0, values.numel(), threshold)
-    # In the type of the values a small threshold can be 0, which all zeros reach.
-    return found[values[found] != 0]
-
-
-def exact(values: Tensor, k: int) -> Tensor:
-    """The positions of the k largest entries (ties: lowest index), without those that are zero.
-
-    Args:
-        values: shape (n,), n >= 1.
-        k: how many, at least 1.
-
-    Returns:
-        int64, shape (chosen,), strictly increasing; fewer than k if too few entries are not zero.
-    """
-    chosen = top_k(values, k)
-    return chosen[values[chosen] != 0]
 
 
 def smallest_magnitude(values: Tensor) -> float:

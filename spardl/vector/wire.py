@@ -16,6 +16,7 @@ from torch import Tensor
 from spardl.basics.checks import check_choice
 from spardl.vector.coarse import CoarseValues
 from spardl.vector.messages import Coarse, Form, Typed
+from spardl.vector.norms import largest
 
 __all__ = ["COARSE", "EXACT", "TYPES", "Wire"]
 
@@ -56,6 +57,10 @@ class Wire:
         wanted = TYPES.get(self.values)
         return own if wanted is None or wanted.itemsize >= own.itemsize else wanted
 
+    def rounds(self, own: torch.dtype) -> bool:
+        """Whether values that are of type ``own`` in memory travel as anything else."""
+        return self.coarse or self.dtype(own) != own
+
     def form(self, own: torch.dtype) -> Form:
         """The form of messages with values that are of type ``own`` in memory."""
         return Coarse(own, COARSE[self.values]) if self.coarse else Typed(own, self.dtype(own))
@@ -74,12 +79,14 @@ class Wire:
         """
         if self.coarse:
             return COARSE[self.values].rounded(values)
-        dtype = self.dtype(values.dtype)
-        if dtype == values.dtype:
+        if not self.rounds(values.dtype):
             return values
-        largest = torch.finfo(dtype).max
-        cut = torch.where(values.isfinite(), values.clamp(-largest, largest), values)
-        return cut.to(dtype).to(values.dtype)
+        dtype = self.dtype(values.dtype)
+        most = torch.finfo(dtype).max
+        # A look at the largest takes less than to ask each; but it would wait for a GPU.
+        if values.device.type != "cpu" or not largest([values]) <= most:
+            values = torch.where(values.isfinite(), values.clamp(-most, most), values)
+        return values.to(dtype).to(values.dtype)
 
 
 EXACT: Final = Wire()

@@ -200,3 +200,32 @@ def test_each_rule_keeps_the_errors_of_what_it_clears(rule: Residual, expected: 
     vector.rounded(0, sparse([2], [FINE], 3))
     rule.keep(vector, torch.tensor([1, 2]))
     assert vector.values.tolist() == expected
+
+
+@pytest.mark.parametrize("wire", [EXACT, Wire("bfloat16")], ids=str)
+@pytest.mark.parametrize("path", PATHS)
+@given(st.integers(0, 10**6), st.lists(st.booleans(), min_size=1, max_size=4), st.booleans())
+def test_what_was_cut_out_and_is_settled_becomes_zero(
+    wire: Wire, path: str, seed: int, cuts: list[bool], whole: bool
+) -> None:
+    """Whatever was cut out and added, in any order, some of it twice: as if all were undone, and then made zero."""
+    source = torch.Generator().manual_seed(seed)
+    first = torch.randn(40, generator=source)
+    vector = Accumulator(first.clone(), wire=wire)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARDL_KERNELS", path)
+        for cut_out in cuts:
+            positions = torch.randperm(40, generator=source)[:12].sort().values
+            if cut_out:
+                vector.take([Part(0, 40, 0)], lambda accumulated, parts, positions=positions: positions)
+            else:
+                vector.add(0, SparseVector(positions, torch.randn(12, generator=source), 40))
+        final = torch.randperm(40, generator=source)[:20].sort().values
+        settled = vector.taken() if whole else vector.taken()[torch.isin(vector.taken(), final)]
+        first[settled] = 0
+        for positions, error in vector._errors:
+            kept = torch.isin(positions, final)
+            first[positions[kept]] += error[kept]
+        vector.restore_but(final, whole=whole)
+        vector.add_errors(final)
+    assert same_bits(vector.values, first)

@@ -115,6 +115,20 @@ def test_after_a_change_of_scale_it_finds_its_way_back(name: str) -> None:
         assert sum(count < 0 for counts in found[5:] for count in counts) <= 2
 
 
+def test_spare_entries_are_listed_where_they_are_asked_for(name: str) -> None:
+    looked = {}
+    for spare in (1.0, 1.5):
+        line, found = Line(), []
+        with patch("spardl.vector.candidates.finder_for", lambda values, line=line: line.watched):
+            for _ in range(40):
+                line.candidates.add(line.memory, line.gradient())
+                line.memory[line.candidates.largest(line.memory, [Part(0, LENGTH, 600)], [], spare)] = 0
+                found.append(int(line.watched.said[-1].looked[0]))
+        looked[spare] = found[20:]
+    assert all(600 <= count < 1000 for count in looked[1.0])
+    assert sum(looked[1.5]) > 1.25 * sum(looked[1.0])
+
+
 SCALES = {
     "growing": [1.1**step for step in range(30)],
     "shrinking at once": [1.0 if step < 12 else 0.01 for step in range(30)],

@@ -216,6 +216,48 @@ def test_both_finders_are_exact_and_alike(dtype: torch.dtype, data: st.DataObjec
             assert looked == -1
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@hypothesis_settings(max_examples=120)
+@given(data=st.data())
+def test_what_reaches_a_bound_is_told_from_the_list_or_the_vector(dtype: torch.dtype, data: st.DataObject) -> None:
+    """The same from both finders: below the list's bound and above, with entries that changed, and with too many."""
+    pytest.importorskip("numba")
+    case = data.draw(cases(dtype))
+    touched = [positions for positions, _ in case.touched]
+    compiled, portable = CompiledFinder(dtype), PortableFinder()
+    (values, _), (twin, _) = run(compiled, case), run(portable, case)
+    levels = [
+        level for level in [*values.abs().double().tolist(), *case.ranges.bounds.tolist()] if 0 < level < INFINITY
+    ]
+    for part in [*case.parts, *(Part(*pair, 0) for pair in zip(*case.ranges[:2], strict=True))]:
+        bound = data.draw(st.sampled_from(levels or [1.0])) * data.draw(st.sampled_from([0.5, 1.0, 1.0001]))
+        expected = (values[part.start : part.stop].abs() >= bound).nonzero().squeeze(1) + part.start
+        most = data.draw(st.sampled_from([0, 3, len(expected), 500]))
+        for finder, vector in ((compiled, values), (portable, twin)):
+            found = finder.reaching(vector, part, bound, most, touched)
+            assert (found is None) == (len(expected) > most)
+            assert found is None or (found.dtype, found.tolist()) == (torch.int64, expected.tolist())
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_a_list_is_asked_before_the_vector(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARDL_KERNELS", name)
+    values, one = torch.tensor([5.0, 1.0, -4.0, 2.0, 3.0]), np.ones(1, np.int64)
+    finder = finder_for(values)
+    finder.add(values, None, Ranges(0 * one, 5 * one, torch.tensor([3.0]), 500 * one))
+    monkeypatch.setattr(selection, "reaching", None)
+    whole = Part(0, 5, 0)
+    found = finder.reaching(values, whole, 4.0, 5, [])
+    assert found is not None
+    assert found.tolist() == [0, 2]
+    # More than two are listed, so more than two reach less.
+    assert finder.reaching(values, whole, 1.0, 2, []) is None
+    with pytest.raises(TypeError):
+        finder.reaching(values, whole, 1.0, 3, [])
+    with pytest.raises(TypeError):
+        finder.reaching(values, whole, 4.0, 5, [torch.tensor([1])])
+
+
 def check_cuts(values: Tensor, parts: Sequence[Part], positions: Tensor, cuts: Tensor) -> None:
     assert cuts.dtype is values.dtype
     begin = 0

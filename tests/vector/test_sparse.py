@@ -42,6 +42,7 @@ def test_top_splits_without_loss(data: st.DataObject, length: int, k: int) -> No
     vector = data.draw(sparse_vectors(length))
     kept, dropped = vector.top(k)
     assert len(kept) == min(k, len(vector))
+    assert same_bits(vector.largest(k), kept)
     assert is_sorted(kept)
     assert is_sorted(dropped)
     assert torch.equal(kept.dense() + dropped.dense(), vector.dense())

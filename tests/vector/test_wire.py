@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spardl.basics.errors import ConfigError
+from spardl.vector.accumulator import Accumulator
 from spardl.vector.packing import Slot, pack, unpack
 from spardl.vector.sparse import SparseVector
 from spardl.vector.wire import EXACT, TYPES, Wire
+from tests.harness import same_bits
 
 SHORTER = ("bfloat16", "float16")
 OWN = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -87,3 +89,29 @@ def test_any_other_name_is_an_error_of_one_line(wrong: object) -> None:
     assert str(caught.value) == (
         f"wire.values must be one of exact, float32, bfloat16, float16, int8, int4, int2, got {wrong!r}"
     )
+
+
+@given(numbers=st.lists(st.floats(width=32), max_size=40))
+def test_cut_to_bfloat16_it_is_rounded_alike(numbers: list[float]) -> None:
+    """The compiled kernel against the portable operations: what is sent, what stays, and what it was before."""
+    pytest.importorskip("numba")
+    values, edges = torch.tensor(numbers, dtype=torch.float32), torch.tensor(EDGES, dtype=torch.int32)
+    values = torch.cat((values, edges.view(torch.float32)))
+    left, sent, stays = [], [], []
+    for path in ("compiled", "portable"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SPARDL_KERNELS", path)
+            vector = Accumulator(values.clone(), wire=Wire("bfloat16"))
+            sent.append(vector.take_at(torch.arange(len(values))))
+            stays.append(vector.values.clone())
+            vector.restore()
+            left.append(vector.values)
+    for one, other in (left, sent, stays):
+        assert torch.equal(one.isnan(), other.isnan())
+        assert same_bits(one[~one.isnan()], other[~one.isnan()])
+    assert stays[0].isfinite().all()
+
+
+# Ties, the largest and the least numbers, infinities and NaNs of all kinds.
+EDGES = [0x3F808000, 0x3F818000, 0x3F807FFF, 0x7F7FFFFF, 0x7F7F8000, 0x7F7F7FFF, 0x7F800000, -0x800000, 0x7FFFFFFF]
+EDGES += [0x7F800001, -1, 0, -(2**31), 1, 0x7FFF, 0x8000, 0x8001, -(2**31) + 0x8001]

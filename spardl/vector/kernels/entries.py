@@ -11,7 +11,11 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-__all__ = ["add", "cut", "gather", "put"]
+__all__ = ["add", "cut", "cut_to_bfloat16", "gather", "put"]
+
+_CHUNK = 4096
+_SIGN, _MAGNITUDE, _INFINITE = np.uint32(1 << 31), np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
+_HALF, _UPPER, _LARGEST = np.uint32(0x7FFF), np.uint32(0xFFFF0000), np.uint32(0x7F7F0000)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -44,3 +48,37 @@ def add(values: Any, positions: Any, amounts: Any, before: Any) -> None:
         place = np.uint64(positions[index])
         before[index] = values[place]
         values[place] += amounts[index]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def cut_to_bfloat16(values: Any, positions: Any, before: Any, sent: Any, errors: Any) -> None:
+    """Rounds float32 entries, ``before``, to what is ``sent``; the difference stays, and goes to ``errors``.
+
+    To the nearest, ties to even; finite numbers stay finite. Infinities and NaNs stay what they are, and leave nothing.
+    """
+    # A chunk stays in the cache until its errors are written. Plain loops: the first has many loads under way at once,
+    # the next two work on several entries at once.
+    for begin in range(0, positions.size, _CHUNK):
+        end = min(begin + _CHUNK, positions.size)
+        places, brief = positions[begin:end], sent[begin:end]
+        gather(values, places, before[begin:end])
+        _round(before[begin:end].view(np.uint32), brief.view(np.uint32))
+        _subtract(before[begin:end], brief, errors[begin:end])
+        put(values, places, errors[begin:end])
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _round(bits: Any, out: Any) -> None:
+    """The bits of float32 numbers, rounded to bfloat16."""
+    for index in range(bits.size):
+        magnitude, sign = np.uint32(bits[index] & _MAGNITUDE), np.uint32(bits[index] & _SIGN)
+        odd = np.uint32(np.uint32(magnitude >> np.uint32(16)) & np.uint32(1))
+        rounded = min(np.uint32(np.uint32(magnitude + _HALF + odd) & _UPPER), _LARGEST)
+        out[index] = np.uint32((rounded if magnitude < _INFINITE else magnitude) | sign)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _subtract(values: Any, others: Any, out: Any) -> None:
+    """The differences, 0 where a value is not finite."""
+    for index in range(values.size):
+        out[index] = values[index] - others[index] if abs(values[index]) < np.inf else np.float32(0)

@@ -162,6 +162,11 @@ class CodeCompressor(Compressor):
 
     output = Output.CODES
 
+    @property
+    def lessens(self) -> bool:
+        """Whether what a message lacks of an entry is never larger than the entry, but for what its type rounds."""
+        return False
+
     @abstractmethod
     def size(self, context: Context, dtype: torch.dtype = torch.float32) -> int:
         """Bytes of a message in ``context``, for vectors of type ``dtype``: scales among the codes have it, too."""

@@ -87,6 +87,19 @@ class ScaledCodes(NamedTuple):
         """
         return torch.cat((scales.view(torch.uint8), pack_codes(codes, self.bits)))
 
+    def places(self, message: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Where scales and packed codes are to be written.
+
+        Args:
+            message: uint8, at least as long as ``size(dtype)``, in memory of its own.
+            dtype: of the scales.
+
+        Returns:
+            Scales, shape (scales,), and packed codes, uint8, both parts of the message.
+        """
+        border = self.scales * dtype.itemsize
+        return message[:border].view(dtype), message[border : self.size(dtype)]
+
     def read(self, message: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Reads a message.
 

@@ -164,7 +164,7 @@ class CodeCompressor(Compressor):
 
     @property
     def lessens(self) -> bool:
-        """Whether what a message lacks of an entry is never larger than the entry, but for what its type rounds."""
+        """Whether what a message lacks is never larger than the vector's largest entry, but for what its type rounds."""
         return False
 
     @abstractmethod

@@ -138,8 +138,8 @@ class Quantized(CodeCompressor):
 
     @property
     def lessens(self) -> bool:
-        """Since zero is a level, none is nearer to an entry than the one that is sent."""
-        return self.rounding == "nearest" and not self.rotate
+        """Less than a level is lacking, and none is above the largest magnitude of its block."""
+        return not self.rotate
 
     def size(self, context: Context, dtype: torch.dtype = torch.float32) -> int:
         """Bytes of a message: scales and what is exempt have the type of the vector."""

@@ -211,9 +211,9 @@ class Accumulator:
             self.bound.value = largest([self.values])
 
     def settle(self, magnitude: float) -> None:
-        """Is told that entries have become smaller, but for new ones, of a finite ``magnitude`` at most."""
+        """Is told that no entry is above the largest before, but for new ones, of a finite ``magnitude`` at most."""
         self._settled = True
-        # What is smaller may have been rounded up.
+        # They may have been rounded up.
         self.bound.value *= 1 + 4 * torch.finfo(self.values.dtype).eps
         self.bound.include(magnitude)
 

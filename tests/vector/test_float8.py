@@ -27,7 +27,7 @@ def drawn(dtype: torch.dtype) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("length", "block"), [(0, 4), (1, 4), (1000, 1), (1001, 512), (3506, 1000), (3506, 5000)])
+@pytest.mark.parametrize(("length", "block"), [(0, 4), (1, 4), (506, 512), (1000, 1), (3506, 1000)])
 def test_both_forms_have_the_same_bits(
     length: int, block: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

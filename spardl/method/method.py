@@ -33,7 +33,7 @@ from spardl.vector.bounds import cut
 from spardl.vector.candidates import Candidates
 from spardl.vector.layout import Layout
 from spardl.vector.norms import divide, largest
-from spardl.vector.packing import Slot, message_words
+from spardl.vector.packing import NIBBLE, Slot, message_words
 from spardl.vector.sparse import SparseVector, Sum
 from spardl.vector.wire import EXACT, Wire
 
@@ -147,7 +147,8 @@ class Method:
         if not isinstance(self.compressor, SparseCompressor):
             return float(dtype.itemsize)
         length, count = context.layout.length, self.compressor.count(context)
-        return self.wire.form(dtype).size(Slot(count, length)) / message_words(Slot(count, length))
+        form = self.wire.form(dtype, self.compressor.index_step)
+        return form.size(Slot(count, length)) / message_words(Slot(count, length))
 
     def half_costs(self, context: Context) -> tuple[Cost, Cost]:
         """The published cost of ``context`` up to the boundary in the middle of a synchronization, and after it.
@@ -289,7 +290,8 @@ class Method:
 
     def _run(self, worker: Worker, state: MethodState, into: Tensor | None) -> Program[Sum]:
         context = Context(worker, state.layout, state.step - self.warmup.steps)
-        accumulated = Accumulator(state.memory, state.candidates, self.wire, state.bound, into)
+        step = self.compressor.index_step if isinstance(self.compressor, SparseCompressor) else NIBBLE
+        accumulated = Accumulator(state.memory, state.candidates, self.wire, state.bound, into, step)
         total = yield from self.communicator.reduce(
             context, accumulated, self.compressor, state.compression, state.communication
         )

@@ -20,6 +20,7 @@ from spardl.vector.bounds import Bound, cut, fits
 from spardl.vector.candidates import Candidates
 from spardl.vector.layout import Part
 from spardl.vector.norms import largest
+from spardl.vector.packing import NIBBLE
 from spardl.vector.sparse import SparseVector
 from spardl.vector.wire import EXACT, Wire
 
@@ -35,8 +36,10 @@ class Accumulator:
         wire: how values travel. What rounding takes from them stays in the vector.
         bound: of the vector's magnitudes. Who writes larger ones to ``values`` tells it.
         room: where a dense sum may be written, of the vector's shape and type; ``None``: who needs such memory has it.
+        step: of the slots of messages, see ``Slot``.
 
     Attributes:
+        form: of messages that hold some of its entries.
         overflowed: whether a sum with what arrived had to be cut.
     """
 
@@ -47,8 +50,10 @@ class Accumulator:
         wire: Wire = EXACT,
         bound: Bound | None = None,
         room: Tensor | None = None,
+        step: int = NIBBLE,
     ) -> None:
         self.values = values
+        self.form = wire.form(values.dtype, step)
         self.room = room
         self.wire = wire
         self.bound = bound or Bound()

@@ -128,13 +128,13 @@ class ScaledCodes(NamedTuple):
         return message[:border].clone().view(dtype), message[border:]
 
 
-def low_bits(capacity: int, length: int) -> int:
-    """How many bits of an index are low: whole nibbles, those that make the smallest message.
+def low_bits(capacity: int, length: int, step: int) -> int:
+    """How many bits of an index are low: those that make the smallest message, of the multiples of ``step``.
 
     Kept so simple that it compiles, see ``spardl.vector.kernels.codec``.
     """
     best, least = 0, capacity + length
-    for low in range(4, 64, 4):
+    for low in range(step, 64, step):
         bits = capacity * low + capacity + (length >> low)
         if bits < least:
             best, least = low, bits

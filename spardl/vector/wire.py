@@ -16,6 +16,7 @@ from torch import Tensor
 from spardl.basics.checks import check_choice
 from spardl.vector.coarse import CoarseValues
 from spardl.vector.messages import Coarse, Form, Typed
+from spardl.vector.packing import NIBBLE
 
 __all__ = ["COARSE", "EXACT", "TYPES", "Wire"]
 
@@ -56,9 +57,9 @@ class Wire:
         wanted = TYPES.get(self.values)
         return own if wanted is None or wanted.itemsize >= own.itemsize else wanted
 
-    def form(self, own: torch.dtype) -> Form:
-        """The form of messages with values that are of type ``own`` in memory."""
-        return Coarse(own, COARSE[self.values]) if self.coarse else Typed(own, self.dtype(own))
+    def form(self, own: torch.dtype, step: int = NIBBLE) -> Form:
+        """The form of messages with values that are of type ``own`` in memory; ``step``: of their slots."""
+        return Coarse(own, COARSE[self.values], step) if self.coarse else Typed(own, self.dtype(own), step)
 
     def rounded(self, values: Tensor) -> Tensor:
         """Values as their receiver will see them, in their own type.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -104,9 +105,14 @@ class Budget:
 
     def parts(self, context: Context) -> list[Part]:
         """The parts of the vector in ``context`` and their budgets, in order; parts without entries are left out."""
-        density = self.density_at(context.step)
-        ranges = SCOPES[self.scope].cut(context.layout, self.bucket_entries)
-        return [Part(start, stop, _share(density, stop - start)) for start, stop in ranges if stop > start]
+        return list(_budgets(self.scope, context.layout, self.bucket_entries, self.density_at(context.step)))
+
+
+@lru_cache(maxsize=16)
+def _budgets(scope: str, layout: Layout, bucket_entries: int, density: float) -> tuple[Part, ...]:
+    """There can be thousands, and every step asks for them several times."""
+    ranges = SCOPES[scope].cut(layout, bucket_entries)
+    return tuple(Part(start, stop, _share(density, stop - start)) for start, stop in ranges if stop > start)
 
 
 def _share(density: float, length: int) -> int:

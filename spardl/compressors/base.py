@@ -98,7 +98,7 @@ class SparseCompressor(Compressor):
 
     @property
     def index_step(self) -> int:
-        """Of the slots of messages with what was selected, see ``Slot``."""
+        """Bits that the low ones of an index are a multiple of, see ``Slot``."""
         return NIBBLE
 
     @abstractmethod

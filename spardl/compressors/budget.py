@@ -36,8 +36,8 @@ class Scope(NamedTuple):
 
     Attributes:
         cut: ranges of a layout's vector, in order; told how many entries a bucket has.
-        index_step: of the slots of messages, see ``Slot``. Of chunks, which are coded for the smallest message, 64 of
-            4,096 entries take 8 bits an index.
+        index_step: bits that the low ones of an index are a multiple of, see ``Slot``. For chunks, which are coded for
+            the smallest message, 64 of 4,096 entries take 8 bits an index.
     """
 
     cut: Callable[[Layout, int], list[tuple[int, int]]]
@@ -124,7 +124,7 @@ class BudgetedCompressor(Budget, SparseCompressor):
 
     @property
     def index_step(self) -> int:
-        """See :meth:`SparseCompressor.index_step`."""
+        """Bits that the low ones of an index are a multiple of: as the scope has it."""
         return SCOPES[self.scope].index_step
 
     @abstractmethod

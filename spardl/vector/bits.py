@@ -91,7 +91,7 @@ class ScaledCodes(NamedTuple):
         """Where scales and packed codes are to be written.
 
         Args:
-            message: uint8, at least as long as ``size(dtype)``, in memory of its own.
+            message: uint8, shape (m,), m at least ``size(dtype)``, in memory of its own.
             dtype: of the scales.
 
         Returns:

@@ -5,7 +5,7 @@ python scripts/bench_selection.py --entries 133000000 --density 0.001 --dtype bf
 
 Ours adds a gradient to the residual, looks for NaNs and infinities in it, finds the k entries of largest magnitude and
 cuts them out, as in training: the thresholds come from the step before. It is compared with an addition and
-torch.topk, and with its own portable path (no numba); the floor is the addition alone.
+torch.topk, with its own portable path (no numba), and with the largest of every chunk; the floor is the addition alone.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ class Steps:
     Args:
         gradients: used in turns, each of shape (n,).
         density: share of the entries that is sent.
+        scope: what is compared with what.
     """
 
-    def __init__(self, gradients: list[Tensor], density: float) -> None:
+    def __init__(self, gradients: list[Tensor], density: float, scope: str = "model") -> None:
         self._gradients, self._step = gradients, 0
-        self._method = Method(TopK(density), AllGather(), GlobalResidual())
+        self._method = Method(TopK(density, scope=scope), AllGather(), GlobalResidual())
         layout = Layout.flat(gradients[0].numel())
         self._context = Context(Worker(0, 1), layout, 0)
         self.state = self._method.init_state(layout, gradients[0].dtype, gradients[0].device)
@@ -92,8 +93,10 @@ def main() -> int:
         (common + torch.randn(arguments.entries)).to(arguments.device, TYPES[arguments.dtype]) for _ in range(2)
     ]
     ours, plain = Steps(gradients, arguments.density), Steps(gradients, arguments.density)
+    chunks = Steps(gradients, arguments.density, "chunk")
     for _ in range(arguments.settle):
         ours.step()
+        chunks.step()
     residual, count = ours.state.memory.clone(), max(1, round(arguments.density * arguments.entries))
     spare, zero = residual.clone(), torch.zeros_like(residual)
     seconds = interleaved(
@@ -101,6 +104,7 @@ def main() -> int:
             FLOOR: lambda: spare.add_(zero),
             TORCH: lambda: (gradients[0] + residual).abs().topk(count),
             OURS: on_path("compiled", ours.step),
+            "spardl, scope=chunk": on_path("compiled", chunks.step),
             "spardl, portable": on_path("portable", plain.step),
         },
         arguments.repetitions,

@@ -97,18 +97,20 @@ class Ours:
         """Averages in place."""
         (ledger,) = self._cluster.ledgers
         ledger.load_state_dict(Ledger().state_dict())
+        # As our DDP hook does: a dense average is written over whatever is there.
+        sparse = self._method.compressor.sparsifies
         began = time.perf_counter()
-        self._method.accumulate(gradient, self._state, clear=True)
+        self._method.accumulate(gradient, self._state, clear=sparse)
         ledger.spend(Phase.SELECT, time.perf_counter() - began)
-        (average,) = self._cluster.run([self._program()])
+        (average,) = self._cluster.run([self._program(None if sparse else gradient)])
         began = time.perf_counter()
-        write(average, gradient, clear=False)
+        write(average, gradient, clear=not sparse)
         ledger.spend(Phase.UPDATE, time.perf_counter() - began)
         self.phases.append(dict(ledger.seconds))
         self.counts.load_state_dict(ledger.state_dict())
 
-    def _program(self) -> Program[Any]:
-        return self._method.average(self._cluster.local_workers[0], self._state)
+    def _program(self, into: Tensor | None = None) -> Program[Any]:
+        return self._method.average(self._cluster.local_workers[0], self._state, into)
 
     def taped(self, gradient: Tensor) -> list[Exchange]:
         """The exchanges of one more step, with messages of zeros."""

@@ -67,6 +67,7 @@ def test_selection_is_measured_and_exact(
         "residual.add_(gradient)",
         "g + r, torch.topk",
         "spardl",
+        "spardl, scope=chunk",
         "spardl, portable",
     ]
     assert found[2]["equals torch.topk"] == "True"

@@ -79,7 +79,9 @@ def small_chunks() -> Iterator[None]:
     """Fifteen entries, not thousands."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(budget, "CHUNK", 15)
+        budget._budgets.cache_clear()
         yield
+    budget._budgets.cache_clear()
 
 
 @given(

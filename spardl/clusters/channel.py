@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar, cast
 
@@ -109,10 +111,16 @@ class Channel:
             for send in exchange.sends
             if send.payload.numel()
         ]
+        contact = partial(self._contact, _describe(exchange))
+        begun: list[dist.Work] = []
         if operations:
-            with self._contact(_describe(exchange)):
-                for work in dist.batch_isend_irecv(operations):
-                    work.wait()
+            with contact():
+                begun = dist.batch_isend_irecv(operations)
+        if exchange.meanwhile is not None:
+            exchange.meanwhile()
+        with contact():
+            for work in begun:
+                work.wait()
         return [self._landed(*pair) for pair in zip(buffers, exchange.receives, strict=True)]
 
     def _outgoing(self, payload: Tensor) -> Tensor:
@@ -246,6 +254,8 @@ class Journey(Generic[T]):
                 if isinstance(request, Phase):
                     self._phase = request
                 elif not isinstance(request, Step):
+                    if isinstance(request, Exchange) and request.meanwhile is not None:
+                        request = replace(request, meanwhile=partial(self._aside, watch, request.meanwhile))
                     watch.switch(Phase.COMMUNICATE)
                     self._reply = self._channel.communicate(request, self._ledger)
                 watch.switch(self._phase)
@@ -254,3 +264,9 @@ class Journey(Generic[T]):
             return None
         finally:
             watch.switch(None)
+
+    def _aside(self, watch: Stopwatch, work: Callable[[], None]) -> None:
+        """Work that hides behind messages is entered as what it is."""
+        watch.switch(self._phase)
+        work()
+        watch.switch(Phase.COMMUNICATE)

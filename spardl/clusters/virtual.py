@@ -81,6 +81,8 @@ class VirtualRun:
         self._watches = [Stopwatch(ledger, beside=beside, timer=timer) for ledger in ledgers]
         self._phases = [Phase.MERGE] * len(programs)
         self._waiting: dict[int, Exchange] = {}
+        # When what a worker does while its messages are under way is done.
+        self._busy = list(clocks)
         self._collective: dict[int, Collective] = {}
         self._letters: defaultdict[tuple[int, int], deque[_Letter]] = defaultdict(deque)
         # Each worker's messages that have not begun to travel, and when the first of each is expected to.
@@ -148,7 +150,18 @@ class VirtualRun:
                 raise ProgramError(f"rank {rank} sends to rank {send.to}, but there are {len(self._programs)} workers")
         self._outbox[rank].extend(request.sends)
         self._next(rank)
+        self._busy[rank] = self._clocks[rank] + self._work(rank, request.meanwhile)
         self._deliver(rank)
+
+    def _work(self, rank: int, meanwhile: Callable[[], None] | None) -> float:
+        """Seconds on the worker's clock of what it does while its messages are under way."""
+        if meanwhile is None:
+            return 0.0
+        watch = self._watches[rank]
+        watch.switch(self._phases[rank])
+        meanwhile()
+        lasted = watch.switch(None)
+        return lasted if self._count_local else 0.0
 
     def _next(self, source: int) -> None:
         """Lines up a worker's next message, if there is one."""
@@ -185,7 +198,7 @@ class VirtualRun:
             return
         del self._waiting[rank]
         letters = [self._open(rank, receive) for receive in exchange.receives]
-        now = self._clocks[rank]
+        now = self._busy[rank]
         then = max([now, self._out_free[rank] if exchange.sends else now, *(letter.arrival for letter in letters)])
         self._ledgers[rank].spend(Phase.COMMUNICATE, then - now, beside=self._beside)
         self._clocks[rank] = then

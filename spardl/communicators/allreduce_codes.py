@@ -7,9 +7,10 @@ rounds and 2w(P-1)/P words per worker, where a message of the whole vector takes
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from spardl.communicators.base import Communicator
-from spardl.communicators.steps.bruck import all_gather
+from spardl.communicators.steps.bruck import all_gather_around
 from spardl.compressors.base import CodeCompressor, Output
 from spardl.protocol.context import Context
 from spardl.protocol.costs import Bounds, Cost, log2_ceil
@@ -25,6 +26,7 @@ from spardl.protocol.programs import Boundary, Exchange, Phase, Program, Receive
 from spardl.protocol.state import State
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.layout import Layout
+from spardl.vector.norms import largest
 from spardl.vector.sparse import Sum
 
 __all__ = ["AllReduceCodes"]
@@ -105,20 +107,27 @@ class AllReduceCodes(Communicator[CodeCompressor]):
         assert isinstance(state, SumState)
         values, team = accumulated.values, whole_team(context.worker)
         blocks = [values[block.start : block.stop] for block in _cut(context.layout, team.size)]
-        yield from _reduce_scatter(context, blocks, compressor, compression)
+        peak = yield from _reduce_scatter(context, blocks, compressor, compression)
         yield Phase.PACK
         sums = _contexts(context, number=team.size)
         message = compressor.take(blocks[team.position], sums[team.position], compression)
-        total = state.room(values)
+        total = state.room(values) if accumulated.room is None else accumulated.room
         places = [total[block.start : block.stop] for block in _cut(context.layout, team.size)]
         compressor.decode_into(places[team.position], message, sums[team.position])
         yield Boundary(places[team.position])
-        sizes = [compressor.size(each, values.dtype) for each in sums]
-        messages = yield from all_gather(team, message, sizes, [_words(each, compressor) for each in sums])
         yield Phase.MERGE
-        for rank in range(team.size):
-            if rank != team.position:
-                compressor.decode_into(places[rank], messages[rank], sums[rank])
+
+        def use(position: int, message: Tensor) -> None:
+            if position != team.position:
+                compressor.decode_into(places[position], message, sums[position])
+            elif compressor.lessens:
+                accumulated.settle(peak)
+            else:
+                # This one is known already; what the vector keeps is not touched any more.
+                accumulated.forget_overflows()
+
+        sizes = [compressor.size(each, values.dtype) for each in sums]
+        yield from all_gather_around(team, message, sizes, [_words(each, compressor) for each in sums], use)
         return total
 
 
@@ -138,23 +147,43 @@ def _contexts(context: Context, number: int | None = None) -> list[Context]:
 
 def _reduce_scatter(
     context: Context, blocks: Sequence[Tensor], compressor: CodeCompressor, compression: State
-) -> Program[None]:
-    """Makes a worker's own block the sum of all; its own part of that is not coded. Others' keep what codes lack."""
+) -> Program[float]:
+    """Makes a worker's own block the sum of all; its own part of that is not coded. Others' keep what codes lack.
+
+    While a message is under way, the one that came before it is added up, and the next one is written.
+
+    Returns:
+        The largest magnitude of the sum.
+    """
     team, contexts = whole_team(context.worker), _contexts(context)
     own, total = contexts[team.position], blocks[team.position]
+    outgoing, arrived = deque[Tensor](), deque[Tensor]()
+
+    def write(distance: int) -> None:
+        if distance < team.size:
+            to = team.at(distance)
+            outgoing.append(compressor.take(blocks[to], contexts[to], compression))
+
+    def work(distance: int) -> None:
+        while arrived:
+            compressor.decode_into(total, arrived.popleft(), own, add=True)
+        write(distance)
+
+    yield Phase.PACK
+    write(1)
     for distance in range(1, team.size):
-        to = team.at(distance)
-        yield Phase.PACK
-        message = compressor.take(blocks[to], contexts[to], compression)
-        (arrived,) = yield Exchange(
-            sends=[Send(team.rank(distance), message, _words(contexts[to], compressor))],
+        arrived += yield Exchange(
+            sends=[Send(team.rank(distance), outgoing.popleft(), _words(contexts[team.at(distance)], compressor))],
             receives=[Receive(team.rank(-distance), compressor.size(own, total.dtype), torch.uint8)],
+            meanwhile=partial(work, distance + 1),
         )
-        yield Phase.MERGE
-        compressor.decode_into(total, arrived, own, add=True)
-    # A sum that overflowed could not be coded; the method sees that it was cut.
-    limit = torch.finfo(total.dtype).max
-    total.clamp_(-limit, limit)
+    yield Phase.MERGE
+    work(team.size)
+    peak, limit = largest([total]), torch.finfo(total.dtype).max
+    if peak > limit:
+        # A sum that overflowed could not be coded; the method sees that it was cut.
+        total.clamp_(-limit, limit)
+    return min(peak, limit)
 
 
 def _words(context: Context, compressor: CodeCompressor) -> int:

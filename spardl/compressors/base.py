@@ -15,6 +15,7 @@ from spardl.protocol.programs import Program
 from spardl.protocol.state import State
 from spardl.vector.accumulator import Accumulator, Select
 from spardl.vector.layout import Layout, Part
+from spardl.vector.packing import NIBBLE
 from spardl.vector.sparse import Sum
 
 __all__ = ["CodeCompressor", "Compressor", "DenseCompressor", "Mass", "Output", "SparseCompressor", "Total"]
@@ -95,6 +96,11 @@ class SparseCompressor(Compressor):
         """The whole vector as one range, with all entries that are meant to be sent in ``context``."""
         return Part(0, context.layout.length, self.count(context))
 
+    @property
+    def index_step(self) -> int:
+        """Bits that the low ones of an index are a multiple of, see ``Slot``."""
+        return NIBBLE
+
     @abstractmethod
     def selector(self, context: Context, state: State) -> Select:
         """The selection, bound to one worker's state.
@@ -161,6 +167,11 @@ class CodeCompressor(Compressor):
     """Turns a vector into a message of known size that only decoding makes numbers of again."""
 
     output = Output.CODES
+
+    @property
+    def lessens(self) -> bool:
+        """Whether what a message lacks is never above the vector's largest magnitude, but for what its type rounds."""
+        return False
 
     @abstractmethod
     def size(self, context: Context, dtype: torch.dtype = torch.float32) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -22,20 +23,38 @@ from spardl.protocol.context import Context
 from spardl.protocol.state import State
 from spardl.vector.accumulator import Accumulator, Select
 from spardl.vector.layout import Layout, Part
+from spardl.vector.packing import NIBBLE
 
-__all__ = ["CHUNK", "SCOPES", "Budget", "BudgetedCompressor", "Piece", "PiecewiseCompressor"]
+__all__ = ["CHUNK", "SCOPES", "Budget", "BudgetedCompressor", "Piece", "PiecewiseCompressor", "Scope"]
 
 CHUNK = 4096
 """Entries of a chunk, as in SparseLoCo (Sarfi et al., arXiv 2508.15706)."""
 
-SCOPES: Mapping[str, Callable[[Layout, int], list[tuple[int, int]]]] = MappingProxyType(
+
+class Scope(NamedTuple):
+    """What is compared with what.
+
+    Attributes:
+        cut: ranges of a layout's vector, in order; told how many entries a bucket has.
+        index_step: bits that the low ones of an index are a multiple of, see ``Slot``. For chunks, which are coded for
+            the smallest message, 64 of 4,096 entries take 8 bits an index.
+    """
+
+    cut: Callable[[Layout, int], list[tuple[int, int]]]
+    index_step: int = NIBBLE
+
+
+SCOPES: Mapping[str, Scope] = MappingProxyType(
     {
-        "model": lambda layout, entries: [(0, layout.length)],
-        "layer": lambda layout, entries: layout.tensors,
-        "bucket": lambda layout, entries: layout.buckets(entries),
-        "chunk": lambda layout, entries: [
-            (start, min(start + CHUNK, layout.length)) for start in range(0, layout.length, CHUNK)
-        ],
+        "model": Scope(lambda layout, entries: [(0, layout.length)]),
+        "layer": Scope(lambda layout, entries: layout.tensors),
+        "bucket": Scope(lambda layout, entries: layout.buckets(entries)),
+        "chunk": Scope(
+            lambda layout, entries: [
+                (start, min(start + CHUNK, layout.length)) for start in range(0, layout.length, CHUNK)
+            ],
+            index_step=1,
+        ),
     }
 )
 
@@ -86,9 +105,14 @@ class Budget:
 
     def parts(self, context: Context) -> list[Part]:
         """The parts of the vector in ``context`` and their budgets, in order; parts without entries are left out."""
-        density = self.density_at(context.step)
-        ranges = SCOPES[self.scope](context.layout, self.bucket_entries)
-        return [Part(start, stop, _share(density, stop - start)) for start, stop in ranges if stop > start]
+        return list(_budgets(self.scope, context.layout, self.bucket_entries, self.density_at(context.step)))
+
+
+@lru_cache(maxsize=16)
+def _budgets(scope: str, layout: Layout, bucket_entries: int, density: float) -> tuple[Part, ...]:
+    """There can be thousands, and every step asks for them several times."""
+    ranges = SCOPES[scope].cut(layout, bucket_entries)
+    return tuple(Part(start, stop, _share(density, stop - start)) for start, stop in ranges if stop > start)
 
 
 def _share(density: float, length: int) -> int:
@@ -97,6 +121,11 @@ def _share(density: float, length: int) -> int:
 
 class BudgetedCompressor(Budget, SparseCompressor):
     """A sparse compressor whose choice is made in each part of a budget alone."""
+
+    @property
+    def index_step(self) -> int:
+        """Bits that the low ones of an index are a multiple of: as the scope has it."""
+        return SCOPES[self.scope].index_step
 
     @abstractmethod
     def choose_all(

@@ -25,8 +25,9 @@ from spardl.protocol.context import Context
 from spardl.protocol.randomness import seeded_generator
 from spardl.protocol.state import State
 from spardl.vector.bits import ScaledCodes
+from spardl.vector.float8 import pack_float8, read_float8
 from spardl.vector.layout import Layout
-from spardl.vector.levels import divide_rows, in_blocks, pack_levels, read_levels
+from spardl.vector.levels import Written, divide_rows, in_blocks, pack_levels, read_levels
 from spardl.vector.rounding import round_stochastically
 
 __all__ = ["FORMATS", "METHODS", "ROUNDINGS", "Quantized", "hadamard"]
@@ -46,11 +47,11 @@ class _Format(Protocol):
         """Of a code."""
 
     def write(
-        self, values: Tensor, block: int, generator: torch.Generator | None, *, leave: bool
-    ) -> tuple[Tensor, Tensor]:
+        self, values: Tensor, block: int, generator: torch.Generator | None, into: Written | None = None
+    ) -> Written:
         """Scales and packed codes of values, shape (n,): the nearest ones, or drawn by a generator.
 
-        Values may keep what their codes lack.
+        Values keep what their codes lack, if it is said where to write these.
         """
 
     def read(self, scales: Tensor, packed: Tensor, block: int, values: Tensor, *, add: bool) -> None:
@@ -63,11 +64,11 @@ class _Integers(NamedTuple):
     bits: int
 
     def write(
-        self, values: Tensor, block: int, generator: torch.Generator | None, *, leave: bool
-    ) -> tuple[Tensor, Tensor]:
+        self, values: Tensor, block: int, generator: torch.Generator | None, into: Written | None = None
+    ) -> Written:
         """See :meth:`_Format.write`."""
         rounded = partial(round_stochastically, generator=generator) if generator else None
-        return pack_levels(values, block, self.bits, rounded, leave=leave)
+        return pack_levels(values, block, self.bits, rounded, leave=into is not None, into=into)
 
     def read(self, scales: Tensor, packed: Tensor, block: int, values: Tensor, *, add: bool) -> None:
         """See :meth:`_Format.read`."""
@@ -75,32 +76,19 @@ class _Integers(NamedTuple):
 
 
 class _Float8(NamedTuple):
-    """Floating-point numbers of 8 bits, E4M3, of which 448 is the highest: finer near zero, and never drawn."""
+    """Floating-point numbers of 8 bits, E4M3: finer near zero, and never drawn."""
 
     bits: int = 8
 
     def write(
-        self, values: Tensor, block: int, generator: torch.Generator | None, *, leave: bool
-    ) -> tuple[Tensor, Tensor]:
+        self, values: Tensor, block: int, generator: torch.Generator | None, into: Written | None = None
+    ) -> Written:
         """See :meth:`_Format.write`."""
-        rows = in_blocks(values, block)
-        scales = divide_rows(rows)
-        packed = rows.mul_(448).view(-1)[: values.numel()].to(torch.float8_e4m3fn).view(torch.uint8)
-        if leave:
-            values.sub_(self._values(scales, packed, block))
-        return scales, packed
+        return pack_float8(values, block, leave=into is not None, into=into)
 
     def read(self, scales: Tensor, packed: Tensor, block: int, values: Tensor, *, add: bool) -> None:
         """See :meth:`_Format.read`."""
-        found = self._values(scales, packed, block)
-        if add:
-            values.add_(found)
-        else:
-            values.copy_(found)
-
-    def _values(self, scales: Tensor, packed: Tensor, block: int) -> Tensor:
-        rows = in_blocks(packed.view(torch.float8_e4m3fn).to(scales.dtype).div_(448), block)
-        return rows.mul_(scales.unsqueeze(1)).view(-1)[: packed.numel()]
+        read_float8(scales, packed, block, values, add=add)
 
 
 FORMATS: Mapping[str, _Format] = MappingProxyType(
@@ -148,6 +136,11 @@ class Quantized(CodeCompressor):
         if self.format == "fp8" and self.rounding != "nearest":
             raise ConfigError("compressor.format=fp8 rounds to the nearest; use compressor.rounding=nearest, or int8")
 
+    @property
+    def lessens(self) -> bool:
+        """Less than a level is lacking, and none is above the largest magnitude of its block."""
+        return not self.rotate
+
     def size(self, context: Context, dtype: torch.dtype = torch.float32) -> int:
         """Bytes of a message: scales and what is exempt have the type of the vector."""
         coded, exempt = _parts(context.layout, self.exempt)
@@ -167,7 +160,7 @@ class Quantized(CodeCompressor):
             rows = in_blocks(wide, self.block)
             turned = divide_rows(rows)
             wide = hadamard(rows).view(-1)
-        scales, codes = FORMATS[self.format].write(wide, self.block, self._generator(context), leave=False)
+        scales, codes = FORMATS[self.format].write(wide, self.block, self._generator(context))
         if turned is not None:
             scales.mul_(turned).clamp_(max=torch.finfo(vector.dtype).max)
         return _joined(scales.to(vector.dtype), codes, exempt.of(vector))
@@ -178,8 +171,10 @@ class Quantized(CodeCompressor):
             return super().take(vector, context, state)
         coded, exempt = _parts(context.layout, self.exempt)
         values = coded.of(vector)
-        scales, codes = FORMATS[self.format].write(values, self.block, self._generator(context), leave=True)
-        message = _joined(scales, codes, exempt.of(vector))
+        message, form = vector.new_empty(self.size(context, vector.dtype), dtype=torch.uint8), self._form(coded.entries)
+        places = form.places(message, vector.dtype)
+        FORMATS[self.format].write(values, self.block, self._generator(context), places)
+        message[form.size(vector.dtype) :] = exempt.of(vector).view(torch.uint8)
         coded.put(values, vector)
         exempt.clear(vector)
         return message

@@ -51,7 +51,7 @@ class SignSGD(CodeCompressor):
         return ScaledCodes(len(self._parts(context)), context.layout.length, 1)
 
     def _parts(self, context: Context) -> list[tuple[int, int]]:
-        return SCOPES[self.scope](context.layout, 1)
+        return SCOPES[self.scope].cut(context.layout, 1)
 
     def encode(self, vector: Tensor, context: Context, state: State) -> Tensor:
         """Scales, then a 1 for each entry that is not below zero."""

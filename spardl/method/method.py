@@ -32,8 +32,8 @@ from spardl.vector.accumulator import Accumulator
 from spardl.vector.bounds import cut
 from spardl.vector.candidates import Candidates
 from spardl.vector.layout import Layout
-from spardl.vector.norms import largest
-from spardl.vector.packing import Slot, message_words
+from spardl.vector.norms import divide, largest
+from spardl.vector.packing import NIBBLE, Slot, message_words
 from spardl.vector.positions import within
 from spardl.vector.sparse import SparseVector, Sum
 from spardl.vector.wire import EXACT, Wire
@@ -148,7 +148,8 @@ class Method:
         if not isinstance(self.compressor, SparseCompressor):
             return float(dtype.itemsize)
         length, count = context.layout.length, self.compressor.count(context)
-        return self.wire.form(dtype).size(Slot(count, length)) / message_words(Slot(count, length))
+        form = self.wire.form(dtype, self.compressor.index_step)
+        return form.size(Slot(count, length)) / message_words(Slot(count, length))
 
     def half_costs(self, context: Context) -> tuple[Cost, Cost]:
         """The published cost of ``context`` up to the boundary in the middle of a synchronization, and after it.
@@ -259,24 +260,26 @@ class Method:
     def _carries(self) -> bool:
         return self.residual.remembers or self.momentum.remembers
 
-    def average(self, worker: Worker, state: MethodState) -> Program[Sum]:
+    def average(self, worker: Worker, state: MethodState, into: Tensor | None = None) -> Program[Sum]:
         """The program of one worker: from accumulated gradients to their average over all workers.
 
         Args:
             worker: who runs it.
             state: the worker's.
+            into: where a dense average may be written, shape (n,), of the type of the residual: the gradient itself, if
+                nobody needs it any more.
 
         Returns:
             The average, sparse or dense as the method has it, bit-identical on every worker. A dense one may share
-            the memory of ``state``: use it before the next step. A sum that overflows becomes the largest number of
-            its type, before it is divided; where nothing is carried over, a dense one is infinite, as in plain
-            training.
+            the memory of ``state``, or be ``into``: use it before the next step. A sum that overflows becomes the
+            largest number of its type, before it is divided; where nothing is carried over, a dense one is infinite,
+            as in plain training.
         """
         yield Step(state.step + 1)
         yield Phase.SELECT
         state.overflowed = False
-        run = self._run_dense if state.step < self.warmup.steps else self._run
-        average = yield from run(worker, state)
+        warm = state.step < self.warmup.steps
+        average = yield from (self._run_dense(worker, state) if warm else self._run(worker, state, into))
         state.step += 1
         return average
 
@@ -284,11 +287,12 @@ class Method:
         total = yield from self.warmup.communicator.total(worker, state.memory.clone())
         state.memory.zero_()
         state.bound.value = 0.0
-        return self._limited(total, state).div_(worker.size) if self._carries else total.div_(worker.size)
+        return self._divided(total, worker.size, state)
 
-    def _run(self, worker: Worker, state: MethodState) -> Program[Sum]:
+    def _run(self, worker: Worker, state: MethodState, into: Tensor | None) -> Program[Sum]:
         context = Context(worker, state.layout, state.step - self.warmup.steps)
-        accumulated = Accumulator(state.memory, state.candidates, self.wire, state.bound)
+        step = self.compressor.index_step if isinstance(self.compressor, SparseCompressor) else NIBBLE
+        accumulated = Accumulator(state.memory, state.candidates, self.wire, state.bound, into, step)
         total = yield from self.communicator.reduce(
             context, accumulated, self.compressor, state.compression, state.communication
         )
@@ -296,7 +300,7 @@ class Method:
         if not isinstance(total, SparseVector):
             if self.residual.remembers:
                 accumulated.forget_overflows()
-            return self._limited(total, state).div_(worker.size) if self._carries else total.div_(worker.size)
+            return self._divided(total, worker.size, state)
         if self.momentum.masks:
             taken = accumulated.taken()
             self.momentum.mask(state.moments.velocity, taken[within(taken, total.indices)])
@@ -306,15 +310,28 @@ class Method:
         scaled = self.residual.scale(total, self.compressor.parts(context))
         return SparseVector(scaled.indices, self._limited(scaled.values, state), scaled.length).divided(worker.size)
 
+    def _divided(self, total: Tensor, workers: int, state: MethodState) -> Tensor:
+        """The average of a dense sum over all workers, in its place, cut as ``_limited`` does."""
+        if not self._carries:
+            return total.div_(workers)
+        peak = divide(total, workers)
+        if self._overflowed(peak, total.dtype, state):
+            most = torch.finfo(total.dtype).max / workers
+            total.nan_to_num_(nan=0.0, posinf=most, neginf=-most)
+        return total
+
     def _limited(self, total: Tensor, state: MethodState) -> Tensor:
         """A sum over all workers that overflowed, here or on its way, is cut, and counted."""
-        peak = largest([total])
-        if peak < torch.finfo(total.dtype).max:
-            return total
+        # A copy: simulated workers may share what arrived.
+        return cut(total.clone()) if self._overflowed(largest([total]), total.dtype, state) else total
+
+    def _overflowed(self, peak: float, dtype: torch.dtype, state: MethodState) -> bool:
+        """Counts a sum whose largest magnitude shows that it was cut, or has to be; the latter is answered."""
+        if peak < torch.finfo(dtype).max:
+            return False
         state.overflowed = True
         state.refuse()
-        # A copy: simulated workers may share what arrived.
-        return total if math.isfinite(peak) else cut(total.clone())
+        return not math.isfinite(peak)
 
 
 def _splitting() -> str:

@@ -8,7 +8,7 @@ group, no socket and no clock; a cluster drives it, and may let it rest at a bou
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -89,10 +89,13 @@ class Exchange:
     Attributes:
         sends: messages to others.
         receives: messages from others.
+        meanwhile: what this worker does while they are under way, if anything. It must touch neither what is sent nor
+            where anything is received.
     """
 
     sends: Sequence[Send]
     receives: Sequence[Receive]
+    meanwhile: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -305,7 +305,7 @@ class Engine(ABC):
             yield Boundary(gradient)  # as if it were averaged
             return gradient
         self._accumulate(number, gradient, state)
-        average = yield from self._method.average(worker, state)
+        average = yield from self._method.average(worker, state, gradient)
         write(average, gradient)
         if self._scaling and state.overflowed:
             # A scaler must see it; the worker's share of the average comes back, at a lower scale.

@@ -21,6 +21,7 @@ from spardl.vector.candidates import Candidates
 from spardl.vector.kernels import compiled
 from spardl.vector.layout import Part
 from spardl.vector.norms import largest
+from spardl.vector.packing import NIBBLE
 from spardl.vector.positions import increasing, split, within
 from spardl.vector.sparse import SparseVector
 from spardl.vector.wire import EXACT, Wire
@@ -36,18 +37,30 @@ class Accumulator:
         candidates: what is known of the vector's largest entries, if it added the gradient.
         wire: how values travel. What rounding takes from them stays in the vector.
         bound: of the vector's magnitudes. Who writes larger ones to ``values`` tells it.
+        room: where a dense sum may be written, of the vector's shape and type; ``None``: who needs such memory has it.
+        step: of the slots of messages, see ``Slot``.
 
     Attributes:
+        form: of messages that hold some of its entries.
         overflowed: whether a sum with what arrived had to be cut.
     """
 
     def __init__(
-        self, values: Tensor, candidates: Candidates | None = None, wire: Wire = EXACT, bound: Bound | None = None
+        self,
+        values: Tensor,
+        candidates: Candidates | None = None,
+        wire: Wire = EXACT,
+        bound: Bound | None = None,
+        room: Tensor | None = None,
+        step: int = NIBBLE,
     ) -> None:
         self.values = values
+        self.form = wire.form(values.dtype, step)
+        self.room = room
         self.wire = wire
         self.bound = bound or Bound()
         self.overflowed = False
+        self._settled = False
         # What entries can be by now.
         self._reach = self.bound.value
         self._candidates = candidates or Candidates()
@@ -249,11 +262,25 @@ class Accumulator:
             self.bound.include(largest([rest]))
 
     def forget_overflows(self) -> None:
-        """Clears entries that are not finite, after every entry has changed: they are in the result already."""
+        """Clears entries that are not finite, after every entry has changed: they are in the result already.
+
+        Once: a program that is through with the vector can do it while messages are under way, or say that there are
+        none by ``settle``.
+        """
+        if self._settled:
+            return
+        self._settled = True
         self.bound.value = largest([self.values])
         if not math.isfinite(self.bound.value):
             self.values.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
             self.bound.value = largest([self.values])
+
+    def settle(self, magnitude: float) -> None:
+        """Is told that no entry is above the largest before, but for new ones, of a finite ``magnitude`` at most."""
+        self._settled = True
+        # They may have been rounded up.
+        self.bound.value *= 1 + 4 * torch.finfo(self.values.dtype).eps
+        self.bound.include(magnitude)
 
 
 def _difference(values: Tensor, rounded: Tensor) -> Tensor:

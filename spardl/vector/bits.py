@@ -87,6 +87,19 @@ class ScaledCodes(NamedTuple):
         """
         return torch.cat((scales.view(torch.uint8), pack_codes(codes, self.bits)))
 
+    def places(self, message: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Where scales and packed codes are to be written.
+
+        Args:
+            message: uint8, shape (m,), m at least ``size(dtype)``, in memory of its own.
+            dtype: of the scales.
+
+        Returns:
+            Scales, shape (scales,), and packed codes, uint8, both parts of the message.
+        """
+        border = self.scales * dtype.itemsize
+        return message[:border].view(dtype), message[border : self.size(dtype)]
+
     def read(self, message: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Reads a message.
 
@@ -115,13 +128,13 @@ class ScaledCodes(NamedTuple):
         return message[:border].clone().view(dtype), message[border:]
 
 
-def low_bits(capacity: int, length: int) -> int:
-    """How many bits of an index are low: whole nibbles, those that make the smallest message.
+def low_bits(capacity: int, length: int, step: int) -> int:
+    """How many bits of an index are low: those that make the smallest message, of the multiples of ``step``.
 
     Kept so simple that it compiles, see ``spardl.vector.kernels.codec``.
     """
     best, least = 0, capacity + length
-    for low in range(4, 64, 4):
+    for low in range(step, 64, step):
         bits = capacity * low + capacity + (length >> low)
         if bits < least:
             best, least = low, bits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -14,10 +14,14 @@ from torch.nn import functional as F
 from spardl.vector.bits import pack_codes, packed_bytes, unpack_codes
 from spardl.vector.kernels import compiled
 
-__all__ = ["divide_rows", "highest", "in_blocks", "pack_levels", "read_levels"]
+__all__ = ["RAW", "Written", "divide_rows", "highest", "in_blocks", "pack_levels", "read_levels", "room"]
 
 Round = Callable[[Tensor], Tensor]
 """Makes whole numbers of others, which may be overwritten."""
+
+
+Written: TypeAlias = tuple[Tensor, Tensor]
+"""Scales of blocks, shape (blocks,), and packed codes, uint8."""
 
 
 class _Raw(NamedTuple):
@@ -28,12 +32,13 @@ class _Raw(NamedTuple):
     half: float
 
 
-_RAW: Mapping[torch.dtype, _Raw] = MappingProxyType(
+RAW: Mapping[torch.dtype, _Raw] = MappingProxyType(
     {
         torch.float32: _Raw(np.int32, np.int32(2**31 - 1), 1.5 * 2**23),
         torch.float64: _Raw(np.int64, np.int64(2**63 - 1), 1.5 * 2**52),
     }
 )
+"""How types look as integers."""
 
 
 def in_blocks(values: Tensor, block: int) -> Tensor:
@@ -62,8 +67,14 @@ def highest(bits: int) -> int:
 
 
 def pack_levels(
-    values: Tensor, block: int, bits: int, rounded: Round | None = None, *, leave: bool = False
-) -> tuple[Tensor, Tensor]:
+    values: Tensor,
+    block: int,
+    bits: int,
+    rounded: Round | None = None,
+    *,
+    leave: bool = False,
+    into: Written | None = None,
+) -> Written:
     """The largest magnitude of each block, and of each entry the multiple of 1 / highest(bits) of it.
 
     Args:
@@ -72,29 +83,36 @@ def pack_levels(
         bits: of a code, one of ``WIDTHS`` but 1.
         rounded: how levels become whole; ``None``: to the nearest, of two as near to the even one.
         leave: whether ``values`` keep only what their levels lack; they must be contiguous then.
+        into: where to write what is returned; new memory if missing.
 
     Returns:
         Scales, shape (ceil(n / block),), and levels plus the highest one, uint8, as ``pack_codes`` packs them.
     """
+    scales, packed = into or room(values, block, bits)
     if rounded is None and compiled(values):
-        return _pack_compiled(values, block, bits, leave)
+        _pack_compiled(values, block, bits, leave, scales, packed)
+        return scales, packed
     rows, top = in_blocks(values, block), highest(bits)
-    scales = divide_rows(rows)
+    scales.copy_(divide_rows(rows))
     levels = rows.view(-1)[: values.numel()].mul_(top)
     whole = levels.round_() if rounded is None else rounded(levels)
-    packed = pack_codes(whole.add_(top).to(torch.uint8), bits)
+    packed.copy_(pack_codes(whole.add_(top).to(torch.uint8), bits))
     if leave:
         values.sub_(_read(scales, packed, block, bits, values.numel()))
     return scales, packed
 
 
-def _pack_compiled(values: Tensor, block: int, bits: int, leave: bool) -> tuple[Tensor, Tensor]:
+def room(values: Tensor, block: int, bits: int) -> Written:
+    """Memory for the scales of ``values``, shape (n,), by ``block``, and for packed codes of so many ``bits``."""
+    packed = torch.empty(packed_bytes(values.numel(), bits), dtype=torch.uint8, device=values.device)
+    return values.new_empty(-(-values.numel() // block)), packed
+
+
+def _pack_compiled(values: Tensor, block: int, bits: int, leave: bool, scales: Tensor, packed: Tensor) -> None:
     from spardl.vector.kernels import levels as kernels  # noqa: PLC0415 - numba is optional
 
-    raw, given = _RAW[values.dtype], values.contiguous().numpy()
+    raw, given = RAW[values.dtype], values.contiguous().numpy()
     number, row = given.dtype.type, np.empty(block, given.dtype)
-    scales = values.new_empty(-(-values.numel() // block))
-    packed = torch.empty(packed_bytes(values.numel(), bits), dtype=torch.uint8)
     kernels.pack_levels(
         given,
         given.view(raw.bits),
@@ -109,7 +127,6 @@ def _pack_compiled(values: Tensor, block: int, bits: int, leave: bool) -> tuple[
         row.view(raw.bits),
         packed.numpy(),
     )
-    return scales, packed
 
 
 def read_levels(scales: Tensor, packed: Tensor, block: int, bits: int, values: Tensor, *, add: bool = False) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from spardl.vector.coarse import CoarseValues
-from spardl.vector.packing import Slot, index_bytes, message_bytes, pack, pack_indices, too_short, unpack_all
+from spardl.vector.packing import NIBBLE, Slot, index_bytes, message_bytes, pack, pack_indices, too_short, unpack_all
 from spardl.vector.sparse import SparseVector, concatenate
 
 __all__ = ["Coarse", "Form", "Typed"]
@@ -60,22 +60,24 @@ class Typed(NamedTuple):
     Attributes:
         own: the type in memory.
         sent: the type on the wire.
+        step: of the slots of its messages.
     """
 
     own: torch.dtype
     sent: torch.dtype
+    step: int = NIBBLE
 
     def size(self, slot: Slot) -> int:
         """Bytes of a message with the room of ``slot``."""
-        return message_bytes(slot, self.sent)
+        return message_bytes(slot._replace(step=self.step), self.sent)
 
     def pack(self, vector: SparseVector, slot: Slot) -> Tensor:
         """A message, uint8, shape (size(slot),), of a ``vector`` that fits its room, ``slot``."""
-        return pack(vector, slot, self.sent)
+        return pack(vector, slot._replace(step=self.step), self.sent)
 
     def open(self, messages: Tensor, slots: Sequence[Slot]) -> SparseVector:
         """The vectors in ``messages``, uint8, shape (bytes,), end to end; ``slots``: their room."""
-        return unpack_all(messages, slots, self.sent, self.own)
+        return unpack_all(messages, [slot._replace(step=self.step) for slot in slots], self.sent, self.own)
 
 
 class Coarse(NamedTuple):
@@ -84,18 +86,20 @@ class Coarse(NamedTuple):
     Attributes:
         own: the type in memory, and of the limits.
         values: how values are written.
+        step: of the slots of its messages.
     """
 
     own: torch.dtype
     values: CoarseValues
+    step: int = NIBBLE
 
     def size(self, slot: Slot) -> int:
         """Bytes of a message with the room of ``slot``."""
-        return self.values.size(slot.capacity, self.own) + index_bytes(slot)
+        return self.values.size(slot.capacity, self.own) + index_bytes(slot._replace(step=self.step))
 
     def pack(self, vector: SparseVector, slot: Slot) -> Tensor:
         """A message, uint8, shape (size(slot),), of a rounded ``vector`` that fits its room, ``slot``."""
-        indices = pack_indices(vector.indices, slot)
+        indices = pack_indices(vector.indices, slot._replace(step=self.step))
         return torch.cat((self.values.write(vector.values, slot.capacity), indices))
 
     def open(self, messages: Tensor, slots: Sequence[Slot]) -> SparseVector:
@@ -105,7 +109,7 @@ class Coarse(NamedTuple):
         blocks, start = [], 0
         for slot in slots:
             stop = start + self.size(slot)
-            blocks.append(self._block(messages[start:stop], slot))
+            blocks.append(self._block(messages[start:stop], slot._replace(step=self.step)))
             start = stop
         return concatenate(blocks)
 

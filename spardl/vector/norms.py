@@ -17,7 +17,7 @@ from torch import Tensor
 
 from spardl.vector.kernels import compiled
 
-__all__ = ["clip_factor", "largest", "norm_of", "sum_of_squares"]
+__all__ = ["clip_factor", "divide", "largest", "norm_of", "sum_of_squares"]
 
 # Entries that are squared at a time: a vector of gradients must not need three more of its size.
 _CHUNK = 1 << 20
@@ -36,6 +36,10 @@ class _Raw(NamedTuple):
     wide: Any
     number: Any
 
+    def magnitude(self, bits: Any) -> float:
+        """What such bits are, as a number."""
+        return float(self.wide(int(bits) << self.shift).view(self.number))
+
 
 _RAW: Mapping[torch.dtype, _Raw] = MappingProxyType(
     {
@@ -53,18 +57,44 @@ def largest(parts: Iterable[Tensor]) -> float:
     return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
 
 
+def divide(values: Tensor, count: int) -> float:
+    """Divides by a whole number, and tells the largest magnitude before, in one pass over memory where that is quicker.
+
+    Args:
+        values: shape (n,), changed in place.
+        count: the number.
+
+    Returns:
+        As ``largest`` has it.
+    """
+    raw = _raw(values)
+    if raw is None or raw.shift or values.dtype == torch.float16:
+        peak = largest([values])
+        values.div_(count)
+        return peak
+    from spardl.vector.kernels import magnitudes  # noqa: PLC0415 - takes seconds to import
+
+    bits, divisor = values.view(raw.bits).numpy(), raw.number(count)
+    return raw.magnitude(magnitudes.divide(values.numpy(), bits, raw.mask, divisor))
+
+
+def _raw(part: Tensor) -> _Raw | None:
+    """How to look at magnitudes in compiled form; ``None`` where torch is faster, or nothing is compiled."""
+    small = part.numel() < _SMALL or torch.get_num_threads() > 1
+    return None if small or not compiled(part) else _RAW.get(part.dtype)
+
+
 def _peak(part: Tensor) -> float:
     """At the speed of memory: in one thread, torch compares numbers more slowly than it adds them up."""
-    raw = _RAW.get(part.dtype)
     if part.device.type != "cpu":
         return float(torch.stack(part.aminmax()).abs().max())  # waits for the device once
-    if part.numel() < _SMALL or raw is None or not compiled(part) or torch.get_num_threads() > 1:
+    raw = _raw(part)
+    if raw is None:
         low, high = part.aminmax()
         return max(-float(low), float(high))
     from spardl.vector.kernels import magnitudes  # noqa: PLC0415 - takes seconds to import
 
-    key = int(magnitudes.largest(part.view(raw.bits).numpy(), raw.mask))
-    return float(raw.wide(key << raw.shift).view(raw.number))
+    return raw.magnitude(magnitudes.largest(part.view(raw.bits).numpy(), raw.mask))
 
 
 def _exponent(peak: float, length: int) -> int:

@@ -3,12 +3,14 @@
 A message has room for a known number of entries of a vector of known length (a ``Slot``), and its size follows from
 that, so neither sizes nor headers travel. It holds values, then indices in the code of Elias and Fano: the low bits of
 each index as they are, and the upper bits as a bitmap in which entry i sets bit ``i + (index >> low)``. How many bits
-are low follows from the slot, too; whole nibbles, which cost at most 4% in bytes and make reading and writing cheap.
+are low follows from the slot, too; whole nibbles, which cost at most 4% in bytes and make reading and writing cheap,
+unless the slot asks for the smallest message.
 A vector with fewer entries than its slot is filled up with entries whose index is the length; the reader drops them.
 
 Parts, in order, for a capacity c: values (c of the wire's type); whole low bytes, those of all entries after each
-other, least significant bytes first; a plane of the remaining nibble if there is one (see ``spardl.vector.bits``); the
-bitmap, c + (length >> low) bits, first bit lowest; zeros up to a multiple of the size of a value.
+other, least significant bytes first; a plane of the remaining nibble if there is one (see ``spardl.vector.bits``), then
+one of two remaining bits, then one of a single bit; the bitmap, c + (length >> low) bits, first bit lowest; zeros up to
+a multiple of the size of a value.
 
 Source: Elias, Efficient Storage and Retrieval by Content and Address of Static Files, J. ACM 21(2), 1974; Fano, On the
 Number of Bits Required to Implement an Associative Memory, 1971.
@@ -31,6 +33,7 @@ from spardl.vector.kernels import compiled
 from spardl.vector.sparse import SparseVector
 
 __all__ = [
+    "NIBBLE",
     "Slot",
     "index_bytes",
     "message_bytes",
@@ -46,16 +49,22 @@ __all__ = [
 _RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+NIBBLE = 4
+"""Bits that are quick to read and write."""
+
+
 class Slot(NamedTuple):
     """The room of one sparse vector in a message.
 
     Attributes:
         capacity: entries that the vector may hold, at most ``length``.
         length: length of the dense vector, below 2^62.
+        step: the number of low bits is a multiple of it: 4 is quick, 1 makes the smallest message.
     """
 
     capacity: int
     length: int
+    step: int = NIBBLE
 
 
 class _Form(NamedTuple):
@@ -184,11 +193,20 @@ def unpack_all(messages: Tensor, slots: Sequence[Slot], dtype: torch.dtype, into
 
 @lru_cache(maxsize=1 << 12)
 def _form(slot: Slot) -> _Form:
-    capacity, length = slot
+    capacity, length, step = slot
     if not capacity:
         return _Form(0, 0, 0)
-    low = low_bits(capacity, length)
-    return _Form(low, packed_bytes(capacity, low), packed_bytes(capacity + (length >> low), 1))
+    low = low_bits(capacity, length, step)
+    lows = sum(packed_bytes(capacity, width) for _, width in _planes(low))
+    return _Form(low, lows, packed_bytes(capacity + (length >> low), 1))
+
+
+def _planes(low: int) -> list[tuple[int, int]]:
+    """The planes of so many low bits: the first bit of each, and how many it has."""
+    whole = 8 * (low // 8)
+    return [(start, 8) for start in range(0, whole, 8)] + [
+        (whole + (low & 7 & -2 * width), width) for width in (4, 2, 1) if low & width
+    ]
 
 
 def _padded(size: int, unit: int) -> int:
@@ -203,14 +221,14 @@ def too_short(messages: Tensor) -> ProgramError:
 def _encode_compiled(indices: Tensor, slot: Slot, out: Tensor) -> None:
     from spardl.vector.kernels import codec  # noqa: PLC0415
 
-    codec.encode(indices.numpy(), slot.capacity, slot.length, out.numpy())
+    codec.encode(indices.numpy(), *slot, out.numpy())
 
 
 def _decode_compiled(messages: Tensor, slots: Sequence[Slot], dtype: torch.dtype, into: torch.dtype) -> SparseVector:
     from spardl.vector.kernels import codec  # noqa: PLC0415
 
-    table = np.fromiter(chain.from_iterable(slots), np.int64, 2 * len(slots)).reshape(-1, 2)
-    capacity, length = (int(total) for total in table.sum(0))
+    table = np.fromiter(chain.from_iterable(slots), np.int64, 3 * len(slots)).reshape(-1, 3)
+    capacity, length, _ = (int(total) for total in table.sum(0))
     raw = _RAW[dtype.itemsize]
     indices, values = torch.empty(capacity, dtype=torch.int64), torch.empty(capacity, dtype=raw)
     whole = messages[: messages.numel() // dtype.itemsize * dtype.itemsize]
@@ -225,12 +243,11 @@ def _encode(indices: Tensor, slot: Slot, out: Tensor) -> None:
     form = _form(slot)
     filled = indices.new_full((slot.capacity,), slot.length)
     filled[: indices.numel()] = indices
-    planes, nibbles = divmod(form.low, 8)
-    for plane in range(planes):
-        out[plane * slot.capacity : (plane + 1) * slot.capacity] = (filled >> 8 * plane) & 0xFF
-    if nibbles:
-        codes = ((filled >> 8 * planes) & 0xF).to(torch.uint8)
-        out[planes * slot.capacity : form.lows] = pack_codes(codes, 4)
+    begin = 0
+    for first, width in _planes(form.low):
+        end = begin + packed_bytes(slot.capacity, width)
+        out[begin:end] = pack_codes(((filled >> first) & (2**width - 1)).to(torch.uint8), width)
+        begin = end
     bits = out.new_zeros(8 * form.uppers)
     bits[(filled >> form.low) + torch.arange(slot.capacity, device=out.device)] = 1
     border = form.lows + form.uppers
@@ -262,11 +279,11 @@ def _indices(code: Tensor, slot: Slot) -> Tensor:
     bits = (code[form.lows : border].unsqueeze(1) >> _eight(code)) & 1
     places = torch.nonzero_static(bits.view(-1), size=slot.capacity, fill_value=8 * border).squeeze(1)
     indices = places.sub_(torch.arange(slot.capacity, device=code.device)) << form.low
-    planes, nibbles = divmod(form.low, 8)
-    for plane in range(planes):
-        indices |= code[plane * slot.capacity : (plane + 1) * slot.capacity].long() << 8 * plane
-    if nibbles:
-        indices |= unpack_codes(code[planes * slot.capacity : form.lows], 4, slot.capacity).long() << 8 * planes
+    begin = 0
+    for first, width in _planes(form.low):
+        end = begin + packed_bytes(slot.capacity, width)
+        indices |= unpack_codes(code[begin:end], width, slot.capacity).long() << first
+        begin = end
     return indices
 
 

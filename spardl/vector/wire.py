@@ -17,6 +17,7 @@ from spardl.basics.checks import check_choice
 from spardl.vector.coarse import CoarseValues
 from spardl.vector.messages import Coarse, Form, Typed
 from spardl.vector.norms import largest
+from spardl.vector.packing import NIBBLE
 
 __all__ = ["COARSE", "EXACT", "TYPES", "Wire"]
 
@@ -61,9 +62,9 @@ class Wire:
         """Whether values that are of type ``own`` in memory travel as anything else."""
         return self.coarse or self.dtype(own) != own
 
-    def form(self, own: torch.dtype) -> Form:
-        """The form of messages with values that are of type ``own`` in memory."""
-        return Coarse(own, COARSE[self.values]) if self.coarse else Typed(own, self.dtype(own))
+    def form(self, own: torch.dtype, step: int = NIBBLE) -> Form:
+        """The form of messages with values that are of type ``own`` in memory; ``step``: of their slots."""
+        return Coarse(own, COARSE[self.values], step) if self.coarse else Typed(own, self.dtype(own), step)
 
     def rounded(self, values: Tensor) -> Tensor:
         """Values as their receiver will see them, in their own type.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from spardl.basics.errors import PeerError, WorkerError
 from spardl.clusters import ProcessGroupCluster, channel, gather_rows
 from spardl.clusters.precompile import precompile
 from spardl.diagnostics.doctor.correctness import every_method, try_out
-from spardl.protocol.programs import Exchange, Program, Receive, Send
+from spardl.protocol.programs import Exchange, Phase, Program, Receive, Send
 from tests.diagnostics.doctor.common import Collected
 from tests.harness import run_workers
 
@@ -24,6 +25,31 @@ def _ring(rank: int, size: int) -> Program[list[float]]:
         [Receive((rank - 1) % size, 3, torch.float32)],
     )
     return arrived[0].tolist()
+
+
+def _aside(rank: int, size: int, done: list[int]) -> Program[list[int]]:
+    yield Phase.PACK
+    for round_ in range(3):
+        message, work = torch.full((300_000,), rank), partial(done.append, round_)
+        (arrived,) = yield Exchange(
+            [Send((rank + 1) % size, message, 3)], [Receive((rank - 1) % size, 300_000, torch.int64)], work
+        )
+        assert (arrived == (rank - 1) % size).all()
+    # Alone, without a message.
+    yield Exchange([], [], partial(done.append, 3))
+    return done
+
+
+def _worked(cluster: ProcessGroupCluster) -> tuple[list[int], float]:
+    (worker,) = cluster.local_workers
+    return cluster.run([_aside(worker.rank, worker.size, [])])[0], cluster.ledgers[0].seconds[Phase.PACK]
+
+
+@pytest.mark.timeout(60)
+def test_work_while_messages_are_under_way_is_done_once_a_round() -> None:
+    for done, seconds in run_workers(2, _worked):
+        assert done == [0, 1, 2, 3]
+        assert seconds > 0
 
 
 def _counted(cluster: ProcessGroupCluster) -> tuple[list[float], int, int, list[list[float]]]:

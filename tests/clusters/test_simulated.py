@@ -103,6 +103,30 @@ def test_local_work_passes_on_the_clock() -> None:
     assert still.ledgers[0].seconds[Phase.COMPUTE] > 0
 
 
+@pytest.mark.parametrize(("seconds", "lasts"), [(1, 4), (7, 7)])
+def test_work_hides_behind_messages_that_are_under_way(seconds: int, lasts: int) -> None:
+    """A message that takes 4 s, and work meanwhile: the longer one counts, and work is entered as what it is."""
+    now, order = [0.0], list[str]()
+
+    def work() -> None:
+        now[0] += seconds
+        order.append("work")
+
+    def program(other: int) -> Program[None]:
+        yield Phase.PACK
+        message = torch.zeros(4, dtype=torch.uint8)
+        yield Exchange([Send(other, message, 1)], [Receive(other, 4, torch.uint8)], work if other else None)
+        order.append("arrived")
+
+    two = SimulatedCluster(2, Network(alpha=4, gbit=1e9), timer=lambda: now[0])
+    two.run([program(1), program(0)])
+    assert order[0] == "work"
+    assert two.seconds() == pytest.approx(lasts)
+    assert two.ledgers[0].seconds[Phase.PACK] == seconds
+    assert two.ledgers[0].seconds[Phase.COMMUNICATE] == pytest.approx(lasts - seconds)
+    assert two.ledgers[1].seconds[Phase.COMMUNICATE] == pytest.approx(4)
+
+
 def test_local_work_is_measured_with_the_given_timer() -> None:
     ticks = iter(range(100))
     one = SimulatedCluster(1, Network(alpha=0, gbit=1), timer=lambda: float(next(ticks)))

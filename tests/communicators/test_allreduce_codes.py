@@ -112,3 +112,35 @@ def test_other_codes_can_be_summed_so(name: str, workers: int) -> None:
     averages = found.step(gradients)
     assert all(same_bits(average, averages[0]) for average in averages)
     assert torch.dot(averages[0], torch.stack(gradients).mean(0)) > 0  # type: ignore[arg-type]
+
+
+def test_the_average_is_written_where_there_is_room() -> None:
+    """And is what it would be elsewhere."""
+    method, gradients = spardl.make_method("int4", exempt=0), [torch.randn(50) for _ in range(3)]
+    benches = [Bench.build(method, 3, 50, torch.float32) for _ in range(2)]
+    for _ in range(3):
+        elsewhere = benches[0].step(gradients)
+        rooms = [gradient.clone() for gradient in gradients]
+        for gradient, state in zip(rooms, benches[1].states, strict=True):
+            method.accumulate(gradient, state)
+        workers = benches[1].cluster.local_workers
+        programs = [method.average(*each) for each in zip(workers, benches[1].states, rooms, strict=True)]
+        assert all(found is room for found, room in zip(benches[1].cluster.run(programs), rooms, strict=True))
+        assert all(same_bits(*pair) for pair in zip(rooms, elsewhere, strict=True))
+    for one, other in zip(*(bench.states for bench in benches), strict=True):
+        assert same_bits(one.memory, other.memory)
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("name", ["int8", "int4", "int2", "fp8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_no_residual_is_above_its_bound(name: str, rounding: str, dtype: torch.dtype) -> None:
+    """Of a sum, which can be as many times as large as there are workers, more can be left than of any gradient."""
+    method = spardl.make_method(name, exempt=0, block=16, **({} if name == "fp8" else {"rounding": rounding}))
+    found = Bench.build(method, 8, 200, dtype)
+    for step in range(4):
+        random = torch.Generator().manual_seed(step)
+        gradient = (torch.randn(200, generator=random) / (1 + 9 * (step % 2))).to(dtype)
+        found.step([gradient] * 8)
+        for state in found.states:
+            assert state.memory.abs().max() <= state.bound.value

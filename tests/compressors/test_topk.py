@@ -7,10 +7,11 @@ import torch
 
 from spardl.basics.errors import ConfigError
 from spardl.compressors import TopK
+from spardl.method.recipes import make_method
 from spardl.protocol.state import State
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.layout import Part
-from tests.harness import context
+from tests.harness import Bench, context, same_bits
 
 
 @pytest.mark.parametrize("density", [0, -1, 2, 1.0001, float("nan"), "abc", True, None])
@@ -32,3 +33,18 @@ def test_selects_the_largest() -> None:
     select = compressor.selector(context(104), State())
     values = torch.cat([torch.full((100,), 5.0), torch.tensor([1.0, -3.0, 2.0, 0.0])])
     assert select(Accumulator(values), [Part(100, 104, 2)]).tolist() == [101, 102]
+
+
+@pytest.mark.parametrize(("scope", "index"), [("chunk", 1), ("model", 9 / 8)])
+@pytest.mark.parametrize("wire", ["exact", "int4"])
+@pytest.mark.parametrize("name", ["topka", "spardl"])
+def test_of_chunks_an_index_takes_8_bits_in_the_ledger(name: str, scope: str, index: float, wire: str) -> None:
+    """At 64 of 4,096 entries, where other scopes need 9."""
+    method = make_method(name, density=1 / 64, scope=scope, wire=wire)
+    found = Bench.build(method, 4, 4096 * 64, torch.float32)
+    averages = found.step([torch.randn(4096 * 64, generator=torch.Generator().manual_seed(rank)) for rank in range(4)])
+    assert all(same_bits(average, averages[0]) for average in averages)
+    # With int4, two limits for 256 values each.
+    value = 4 if wire == "exact" else 0.5 + 2 * 4 / 256
+    for ledger in found.cluster.ledgers:
+        assert ledger.bytes_sent / (ledger.words / 2) == pytest.approx(value + index, rel=0.001)

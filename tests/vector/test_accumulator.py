@@ -13,6 +13,7 @@ from torch import Tensor
 
 from spardl.method.residuals import GlobalResidual, LocalResidual, PartialResidual, Residual
 from spardl.vector.accumulator import Accumulator
+from spardl.vector.bounds import Bound
 from spardl.vector.candidates import Candidates
 from spardl.vector.layout import Part
 from spardl.vector.sparse import SparseVector
@@ -229,3 +230,19 @@ def test_what_was_cut_out_and_is_settled_becomes_zero(
         vector.restore_but(final, whole=whole)
         vector.add_errors(final)
     assert same_bits(vector.values, first)
+
+
+def test_a_look_that_is_not_needed_is_not_taken() -> None:
+    """After the first one, or after it was said what entries can be."""
+    vector = Accumulator(torch.tensor([1.0, torch.inf]))
+    vector.forget_overflows()
+    assert vector.values.tolist() == [1.0, 0.0]
+    assert vector.bound.value == 1
+    told = Accumulator(torch.tensor([1.0, 3.0]), bound=Bound(2.0))
+    told.settle(3.0)
+    vector.values[1] = told.values[1] = 5
+    for each in (vector, told):
+        before = each.bound.value
+        each.forget_overflows()
+        assert each.bound.value == before
+    assert told.bound.value == 3

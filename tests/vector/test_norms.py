@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spardl.vector.norms import clip_factor, largest, norm_of, sum_of_squares
+from spardl.vector.norms import clip_factor, divide, largest, norm_of, sum_of_squares
 
 numbers = st.lists(st.floats(-1e150, 1e150, allow_nan=False), min_size=1, max_size=40)
 
@@ -53,3 +53,15 @@ def test_the_factor_is_torchs() -> None:
         torch.nn.utils.clip_grad_norm_([parameter], 2.0)
         torch.testing.assert_close(ours, parameter.grad, equal_nan=True)
     assert math.isnan(clip_factor(math.nan, 1.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("length", [0, 5, 20_000])
+@pytest.mark.parametrize("odd", [0.0, math.inf, math.nan])
+def test_division_tells_what_was_largest(dtype: torch.dtype, length: int, odd: float) -> None:
+    values = torch.randn(length, generator=torch.Generator().manual_seed(1)).to(dtype)
+    if length and odd:
+        values[-1] = odd
+    quotients, peak = values / 3, largest([values])
+    assert divide(values, 3) == pytest.approx(peak, rel=0, nan_ok=True)
+    assert torch.equal(values.nan_to_num(7), quotients.nan_to_num(7))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from spardl.basics.errors import ProgramError
 from spardl.vector.bits import low_bits
-from spardl.vector.packing import Slot, message_bytes, message_words, pack, unpack, unpack_all
+from spardl.vector.packing import Slot, index_bytes, message_bytes, message_words, pack, unpack, unpack_all
 from spardl.vector.sparse import SparseVector, concatenate
 
 WIRE = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -40,7 +40,7 @@ def loaded(draw: st.DrawFn, dtype: torch.dtype, lengths: st.SearchStrategy[int] 
     numbers = st.floats(width=16) | st.sampled_from([0.0, -0.0, float("inf"), float("-inf"), float("nan")])
     values = draw(st.lists(numbers, min_size=len(indices), max_size=len(indices)))
     vector = SparseVector(torch.tensor(indices, dtype=torch.int64), torch.tensor(values, dtype=dtype), length)
-    return vector, Slot(len(indices) + room, length)
+    return vector, Slot(len(indices) + room, length, draw(st.sampled_from([1, 4])))
 
 
 def assert_same(one: SparseVector, other: SparseVector) -> None:
@@ -121,6 +121,23 @@ def test_nothing_one_and_the_last(name: str, length: int) -> None:
             assert_same(unpack(message, Slot(capacity, length), torch.float32, torch.float32), vector)
 
 
+@pytest.mark.parametrize("name", PATHS)
+@pytest.mark.parametrize("chunks", [1, 5])
+@given(data=st.data())
+def test_an_index_of_64_among_4096_takes_8_bits(name: str, chunks: int, data: st.DataObject) -> None:
+    """Whatever the indices are; 9 bits with whole nibbles."""
+    slot = Slot(64 * chunks, 4096 * chunks, step=1)
+    assert index_bytes(slot) == 64 * chunks
+    assert index_bytes(slot._replace(step=4)) == 72 * chunks
+    places = st.sets(st.integers(0, slot.length - 1), min_size=slot.capacity, max_size=slot.capacity)
+    indices = torch.tensor(sorted(data.draw(places)), dtype=torch.int64)
+    vector = SparseVector(indices, torch.arange(slot.capacity).float(), slot.length)
+    with path(name):
+        message = pack(vector, slot, torch.float32)
+        assert message.numel() == (4 + 1) * slot.capacity
+        assert_same(unpack(message, slot, torch.float32, torch.float32), vector)
+
+
 @pytest.mark.parametrize(
     ("density", "float32", "bfloat16"), [(0.1, 4.71, 2.71), (0.01, 5.18, 3.18), (0.001, 5.62, 3.62), (1e-4, 5.95, 3.95)]
 )
@@ -134,8 +151,9 @@ def test_bytes_per_entry(density: float, float32: float, bfloat16: float) -> Non
 @given(st.integers(1, 2**30), st.integers(0, 2**40))
 def test_low_bits_make_the_smallest_message(capacity: int, more: int) -> None:
     length = capacity + more
-    low = low_bits(capacity, length)
+    low = low_bits(capacity, length, 4)
     assert low % 4 == 0
+    chosen = low_bits(capacity, length, 1)
 
     def bits(chosen: int) -> int:
         return capacity * (chosen + 1) + (length >> chosen)
@@ -143,6 +161,7 @@ def test_low_bits_make_the_smallest_message(capacity: int, more: int) -> None:
     assert all(bits(low) <= bits(other) for other in range(0, 48, 4))
     # Against every other number of bits, for float32 values: the nibble costs little.
     least = min(bits(other) for other in range(48))
+    assert bits(chosen) == least
     assert 32 * capacity + bits(low) <= 1.04 * (32 * capacity + least)
 
 

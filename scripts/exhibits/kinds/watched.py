@@ -85,11 +85,11 @@ class Watched(Method):
         """The same method, watched."""
         return cls(**{field.name: getattr(method, field.name) for field in fields(method)}, watcher=watcher)
 
-    def average(self, worker: Worker, state: MethodState) -> Program[Sum]:
+    def average(self, worker: Worker, state: MethodState, into: Tensor | None = None) -> Program[Sum]:
         """See :meth:`Method.average`."""
         step = state.step
         self.watcher.before(self, worker, state)
-        average = yield from super().average(worker, state)
+        average = yield from super().average(worker, state, into)
         self.watcher.after(worker, step, average)
         return average
 

@@ -6,14 +6,20 @@ Systems, IEEE TPDS 1997.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
+from typing import TypeAlias
 
 from torch import Tensor
 
 from spardl.protocol.programs import Exchange, Program, Receive, Send, Team
 
-__all__ = ["all_gather", "all_gather_around"]
+__all__ = ["Use", "all_gather", "all_gather_around"]
+
+
+Use: TypeAlias = Callable[[int, Tensor], None]
+"""Is told the position of a member, and its item, shape (m,)."""
 
 
 def all_gather(team: Team, item: Tensor, sizes: Sequence[int], words: Sequence[int]) -> Program[list[Tensor]]:
@@ -33,7 +39,9 @@ def all_gather(team: Team, item: Tensor, sizes: Sequence[int], words: Sequence[i
     return [held[(position - team.position) % team.size] for position in range(team.size)]
 
 
-def all_gather_around(team: Team, item: Tensor, sizes: Sequence[int], words: Sequence[int]) -> Program[Tensor]:
+def all_gather_around(
+    team: Team, item: Tensor, sizes: Sequence[int], words: Sequence[int], use: Use | None = None
+) -> Program[Tensor]:
     """The same; all items end to end, this member's first, then those of the members after it, counted around.
 
     In the round with distance g a member holds the items of itself and the g - 1 members after it, and sends as many
@@ -44,6 +52,7 @@ def all_gather_around(team: Team, item: Tensor, sizes: Sequence[int], words: Seq
         item: this member's, shape (m,).
         sizes: number of elements of each member's item, by position.
         words: the same in the papers' unit.
+        use: is told each item once, this member's first: all but the last ones while others are under way.
 
     Returns:
         Shape (sum of sizes,).
@@ -51,13 +60,21 @@ def all_gather_around(team: Team, item: Tensor, sizes: Sequence[int], words: Seq
     ends = list(accumulate((sizes[team.at(j)] for j in range(team.size)), initial=0))
     around = item.new_empty(ends[-1])
     around[: ends[1]] = item
-    gap = 1
+
+    def tell(start: int, stop: int) -> None:
+        if use is not None:
+            for j in range(start, stop):
+                use(team.at(j), around[ends[j] : ends[j + 1]])
+
+    told, gap = 0, 1
     while gap < team.size:
         count = min(gap, team.size - gap)
         outgoing, incoming = around[: ends[count]], around[ends[gap] : ends[gap + count]]
         yield Exchange(
             sends=[Send(team.rank(-gap), outgoing, sum(words[team.at(j)] for j in range(count)))],
             receives=[Receive(team.rank(gap), incoming.numel(), item.dtype, incoming)],
+            meanwhile=partial(tell, told, gap) if use is not None else None,
         )
-        gap += count
+        told, gap = gap, gap + count
+    tell(told, team.size)
     return around

@@ -30,7 +30,7 @@ class Courier(NamedTuple):
     @classmethod
     def of(cls, accumulated: Accumulator) -> Courier:
         """For what is taken out of a worker's vector, ``accumulated``."""
-        return cls(accumulated.wire.form(accumulated.values.dtype))
+        return cls(accumulated.form)
 
     def send(self, to: int, vector: SparseVector, slot: Slot) -> Send:
         """One message, packed.

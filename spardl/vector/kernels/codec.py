@@ -17,28 +17,34 @@ _ZERO = np.uint64(0)
 _ONE = np.uint64(1)
 _BYTE = np.uint64(8)
 
+# Of what is left of whole bytes.
+_WIDTHS = (4, 2, 1)
+
 _low_bits = njit(nogil=True, cache=True)(low_bits)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def encode(indices: Any, capacity: int, length: int, out: Any) -> None:
+def encode(indices: Any, capacity: int, length: int, step: int, out: Any) -> None:
     """Writes the code of indices.
 
     Args:
         indices: int64, strictly increasing, below ``length``, at most ``capacity``.
         capacity: how many the code is for; indices that are ``length`` fill it up.
         length: of the dense vector.
+        step: the number of low bits is a multiple of it.
         out: uint8; what is longer than the code is filled up with zeros.
     """
-    low = _low_bits(capacity, length)
+    low = _low_bits(capacity, length, step)
     planes = low // 8
     for plane in range(planes):
         _write_plane(indices, length, 8 * plane, out[plane * capacity : (plane + 1) * capacity])
-    begin = planes * capacity
-    if low % 8:
-        size = (capacity + 1) // 2
-        _write_nibbles(indices, length, 8 * planes, capacity, out[begin : begin + size])
-        begin += size
+    begin, first = planes * capacity, 8 * planes
+    for width in _WIDTHS:
+        if low & width:
+            size = (capacity * width + 7) // 8
+            _write_codes(indices, length, first, width, capacity, out[begin : begin + size])
+            begin += size
+            first += width
     _write_bits(indices, length, low, capacity, out[begin:])
 
 
@@ -50,16 +56,18 @@ def _write_plane(indices: Any, length: int, shift: int, out: Any) -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _write_nibbles(indices: Any, length: int, shift: int, capacity: int, out: Any) -> None:
-    size, count = out.size, indices.size
-    filling = (length >> shift) & 0xF
-    for entry in range(min(size, count)):
-        out[entry] = (indices[entry] >> shift) & 0xF
-    out[count:] = filling
-    for entry in range(size, count):
-        out[entry - size] |= ((indices[entry] >> shift) & 0xF) << 4
-    for entry in range(max(size, count), capacity):
-        out[entry - size] |= filling << 4
+def _write_codes(indices: Any, length: int, shift: int, width: int, capacity: int, out: Any) -> None:
+    """Writes a few bits of each index; as many times as they fit into a byte, over the same memory."""
+    size, mask = out.size, (1 << width) - 1
+    filling = (length >> shift) & mask
+    out[:] = 0
+    for place in range(0, 8, width):
+        first = place // width * size
+        part = indices[first : first + size]
+        for entry in range(part.size):
+            out[entry] |= ((part[entry] >> shift) & mask) << place
+        for entry in range(part.size, min(size, capacity - first)):
+            out[entry] |= filling << place
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -99,7 +107,7 @@ def decode(messages: Any, raw: Any, slots: Any, indices: Any, values: Any) -> in
     Args:
         messages: uint8, whole values long.
         raw: the same memory as whole numbers of the size of a value.
-        slots: int64, shape (messages, 2): capacity and length of each.
+        slots: int64, shape (messages, 3): capacity, length and step of each.
         indices: int64, as long as all capacities together; to write.
         values: the type of ``raw``, as long; to write.
 
@@ -109,9 +117,12 @@ def decode(messages: Any, raw: Any, slots: Any, indices: Any, values: Any) -> in
     begin, start, done = 0, 0, 0
     for message in range(slots.shape[0]):
         capacity, length = slots[message, 0], slots[message, 1]
-        low = _low_bits(capacity, length)
+        low = _low_bits(capacity, length, slots[message, 2])
         lows = begin + capacity * raw.itemsize
-        uppers = lows + (capacity * low + 7) // 8
+        uppers = lows + low // 8 * capacity
+        for width in _WIDTHS:
+            if low & width:
+                uppers += (capacity * width + 7) // 8
         end = uppers + (capacity + (length >> low) + 7) // 8 if capacity else begin
         if end > messages.size:
             return -1
@@ -193,15 +204,25 @@ def _read_lows(code: Any, low: int, length: int, start: int, out: Any, found: in
         part = code[plane * capacity :]
         for entry in range(found):
             out[entry] |= np.int64(part[entry]) << (8 * plane)
-    if low % 8:
-        part, size = code[planes * capacity :], (capacity + 1) // 2
-        for entry in range(min(found, size)):
-            out[entry] |= np.int64(part[entry] & 0xF) << (8 * planes)
-        for entry in range(size, found):
-            out[entry] |= np.int64(part[entry - size] >> 4) << (8 * planes)
+    begin, first = planes * capacity, 8 * planes
+    for width in _WIDTHS:
+        if low & width:
+            size = (capacity * width + 7) // 8
+            _read_codes(code[begin : begin + size], first, width, out[:found])
+            begin += size
+            first += width
     while found and out[found - 1] >= length:
         found -= 1
     if start:
         for entry in range(found):
             out[entry] += start
     return found
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _read_codes(code: Any, shift: int, width: int, out: Any) -> None:
+    mask = (1 << width) - 1
+    for place in range(0, 8, width):
+        part = out[place // width * code.size : (place // width + 1) * code.size]
+        for entry in range(part.size):
+            part[entry] |= np.int64((code[entry] >> place) & mask) << shift

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from spardl.vector.kernels.magnitudes import largest
+
 __all__ = ["pack_levels", "read_levels"]
 
 
@@ -44,7 +46,7 @@ def pack_levels(
     for block in range(scales.size):
         start, stop = block * row.size, min((block + 1) * row.size, values.size)
         part = values[start:stop]
-        scale_bits[block] = _peak(bits[start:stop], mask)
+        scale_bits[block] = largest(bits[start:stop], mask)
         scale = scales[block]
         _find(part, scale if scale > 0 else top / top, top, half, row)
         if leave:
@@ -58,15 +60,6 @@ def pack_levels(
 
 
 # Loops of their own over parts from their first entry on: only such are made into a few instructions for many entries.
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _peak(bits: Any, mask: Any) -> Any:
-    """The largest magnitude, as a whole number: of these several are compared at a time."""
-    peak = mask & ~mask
-    for entry in range(bits.size):
-        peak = max(peak, bits[entry] & mask)
-    return peak
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

@@ -6,7 +6,10 @@ from typing import Any
 
 from numba import njit
 
-__all__ = ["largest"]
+__all__ = ["divide", "largest"]
+
+_NEAR = 4096
+"""Entries that are looked at twice in a row."""
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -23,3 +26,27 @@ def largest(bits: Any, mask: Any) -> Any:
     for place in range(bits.size):
         found = max(found, bits[place] & mask)
     return found
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def divide(values: Any, bits: Any, mask: Any, divisor: Any) -> Any:
+    """Divides entries by a number; returns the bits of what was the largest magnitude, as ``largest`` does.
+
+    Args:
+        values: float32 or float64, shape (n,).
+        bits: the same memory, as integers.
+        mask: removes the sign.
+        divisor: of the type of the values.
+    """
+    found = mask & ~mask
+    for start in range(0, values.size, _NEAR):
+        # Looked at while it is in the cache, and not in the same loop, which would not be made into wide instructions.
+        found = max(found, largest(bits[start : start + _NEAR], mask))
+        _divide(values[start : start + _NEAR], divisor)
+    return found
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _divide(values: Any, divisor: Any) -> None:
+    for place in range(values.size):
+        values[place] /= divisor

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from spardl.clusters import SimulatedCluster
-from spardl.communicators.steps.bruck import all_gather
-from spardl.protocol.programs import Team, whole_team
+from spardl.communicators.steps.bruck import all_gather, all_gather_around
+from spardl.protocol.programs import Exchange, Program, Team, Worker, whole_team
 from tests.harness import NETWORK
 
 
@@ -33,3 +33,33 @@ def test_teams_do_not_mix() -> None:
     programs = [all_gather(team, torch.tensor([float(rank)]), [1] * 3, [1] * 3) for rank, team in enumerate(teams)]
     for rank, gathered in enumerate(cluster.run(programs)):
         assert torch.cat(gathered).tolist() == [rank % 2, rank % 2 + 2, rank % 2 + 4]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 7, 8])
+def test_each_item_is_told_once_this_member_s_first(workers: int) -> None:
+    cluster, sizes = SimulatedCluster(workers, NETWORK), [1] * workers
+
+    def program(worker: Worker) -> Program[list[tuple[int, float]]]:
+        told: list[tuple[int, float]] = []
+        item = torch.tensor([float(worker.rank)])
+        use = lambda position, found: told.append((position, found.item()))  # noqa: E731
+        yield from all_gather_around(whole_team(worker), item, sizes, sizes, use)
+        return told
+
+    for rank, told in enumerate(cluster.run([program(worker) for worker in cluster.local_workers])):
+        assert told == [(each % workers, float(each % workers)) for each in range(rank, rank + workers)]
+
+
+def test_what_is_there_is_told_while_others_are_under_way() -> None:
+    told: list[int] = []
+    team, item = Team(range(4), 1), torch.zeros(1)
+    steps = all_gather_around(team, item, [1] * 4, [1] * 4, lambda position, found: told.append(position))
+    for known in ([1], [1, 2]):
+        exchange = next(steps)
+        assert isinstance(exchange, Exchange)
+        assert exchange.meanwhile is not None
+        exchange.meanwhile()
+        assert told == known
+    with pytest.raises(StopIteration):
+        next(steps)
+    assert told == [1, 2, 3, 0]

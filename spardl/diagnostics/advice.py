@@ -15,6 +15,8 @@ DENSE = "none"
 """The method without compression."""
 CLEAR = 1.05
 """Less is no gain: in the network lab the model was off by about as much (docs/schedules.md)."""
+# Share of computing that exchanges may take before local steps are worth a thought.
+_WAITED = 0.05
 # What is not 1 with three digits.
 _SEEN = 1.005
 # Losses as without compression, to what seeds differ by (docs/learning.md).
@@ -35,6 +37,7 @@ class Choice(NamedTuple):
         break_even_gbit: bandwidth in Gbit/s under which a synchronization by this method is faster than a dense one;
             infinite if it always is, 0 if it never is, or is dense itself.
         moves: whether it wants to know the optimizer, whose state it moves before compression.
+        exchange: seconds of one synchronization of the whole model with nothing beside it, as outer steps have it.
     """
 
     method: str
@@ -44,11 +47,16 @@ class Choice(NamedTuple):
     bytes_sent: float
     break_even_gbit: float
     moves: bool = False
+    exchange: float = 0.0
 
     def __str__(self) -> str:
         """The arguments of ``spardl.attach`` after the model, but for the optimizer."""
-        options = [f"{name}={value!r}" for name, value in self.options.items()]
-        return ", ".join([f'"{self.method}"', *options, f'schedule="{self.schedule}"'])
+        return f'{self.arguments}, schedule="{self.schedule}"'
+
+    @property
+    def arguments(self) -> str:
+        """Method and options, as all handles take them."""
+        return ", ".join([f'"{self.method}"', *(f"{name}={value!r}" for name, value in self.options.items())])
 
     @property
     def call(self) -> str:
@@ -95,6 +103,17 @@ class Advice:
         """Without compression, under its best schedule; the baseline, if no other is asked about."""
         return next((choice for choice in self.choices if choice.method == DENSE), self.baseline)
 
+    @property
+    def every(self) -> int | None:
+        """Local steps between two exchanges of the advised way that take a 20th of computing; see ``spardl.Outer``.
+
+        ``None`` where a step of it waits for less than that, or the seconds of computing are not known.
+        """
+        way = self.advised
+        if not self.compute or way.seconds <= (1 + _WAITED) * self.compute:
+            return None
+        return math.ceil(way.exchange / (_WAITED * self.compute))
+
     def __str__(self) -> str:
         known = f"{1e3 * self.compute:.4g} ms of computation" if self.compute else "communication alone"
         head = f"{self.entries:,} parameters, {self.workers} workers, {self.network.gbit:g} Gbit/s, {known}"
@@ -103,6 +122,7 @@ class Advice:
                 f"{head}: {self._verdict()}",
                 *(self._line(choice) for choice in self._rows()),
                 *self._learning(),
+                *self._locally(),
                 *(f"  not compared: {reason}" for reason in self.left_out),
             ]
         )
@@ -125,6 +145,16 @@ class Advice:
             yield (
                 f"  learning: at density={density:g} an entry is sent every {1 / density:,.0f} steps or so; in fewer "
                 f"than {10 / density:,.0f} steps look at the loss{beside}"
+            )
+
+    def _locally(self) -> Iterator[str]:
+        """After how many local steps the network would hardly be waited for."""
+        if self.every:
+            waits = 1 - self.compute / self.advised.seconds
+            yield (
+                f"  local steps: {waits:.0%} of such a step waits for the network; with spardl.Outer(..., "
+                f"{self.advised.arguments}, every={self.every}) {_WAITED:.0%} of computing does, and as many examples "
+                "teach less (docs/learning.md, Local steps)"
             )
 
     def _rows(self) -> list[Choice]:

@@ -192,7 +192,8 @@ def _choice(cost: _Cost, dense: _Cost, profile: Profile, schedules: Sequence[str
     entries = sum(profile.entries)
     sent, pays = cost.bytes_sent(entries), _break_even(cost, dense, entries)
     moves = isinstance(make_method(cost.name).momentum, AutoMomentum)
-    return Choice(cost.name, cost.options, schedule, timelines[schedule].seconds, sent, pays, moves)
+    exchange = cost.costs.whole.seconds(entries)
+    return Choice(cost.name, cost.options, schedule, timelines[schedule].seconds, sent, pays, moves, exchange)
 
 
 def _timelines(cost: _Cost, profile: Profile, schedules: Sequence[str]) -> Iterator[tuple[str, Timeline]]:

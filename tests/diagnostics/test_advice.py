@@ -179,6 +179,29 @@ def test_what_learns_as_dense_is_advised_where_it_is_about_as_fast(seconds: floa
         assert 'use spardl.attach(model, "topka", density=0.002, schedule="wfbp", optimizer=optimizer), ' in str(advice)
 
 
+@pytest.mark.parametrize(("compute", "every"), [(1.0, 9), (1.9, None), (0.0, None)])
+def test_after_how_many_local_steps_the_network_is_hardly_waited_for(compute: float, every: int | None) -> None:
+    """0.45 s of an exchange are a 20th of 9 s; 1.95 s of a step that computes for 1.9 s wait for less."""
+    plain = spardl.Choice("none", {}, "wfbp", 3.0, 1e6, 0.0, exchange=2.0)
+    sparse = spardl.Choice("topka", {"density": 0.01}, "wfbp", 1.95, 1e4, 0.0, exchange=0.45)
+    advice = spardl.Advice((sparse, plain), Network(0, 1), 4, 1000, compute, baseline=plain)
+    assert advice.every == every
+    lines = [line for line in str(advice).splitlines() if "local steps:" in line]
+    said = (
+        "  local steps: 49% of such a step waits for the network; with spardl.Outer(..., "
+        '"topka", density=0.01, every=9) '
+        "5% of computing does, and as many examples teach less (docs/learning.md, Local steps)"
+    )
+    assert lines == ([said] if every else [])
+
+
+def test_an_exchange_is_a_synchronization_of_all_entries_alone() -> None:
+    network = Network(alpha=1e-4, gbit=2)
+    dense = spardl.advise(model(), network, 4, compute_seconds=0.01).dense
+    assert dense.exchange == pytest.approx(6 * 1e-4 + 1.5 * 4 * 1_002_000 * network.beta)
+    assert dense.seconds < 0.01 + dense.exchange
+
+
 def test_powersgd_is_compared_where_shapes_are_known() -> None:
     """By what it sends of this model: rank times rows and columns of each matrix, and the vectors."""
     advice = spardl.advise(model(), 1, 4)

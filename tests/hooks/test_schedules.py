@@ -106,12 +106,13 @@ def test_dense_training_is_that_of_ddp(setting: str) -> None:
     assert all(difference < 1e-12 for difference in on_all(work).values())
 
 
-def test_sparse_dear_is_wfbp_of_the_same_groups() -> None:
+@pytest.mark.parametrize("method", [SPARSE, {"method": "int8"}], ids=["spardl", "int8"])
+def test_dear_is_wfbp_of_the_same_groups(method: dict[str, Any]) -> None:
     def work() -> list[bool]:
         found = []
         for setting in ("momentum", "accumulation"):
             one, other = (
-                Loop({**SPARSE, "schedule": name, "bucket_mb": 0.001}, setting).run() for name in ("wfbp", "dear")
+                Loop({**method, "schedule": name, "bucket_mb": 0.001}, setting).run() for name in ("wfbp", "dear")
             )
             found.append(torch.equal(one, other))
         return found

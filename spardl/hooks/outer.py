@@ -109,20 +109,22 @@ class Outer:
         self._cluster = Beside(group, self._parameters[0].device, timeout)
         self._cluster.open()
         schedule = choose_schedule("wfbp", bucket_mb)
-        self._rule = outer.rule(self._parameters, self.method)
+        self._anchors = [nn.Parameter(parameter.detach().clone()) for parameter in self._parameters]
+        self._rule = outer.rule(self._anchors, self.method)
         self.momentum: float = self._rule.defaults["momentum"]
         given = {"handle": "Outer", "every": every, "lr": lr, "momentum": self.momentum, **options_of(schedule)}
         self._averager = Averager(self.method, schedule, Training(None, gradient, None), self._cluster, given)
         self._meter = Meter(self._cluster.ledgers[0], self._cluster.size)
         self._begin_alike(group)
-        self._anchors = [parameter.detach().clone() for parameter in self._parameters]
 
+    @torch.no_grad()
     def _begin_alike(self, group: Any) -> None:
-        for parameter in self._parameters:
+        for parameter, anchor in zip(self._parameters, self._anchors, strict=True):
             # Memory is what travels, and workers may have laid theirs out differently.
-            first = parameter.detach().contiguous()
+            first = parameter.contiguous()
             dist.broadcast(first, dist.get_global_rank(group, 0) if group else 0, group)
-            parameter.detach().copy_(first)
+            parameter.copy_(first)
+            anchor.copy_(first)
 
     @property
     def since(self) -> int:
@@ -163,15 +165,13 @@ class Outer:
         self._averager.wait()
         self._meter.step()
         self._since = 0
-        before = [parameter.grad for parameter in self._parameters]
-        for number, (parameter, anchor) in enumerate(zip(self._parameters, self._anchors, strict=True)):
-            parameter.copy_(anchor)
-            parameter.grad = torch.empty_like(parameter)
-            self._averager.gradient.take(number, parameter.grad)
+        for number, anchor in enumerate(self._anchors):
+            anchor.grad = torch.empty_like(anchor)
+            self._averager.gradient.take(number, anchor.grad)
         self._rule.step()
-        for parameter, anchor, gradient in zip(self._parameters, self._anchors, before, strict=True):
-            anchor.copy_(parameter)
-            parameter.grad = gradient
+        for parameter, anchor in zip(self._parameters, self._anchors, strict=True):
+            anchor.grad = None
+            parameter.copy_(anchor)
 
     def state_dict(self) -> dict[str, Any]:
         """What this worker carries from step to step, its weights included; to be saved by each rank."""
@@ -180,7 +180,7 @@ class Outer:
             "outer": {
                 "since": self._since,
                 "weights": [parameter.detach().clone() for parameter in self._parameters],
-                "anchors": [anchor.clone() for anchor in self._anchors],
+                "anchors": [anchor.detach().clone() for anchor in self._anchors],
                 "rule": copied(self._rule.state_dict()["state"]),
             },
         }

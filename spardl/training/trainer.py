@@ -152,10 +152,11 @@ class Trainer:
         self._doing = "training"
         self._tell("phase", "first step" if self._progress.step == self._first else None)
         began = self._cluster.seconds()
-        self._learner.synchronizer.measures = self._progress.step + 1 == self._learner.total_steps
+        synchronizer = self._learner.synchronizer
+        synchronizer.measures = last = self._progress.step + 1 == self._learner.total_steps
         losses = self._learner.step(self._progress.step)
-        if self._progress.step + 1 == self._learner.total_steps:
-            self._learner.synchronizer.end()
+        if last:
+            synchronizer.end()
         if self._progress.step >= self._timed_from:
             self._progress.timed_steps += 1
             self._progress.timed_seconds += self._cluster.seconds() - began

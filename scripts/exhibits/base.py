@@ -17,7 +17,7 @@ from scripts.exhibits.tables import Table
 from scripts.exhibits.tried import Tried
 from spardl.basics.errors import ConfigError
 
-__all__ = ["INSTEAD", "SCALES", "Basis", "Exhibit", "Picture", "Results", "at"]
+__all__ = ["INSTEAD", "SCALES", "Basis", "Exhibit", "Picture", "Planned", "Results", "at"]
 
 # From seconds to what takes a cluster. Where an exhibit has nothing of its own for an evening, the laptop's will do.
 SCALES = ("smoke", "laptop", "evening", "paper")
@@ -161,3 +161,17 @@ class Exhibit(ABC):
     def tried(self, scale: str, results: Results) -> Sequence[Tried]:
         """What methods reached on tasks, if that is what the exhibit is about."""
         return ()
+
+
+class Planned(Exhibit):
+    """An exhibit whose jobs are trainings, as planned for each scale.
+
+    Attributes:
+        plans: by scale; each has a ``cost``, about how long all of it takes, in words.
+    """
+
+    plans: Mapping[str, Any]
+
+    def cost(self, scale: str) -> str:
+        """See :meth:`Exhibit.cost`."""
+        return f"{len(self.jobs(scale))} trainings, {at(scale, self.plans).cost}"

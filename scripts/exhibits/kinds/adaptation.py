@@ -10,7 +10,7 @@ from statistics import mean
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from scripts.exhibits.base import Basis, Exhibit, Picture, Results, at
+from scripts.exhibits.base import Basis, Picture, Planned, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
 from scripts.exhibits.charts.labels import End, name_ends
@@ -116,7 +116,7 @@ class AdaptationPlan:
 
 
 @dataclass(frozen=True)
-class Adaptation(Exhibit):
+class Adaptation(Planned):
     """Cases x numbers of teams; one table and one picture for each case.
 
     Attributes:
@@ -141,10 +141,6 @@ class Adaptation(Exhibit):
         """See :meth:`Exhibit.jobs`."""
         plan = at(scale, self.plans)
         return [self.job(plan, *choice) for choice in product(plan.cases, plan.teams)]
-
-    def cost(self, scale: str) -> str:
-        """See :meth:`Exhibit.cost`."""
-        return f"{len(self.jobs(scale))} trainings, {at(scale, self.plans).cost}"
 
     def caption(self, scale: str) -> str:
         """See :meth:`Exhibit.caption`."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from scripts.exhibits.base import Basis, Exhibit, Picture, Results, at
+from scripts.exhibits.base import Basis, Picture, Planned, Results, at
 from scripts.exhibits.charts import palette
 from scripts.exhibits.charts.axes import SIZE, plain
 from scripts.exhibits.failures import failed
@@ -245,7 +245,7 @@ KINDS = (
 
 
 @dataclass(frozen=True)
-class Balance(Exhibit):
+class Balance(Planned):
     """Three comparisons, a row for each case; and the loads of all workers as pictures.
 
     Attributes:
@@ -271,10 +271,6 @@ class Balance(Exhibit):
         """See :meth:`Exhibit.jobs`."""
         plan = at(scale, self.plans)
         return [self.job(plan, published) for published in plan.cases]
-
-    def cost(self, scale: str) -> str:
-        """See :meth:`Exhibit.cost`."""
-        return f"{len(self.jobs(scale))} trainings, {at(scale, self.plans).cost}"
 
     def caption(self, scale: str) -> str:
         """See :meth:`Exhibit.caption`."""

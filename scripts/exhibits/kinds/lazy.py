@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scripts.exhibits.base import Basis, Exhibit, Picture, Results, at
+from scripts.exhibits.base import Basis, Picture, Planned, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
 from scripts.exhibits.charts.labels import End, name_ends
@@ -160,7 +160,7 @@ def compare_selections(words: Sequence[str], steps: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Laziness(Exhibit):
+class Laziness(Planned):
     """Cases that are trained with SparDL: a row for either way, and the mass that is sent, by step.
 
     Attributes:
@@ -184,10 +184,6 @@ class Laziness(Exhibit):
         """See :meth:`Exhibit.jobs`."""
         plan = at(scale, self.plans)
         return [self.job(plan, case) for case in plan.cases]
-
-    def cost(self, scale: str) -> str:
-        """See :meth:`Exhibit.cost`."""
-        return f"{len(self.jobs(scale))} trainings, {at(scale, self.plans).cost}"
 
     def caption(self, scale: str) -> str:
         """See :meth:`Exhibit.caption`."""

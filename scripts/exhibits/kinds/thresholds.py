@@ -9,7 +9,7 @@ from statistics import mean
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from scripts.exhibits.base import Basis, Exhibit, Picture, Results, at
+from scripts.exhibits.base import Basis, Picture, Planned, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
 from scripts.exhibits.charts.labels import End, name_ends
@@ -107,7 +107,7 @@ def deviations(counts: Sequence[int], wanted: int) -> Spread:
 
 
 @dataclass(frozen=True)
-class Thresholds(Exhibit):
+class Thresholds(Planned):
     """Methods x cases; one table and two panels for each case.
 
     Attributes:
@@ -133,10 +133,6 @@ class Thresholds(Exhibit):
         """See :meth:`Exhibit.jobs`."""
         plan = at(scale, self.plans)
         return [self.job(plan, case, method) for case in plan.cases for method in self.methods]
-
-    def cost(self, scale: str) -> str:
-        """See :meth:`Exhibit.cost`."""
-        return f"{len(self.jobs(scale))} trainings, {at(scale, self.plans).cost}"
 
     def caption(self, scale: str) -> str:
         """See :meth:`Exhibit.caption`."""

@@ -9,7 +9,7 @@ from itertools import product
 from statistics import mean
 from typing import Any, NamedTuple, TypeAlias
 
-from scripts.exhibits.base import Basis, Exhibit, Picture, Results, at
+from scripts.exhibits.base import Basis, Picture, Planned, Results, at
 from scripts.exhibits.charts.curves import draw_means, key_of
 from scripts.exhibits.failures import failed, succeeded
 from scripts.exhibits.jobs import Labels, Outcome, Training
@@ -97,7 +97,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class MethodComparison(Exhibit):
+class MethodComparison(Planned):
     """Methods x cases x seeds, all trained; one table and one panel for each case.
 
     Attributes:
@@ -150,10 +150,6 @@ class MethodComparison(Exhibit):
         """See :meth:`Exhibit.with_seeds`."""
         seeds = tuple(range(1, count + 1))
         return replace(self, plans={scale: replace(plan, seeds=seeds) for scale, plan in self.plans.items()})
-
-    def cost(self, scale: str) -> str:
-        """See :meth:`Exhibit.cost`."""
-        return f"{len(self.jobs(scale))} trainings, {at(scale, self.plans).cost}"
 
     def caption(self, scale: str) -> str:
         """See :meth:`Exhibit.caption`."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scripts.exhibits.base import Basis, Exhibit, Picture, Results, at
+from scripts.exhibits.base import Basis, Picture, Planned, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
 from scripts.exhibits.charts.labels import End, name_ends
@@ -144,7 +144,7 @@ def measure_selections(words: Sequence[str], steps: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Selections(Exhibit):
+class Selections(Planned):
     """Cases that are trained with one method: xi over steps, and the thresholds in a distribution.
 
     Attributes:
@@ -169,10 +169,6 @@ class Selections(Exhibit):
     def jobs(self, scale: str) -> Sequence[Computation]:
         """See :meth:`Exhibit.jobs`."""
         return [self.job(at(scale, self.plans), case) for case in at(scale, self.plans).cases]
-
-    def cost(self, scale: str) -> str:
-        """See :meth:`Exhibit.cost`."""
-        return f"{len(self.jobs(scale))} trainings, {at(scale, self.plans).cost}"
 
     def caption(self, scale: str) -> str:
         """See :meth:`Exhibit.caption`."""

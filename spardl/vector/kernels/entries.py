@@ -11,9 +11,13 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from spardl.vector.kernels.words import fetch
+
 __all__ = ["add", "cut", "cut_to_bfloat16", "gather", "put"]
 
 _CHUNK = 4096
+# So many entries ahead, their memory is asked for: a processor alone waits for a few at a time.
+_AHEAD = 64
 _SIGN, _MAGNITUDE, _INFINITE = np.uint32(1 << 31), np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
 _HALF, _UPPER, _LARGEST = np.uint32(0x7FFF), np.uint32(0xFFFF0000), np.uint32(0x7F7F0000)
 
@@ -21,21 +25,27 @@ _HALF, _UPPER, _LARGEST = np.uint32(0x7FFF), np.uint32(0xFFFF0000), np.uint32(0x
 @njit(nogil=True, cache=True, error_model="numpy")
 def gather(values: Any, positions: Any, out: Any) -> None:
     """``out`` gets the entries."""
+    last = positions.size - 1
     for index in range(positions.size):
+        fetch(values, positions[min(index + _AHEAD, last)])
         out[index] = values[np.uint64(positions[index])]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def put(values: Any, positions: Any, new: Any) -> None:
     """The entries become ``new``."""
+    last = positions.size - 1
     for index in range(positions.size):
+        fetch(values, positions[min(index + _AHEAD, last)])
         values[np.uint64(positions[index])] = new[index]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def cut(values: Any, positions: Any, out: Any) -> None:
     """``out`` gets the entries, which become 0."""
+    last = positions.size - 1
     for index in range(positions.size):
+        fetch(values, positions[min(index + _AHEAD, last)])
         place = np.uint64(positions[index])
         out[index] = values[place]
         values[place] = 0
@@ -44,7 +54,9 @@ def cut(values: Any, positions: Any, out: Any) -> None:
 @njit(nogil=True, cache=True, error_model="numpy")
 def add(values: Any, positions: Any, amounts: Any, before: Any) -> None:
     """``before`` gets the entries, to which ``amounts`` are added then. No position may come twice."""
+    last = positions.size - 1
     for index in range(positions.size):
+        fetch(values, positions[min(index + _AHEAD, last)])
         place = np.uint64(positions[index])
         before[index] = values[place]
         values[place] += amounts[index]

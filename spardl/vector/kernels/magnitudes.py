@@ -21,11 +21,19 @@ def largest(bits: Any, mask: Any) -> Any:
         mask: removes the sign.
     """
     # A zero of the entries' own type: a plain 0 would make numba compare in 64 bits.
-    found = mask & ~mask
+    one = two = three = four = mask & ~mask
+    # From four places on at once: memory answers several streams faster than one.
+    quarter = bits.size // 4
+    second, third, fourth = bits[quarter:], bits[2 * quarter :], bits[3 * quarter :]
     # Place by place: a loop over the entries themselves compares fewer at a time.
-    for place in range(bits.size):
-        found = max(found, bits[place] & mask)
-    return found
+    for place in range(quarter):
+        one = max(one, bits[place] & mask)
+        two = max(two, second[place] & mask)
+        three = max(three, third[place] & mask)
+        four = max(four, fourth[place] & mask)
+    for place in range(4 * quarter, bits.size):
+        one = max(one, bits[place] & mask)
+    return max(max(one, two), max(three, four))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

@@ -12,12 +12,15 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
-from spardl.vector.kernels.words import lowest_bit
+from spardl.vector.kernels.entries import gather
+from spardl.vector.kernels.words import fetch, lowest_bit
 
 __all__ = ["add_and_list", "largest"]
 
 # Entries that are tested together, without a branch: the results fit into one word.
 _STRIDE = 64
+# Bytes of a line of a cache, and how many entries ahead memory is asked for: a processor alone stops at every page.
+_LINE, _AHEAD = 64, 1024
 # Bits that one pass of the radix selection looks at: its counters stay in the first-level cache; and of few entries,
 # where to clear the counters would take longer than to look at the entries once more.
 _DIGIT, _SMALL_DIGIT, _FEW = 11, 8, 8192
@@ -78,6 +81,8 @@ def _add_and_list_range(
     # A list that is full is given up, but the adding goes on: the vector is changed in place.
     fits = True
     for base in range(0, full, _STRIDE):
+        _fetch(memory, base + _AHEAD)
+        _fetch(gradient, base + _AHEAD)
         hits = np.uint64(0)
         for offset in range(_STRIDE):
             value = _sum_at(memory, gradient, base + offset)
@@ -103,6 +108,24 @@ def _add_and_list_range(
     if clear:
         _clear(gradient, full, memory.size)
     return count if fits else -1
+
+
+def _fetch(vector: Any, start: Any) -> Any:
+    raise NotImplementedError("compiled only")
+
+
+@overload(_fetch, inline="always")
+def _fetch_for(vector: Any, start: Any) -> Any:
+    return _fetch_nothing if isinstance(vector, types.NoneType) else _fetch_array
+
+
+def _fetch_nothing(vector: Any, start: Any) -> Any:
+    return None
+
+
+def _fetch_array(vector: Any, start: Any) -> Any:
+    for place in range(start, start + _STRIDE, _LINE // vector.itemsize):
+        fetch(vector, place)
 
 
 def _clear(vector: Any, start: Any, stop: Any) -> Any:
@@ -189,30 +212,49 @@ def add_and_list(
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _kth(bits: Any, mask: Any, k: int, width: int, counters: Any) -> tuple[Any, int]:
+def _kth(bits: Any, mask: Any, k: int, counters: Any) -> tuple[Any, int]:
     """The k-th largest key, and how many of those equal to it belong to the k largest.
 
-    It is found digit by digit from the highest one. Where a digit cuts exactly between the k largest and the others,
-    the rest need not be looked at: all that begin like it belong.
+    It is found digit by digit of how far it is above the least key, from the highest digit on. Where a digit cuts
+    exactly between the k largest and the others, the rest need not be looked at: all that begin like it belong.
     """
-    prefix, left, wanted = np.int64(0), width, k
+    least, span = _span(bits, mask)
+    left, wanted = 0, k
+    while span >> left:
+        left += 1
     longest = _DIGIT if bits.size > _FEW else _SMALL_DIGIT
     while left:
         digits = min(longest, left)
-        below = left - digits
-        counters[: 1 << digits] = 0
-        for signed in bits:
-            key = np.int64(signed & mask)
-            if key >> left == prefix:
-                counters[np.uint64((key >> below) & ((1 << digits) - 1))] += 1
+        left -= digits
+        _count(bits, mask, least, left, counters[: 1 << digits])
         digit = (1 << digits) - 1
         while counters[digit] < wanted:
             wanted -= counters[digit]
             digit -= 1
-        prefix, left = prefix << digits | digit, below
+        least += digit << left
         if counters[digit] == wanted:
-            return prefix << left, np.int64(bits.size)
-    return prefix, np.int64(wanted)
+            return least, np.int64(bits.size)
+    return least, np.int64(wanted)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _span(bits: Any, mask: Any) -> tuple[Any, Any]:
+    """The least key, and how far the largest is above it."""
+    least, most = mask, mask & ~mask
+    for place in range(bits.size):
+        least, most = min(least, bits[place] & mask), max(most, bits[place] & mask)
+    return np.int64(least), np.int64(most) - np.int64(least)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _count(bits: Any, mask: Any, least: Any, shift: int, counters: Any) -> None:
+    """Counts how many keys have which distance from ``least``, in units of 2^shift; others do not count."""
+    counters[:] = 0
+    for place in range(bits.size):
+        # What is below is far above as an unsigned number.
+        distance = np.uint64(np.int64(bits[place] & mask) - least) >> np.uint64(shift)
+        if distance < np.uint64(counters.size):
+            counters[distance] += 1
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -238,9 +280,9 @@ def _collect(bits: Any, mask: Any, cut: Any, ties: int, out: Any) -> Any:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _choose(bits: Any, mask: Any, width: int, counters: Any, out: Any) -> Any:
+def _choose(bits: Any, mask: Any, counters: Any, out: Any) -> Any:
     """Fills ``out`` with where the largest keys are, increasing; returns the least of these keys."""
-    cut, ties = _kth(bits, mask, out.size, width, counters)
+    cut, ties = _kth(bits, mask, out.size, counters)
     return _collect(bits, mask, cut, ties, out)
 
 
@@ -323,7 +365,6 @@ def _candidates(
 def largest(
     bits: Any,
     mask: Any,
-    width: int,
     starts: Any,
     stops: Any,
     wanted: Any,
@@ -343,7 +384,6 @@ def largest(
     Args:
         bits: integers of the entries' size, shape (n,).
         mask: removes the sign.
-        width: bits of a magnitude.
         starts: int64, of the ranges.
         stops: int64.
         wanted: int64, how many of each; none is negative or exceeds the range's length.
@@ -374,9 +414,9 @@ def largest(
             limits = start, stop, bounds[number]
             near, keys = _candidates(bits, mask, near, keys, touched, ends, limits, united, fresh)
             if keys.size >= k:
-                cuts[number] = _choose(keys, mask, width, counters, into)
+                cuts[number] = _choose(keys, mask, counters, into)
                 into[:] = near[into]
                 counts[number] = keys.size
                 continue
-        cuts[number] = _choose(bits[start:stop], mask, width, counters, into)
+        cuts[number] = _choose(bits[start:stop], mask, counters, into)
         into += start

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from spardl.vector.kernels import compiled
+from spardl.vector.positions import split, within
 
-__all__ = ["add", "cut", "cut_to_bfloat16", "gather", "put"]
+__all__ = ["add", "cut", "cut_to_bfloat16", "gather", "put", "put_others"]
 
 
 def gather(values: Tensor, positions: Tensor) -> Tensor:
@@ -34,6 +35,29 @@ def put(values: Tensor, positions: Tensor, new: Tensor) -> None:
     from spardl.vector.kernels import entries  # noqa: PLC0415
 
     entries.put(_raw(values), positions.numpy(), _raw(new))
+
+
+def put_others(values: Tensor, positions: Tensor, new: Tensor, kept: Tensor) -> Tensor:
+    """Replaces the entries by others, shape (k,), of the same type, but for some that stay.
+
+    Args:
+        values: the vector.
+        positions: fastest if they increase, or fall only a few times.
+        new: the other entries.
+        kept: int64, shape (l,), strictly increasing: positions whose entries stay.
+
+    Returns:
+        What stayed, shape (m,).
+    """
+    if not compiled(values):
+        places = within(positions, kept)
+        staying, others = split(positions, places)
+        values[others] = split(new, places)[1]
+        return values[staying]
+    from spardl.vector.kernels import entries  # noqa: PLC0415
+
+    stayed = torch.empty_like(new)
+    return stayed[: entries.put_others(_raw(values), positions.numpy(), _raw(new), kept.numpy(), _raw(stayed))]
 
 
 def cut(values: Tensor, positions: Tensor) -> Tensor:

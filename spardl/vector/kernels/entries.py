@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from spardl.vector.kernels.positions import among
 from spardl.vector.kernels.words import fetch
 
-__all__ = ["add", "cut", "cut_to_bfloat16", "gather", "put"]
+__all__ = ["add", "cut", "cut_to_bfloat16", "gather", "put", "put_others"]
 
 _CHUNK = 4096
 # So many entries ahead, their memory is asked for: a processor alone waits for a few at a time.
@@ -38,6 +39,34 @@ def put(values: Any, positions: Any, new: Any) -> None:
     for index in range(positions.size):
         fetch(values, positions[min(index + _AHEAD, last)])
         values[np.uint64(positions[index])] = new[index]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def put_others(values: Any, positions: Any, new: Any, kept: Any, stayed: Any) -> int:
+    """The entries become ``new``, but for those at positions that are ``kept``, too: ``stayed`` gets these.
+
+    Args:
+        values: shape (n,).
+        positions: some increasing runs end to end.
+        new: as many.
+        kept: increasing positions.
+        stayed: as long as ``positions``.
+
+    Returns:
+        How many stayed.
+    """
+    stays = np.empty(positions.size, np.bool_)
+    among(positions, kept, stays)
+    count, last = 0, positions.size - 1
+    for index in range(positions.size):
+        fetch(values, positions[min(index + _AHEAD, last)])
+        place = np.uint64(positions[index])
+        now = values[place]
+        # Written always and counted only if it counts: no branch to mispredict.
+        stayed[count] = now
+        count += np.int64(stays[index])
+        values[place] = now if stays[index] else new[index]
+    return count
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

@@ -33,7 +33,7 @@ def largest(bits: Any, mask: Any) -> Any:
         four = max(four, fourth[place] & mask)
     for place in range(4 * quarter, bits.size):
         one = max(one, bits[place] & mask)
-    return max(max(one, two), max(three, four))
+    return max(one, two, three, four)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

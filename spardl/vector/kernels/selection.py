@@ -259,24 +259,37 @@ def _count(bits: Any, mask: Any, least: Any, shift: int, counters: Any) -> None:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _collect(bits: Any, mask: Any, cut: Any, ties: int, out: Any) -> Any:
-    """Writes where the keys exceed the cut, and the first so many that equal it, until all room is used.
+    """Writes where the keys exceed the cut, and the first so many that equal it, which fill all room.
 
     Returns:
         The least key among them.
     """
-    count, least = 0, np.int64(mask)
-    for index in range(bits.size):
-        if count == out.size:
-            break
-        key = np.int64(bits[index] & mask)
-        tie = np.int64(key == cut) & np.int64(ties > 0)
-        # Written always and counted only if it counts: no branch to mispredict. So in ``_refresh``.
-        out[count] = index
-        chosen = np.int64(key > cut) | tie
-        count += chosen
-        least = min(least, key) if chosen else least
-        ties -= tie
-    return least
+    # Of the entries' own type: numba would compare in 64 bits, fewer at a time. So is the least.
+    count, least, cut = 0, mask, bits.dtype.type(cut)
+    for base in range(0, bits.size, _STRIDE):
+        chosen, equal = _compare(bits[base : base + _STRIDE], mask, cut)
+        while equal and ties:
+            chosen |= equal & (~equal + np.uint64(1))
+            equal &= equal - np.uint64(1)
+            ties -= 1
+        while chosen:
+            index = base + np.int64(lowest_bit(chosen))
+            chosen &= chosen - np.uint64(1)
+            out[count] = index
+            count += 1
+            least = min(least, bits[index] & mask)
+    return np.int64(least)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _compare(bits: Any, mask: Any, cut: Any) -> tuple[Any, Any]:
+    """A bit for each of at most 64 keys that exceed the cut, and for each that equals it."""
+    above = equal = np.uint64(0)
+    for offset in range(bits.size):
+        key = bits[offset] & mask
+        above |= np.uint64(key > cut) << np.uint64(offset)
+        equal |= np.uint64(key == cut) << np.uint64(offset)
+    return above, equal
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -287,15 +300,15 @@ def _choose(bits: Any, mask: Any, counters: Any, out: Any) -> Any:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _refresh(bits: Any, mask: Any, places: Any, listed: Any, touched: Any, bound: Any, united: Any, fresh: Any) -> int:
+def _refresh(mask: Any, places: Any, listed: Any, touched: Any, now: Any, bound: Any, united: Any, fresh: Any) -> int:
     """Unites a list with positions whose entries may have changed; both increase.
 
     Args:
-        bits: the vector.
         mask: removes the sign.
         places: listed positions.
         listed: the entries there, as they were.
         touched: positions.
+        now: the entries there, as they are.
         bound: what does not reach it is left out.
         united: gets the positions; has room for one more than all.
         fresh: gets the entries.
@@ -306,10 +319,11 @@ def _refresh(bits: Any, mask: Any, places: Any, listed: Any, touched: Any, bound
     here = there = count = 0
     while here < places.size and there < touched.size:
         old, new = np.int64(places[here]), touched[there]
+        # Written always and counted only if it counts: no branch to mispredict.
         place, changed = min(old, new), new <= old
-        # Where nothing changed, an entry is loaded that is at hand, for nothing.
-        loaded = bits[new if changed else np.int64(0)]
-        entry = loaded if changed else listed[here]
+        # Both are loaded: which it is cannot be foreseen.
+        fresher, older = now[there], listed[here]
+        entry = fresher if changed else older
         united[count], fresh[count] = place, entry
         here += np.int64(old <= new)
         there += np.int64(changed)
@@ -318,9 +332,8 @@ def _refresh(bits: Any, mask: Any, places: Any, listed: Any, touched: Any, bound
         united[count], fresh[count] = places[index], listed[index]
         count += 1
     for index in range(there, touched.size):
-        entry = bits[touched[index]]
-        united[count], fresh[count] = touched[index], entry
-        count += np.int64(np.int64(entry & mask) >= bound)
+        united[count], fresh[count] = touched[index], now[index]
+        count += np.int64(np.int64(now[index] & mask) >= bound)
     return count
 
 
@@ -355,7 +368,9 @@ def _candidates(
         part = part[np.searchsorted(part, limits[0]) : np.searchsorted(part, limits[1])]
         before = end
         if part.size:
-            many = _refresh(bits, mask, places, listed, part, limits[2], united[turn], fresh[turn])
+            now = np.empty(part.size, bits.dtype)
+            gather(bits, part, now)
+            many = _refresh(mask, places, listed, part, now, limits[2], united[turn], fresh[turn])
             places, listed = united[turn, :many], fresh[turn, :many]
             turn = 1 - turn
     return places, listed

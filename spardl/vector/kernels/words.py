@@ -36,7 +36,7 @@ def number_of_bits(typing: Any, word: Any) -> Any:
 
 @intrinsic
 def fetch(typing: Any, array: Any, place: Any) -> Any:
-    """Asks for what is at a place of an array, which is about to be read or written; changes nothing, wherever it is."""
+    """Asks for what is at a place of an array, and is about to be read or written; does nothing, wherever that is."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         start = context.make_array(signature.args[0])(context, builder, arguments[0]).data

@@ -5,6 +5,8 @@ Everywhere ``values`` has shape (n,), and ``positions`` are int64, shape (k,), i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,6 +16,8 @@ from spardl.vector.kernels import compiled
 from spardl.vector.positions import split, within
 
 __all__ = ["add", "cut", "cut_to_bfloat16", "gather", "put", "put_others"]
+
+_BITS: Mapping[int, torch.dtype] = MappingProxyType({2: torch.int16, 4: torch.int32, 8: torch.int64})
 
 
 def gather(values: Tensor, positions: Tensor) -> Tensor:
@@ -82,7 +86,7 @@ def cut_to_bfloat16(values: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, 
     from spardl.vector.kernels import entries  # noqa: PLC0415
 
     before, sent, errors = (values.new_empty(positions.numel()) for _ in range(3))
-    entries.cut_to_bfloat16(_raw(values), positions.numpy(), before.numpy(), sent.numpy(), errors.numpy())
+    entries.cut_to_bfloat16(values.detach().numpy(), positions.numpy(), before.numpy(), sent.numpy(), errors.numpy())
     return before, sent, errors
 
 
@@ -104,6 +108,5 @@ def add(values: Tensor, positions: Tensor, amounts: Tensor) -> Tensor:
 
 
 def _raw(values: Tensor) -> Any:
-    # Copied as they are; numpy has no bfloat16.
-    same = values.detach()
-    return (same.view(torch.int16) if same.itemsize == 2 else same).numpy()
+    # Copied as they are: numpy has no bfloat16.
+    return values.detach().view(_BITS[values.itemsize]).numpy()

@@ -46,9 +46,9 @@ def put_others(values: Any, positions: Any, new: Any, kept: Any, stayed: Any) ->
     """The entries become ``new``, but for those at positions that are ``kept``, too: ``stayed`` gets these.
 
     Args:
-        values: shape (n,).
+        values: shape (n,), as integers.
         positions: some increasing runs end to end.
-        new: as many.
+        new: as many, as integers.
         kept: increasing positions.
         stayed: as long as ``positions``.
 
@@ -61,11 +61,11 @@ def put_others(values: Any, positions: Any, new: Any, kept: Any, stayed: Any) ->
     for index in range(positions.size):
         fetch(values, positions[min(index + _AHEAD, last)])
         place = np.uint64(positions[index])
-        now = values[place]
-        # Written always and counted only if it counts: no branch to mispredict.
+        now, stay = values[place], np.int64(stays[index])
+        # Written always and counted only if it counts, and chosen by its bits: no branch to mispredict.
         stayed[count] = now
-        count += np.int64(stays[index])
-        values[place] = now if stays[index] else new[index]
+        count += stay
+        values[place] = now ^ ((now ^ new[index]) & (stay - 1))
     return count
 
 

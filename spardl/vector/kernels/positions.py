@@ -10,8 +10,8 @@ from numba import njit
 __all__ = ["among", "split", "within"]
 
 
-# Positions that are marked at a time, a byte each: half of a first-level cache.
-_WIDTH = 1 << 14
+# Positions that are marked at a time, a byte each: they fit into a first-level cache.
+_WIDTH = 1 << 15
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -45,33 +45,38 @@ def among(positions: Any, others: Any, found: Any) -> None:
         others: int64, strictly increasing.
         found: bool, as long as ``positions``; to write.
     """
-    marks = np.zeros(_WIDTH, np.bool_)
-    begin = 0
+    marks = np.zeros(_WIDTH, np.uint8)
+    begin, number = 0, np.uint8(0)
     while begin < positions.size:
         end = begin + 1
         while end < positions.size and positions[end - 1] < positions[end]:
             end += 1
-        _among_run(positions[begin:end], others, marks, found[begin:end])
+        number = _among_run(positions[begin:end], others, marks, number, found[begin:end])
         begin = end
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _among_run(positions: Any, others: Any, marks: Any, found: Any) -> None:
-    """The same of one run, window by window: each look is for itself, where a merge must wait for the one before."""
-    here, there = 0, np.searchsorted(others, positions[0])
-    while here < positions.size:
-        first = positions[here]
-        while there < others.size and others[there] < first:
-            there += 1
-        begin = there
-        while there < others.size and others[there] < first + _WIDTH:
-            marks[np.uint64(others[there] - first)] = True
-            there += 1
-        while here < positions.size and positions[here] < first + _WIDTH:
-            found[here] = marks[np.uint64(positions[here] - first)]
-            here += 1
-        for index in range(begin, there):
-            marks[np.uint64(others[index] - first)] = False
+def _among_run(positions: Any, others: Any, marks: Any, number: Any, found: Any) -> Any:
+    """The same of one run, window by window: each look is for itself, where a merge must wait for the one before.
+
+    Marks of a window are its number, which is never 0, so that those of the window before need not be removed; returned
+    is the last one.
+    """
+    while positions.size:
+        number = np.uint8(number + 1)
+        if not number:
+            marks[:] = 0
+            number = np.uint8(1)
+        first = positions[0]
+        others = others[np.searchsorted(others, first) :]
+        inside = np.searchsorted(others[:_WIDTH], first + _WIDTH)
+        for place in range(inside):
+            marks[np.uint64(others[place] - first)] = number
+        many = np.searchsorted(positions[:_WIDTH], first + _WIDTH)
+        for place in range(many):
+            found[place] = marks[np.uint64(positions[place] - first)] == number
+        others, positions, found = others[inside:], positions[many:], found[many:]
+    return number
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

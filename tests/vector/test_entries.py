@@ -78,6 +78,23 @@ def test_as_by_hand(dtype: torch.dtype, case: tuple[list[float], list[int], list
         assert same_numbers(found, expected)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@given(case=drawn(), kept=st.sets(st.integers(0, 29)).map(sorted))
+def test_some_stay(dtype: torch.dtype, case: tuple[list[float], list[int], list[float]], kept: list[int]) -> None:
+    values, where, others = case
+    vector, new = torch.tensor(values, dtype=dtype), torch.tensor(others, dtype=dtype)
+    positions = torch.tensor(where, dtype=torch.int64)
+    expected = vector.clone()
+    for place, value in zip(where, new, strict=True):
+        if place not in kept:
+            expected[place] = value
+    with pytest.MonkeyPatch.context() as patch:
+        left, found = both(patch, "put_others", vector, positions, new, torch.tensor(kept, dtype=torch.int64))
+        assert found is not None
+        assert same_numbers(left, expected)
+        assert same_numbers(found, vector[[place for place in where if place in kept]])
+
+
 def test_a_view_is_changed_in_place() -> None:
     """A residual is part of a longer vector."""
     whole = torch.arange(6.0)

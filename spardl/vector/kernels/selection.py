@@ -19,8 +19,9 @@ __all__ = ["add_and_list", "largest"]
 
 # Entries that are tested together, without a branch: the results fit into one word.
 _STRIDE = 64
-# Bytes of a line of a cache, and how many entries ahead memory is asked for: a processor alone stops at every page.
-_LINE, _AHEAD = 64, 1024
+# Entries of float32 in a line of a cache, and how many entries ahead memory is asked for: a processor alone stops at
+# the end of every page.
+_LINE, _AHEAD = 16, 1024
 # Bits that one pass of the radix selection looks at: its counters stay in the first-level cache; and of few entries,
 # where to clear the counters would take longer than to look at the entries once more.
 _DIGIT, _SMALL_DIGIT, _FEW = 11, 8, 8192
@@ -116,16 +117,16 @@ def _fetch(vector: Any, start: Any) -> Any:
 
 @overload(_fetch, inline="always")
 def _fetch_for(vector: Any, start: Any) -> Any:
-    return _fetch_nothing if isinstance(vector, types.NoneType) else _fetch_array
+    return _fetch_nothing if isinstance(vector, types.NoneType) else _fetch_stride
 
 
 def _fetch_nothing(vector: Any, start: Any) -> Any:
     return None
 
 
-def _fetch_array(vector: Any, start: Any) -> Any:
-    for place in range(start, start + _STRIDE, _LINE // vector.itemsize):
-        fetch(vector, place)
+def _fetch_stride(vector: Any, start: Any) -> Any:
+    for offset in range(0, _STRIDE, _LINE):
+        fetch(vector, start + offset)
 
 
 def _clear(vector: Any, start: Any, stop: Any) -> Any:
@@ -138,7 +139,8 @@ def _clear_for(vector: Any, start: Any, stop: Any) -> Any:
 
 
 def _clear_array(vector: Any, start: Any, stop: Any) -> Any:
-    vector[start:stop] = 0
+    for place in range(start, stop):
+        vector[place] = 0
 
 
 def _part(vector: Any, start: Any, stop: Any) -> Any:
@@ -240,9 +242,12 @@ def _kth(bits: Any, mask: Any, k: int, counters: Any) -> tuple[Any, int]:
 @njit(nogil=True, cache=True, error_model="numpy")
 def _span(bits: Any, mask: Any) -> tuple[Any, Any]:
     """The least key, and how far the largest is above it."""
-    least, most = mask, mask & ~mask
+    # Of the entries' own type, throughout: numba would compare in 64 bits, fewer at a time. So below.
+    kind = bits.dtype.type
+    least, most = mask, kind(0)
     for place in range(bits.size):
-        least, most = min(least, bits[place] & mask), max(most, bits[place] & mask)
+        key = kind(bits[place] & mask)
+        least, most = min(least, key), max(most, key)
     return np.int64(least), np.int64(most) - np.int64(least)
 
 
@@ -264,8 +269,8 @@ def _collect(bits: Any, mask: Any, cut: Any, ties: int, out: Any) -> Any:
     Returns:
         The least key among them.
     """
-    # Of the entries' own type: numba would compare in 64 bits, fewer at a time. So is the least.
-    count, least, cut = 0, mask, bits.dtype.type(cut)
+    kind = bits.dtype.type
+    count, least, cut = 0, mask, kind(cut)
     for base in range(0, bits.size, _STRIDE):
         chosen, equal = _compare(bits[base : base + _STRIDE], mask, cut)
         while equal and ties:
@@ -277,16 +282,16 @@ def _collect(bits: Any, mask: Any, cut: Any, ties: int, out: Any) -> Any:
             chosen &= chosen - np.uint64(1)
             out[count] = index
             count += 1
-            least = min(least, bits[index] & mask)
+            least = min(least, kind(bits[index] & mask))
     return np.int64(least)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _compare(bits: Any, mask: Any, cut: Any) -> tuple[Any, Any]:
     """A bit for each of at most 64 keys that exceed the cut, and for each that equals it."""
-    above = equal = np.uint64(0)
+    kind, above, equal = bits.dtype.type, np.uint64(0), np.uint64(0)
     for offset in range(bits.size):
-        key = bits[offset] & mask
+        key = kind(bits[offset] & mask)
         above |= np.uint64(key > cut) << np.uint64(offset)
         equal |= np.uint64(key == cut) << np.uint64(offset)
     return above, equal

@@ -229,9 +229,8 @@ class Accumulator:
         Args:
             final: int64, shape (m,), strictly increasing: the indices of the final result.
         """
-        stayed = [entries.put_others(self.values, where, old, final) for where, old in reversed(self._before)]
+        peak = largest(entries.undo(self.values, self._before, final))
         self._before.clear()
-        peak = largest(stayed)
         if not math.isfinite(peak):
             # Sums of finite numbers can overflow on the way; the overflow is in the result already.
             kept = entries.gather(self.values, final)

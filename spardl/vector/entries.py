@@ -5,7 +5,7 @@ Everywhere ``values`` has shape (n,), and ``positions`` are int64, shape (k,), i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from spardl.vector.kernels import compiled
-from spardl.vector.positions import split, within
 
-__all__ = ["add", "cut", "cut_to_bfloat16", "gather", "put", "put_others"]
+__all__ = ["add", "cut", "cut_to_bfloat16", "gather", "put", "undo"]
 
 _BITS: Mapping[int, torch.dtype] = MappingProxyType({2: torch.int16, 4: torch.int32, 8: torch.int64})
 
@@ -41,27 +40,32 @@ def put(values: Tensor, positions: Tensor, new: Tensor) -> None:
     entries.put(_raw(values), positions.numpy(), _raw(new))
 
 
-def put_others(values: Tensor, positions: Tensor, new: Tensor, kept: Tensor) -> Tensor:
-    """Replaces the entries by others, shape (k,), of the same type, but for some that stay.
+def undo(values: Tensor, changes: Sequence[tuple[Tensor, Tensor]], kept: Tensor) -> list[Tensor]:
+    """Takes changes back, the last one first, but for some positions, where everything stays.
 
     Args:
         values: the vector.
-        positions: fastest if they increase, or fall only a few times.
-        new: the other entries.
-        kept: int64, shape (l,), strictly increasing: positions whose entries stay.
+        changes: the positions of each, fastest if they increase, or fall only a few times; and what was there before,
+            shape (k,), of the vector's type.
+        kept: int64, shape (l,), strictly increasing: positions that stay.
 
     Returns:
-        What stayed, shape (m,).
+        Entries that stayed, shape (m,) each: of all that had changed, at least.
     """
     if not compiled(values):
-        places = within(positions, kept)
-        staying, others = split(positions, places)
-        values[others] = split(new, places)[1]
-        return values[staying]
+        stays = values[kept]
+        for positions, before in reversed(changes):
+            values[positions] = before
+        values[kept] = stays
+        return [stays]
     from spardl.vector.kernels import entries  # noqa: PLC0415
 
-    stayed = torch.empty_like(new)
-    return stayed[: entries.put_others(_raw(values), positions.numpy(), _raw(new), kept.numpy(), _raw(stayed))]
+    found, raw, own = [], _raw(values), kept.numpy()
+    for positions, before in reversed(changes):
+        stayed = torch.empty_like(before)
+        count = entries.put_others(raw, positions.numpy(), _raw(before), own, _raw(stayed))
+        found.append(stayed[:count])
+    return found
 
 
 def cut(values: Tensor, positions: Tensor) -> Tensor:

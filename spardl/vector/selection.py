@@ -218,7 +218,7 @@ class CompiledFinder(Finder):
 
     def add(self, values: Tensor, gradient: Tensor | None, ranges: Ranges, *, clear: bool = False) -> Integers:
         """In one kernel; the lists' memory is used again from step to step."""
-        from spardl.vector.kernels.selection import add_and_list  # noqa: PLC0415 - takes seconds to import
+        from spardl.vector.kernels.adding import add_and_list  # noqa: PLC0415 - takes seconds to import
 
         room = int(ranges.rooms.sum())
         if self._places.size < room:

@@ -60,7 +60,8 @@ def undo(values: Tensor, changes: Sequence[tuple[Tensor, Tensor]], kept: Tensor)
         return [stays]
     from spardl.vector.kernels import entries  # noqa: PLC0415
 
-    found, raw, own = [], _raw(values), kept.numpy()
+    found: list[Tensor] = []
+    raw, own = _raw(values), kept.numpy()
     for positions, before in reversed(changes):
         stayed = torch.empty_like(before)
         count = entries.put_others(raw, positions.numpy(), _raw(before), own, _raw(stayed))

@@ -14,7 +14,6 @@ entry by entry (a low-rank approximation, a sign), knows no positions: only LRES
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,11 +24,9 @@ from torch import Tensor
 
 from spardl.basics.checks import is_a
 from spardl.basics.errors import ConfigError
-from spardl.vector import entries
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.candidates import Candidates
 from spardl.vector.layout import Part
-from spardl.vector.norms import largest
 from spardl.vector.sparse import SparseVector
 
 __all__ = [
@@ -206,12 +203,4 @@ class GlobalResidual(ErrorFeedback):
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
         """Restores the original vector except at the result's indices."""
-        dropped = entries.gather(accumulated.values, final)
-        peak = largest([dropped])
-        if not math.isfinite(peak):
-            # Sums of finite numbers can overflow on the way; the overflow is in the result already.
-            dropped = torch.where(dropped.isfinite(), dropped, 0)
-            peak = largest([dropped])
-        accumulated.restore()
-        entries.put(accumulated.values, final, dropped)
-        accumulated.bound.include(peak)
+        accumulated.restore_others(final)

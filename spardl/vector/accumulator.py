@@ -223,6 +223,22 @@ class Accumulator:
             entries.put(self.values, where, old)
         self._before.clear()
 
+    def restore_others(self, final: Tensor) -> None:
+        """Puts every touched position back but those of a result, where everything stays; but no overflow.
+
+        Args:
+            final: int64, shape (m,), strictly increasing: the indices of the final result.
+        """
+        peak = largest(entries.undo(self.values, self._before, final))
+        self._before.clear()
+        if not math.isfinite(peak):
+            # Sums of finite numbers can overflow on the way; the overflow is in the result already.
+            kept = entries.gather(self.values, final)
+            kept = torch.where(kept.isfinite(), kept, 0)
+            entries.put(self.values, final, kept)
+            peak = largest([kept])
+        self.bound.include(peak)
+
     def restore_but(self, final: Tensor, *, whole: bool) -> None:
         """Puts every touched position back, but makes zero what was cut out and is settled; ``add_errors`` follows.
 

@@ -5,6 +5,8 @@ Everywhere ``values`` has shape (n,), and ``positions`` are int64, shape (k,), i
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -12,7 +14,9 @@ from torch import Tensor
 
 from spardl.vector.kernels import compiled
 
-__all__ = ["add", "cut", "cut_to_bfloat16", "gather", "put"]
+__all__ = ["add", "cut", "cut_to_bfloat16", "gather", "put", "undo"]
+
+_BITS: Mapping[int, torch.dtype] = MappingProxyType({2: torch.int16, 4: torch.int32, 8: torch.int64})
 
 
 def gather(values: Tensor, positions: Tensor) -> Tensor:
@@ -34,6 +38,35 @@ def put(values: Tensor, positions: Tensor, new: Tensor) -> None:
     from spardl.vector.kernels import entries  # noqa: PLC0415
 
     entries.put(_raw(values), positions.numpy(), _raw(new))
+
+
+def undo(values: Tensor, changes: Sequence[tuple[Tensor, Tensor]], kept: Tensor) -> list[Tensor]:
+    """Takes changes back, the last one first, but for some positions, where everything stays.
+
+    Args:
+        values: the vector.
+        changes: the positions of each, fastest if they increase, or fall only a few times; and what was there before,
+            shape (k,), of the vector's type.
+        kept: int64, shape (l,), strictly increasing: positions that stay.
+
+    Returns:
+        Entries that stayed, shape (m,) each: of all that had changed, at least.
+    """
+    if not compiled(values):
+        stays = values[kept]
+        for positions, before in reversed(changes):
+            values[positions] = before
+        values[kept] = stays
+        return [stays]
+    from spardl.vector.kernels import entries  # noqa: PLC0415
+
+    found: list[Tensor] = []
+    raw, own = _raw(values), kept.numpy()
+    for positions, before in reversed(changes):
+        stayed = torch.empty_like(before)
+        count = entries.put_others(raw, positions.numpy(), _raw(before), own, _raw(stayed))
+        found.append(stayed[:count])
+    return found
 
 
 def cut(values: Tensor, positions: Tensor) -> Tensor:
@@ -58,7 +91,7 @@ def cut_to_bfloat16(values: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, 
     from spardl.vector.kernels import entries  # noqa: PLC0415
 
     before, sent, errors = (values.new_empty(positions.numel()) for _ in range(3))
-    entries.cut_to_bfloat16(_raw(values), positions.numpy(), before.numpy(), sent.numpy(), errors.numpy())
+    entries.cut_to_bfloat16(values.detach().numpy(), positions.numpy(), before.numpy(), sent.numpy(), errors.numpy())
     return before, sent, errors
 
 
@@ -80,6 +113,5 @@ def add(values: Tensor, positions: Tensor, amounts: Tensor) -> Tensor:
 
 
 def _raw(values: Tensor) -> Any:
-    # Copied as they are; numpy has no bfloat16.
-    same = values.detach()
-    return (same.view(torch.int16) if same.itemsize == 2 else same).numpy()
+    # Copied as they are: numpy has no bfloat16.
+    return values.detach().view(_BITS[values.itemsize]).numpy()

@@ -182,20 +182,19 @@ class GpuFinder(PortableFinder):
 
 
 class _Kind(NamedTuple):
-    """How a type's magnitudes compare as integers: bits, bits without the sign, and their number."""
+    """How a type's magnitudes compare as integers: their bits, and these without the sign."""
 
     bits: torch.dtype
     mask: Any
-    width: int
     # numpy knows no bfloat16.
     array: torch.dtype
 
 
 _KINDS: Mapping[torch.dtype, _Kind] = MappingProxyType(
     {
-        torch.float32: _Kind(torch.int32, np.int32(2**31 - 1), 31, torch.float32),
-        torch.float64: _Kind(torch.int64, np.int64(2**63 - 1), 63, torch.float64),
-        torch.bfloat16: _Kind(torch.int16, np.int16(2**15 - 1), 15, torch.uint16),
+        torch.float32: _Kind(torch.int32, np.int32(2**31 - 1), torch.float32),
+        torch.float64: _Kind(torch.int64, np.int64(2**63 - 1), torch.float64),
+        torch.bfloat16: _Kind(torch.int16, np.int16(2**15 - 1), torch.uint16),
     }
 )
 _NOWHERE: Integers = np.empty(0, np.int64)
@@ -219,7 +218,7 @@ class CompiledFinder(Finder):
 
     def add(self, values: Tensor, gradient: Tensor | None, ranges: Ranges, *, clear: bool = False) -> Integers:
         """In one kernel; the lists' memory is used again from step to step."""
-        from spardl.vector.kernels.selection import add_and_list  # noqa: PLC0415 - takes seconds to import
+        from spardl.vector.kernels.adding import add_and_list  # noqa: PLC0415 - takes seconds to import
 
         room = int(ranges.rooms.sum())
         if self._places.size < room:
@@ -265,7 +264,6 @@ class CompiledFinder(Finder):
         largest(
             values.detach().view(kind.bits).numpy(),
             kind.mask,
-            kind.width,
             starts,
             stops,
             wanted,

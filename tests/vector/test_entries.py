@@ -40,6 +40,11 @@ def both(patch: pytest.MonkeyPatch, call: str, values: Tensor, *arguments: Tenso
     return one, result
 
 
+def bits_of(entry: Tensor) -> bytes:
+    """To compare entries one by one; a NaN is like any other."""
+    return (entry if not entry.isnan() else entry.new_tensor(float("nan"))).view(1).view(torch.uint8).numpy().tobytes()
+
+
 def same_numbers(one: Tensor, other: Tensor) -> bool:
     """To the last bit, but for which NaN it is."""
     nan = one.isnan()
@@ -76,6 +81,32 @@ def test_as_by_hand(dtype: torch.dtype, case: tuple[list[float], list[int], list
         assert found is not None
         assert same_numbers(left, raised)
         assert same_numbers(found, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("path", ["compiled", "portable"])
+@given(st.lists(drawn(), min_size=1, max_size=3), st.sets(st.integers(0, 29)).map(sorted))
+def test_changes_are_undone_but_for_some_positions(
+    dtype: torch.dtype, path: str, cases: list[tuple[list[float], list[int], list[float]]], kept: list[int]
+) -> None:
+    first = torch.tensor(cases[0][0], dtype=dtype)
+    length = first.numel()
+    vector, expected, kept = first.clone(), first.clone(), [place for place in kept if place < length]
+    changes = []
+    for _, places, others in cases:
+        pairs = [(place, other) for place, other in zip(places, others, strict=True) if place < length]
+        positions = torch.tensor([place for place, _ in pairs], dtype=torch.int64)
+        changes.append((positions, vector[positions]))
+        vector[positions] = torch.tensor([other for _, other in pairs], dtype=dtype)
+    expected[kept] = vector[kept]
+    changed = {int(place) for positions, _ in changes for place in positions}
+    staying = {bits_of(vector[place]) for place in kept}
+    touched = {bits_of(vector[place]) for place in kept if place in changed}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARDL_KERNELS", path)
+        stayed = {bits_of(entry) for part in entries.undo(vector, changes, torch.tensor(kept).long()) for entry in part}
+    assert same_numbers(vector, expected)
+    assert touched <= stayed <= staying
 
 
 def test_a_view_is_changed_in_place() -> None:

@@ -39,6 +39,18 @@ def test_within_others_even_around_the_end(own: list[int], others: list[int], tu
         assert (found.dtype, found.tolist()) == (torch.int64, expected)
 
 
+@pytest.mark.parametrize("share", [1e-5, 0.01, 1.0])
+def test_within_others_of_a_long_vector(share: float) -> None:
+    """Longer than 255 windows, whose marks then begin anew; the first run ends, and the second begins, in one."""
+    length, source = 300 << 15, torch.Generator().manual_seed(0)
+    own, others = (torch.randint(length, (int(share * 1e6),), generator=source).unique() for _ in range(2))
+    turned = torch.cat((own[own.numel() // 3 :], own[: own.numel() // 3]))
+    expected = torch.isin(turned, others).nonzero().squeeze(1)
+    for found in on_both_paths(lambda: within(turned, others)):
+        assert torch.equal(found, expected)
+    assert all(torch.equal(found, torch.arange(turned.numel())) for found in on_both_paths(lambda: within(turned, own)))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64], ids=str)
 @given(st.integers(0, 41), SOME)
 def test_split_in_two(dtype: torch.dtype, length: int, places: list[int]) -> None:

@@ -13,7 +13,7 @@ from spardl.protocol.programs import Exchange, Phase, Program, Receive, Send, Te
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.messages import Form
 from spardl.vector.packing import Slot, message_words
-from spardl.vector.sparse import SparseVector, concatenate
+from spardl.vector.sparse import SparseVector
 
 __all__ = ["Courier", "all_gather_counts"]
 
@@ -111,11 +111,9 @@ class Courier(NamedTuple):
         yield Phase.PACK
         message, sizes, words = self._packed(block, slots, team.position)
         around = yield from all_gather_around(team, message, sizes, words)
-        # From this member's block on, and then those of the members before it.
+        # From this member's block on, and then those of the members before it; read at once where they are turned back.
         turn = sum(sizes[team.position :])
-        parts = ((around[turn:], slots[: team.position]), (around[:turn], slots[team.position :]))
-        opened = [self.form.open(messages, room) for messages, room in parts if room]
-        joined = opened[0] if len(opened) == 1 else concatenate(opened)
+        joined = self.form.open(torch.cat((around[turn:], around[:turn])) if team.position else around, slots)
         yield Phase.MERGE
         return joined
 

@@ -11,9 +11,14 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-__all__ = ["add", "cut", "cut_to_bfloat16", "gather", "put"]
+from spardl.vector.kernels.positions import among
+from spardl.vector.kernels.words import fetch
+
+__all__ = ["add", "cut", "cut_to_bfloat16", "gather", "put", "put_others"]
 
 _CHUNK = 4096
+# So many entries ahead, their memory is asked for: a processor alone waits for a few at a time.
+_AHEAD = 64
 _SIGN, _MAGNITUDE, _INFINITE = np.uint32(1 << 31), np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
 _HALF, _UPPER, _LARGEST = np.uint32(0x7FFF), np.uint32(0xFFFF0000), np.uint32(0x7F7F0000)
 
@@ -21,21 +26,55 @@ _HALF, _UPPER, _LARGEST = np.uint32(0x7FFF), np.uint32(0xFFFF0000), np.uint32(0x
 @njit(nogil=True, cache=True, error_model="numpy")
 def gather(values: Any, positions: Any, out: Any) -> None:
     """``out`` gets the entries."""
+    last = positions.size - 1
     for index in range(positions.size):
+        fetch(values, positions[min(index + _AHEAD, last)])
         out[index] = values[np.uint64(positions[index])]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def put(values: Any, positions: Any, new: Any) -> None:
     """The entries become ``new``."""
+    last = positions.size - 1
     for index in range(positions.size):
+        fetch(values, positions[min(index + _AHEAD, last)])
         values[np.uint64(positions[index])] = new[index]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def put_others(values: Any, positions: Any, new: Any, kept: Any, stayed: Any) -> int:
+    """The entries become ``new``, but for those at positions that are ``kept``, too: ``stayed`` gets these.
+
+    Args:
+        values: shape (n,), as integers.
+        positions: some increasing runs end to end.
+        new: as many, as integers.
+        kept: increasing positions.
+        stayed: as long as ``positions``.
+
+    Returns:
+        How many stayed.
+    """
+    stays = np.empty(positions.size, np.bool_)
+    among(positions, kept, stays)
+    count, last = 0, positions.size - 1
+    for index in range(positions.size):
+        fetch(values, positions[min(index + _AHEAD, last)])
+        place = np.uint64(positions[index])
+        now, stay = values[place], np.int64(stays[index])
+        # Written always and counted only if it counts, and chosen by its bits: no branch to mispredict.
+        stayed[count] = now
+        count += stay
+        values[place] = now ^ ((now ^ new[index]) & (stay - 1))
+    return count
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def cut(values: Any, positions: Any, out: Any) -> None:
     """``out`` gets the entries, which become 0."""
+    last = positions.size - 1
     for index in range(positions.size):
+        fetch(values, positions[min(index + _AHEAD, last)])
         place = np.uint64(positions[index])
         out[index] = values[place]
         values[place] = 0
@@ -44,7 +83,9 @@ def cut(values: Any, positions: Any, out: Any) -> None:
 @njit(nogil=True, cache=True, error_model="numpy")
 def add(values: Any, positions: Any, amounts: Any, before: Any) -> None:
     """``before`` gets the entries, to which ``amounts`` are added then. No position may come twice."""
+    last = positions.size - 1
     for index in range(positions.size):
+        fetch(values, positions[min(index + _AHEAD, last)])
         place = np.uint64(positions[index])
         before[index] = values[place]
         values[place] += amounts[index]

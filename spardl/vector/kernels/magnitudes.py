@@ -20,12 +20,21 @@ def largest(bits: Any, mask: Any) -> Any:
         bits: integers of the entries' size, shape (n,).
         mask: removes the sign.
     """
-    # A zero of the entries' own type: a plain 0 would make numba compare in 64 bits.
-    found = mask & ~mask
+    # Of the entries' own type, throughout: numba would compare in 64 bits.
+    kind = bits.dtype.type
+    one = two = three = four = kind(0)
+    # From four places on at once: memory answers several streams faster than one.
+    quarter = bits.size // 4
+    second, third, fourth = bits[quarter:], bits[2 * quarter :], bits[3 * quarter :]
     # Place by place: a loop over the entries themselves compares fewer at a time.
-    for place in range(bits.size):
-        found = max(found, bits[place] & mask)
-    return found
+    for place in range(quarter):
+        one = max(one, kind(bits[place] & mask))
+        two = max(two, kind(second[place] & mask))
+        three = max(three, kind(third[place] & mask))
+        four = max(four, kind(fourth[place] & mask))
+    for place in range(4 * quarter, bits.size):
+        one = max(one, kind(bits[place] & mask))
+    return max(one, two, three, four)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -38,7 +47,7 @@ def divide(values: Any, bits: Any, mask: Any, divisor: Any) -> Any:
         mask: removes the sign.
         divisor: of the type of the values.
     """
-    found = mask & ~mask
+    found = bits.dtype.type(0)
     for start in range(0, values.size, _NEAR):
         # Looked at while it is in the cache, and not in the same loop, which would not be made into wide instructions.
         found = max(found, largest(bits[start : start + _NEAR], mask))

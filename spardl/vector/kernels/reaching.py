@@ -53,11 +53,13 @@ def search(bits: Any, mask: Any, bound: Any, out: Any) -> int:
         How many there are.
     """
     # Of the entries' own type: numba would compare in 64 bits, fewer at a time.
-    count, least, full = 0, bits.dtype.type(bound), bits.size // _STRIDE * _STRIDE
+    kind = bits.dtype.type
+    count, least, full = 0, kind(bound), bits.size // _STRIDE * _STRIDE
     for base in range(0, full, _STRIDE):
-        hits = np.uint64(0)
+        # With places from 0 on: of others, numba would test each for being negative.
+        part, hits = bits[base : base + _STRIDE], np.uint64(0)
         for offset in range(_STRIDE):
-            hits |= np.uint64((bits[base + offset] & mask) >= least) << np.uint64(offset)
+            hits |= np.uint64(kind(part[offset] & mask) >= least) << np.uint64(offset)
         while hits:
             out[count] = base + np.int64(lowest_bit(hits))
             hits &= hits - np.uint64(1)

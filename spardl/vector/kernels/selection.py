@@ -1,7 +1,7 @@
-"""The selection in compiled form: one pass over memory to add and list, and exact top-k of ranges.
+"""The selection in compiled form: exact top-k of ranges.
 
 Magnitudes are compared as whole numbers: without its sign bit, the bits of a floating-point number grow with its
-magnitude. A vector of bfloat16 comes as uint16, since numpy has no such type.
+magnitude.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, types
-from numba.extending import overload
+from numba import njit
 
+from spardl.vector.kernels.entries import gather
 from spardl.vector.kernels.words import lowest_bit
 
-__all__ = ["add_and_list", "largest"]
+__all__ = ["largest"]
 
 # Entries that are tested together, without a branch: the results fit into one word.
 _STRIDE = 64
@@ -23,237 +23,107 @@ _STRIDE = 64
 _DIGIT, _SMALL_DIGIT, _FEW = 11, 8, 8192
 
 
-def _sum_at(memory: Any, gradient: Any, place: Any) -> Any:
-    raise NotImplementedError("compiled only")
-
-
-def _reaches(value: Any, bound: Any) -> Any:
-    raise NotImplementedError("compiled only")
-
-
-@overload(_sum_at, inline="always")
-def _sum_at_for(memory: Any, gradient: Any, place: Any) -> Any:
-    if isinstance(gradient, types.NoneType):
-        return _alone_at
-    return _float_sum_at if isinstance(memory.dtype, types.Float) else _brain_sum_at
-
-
-def _alone_at(memory: Any, gradient: Any, place: Any) -> Any:
-    return memory[place]
-
-
-def _float_sum_at(memory: Any, gradient: Any, place: Any) -> Any:
-    return memory[place] + gradient[place]
-
-
-def _brain_sum_at(memory: Any, gradient: Any, place: Any) -> Any:
-    # Numba widens what it shifts.
-    one = np.uint32(np.uint32(memory[place]) << np.uint32(16)).view(np.float32)
-    other = np.uint32(np.uint32(gradient[place]) << np.uint32(16)).view(np.float32)
-    bits = np.float32(one + other).view(np.uint32)
-    # To the nearest, ties to even. Finite numbers add up to no NaN, which this would not keep.
-    odd = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(1))
-    return np.uint16(np.uint32(bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
-
-
-@overload(_reaches, inline="always")
-def _reaches_for(value: Any, bound: Any) -> Any:
-    return _float_reaches if isinstance(value, types.Float) else _brain_reaches
-
-
-def _float_reaches(value: Any, bound: Any) -> Any:
-    return abs(value) >= bound
-
-
-def _brain_reaches(value: Any, bound: Any) -> Any:
-    return (value & np.uint16(0x7FFF)) >= bound
-
-
 @njit(nogil=True, cache=True, error_model="numpy")
-def _add_and_list_range(
-    memory: Any, gradient: Any, clear: bool, first: int, bound: Any, places: Any, values: Any, count: int
-) -> int:
-    """Lists places, counted from ``first``, behind the first ``count``; returns how many are listed then, or -1."""
-    full = memory.size // _STRIDE * _STRIDE
-    # A list that is full is given up, but the adding goes on: the vector is changed in place.
-    fits = True
-    for base in range(0, full, _STRIDE):
-        hits = np.uint64(0)
-        for offset in range(_STRIDE):
-            value = _sum_at(memory, gradient, base + offset)
-            memory[base + offset] = value
-            hits |= np.uint64(_reaches(value, bound)) << np.uint64(offset)
-        if clear:
-            _clear(gradient, base, base + _STRIDE)
-        if hits and fits:
-            fits = count + _STRIDE <= places.size
-            while hits and fits:
-                place = base + np.int64(lowest_bit(hits))
-                hits &= hits - np.uint64(1)
-                places[count], values[count] = first + place, memory[place]
-                count += 1
-    for place in range(full, memory.size):
-        value = _sum_at(memory, gradient, place)
-        memory[place] = value
-        if _reaches(value, bound) and fits:
-            fits = count < places.size
-            if fits:
-                places[count], values[count] = first + place, value
-                count += 1
-    if clear:
-        _clear(gradient, full, memory.size)
-    return count if fits else -1
-
-
-def _clear(vector: Any, start: Any, stop: Any) -> Any:
-    raise NotImplementedError("compiled only")
-
-
-@overload(_clear, inline="always")
-def _clear_for(vector: Any, start: Any, stop: Any) -> Any:
-    return _no_part if isinstance(vector, types.NoneType) else _clear_array
-
-
-def _clear_array(vector: Any, start: Any, stop: Any) -> Any:
-    vector[start:stop] = 0
-
-
-def _part(vector: Any, start: Any, stop: Any) -> Any:
-    raise NotImplementedError("compiled only")
-
-
-@overload(_part, inline="always")
-def _part_for(vector: Any, start: Any, stop: Any) -> Any:
-    return _no_part if isinstance(vector, types.NoneType) else _array_part
-
-
-def _no_part(vector: Any, start: Any, stop: Any) -> Any:
-    return None
-
-
-def _array_part(vector: Any, start: Any, stop: Any) -> Any:
-    return vector[start:stop]
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _add(memory: Any, gradient: Any, clear: bool) -> None:
-    for place in range(memory.size):
-        memory[place] = _sum_at(memory, gradient, place)
-    if clear:
-        _clear(gradient, 0, memory.size)
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def add_and_list(
-    memory: Any,
-    gradient: Any,
-    clear: bool,
-    starts: Any,
-    stops: Any,
-    bounds: Any,
-    rooms: Any,
-    places: Any,
-    values: Any,
-    firsts: Any,
-    lasts: Any,
-) -> None:
-    """Adds a gradient, or ``None``, to a vector, and lists what then reaches the bound of its range.
-
-    Args:
-        memory: shape (n,), changed in place.
-        gradient: shape (n,), or ``None``.
-        clear: whether it becomes zero; it is in the cache when it has been added.
-        starts: int64, increasing: of the ranges, which do not overlap; what lies in none is added, too.
-        stops: int64.
-        bounds: magnitudes, one per range, comparable with the vector's entries.
-        rooms: int64: how many entries of each range may be listed.
-        places: integers: gets positions, increasing; has the sum of all rooms.
-        values: gets the entries there.
-        firsts: int64: gets where each range's begin in the list; -1 if they did not fit.
-        lasts: int64: and where they end.
-    """
-    count = before = 0
-    for number in range(starts.size):
-        start, stop = starts[number], stops[number]
-        _add(memory[before:start], _part(gradient, before, start), clear)
-        part = _part(gradient, start, stop)
-        limit = count + rooms[number]
-        reached = _add_and_list_range(
-            memory[start:stop], part, clear, start, bounds[number], places[:limit], values[:limit], count
-        )
-        firsts[number] = count if reached >= 0 else -1
-        count = max(count, reached)
-        lasts[number] = count
-        before = stop
-    _add(memory[before:], _part(gradient, before, memory.size), clear)
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _kth(bits: Any, mask: Any, k: int, width: int, counters: Any) -> tuple[Any, int]:
+def _kth(bits: Any, mask: Any, k: int, counters: Any) -> tuple[Any, int]:
     """The k-th largest key, and how many of those equal to it belong to the k largest.
 
-    It is found digit by digit from the highest one. Where a digit cuts exactly between the k largest and the others,
-    the rest need not be looked at: all that begin like it belong.
+    It is found digit by digit of how far it is above the least key, from the highest digit on. Where a digit cuts
+    exactly between the k largest and the others, the rest need not be looked at: all that begin like it belong.
     """
-    prefix, left, wanted = np.int64(0), width, k
+    least, span = _span(bits, mask)
+    left, wanted = 0, k
+    while span >> left:
+        left += 1
     longest = _DIGIT if bits.size > _FEW else _SMALL_DIGIT
     while left:
         digits = min(longest, left)
-        below = left - digits
-        counters[: 1 << digits] = 0
-        for signed in bits:
-            key = np.int64(signed & mask)
-            if key >> left == prefix:
-                counters[np.uint64((key >> below) & ((1 << digits) - 1))] += 1
+        left -= digits
+        _count(bits, mask, least, left, counters[: 1 << digits])
         digit = (1 << digits) - 1
         while counters[digit] < wanted:
             wanted -= counters[digit]
             digit -= 1
-        prefix, left = prefix << digits | digit, below
+        least += digit << left
         if counters[digit] == wanted:
-            return prefix << left, np.int64(bits.size)
-    return prefix, np.int64(wanted)
+            return least, np.int64(bits.size)
+    return least, np.int64(wanted)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _span(bits: Any, mask: Any) -> tuple[Any, Any]:
+    """The least key, and how far the largest is above it."""
+    # Of the entries' own type, throughout: numba would compare in 64 bits, fewer at a time. So below.
+    kind = bits.dtype.type
+    least, most = mask, kind(0)
+    for place in range(bits.size):
+        key = kind(bits[place] & mask)
+        least, most = min(least, key), max(most, key)
+    return np.int64(least), np.int64(most) - np.int64(least)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _count(bits: Any, mask: Any, least: Any, shift: int, counters: Any) -> None:
+    """Counts how many keys have which distance from ``least``, in units of 2^shift; others do not count."""
+    counters[:] = 0
+    for place in range(bits.size):
+        # What is below is far above as an unsigned number.
+        distance = np.uint64(np.int64(bits[place] & mask) - least) >> np.uint64(shift)
+        if distance < np.uint64(counters.size):
+            counters[distance] += 1
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _collect(bits: Any, mask: Any, cut: Any, ties: int, out: Any) -> Any:
-    """Writes where the keys exceed the cut, and the first so many that equal it, until all room is used.
+    """Writes where the keys exceed the cut, and the first so many that equal it, which fill all room.
 
     Returns:
         The least key among them.
     """
-    count, least = 0, np.int64(mask)
-    for index in range(bits.size):
-        if count == out.size:
-            break
-        key = np.int64(bits[index] & mask)
-        tie = np.int64(key == cut) & np.int64(ties > 0)
-        # Written always and counted only if it counts: no branch to mispredict. So in ``_refresh``.
-        out[count] = index
-        chosen = np.int64(key > cut) | tie
-        count += chosen
-        least = min(least, key) if chosen else least
-        ties -= tie
-    return least
+    kind = bits.dtype.type
+    count, least, cut = 0, mask, kind(cut)
+    for base in range(0, bits.size, _STRIDE):
+        chosen, equal = _compare(bits[base : base + _STRIDE], mask, cut)
+        while equal and ties:
+            chosen |= equal & (~equal + np.uint64(1))
+            equal &= equal - np.uint64(1)
+            ties -= 1
+        while chosen:
+            index = base + np.int64(lowest_bit(chosen))
+            chosen &= chosen - np.uint64(1)
+            out[count] = index
+            count += 1
+            least = min(least, kind(bits[index] & mask))
+    return np.int64(least)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _choose(bits: Any, mask: Any, width: int, counters: Any, out: Any) -> Any:
+def _compare(bits: Any, mask: Any, cut: Any) -> tuple[Any, Any]:
+    """A bit for each of at most 64 keys that exceed the cut, and for each that equals it."""
+    kind, above, equal = bits.dtype.type, np.uint64(0), np.uint64(0)
+    for offset in range(bits.size):
+        key = kind(bits[offset] & mask)
+        above |= np.uint64(key > cut) << np.uint64(offset)
+        equal |= np.uint64(key == cut) << np.uint64(offset)
+    return above, equal
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _choose(bits: Any, mask: Any, counters: Any, out: Any) -> Any:
     """Fills ``out`` with where the largest keys are, increasing; returns the least of these keys."""
-    cut, ties = _kth(bits, mask, out.size, width, counters)
+    cut, ties = _kth(bits, mask, out.size, counters)
     return _collect(bits, mask, cut, ties, out)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _refresh(bits: Any, mask: Any, places: Any, listed: Any, touched: Any, bound: Any, united: Any, fresh: Any) -> int:
+def _refresh(mask: Any, places: Any, listed: Any, touched: Any, now: Any, bound: Any, united: Any, fresh: Any) -> int:
     """Unites a list with positions whose entries may have changed; both increase.
 
     Args:
-        bits: the vector.
         mask: removes the sign.
         places: listed positions.
         listed: the entries there, as they were.
         touched: positions.
+        now: the entries there, as they are.
         bound: what does not reach it is left out.
         united: gets the positions; has room for one more than all.
         fresh: gets the entries.
@@ -264,10 +134,11 @@ def _refresh(bits: Any, mask: Any, places: Any, listed: Any, touched: Any, bound
     here = there = count = 0
     while here < places.size and there < touched.size:
         old, new = np.int64(places[here]), touched[there]
+        # Written always and counted only if it counts: no branch to mispredict.
         place, changed = min(old, new), new <= old
-        # Where nothing changed, an entry is loaded that is at hand, for nothing.
-        loaded = bits[new if changed else np.int64(0)]
-        entry = loaded if changed else listed[here]
+        # Both are loaded: which it is cannot be foreseen.
+        fresher, older = now[there], listed[here]
+        entry = fresher if changed else older
         united[count], fresh[count] = place, entry
         here += np.int64(old <= new)
         there += np.int64(changed)
@@ -276,9 +147,8 @@ def _refresh(bits: Any, mask: Any, places: Any, listed: Any, touched: Any, bound
         united[count], fresh[count] = places[index], listed[index]
         count += 1
     for index in range(there, touched.size):
-        entry = bits[touched[index]]
-        united[count], fresh[count] = touched[index], entry
-        count += np.int64(np.int64(entry & mask) >= bound)
+        united[count], fresh[count] = touched[index], now[index]
+        count += np.int64(np.int64(now[index] & mask) >= bound)
     return count
 
 
@@ -313,7 +183,9 @@ def _candidates(
         part = part[np.searchsorted(part, limits[0]) : np.searchsorted(part, limits[1])]
         before = end
         if part.size:
-            many = _refresh(bits, mask, places, listed, part, limits[2], united[turn], fresh[turn])
+            now = np.empty(part.size, bits.dtype)
+            gather(bits, part, now)
+            many = _refresh(mask, places, listed, part, now, limits[2], united[turn], fresh[turn])
             places, listed = united[turn, :many], fresh[turn, :many]
             turn = 1 - turn
     return places, listed
@@ -323,7 +195,6 @@ def _candidates(
 def largest(
     bits: Any,
     mask: Any,
-    width: int,
     starts: Any,
     stops: Any,
     wanted: Any,
@@ -343,7 +214,6 @@ def largest(
     Args:
         bits: integers of the entries' size, shape (n,).
         mask: removes the sign.
-        width: bits of a magnitude.
         starts: int64, of the ranges.
         stops: int64.
         wanted: int64, how many of each; none is negative or exceeds the range's length.
@@ -374,9 +244,9 @@ def largest(
             limits = start, stop, bounds[number]
             near, keys = _candidates(bits, mask, near, keys, touched, ends, limits, united, fresh)
             if keys.size >= k:
-                cuts[number] = _choose(keys, mask, width, counters, into)
+                cuts[number] = _choose(keys, mask, counters, into)
                 into[:] = near[into]
                 counts[number] = keys.size
                 continue
-        cuts[number] = _choose(bits[start:stop], mask, width, counters, into)
+        cuts[number] = _choose(bits[start:stop], mask, counters, into)
         into += start

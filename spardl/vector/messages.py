@@ -77,7 +77,8 @@ class Typed(NamedTuple):
 
     def open(self, messages: Tensor, slots: Sequence[Slot]) -> SparseVector:
         """The vectors in ``messages``, uint8, shape (bytes,), end to end; ``slots``: their room."""
-        return unpack_all(messages, [slot._replace(step=self.step) for slot in slots], self.sent, self.own)
+        rooms = [slot if slot.step == self.step else slot._replace(step=self.step) for slot in slots]
+        return unpack_all(messages, rooms, self.sent, self.own)
 
 
 class Coarse(NamedTuple):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spardl.vector.kernels import compiled, runs_triton
-from spardl.vector.layout import Part
+from spardl.vector.layout import Part, Parts
 
 __all__ = ["Chosen", "Finder", "Integers", "Ranges", "finder_for", "reaching", "top_k"]
 
@@ -199,6 +198,7 @@ _KINDS: Mapping[torch.dtype, _Kind] = MappingProxyType(
     }
 )
 _NOWHERE: Integers = np.empty(0, np.int64)
+_NONE: Integers = np.array([-1])
 _BLOCK = 1 << 17
 
 
@@ -211,11 +211,11 @@ class CompiledFinder(Finder):
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._kind = _KINDS[dtype]
-        self._rows: dict[tuple[int, int], int] = {}
         # Short integers for all but the longest vectors; another type would be compiled for again.
         self._places: NDArray[Any] = np.empty(0, np.int32)
         self._listed = torch.empty(0, dtype=dtype)
-        self._firsts = self._lasts = self._bounds = _NOWHERE
+        # Of the ranges, and at the end of one that is none.
+        self._starts = self._stops = self._firsts = self._lasts = self._bounds = _NONE
 
     def add(self, values: Tensor, gradient: Tensor | None, ranges: Ranges, *, clear: bool = False) -> Integers:
         """In one kernel; the lists' memory is used again from step to step."""
@@ -227,7 +227,7 @@ class CompiledFinder(Finder):
             self._places = np.empty(room, np.int32 if small else np.int64)
             self._listed = values.new_empty(room)
         count = ranges.starts.size
-        self._firsts, self._lasts = np.empty(count, np.int64), np.empty(count, np.int64)
+        self._firsts, self._lasts = np.full(count + 1, -1), np.full(count + 1, -1)
         add_and_list(
             self._array(values),
             None if gradient is None else self._array(gradient),
@@ -238,29 +238,32 @@ class CompiledFinder(Finder):
             ranges.rooms,
             self._places,
             self._array(self._listed),
-            self._firsts,
-            self._lasts,
+            self._firsts[:-1],
+            self._lasts[:-1],
         )
-        self._bounds = ranges.bounds.view(self._kind.bits).to(torch.int64).numpy()
-        pairs = zip(ranges.starts.tolist(), ranges.stops.tolist(), strict=True)
-        self._rows = {pair: row for row, pair in enumerate(pairs)}
-        return np.where(self._firsts < 0, -1, self._lasts - self._firsts)
+        bounds = ranges.bounds.view(self._kind.bits).to(torch.int64).numpy()
+        self._starts, self._stops, self._bounds = (
+            np.append(each, -1) for each in (ranges.starts, ranges.stops, bounds)
+        )
+        return np.where(self._firsts < 0, -1, self._lasts - self._firsts)[:-1]
 
     def _array(self, values: Tensor) -> NDArray[Any]:
         return values.detach().view(self._kind.array).numpy()
 
-    def _row(self, parts: Sequence[Part]) -> Integers:
-        return np.array([self._rows.get((part.start, part.stop), -1) for part in parts])
+    def _rows(self, starts: Integers, stops: Integers) -> Integers:
+        """Which of the listed ranges these are; -1 for none."""
+        rows = np.searchsorted(self._starts[:-1], starts)
+        rows[(self._starts[rows] != starts) | (self._stops[rows] != stops)] = -1
+        return rows
 
     def largest(self, values: Tensor, parts: Sequence[Part], touched: Sequence[Tensor]) -> Chosen:
         """All ranges in one kernel."""
         from spardl.vector.kernels.selection import largest  # noqa: PLC0415 - takes seconds to import
 
-        kind, rows = self._kind, self._row(parts)
-        # Of thousands of parts, numpy is slower to find out that each has three numbers.
-        table = np.fromiter(chain.from_iterable(parts), np.int64, 3 * len(parts)).reshape(-1, 3)
-        starts, stops, wanted = table.T.copy()
-        out = torch.empty(int(wanted.sum()), dtype=torch.int64)
+        kind, ranges = self._kind, Parts.of(parts)
+        starts, stops, wanted = ranges.columns
+        rows = self._rows(starts, stops)
+        out = torch.empty(ranges.wanted, dtype=torch.int64)
         looked, cuts = np.empty(len(parts), np.int64), np.empty(len(parts), np.int64)
         largest(
             values.detach().view(kind.bits).numpy(),
@@ -271,9 +274,9 @@ class CompiledFinder(Finder):
             wanted,
             self._places,
             self._listed.view(kind.bits).numpy(),
-            np.append(self._firsts, -1)[rows],
-            np.append(self._lasts, -1)[rows],
-            np.append(self._bounds, 0)[rows],
+            self._firsts[rows],
+            self._lasts[rows],
+            self._bounds[rows],
             torch.cat(list(touched)).numpy() if touched else _NOWHERE,
             np.cumsum([part.numel() for part in touched], dtype=np.int64),
             out.numpy(),
@@ -281,14 +284,14 @@ class CompiledFinder(Finder):
             cuts,
         )
         keys = torch.from_numpy(np.maximum(cuts, 0)).to(kind.bits)
-        return Chosen(table, out, keys.view(values.dtype), looked)
+        return Chosen(ranges.columns.T, out, keys.view(values.dtype), looked)
 
     def reaching(self, values: Tensor, part: Part, bound: float, most: int, touched: Sequence[Tensor]) -> Tensor | None:
         """Among what is listed, if that is enough to tell; read from the list, not from the vector."""
         from spardl.vector.kernels.reaching import collect  # noqa: PLC0415 - takes seconds to import
 
-        row = self._rows.get((part.start, part.stop), -1)
-        first, last = (int(self._firsts[row]), int(self._lasts[row])) if row >= 0 else (-1, -1)
+        (row,) = self._rows(np.array([part.start]), np.array([part.stop]))
+        first, last = int(self._firsts[row]), int(self._lasts[row])
         key = int(values.new_tensor(bound).view(self._kind.bits))
         if first < 0 or touched or (key < self._bounds[row] and last - first <= most):
             return super().reaching(values, part, bound, most, touched)

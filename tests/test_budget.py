@@ -79,9 +79,14 @@ def small_chunks() -> Iterator[None]:
     """Fifteen entries, not thousands."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(budget, "CHUNK", 15)
-        budget._budgets.cache_clear()
+        forget_cuts()
         yield
+    forget_cuts()
+
+
+def forget_cuts() -> None:
     budget._budgets.cache_clear()
+    budget._pieces.cache_clear()
 
 
 @given(

@@ -46,10 +46,10 @@ class Parts(Sequence[Part]):
             return parts
         # Of thousands of parts, numpy is slower to find out that each has three numbers.
         table = np.fromiter(chain.from_iterable(parts), np.int64, 3 * len(parts)).reshape(-1, 3)
-        return cls(table.T.copy())
+        return cls(np.ascontiguousarray(table.T))
 
     def __len__(self) -> int:
-        return self.columns.shape[1]
+        return int(self.columns.shape[1])
 
     @overload
     def __getitem__(self, place: int) -> Part: ...
@@ -75,11 +75,13 @@ class Parts(Sequence[Part]):
         return int(self.columns[2].sum())
 
     @cached_property
-    def capped(self) -> Parts:
-        """Those in which k is at most the length."""
+    def sending(self) -> Parts:
+        """Those of which entries are sent, no more than they have."""
         starts, stops, wanted = self.columns
-        room = np.minimum(wanted, stops - starts)
-        return self if np.array_equal(room, wanted) else Parts(np.stack([starts, stops, room]))
+        sent = np.minimum(wanted, stops - starts)
+        if np.array_equal(sent, wanted) and sent.all():
+            return self
+        return Parts(np.stack([starts, stops, sent])[:, sent > 0])
 
     @cached_property
     def spans(self) -> list[tuple[int, int]]:

@@ -20,6 +20,10 @@ class Form(Protocol):
     """How sparse vectors become bytes, and bytes sparse vectors."""
 
     @abstractmethod
+    def __hash__(self) -> int:
+        """Equal forms have equal ones."""
+
+    @abstractmethod
     def size(self, slot: Slot) -> int:
         """Bytes of a message with the room of ``slot``."""
 

@@ -17,6 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from spardl.vector import magnitudes
+from spardl.vector.adding import Adding, block_of
 from spardl.vector.kernels import compiled, runs_triton
 from spardl.vector.layout import Part, Parts
 
@@ -108,18 +110,16 @@ class PortableFinder(Finder):
         self._lists: dict[tuple[int, int], tuple[Tensor, float]] = {}
 
     def add(self, values: Tensor, gradient: Tensor | None, ranges: Ranges, *, clear: bool = False) -> Integers:
-        """One pass to add, one to compare."""
-        if gradient is not None:
-            values.add_(gradient)
-            if clear:
-                gradient.zero_()
+        """Block by block, so that what was added is compared while it is in the cache."""
+        adding = Adding(values, gradient, clear)
         self._lists, counts = {}, []
         for start, stop, bound, room in zip(*(each.tolist() for each in ranges), strict=True):
-            positions = reaching(values, start, stop, bound)
+            positions = _reaching(values, start, stop, bound, adding)
             fits = positions.numel() <= room
             counts.append(positions.numel() if fits else -1)
             if fits:
                 self._lists[start, stop] = (positions, bound)
+        adding.reach(values.numel())
         return np.array(counts, np.int64)
 
     def largest(self, values: Tensor, parts: Sequence[Part], touched: Sequence[Tensor]) -> Chosen:
@@ -153,10 +153,14 @@ class PortableFinder(Finder):
         listed, bound = self._lists.get((part.start, part.stop), (None, 0.0))
         if listed is not None:
             inside = [other[(other >= part.start) & (other < part.stop)] for other in touched]
-            near = torch.cat([listed, *inside]).unique(sorted=True) if inside else listed
-            near = near[values[near].abs() >= bound]
+            changed = [other for other in inside if other.numel()]
+            near = torch.cat([listed, *changed]).unique(sorted=True) if changed else listed
+            magnitude = values[near].abs()
+            if changed:
+                reached = magnitude >= bound
+                near, magnitude = near[reached], magnitude[reached]
             if near.numel() >= part.k:
-                return near[_top_k(values[near], part.k)], near.numel()
+                return near[_top_k(magnitude, part.k)], near.numel()
         return _top_k(values[part.start : part.stop], part.k) + part.start, -1
 
 
@@ -195,11 +199,11 @@ _KINDS: Mapping[torch.dtype, _Kind] = MappingProxyType(
         torch.float32: _Kind(torch.int32, np.int32(2**31 - 1), 31, torch.float32),
         torch.float64: _Kind(torch.int64, np.int64(2**63 - 1), 63, torch.float64),
         torch.bfloat16: _Kind(torch.int16, np.int16(2**15 - 1), 15, torch.uint16),
+        torch.float16: _Kind(torch.int16, np.int16(2**15 - 1), 15, torch.int16),
     }
 )
 _NOWHERE: Integers = np.empty(0, np.int64)
 _NONE: Integers = np.array([-1])
-_BLOCK = 1 << 17
 
 
 class CompiledFinder(Finder):
@@ -313,11 +317,20 @@ def reaching(values: Tensor, start: int, stop: int, bound: float) -> Tensor:
     Returns:
         int64, shape (found,), increasing.
     """
-    # In blocks that fit into a cache.
-    block = _BLOCK if values.device.type == "cpu" else max(1, stop - start)
-    search = _search_compiled if compiled(values) and values.dtype in _KINDS else _search
-    found = [search(values[begin : min(begin + block, stop)], bound) + begin for begin in range(start, stop, block)]
-    return torch.cat(found) if found else torch.empty(0, dtype=torch.int64, device=values.device)
+    return _reaching(values, start, stop, bound, Adding(values, None, False))
+
+
+def _reaching(values: Tensor, start: int, stop: int, bound: float, adding: Adding) -> Tensor:
+    if compiled(values) and values.dtype in _KINDS:
+        search = _search_compiled
+    else:
+        search = magnitudes.reaching if values.device.type == "cpu" else _search
+    block, found = block_of(values), [torch.empty(0, dtype=torch.int64, device=values.device)]
+    for begin in range(start, stop, block):
+        end = min(begin + block, stop)
+        adding.reach(end)
+        found.append(search(values[begin:end], bound) + begin)
+    return torch.cat(found)
 
 
 def _search(values: Tensor, bound: float) -> Tensor:
@@ -334,9 +347,12 @@ def _search_compiled(values: Tensor, bound: float) -> Tensor:
 
 def finder_for(values: Tensor) -> Finder:
     """The fastest one for vectors like ``values``, shape (n,)."""
+    half = values.dtype == torch.float16
     if compiled(values) and values.dtype in _KINDS:
-        return CompiledFinder(values.dtype)
-    return GpuFinder() if runs_triton(values) and values.dtype in _KINDS else PortableFinder()
+        from spardl.vector.kernels.sums import adds_halves  # noqa: PLC0415 - takes seconds to import
+
+        return CompiledFinder(values.dtype) if not half or adds_halves() else PortableFinder()
+    return GpuFinder() if runs_triton(values) and values.dtype in _KINDS and not half else PortableFinder()
 
 
 def top_k(values: Tensor, k: int) -> Tensor:
@@ -370,10 +386,7 @@ def _top_k(values: Tensor, k: int) -> Tensor:
 
 
 def _kth_largest(magnitude: Tensor, k: int) -> Tensor:
-    """On the CPU ``kthvalue`` is faster; on CUDA it keeps one multiprocessor busy and leaves all others idle."""
-    if magnitude.device.type == "cpu":
-        return magnitude.kthvalue(magnitude.numel() - k + 1).values
-    return _least_of_top(magnitude, k)
+    return magnitudes.kth_largest(magnitude, k) if magnitude.device.type == "cpu" else _least_of_top(magnitude, k)
 
 
 def _least_of_top(magnitude: Tensor, k: int) -> Tensor:

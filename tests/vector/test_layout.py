@@ -39,7 +39,7 @@ def test_ranges_as_columns_are_the_same_ranges() -> None:
     assert Parts.of(found) is found
     assert (found.length, found.wanted) == (11, 10)
     assert found.spans == [(4, 12), (0, 3)]
-    assert list(found.capped) == [*parts[:2], Part(9, 12, 3), parts[3]]
-    assert found.capped.capped is found.capped
+    assert list(found.sending) == [parts[0], Part(9, 12, 3), parts[3]]
+    assert found.sending.sending is found.sending
     nothing = Parts.of([])
     assert (list(nothing), nothing.length, nothing.spans) == ([], 0, [])

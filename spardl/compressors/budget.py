@@ -110,10 +110,11 @@ class Budget:
 
     def pieces(self, blocks: Sequence[Part], context: Context) -> Pieces:
         """What of the vector in ``context`` lies in some ``blocks``, in their order, but where nothing is sent."""
-        if len(_budgets(*self._key(context))) == 1:
+        key = self._key(context)
+        if len(_budgets(*key)) == 1:
             whole = Parts.of(blocks).sending
             return Pieces([0] * len(whole), whole)
-        found = [_pieces(*self._key(context), block) for block in blocks]
+        found = [_pieces(*key, block) for block in blocks]
         if len(found) == 1:
             return found[0]
         columns = [np.empty((3, 0), np.int64), *(each.ranges.columns for each in found)]

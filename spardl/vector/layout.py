@@ -81,7 +81,7 @@ class Parts(Sequence[Part]):
         sent = np.minimum(wanted, stops - starts)
         if np.array_equal(sent, wanted) and sent.all():
             return self
-        return Parts(np.stack([starts, stops, sent])[:, sent > 0])
+        return Parts(np.stack([each[sent > 0] for each in (starts, stops, sent)]))
 
     @cached_property
     def spans(self) -> list[tuple[int, int]]:
@@ -103,6 +103,14 @@ class Layout:
 
     shapes: tuple[tuple[int, ...], ...]
     cut_from: tuple[int, ...] = ()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Asked for in every step, to look up what depends on the layout."""
+        return hash((self.shapes, self.cut_from))
 
     @classmethod
     def of(cls, shapes: Iterable[Sequence[int]]) -> Layout:

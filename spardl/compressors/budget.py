@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from spardl.vector.accumulator import Accumulator, Select
 from spardl.vector.layout import Layout, Part, Parts
 from spardl.vector.packing import NIBBLE
 
-__all__ = ["CHUNK", "SCOPES", "Budget", "BudgetedCompressor", "Pieces", "PiecewiseCompressor", "Scope"]
+__all__ = ["CHUNK", "SCOPES", "Budget", "BudgetedCompressor", "Piece", "Pieces", "PiecewiseCompressor", "Scope"]
 
 CHUNK = 4096
 """Entries of a chunk, as in SparseLoCo (Sarfi et al., arXiv 2508.15706)."""
@@ -191,21 +191,54 @@ class PiecewiseCompressor(BudgetedCompressor):
         """Piece by piece."""
         values = accumulated.values
         return [
-            self.choose(values[start:stop], k, number, context, state) + start
-            for number, (start, stop, k) in zip(*pieces, strict=True)
+            self.choose(values[piece.start : piece.stop], piece.k, piece.part, context, state) + piece.start
+            for piece in pieces
         ]
 
 
-class Pieces(NamedTuple):
-    """What of which part lies in some blocks; of each piece entries are sent.
+class Piece(NamedTuple):
+    """What of a part lies in one block.
 
     Attributes:
+        part: number of the part.
+        start: first position.
+        stop: the position after the last.
+        k: entries to send of it.
+    """
+
+    part: int
+    start: int
+    stop: int
+    k: int
+
+
+class Pieces(Sequence[Piece]):
+    """Pieces in columns; of each, entries are sent.
+
+    Args:
         numbers: of the parts.
         ranges: where they lie, and how many entries are sent of each.
     """
 
-    numbers: Sequence[int]
-    ranges: Parts
+    def __init__(self, numbers: Sequence[int], ranges: Parts) -> None:
+        self.numbers, self.ranges = numbers, ranges
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, place: int) -> Piece: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Pieces: ...
+
+    def __getitem__(self, place: int | slice) -> Piece | Pieces:
+        if isinstance(place, slice):
+            return Pieces(self.numbers[place], self.ranges[place])
+        return Piece(self.numbers[place], *self.ranges[place])
+
+    def __iter__(self) -> Iterator[Piece]:
+        return (Piece(number, *part) for number, part in zip(self.numbers, self.ranges, strict=True))
 
 
 class _Overlap(NamedTuple):

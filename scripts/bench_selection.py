@@ -27,7 +27,7 @@ from spardl.protocol.state import State
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.layout import Layout
 
-TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 FLOOR, TORCH, OURS = "residual.add_(gradient)", "g + r, torch.topk", "spardl"
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from spardl.basics.errors import ConfigError
 from spardl.communicators import SparDL
 from spardl.compressors import Budget, Output, PiecewiseCompressor, TopK, budget
+from spardl.compressors.budget import Piece
 from spardl.method.method import Method
 from spardl.method.residuals import GlobalResidual
 from spardl.protocol.context import Context
@@ -79,9 +80,14 @@ def small_chunks() -> Iterator[None]:
     """Fifteen entries, not thousands."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(budget, "CHUNK", 15)
-        budget._budgets.cache_clear()
+        forget_cuts()
         yield
+    forget_cuts()
+
+
+def forget_cuts() -> None:
     budget._budgets.cache_clear()
+    budget._pieces.cache_clear()
 
 
 @given(
@@ -163,3 +169,13 @@ def test_a_piece_may_assume_no_more_than_the_page_for_authors_says() -> None:
     draws = {(rank, part): draw for rank, part, _, draw in compressor.asked}
     assert all(draws[rank, part] == draw for rank, part, _, draw in compressor.asked)
     assert len(set(draws.values())) == len(draws)
+
+
+def test_pieces_are_read_one_by_one_and_in_columns() -> None:
+    compressor = TopK(0.5, scope="layer")
+    pieces = compressor.pieces([Part(2, 9, 3), Part(9, 9, 0), Part(0, 2, 1)], at(0, Layout.of([(4,), (5,)])))
+    assert list(pieces) == [Piece(0, 2, 4, 1), Piece(1, 4, 9, 2), Piece(0, 0, 2, 1)]
+    assert (len(pieces), pieces[1], list(pieces[1:])) == (3, Piece(1, 4, 9, 2), list(pieces)[1:])
+    assert list(pieces.ranges) == [Part(*piece[1:]) for piece in pieces]
+    whole = TopK(0.5).pieces([Part(2, 9, 30), Part(9, 9, 0)], at(0, Layout.of([(4,), (5,)])))
+    assert list(whole) == [Piece(0, 2, 9, 7)]

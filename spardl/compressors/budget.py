@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,10 +23,10 @@ from spardl.compressors.base import SparseCompressor
 from spardl.protocol.context import Context
 from spardl.protocol.state import State
 from spardl.vector.accumulator import Accumulator, Select
-from spardl.vector.layout import Layout, Part
+from spardl.vector.layout import Layout, Part, Parts
 from spardl.vector.packing import NIBBLE
 
-__all__ = ["CHUNK", "SCOPES", "Budget", "BudgetedCompressor", "Piece", "PiecewiseCompressor", "Scope"]
+__all__ = ["CHUNK", "SCOPES", "Budget", "BudgetedCompressor", "Piece", "Pieces", "PiecewiseCompressor", "Scope"]
 
 CHUNK = 4096
 """Entries of a chunk, as in SparseLoCo (Sarfi et al., arXiv 2508.15706)."""
@@ -105,7 +106,22 @@ class Budget:
 
     def parts(self, context: Context) -> list[Part]:
         """The parts of the vector in ``context`` and their budgets, in order; parts without entries are left out."""
-        return list(_budgets(self.scope, context.layout, self.bucket_entries, self.density_at(context.step)))
+        return list(_budgets(*self._key(context)))
+
+    def pieces(self, blocks: Sequence[Part], context: Context) -> Pieces:
+        """What of the vector in ``context`` lies in some ``blocks``, in their order, but where nothing is sent."""
+        key = self._key(context)
+        if len(_budgets(*key)) == 1:
+            whole = Parts.of(blocks).sending
+            return Pieces([0] * len(whole), whole)
+        found = [_pieces(*key, block) for block in blocks]
+        if len(found) == 1:
+            return found[0]
+        columns = [np.empty((3, 0), np.int64), *(each.ranges.columns for each in found)]
+        return Pieces([number for each in found for number in each.numbers], Parts(np.concatenate(columns, axis=1)))
+
+    def _key(self, context: Context) -> tuple[str, Layout, int, float]:
+        return self.scope, context.layout, self.bucket_entries, self.density_at(context.step)
 
 
 @lru_cache(maxsize=16)
@@ -128,9 +144,7 @@ class BudgetedCompressor(Budget, SparseCompressor):
         return SCOPES[self.scope].index_step
 
     @abstractmethod
-    def choose_all(
-        self, accumulated: Accumulator, pieces: Sequence[Piece], context: Context, state: State
-    ) -> list[Tensor]:
+    def choose_all(self, accumulated: Accumulator, pieces: Pieces, context: Context, state: State) -> list[Tensor]:
         """Picks the entries to keep of some pieces.
 
         Args:
@@ -146,11 +160,9 @@ class BudgetedCompressor(Budget, SparseCompressor):
 
     def selector(self, context: Context, state: State) -> Select:
         """Cuts blocks at the borders of the parts, and chooses in each piece."""
-        own = self.parts(context)
 
         def select(accumulated: Accumulator, parts: Sequence[Part]) -> Tensor:
-            pieces = [piece for part in parts for piece in _pieces(own, part) if piece.k]
-            chosen = self.choose_all(accumulated, pieces, context, state)
+            chosen = self.choose_all(accumulated, self.pieces(parts, context), context, state)
             nothing = torch.empty(0, dtype=torch.int64, device=accumulated.values.device)
             return torch.cat(chosen) if chosen else nothing
 
@@ -175,9 +187,7 @@ class PiecewiseCompressor(BudgetedCompressor):
             int64, shape (count,): strictly increasing positions in ``values``.
         """
 
-    def choose_all(
-        self, accumulated: Accumulator, pieces: Sequence[Piece], context: Context, state: State
-    ) -> list[Tensor]:
+    def choose_all(self, accumulated: Accumulator, pieces: Pieces, context: Context, state: State) -> list[Tensor]:
         """Piece by piece."""
         values = accumulated.values
         return [
@@ -202,6 +212,35 @@ class Piece(NamedTuple):
     k: int
 
 
+class Pieces(Sequence[Piece]):
+    """Pieces in columns; of each, entries are sent.
+
+    Args:
+        numbers: of the parts.
+        ranges: where they lie, and how many entries are sent of each.
+    """
+
+    def __init__(self, numbers: Sequence[int], ranges: Parts) -> None:
+        self.numbers, self.ranges = numbers, ranges
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, place: int) -> Piece: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Pieces: ...
+
+    def __getitem__(self, place: int | slice) -> Piece | Pieces:
+        if isinstance(place, slice):
+            return Pieces(self.numbers[place], self.ranges[place])
+        return Piece(self.numbers[place], *self.ranges[place])
+
+    def __iter__(self) -> Iterator[Piece]:
+        return (Piece(number, *part) for number, part in zip(self.numbers, self.ranges, strict=True))
+
+
 class _Overlap(NamedTuple):
     part: int
     start: int
@@ -210,17 +249,17 @@ class _Overlap(NamedTuple):
     wanted: float
 
 
-def _pieces(parts: Sequence[Part], block: Part) -> list[Piece]:
-    """The pieces of all parts in a block, none of them empty, with their shares of the block's budget."""
-    if len(parts) == 1 and block.start < block.stop:
-        return [Piece(0, block.start, block.stop, min(block.k, block.stop - block.start))]
+@lru_cache(maxsize=128)
+def _pieces(scope: str, layout: Layout, bucket_entries: int, density: float, block: Part) -> Pieces:
+    """The pieces of all parts in a block, with their shares of the block's budget; there can be thousands."""
     found = []
-    for number, part in enumerate(parts):
+    for number, part in enumerate(_budgets(scope, layout, bucket_entries, density)):
         low, high = max(part.start, block.start), min(part.stop, block.stop)
         if low < high:
             found.append(_Overlap(number, low, high, part.k * (high - low) / (part.stop - part.start)))
     shares = zip(found, _shares(found, block.k), strict=True)
-    return [Piece(overlap.part, overlap.start, overlap.stop, share) for overlap, share in shares]
+    sending = [(each.part, Part(each.start, each.stop, share)) for each, share in shares if share]
+    return Pieces([number for number, _ in sending], Parts.of([part for _, part in sending]))
 
 
 def _shares(overlaps: Sequence[_Overlap], k: int) -> Iterator[int]:

@@ -7,7 +7,6 @@ O(n) without sorting.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from spardl.basics.checks import check_whole
 from spardl.compressors.base import Output
-from spardl.compressors.budget import BudgetedCompressor, Piece
+from spardl.compressors.budget import BudgetedCompressor, Pieces
 from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.programs import Worker
@@ -88,19 +87,17 @@ class ReusedThreshold(Reuse, BudgetedCompressor):
         parts = self.parts(Context(Worker(0, 1), layout, 0))
         return ReusedThresholdState(torch.zeros(len(parts), dtype=torch.float64))
 
-    def choose_all(
-        self, accumulated: Accumulator, pieces: Sequence[Piece], context: Context, state: State
-    ) -> list[Tensor]:
+    def choose_all(self, accumulated: Accumulator, pieces: Pieces, context: Context, state: State) -> list[Tensor]:
         """Exactly k entries at the beginning of a period, else about k; never a zero unless all are wanted."""
         assert isinstance(state, ReusedThresholdState)
-        parts = [Part(piece.start, piece.stop, piece.k) for piece in pieces]
         # Little work among the listed entries: an evaluation is at hand when it is due, and the next step's list
         # follows the k largest, wherever the threshold is. It tells as well when a threshold selects too many.
-        largest = accumulated.largest(parts, min(self.pre_limit, _SPARE)).split([part.k for part in parts])
+        wanted = pieces.ranges.columns[2].tolist()
+        largest = accumulated.largest(pieces.ranges, min(self.pre_limit, _SPARE)).split(wanted)
         due = context.step % self.period == 0
         return [
-            self._choose(accumulated, part, exact, due, state, piece.part)
-            for piece, part, exact in zip(pieces, parts, largest, strict=True)
+            self._choose(accumulated, part, exact, due, state, number)
+            for number, part, exact in zip(pieces.numbers, pieces.ranges, largest, strict=True)
         ]
 
     def _choose(

@@ -6,18 +6,16 @@ feedback Stich et al., Sparsified SGD with Memory, NeurIPS 2018.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from spardl.compressors.base import Output
-from spardl.compressors.budget import BudgetedCompressor, Piece
+from spardl.compressors.budget import BudgetedCompressor, Pieces
 from spardl.protocol.combination import Combination
 from spardl.protocol.context import Context
 from spardl.protocol.state import State
 from spardl.vector.accumulator import Accumulator
-from spardl.vector.layout import Part
 
 __all__ = ["METHODS", "TopK"]
 
@@ -31,8 +29,6 @@ class TopK(BudgetedCompressor):
     name = "topk"
     output = Output.AT_MOST_K
 
-    def choose_all(
-        self, accumulated: Accumulator, pieces: Sequence[Piece], context: Context, state: State
-    ) -> list[Tensor]:
+    def choose_all(self, accumulated: Accumulator, pieces: Pieces, context: Context, state: State) -> list[Tensor]:
         """Exact top-k, ties to the lowest index."""
-        return [accumulated.largest([Part(piece.start, piece.stop, piece.k) for piece in pieces])]
+        return [accumulated.largest(pieces.ranges)]

@@ -19,7 +19,7 @@ from spardl.vector import entries
 from spardl.vector.bounds import Bound, cut, fits
 from spardl.vector.candidates import Candidates
 from spardl.vector.kernels import compiled
-from spardl.vector.layout import Part
+from spardl.vector.layout import Part, Parts
 from spardl.vector.norms import largest
 from spardl.vector.packing import NIBBLE
 from spardl.vector.positions import increasing, split, within
@@ -99,10 +99,11 @@ class Accumulator:
 
     def _changed(self, parts: Sequence[Part]) -> list[Tensor]:
         """Where entries may have changed since they were listed: what touched one of some ranges."""
+        spans = Parts.of(parts).spans
         return [
             positions
             for start, stop, positions in self._touched
-            if any(start < part.stop and part.start < stop for part in parts)
+            if any(start < end and begin < stop for begin, end in spans)
         ]
 
     def take(self, parts: Sequence[Part], select: Select) -> SparseVector:
@@ -119,7 +120,7 @@ class Accumulator:
         indices = positions - start
         if parts[-1].start < start:
             indices = torch.where(indices < 0, indices + self.values.numel(), indices)
-        taken = SparseVector(indices, self._cut(positions), sum(part.stop - part.start for part in parts))
+        taken = SparseVector(indices, self._cut(positions), Parts.of(parts).length)
         self._touch(start, positions, taken)
         return taken
 

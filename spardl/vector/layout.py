@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
-from typing import NamedTuple
+from itertools import accumulate, chain, pairwise
+from typing import NamedTuple, overload
 
-__all__ = ["Layout", "Part"]
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Layout", "Part", "Parts"]
 
 
 class Part(NamedTuple):
@@ -26,6 +29,69 @@ class Part(NamedTuple):
     k: int
 
 
+class Parts(Sequence[Part]):
+    """Ranges as columns of numbers, none of which is changed: what is done to each is done to all at once.
+
+    Args:
+        columns: int64, shape (3, r), each row contiguous: where ranges start, where they stop, and their k.
+    """
+
+    def __init__(self, columns: NDArray[np.int64]) -> None:
+        self.columns = columns
+
+    @classmethod
+    def of(cls, parts: Sequence[Part]) -> Parts:
+        """The same ``parts`` in this form."""
+        if isinstance(parts, Parts):
+            return parts
+        # Of thousands of parts, numpy is slower to find out that each has three numbers.
+        table = np.fromiter(chain.from_iterable(parts), np.int64, 3 * len(parts)).reshape(-1, 3)
+        return cls(np.ascontiguousarray(table.T))
+
+    def __len__(self) -> int:
+        return int(self.columns.shape[1])
+
+    @overload
+    def __getitem__(self, place: int) -> Part: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Parts: ...
+
+    def __getitem__(self, place: int | slice) -> Part | Parts:
+        return Parts(self.columns[:, place]) if isinstance(place, slice) else Part(*self.columns[:, place].tolist())
+
+    def __iter__(self) -> Iterator[Part]:
+        return map(Part._make, zip(*self.columns.tolist(), strict=True))
+
+    @cached_property
+    def length(self) -> int:
+        """Entries of all ranges together."""
+        starts, stops, _ = self.columns
+        return int(stops.sum() - starts.sum())
+
+    @cached_property
+    def wanted(self) -> int:
+        """The sum of all k."""
+        return int(self.columns[2].sum())
+
+    @cached_property
+    def sending(self) -> Parts:
+        """Those of which entries are sent, no more than they have."""
+        starts, stops, wanted = self.columns
+        sent = np.minimum(wanted, stops - starts)
+        if np.array_equal(sent, wanted) and sent.all():
+            return self
+        return Parts(np.stack([each[sent > 0] for each in (starts, stops, sent)]))
+
+    @cached_property
+    def spans(self) -> list[tuple[int, int]]:
+        """What they cover: ranges that adjoin are one."""
+        starts, stops, _ = self.columns
+        breaks = np.flatnonzero(starts[1:] != stops[:-1])
+        firsts, lasts = np.append(0, breaks + 1), np.append(breaks, len(self) - 1)
+        return list(zip(starts[firsts].tolist(), stops[lasts].tolist(), strict=True)) if len(self) else []
+
+
 @dataclass(frozen=True)
 class Layout:
     """Tensors laid end to end in one vector.
@@ -37,6 +103,14 @@ class Layout:
 
     shapes: tuple[tuple[int, ...], ...]
     cut_from: tuple[int, ...] = ()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Asked for in every step, to look up what depends on the layout."""
+        return hash((self.shapes, self.cut_from))
 
     @classmethod
     def of(cls, shapes: Iterable[Sequence[int]]) -> Layout:

@@ -20,6 +20,10 @@ class Form(Protocol):
     """How sparse vectors become bytes, and bytes sparse vectors."""
 
     @abstractmethod
+    def __hash__(self) -> int:
+        """Equal forms have equal ones."""
+
+    @abstractmethod
     def size(self, slot: Slot) -> int:
         """Bytes of a message with the room of ``slot``."""
 
@@ -77,7 +81,8 @@ class Typed(NamedTuple):
 
     def open(self, messages: Tensor, slots: Sequence[Slot]) -> SparseVector:
         """The vectors in ``messages``, uint8, shape (bytes,), end to end; ``slots``: their room."""
-        return unpack_all(messages, [slot._replace(step=self.step) for slot in slots], self.sent, self.own)
+        rooms = [slot if slot.step == self.step else slot._replace(step=self.step) for slot in slots]
+        return unpack_all(messages, rooms, self.sent, self.own)
 
 
 class Coarse(NamedTuple):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -18,8 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from spardl.vector import magnitudes
+from spardl.vector.adding import Adding, block_of
 from spardl.vector.kernels import compiled, runs_triton
-from spardl.vector.layout import Part
+from spardl.vector.layout import Part, Parts
 
 __all__ = ["Chosen", "Finder", "Integers", "Ranges", "finder_for", "reaching", "top_k"]
 
@@ -109,18 +110,16 @@ class PortableFinder(Finder):
         self._lists: dict[tuple[int, int], tuple[Tensor, float]] = {}
 
     def add(self, values: Tensor, gradient: Tensor | None, ranges: Ranges, *, clear: bool = False) -> Integers:
-        """One pass to add, one to compare."""
-        if gradient is not None:
-            values.add_(gradient)
-            if clear:
-                gradient.zero_()
+        """Block by block, so that what was added is compared while it is in the cache."""
+        adding = Adding(values, gradient, clear)
         self._lists, counts = {}, []
         for start, stop, bound, room in zip(*(each.tolist() for each in ranges), strict=True):
-            positions = reaching(values, start, stop, bound)
+            positions = _reaching(values, start, stop, bound, adding)
             fits = positions.numel() <= room
             counts.append(positions.numel() if fits else -1)
             if fits:
                 self._lists[start, stop] = (positions, bound)
+        adding.reach(values.numel())
         return np.array(counts, np.int64)
 
     def largest(self, values: Tensor, parts: Sequence[Part], touched: Sequence[Tensor]) -> Chosen:
@@ -154,10 +153,14 @@ class PortableFinder(Finder):
         listed, bound = self._lists.get((part.start, part.stop), (None, 0.0))
         if listed is not None:
             inside = [other[(other >= part.start) & (other < part.stop)] for other in touched]
-            near = torch.cat([listed, *inside]).unique(sorted=True) if inside else listed
-            near = near[values[near].abs() >= bound]
+            changed = [other for other in inside if other.numel()]
+            near = torch.cat([listed, *changed]).unique(sorted=True) if changed else listed
+            magnitude = values[near].abs()
+            if changed:
+                reached = magnitude >= bound
+                near, magnitude = near[reached], magnitude[reached]
             if near.numel() >= part.k:
-                return near[_top_k(values[near], part.k)], near.numel()
+                return near[_top_k(magnitude, part.k)], near.numel()
         return _top_k(values[part.start : part.stop], part.k) + part.start, -1
 
 
@@ -195,10 +198,11 @@ _KINDS: Mapping[torch.dtype, _Kind] = MappingProxyType(
         torch.float32: _Kind(torch.int32, np.int32(2**31 - 1), torch.float32),
         torch.float64: _Kind(torch.int64, np.int64(2**63 - 1), torch.float64),
         torch.bfloat16: _Kind(torch.int16, np.int16(2**15 - 1), torch.uint16),
+        torch.float16: _Kind(torch.int16, np.int16(2**15 - 1), torch.int16),
     }
 )
 _NOWHERE: Integers = np.empty(0, np.int64)
-_BLOCK = 1 << 17
+_NONE: Integers = np.array([-1])
 
 
 class CompiledFinder(Finder):
@@ -210,11 +214,11 @@ class CompiledFinder(Finder):
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._kind = _KINDS[dtype]
-        self._rows: dict[tuple[int, int], int] = {}
         # Short integers for all but the longest vectors; another type would be compiled for again.
         self._places: NDArray[Any] = np.empty(0, np.int32)
         self._listed = torch.empty(0, dtype=dtype)
-        self._firsts = self._lasts = self._bounds = _NOWHERE
+        # Of the ranges, and at the end of one that is none.
+        self._starts = self._stops = self._firsts = self._lasts = self._bounds = _NONE
 
     def add(self, values: Tensor, gradient: Tensor | None, ranges: Ranges, *, clear: bool = False) -> Integers:
         """In one kernel; the lists' memory is used again from step to step."""
@@ -226,7 +230,7 @@ class CompiledFinder(Finder):
             self._places = np.empty(room, np.int32 if small else np.int64)
             self._listed = values.new_empty(room)
         count = ranges.starts.size
-        self._firsts, self._lasts = np.empty(count, np.int64), np.empty(count, np.int64)
+        self._firsts, self._lasts = np.full(count + 1, -1), np.full(count + 1, -1)
         add_and_list(
             self._array(values),
             None if gradient is None else self._array(gradient),
@@ -237,29 +241,32 @@ class CompiledFinder(Finder):
             ranges.rooms,
             self._places,
             self._array(self._listed),
-            self._firsts,
-            self._lasts,
+            self._firsts[:-1],
+            self._lasts[:-1],
         )
-        self._bounds = ranges.bounds.view(self._kind.bits).to(torch.int64).numpy()
-        pairs = zip(ranges.starts.tolist(), ranges.stops.tolist(), strict=True)
-        self._rows = {pair: row for row, pair in enumerate(pairs)}
-        return np.where(self._firsts < 0, -1, self._lasts - self._firsts)
+        bounds = ranges.bounds.view(self._kind.bits).to(torch.int64).numpy()
+        self._starts, self._stops, self._bounds = (
+            np.append(each, -1) for each in (ranges.starts, ranges.stops, bounds)
+        )
+        return np.where(self._firsts < 0, -1, self._lasts - self._firsts)[:-1]
 
     def _array(self, values: Tensor) -> NDArray[Any]:
         return values.detach().view(self._kind.array).numpy()
 
-    def _row(self, parts: Sequence[Part]) -> Integers:
-        return np.array([self._rows.get((part.start, part.stop), -1) for part in parts])
+    def _rows(self, starts: Integers, stops: Integers) -> Integers:
+        """Which of the listed ranges these are; -1 for none."""
+        rows = np.searchsorted(self._starts[:-1], starts)
+        rows[(self._starts[rows] != starts) | (self._stops[rows] != stops)] = -1
+        return rows
 
     def largest(self, values: Tensor, parts: Sequence[Part], touched: Sequence[Tensor]) -> Chosen:
         """All ranges in one kernel."""
         from spardl.vector.kernels.selection import largest  # noqa: PLC0415 - takes seconds to import
 
-        kind, rows = self._kind, self._row(parts)
-        # Of thousands of parts, numpy is slower to find out that each has three numbers.
-        table = np.fromiter(chain.from_iterable(parts), np.int64, 3 * len(parts)).reshape(-1, 3)
-        starts, stops, wanted = table.T.copy()
-        out = torch.empty(int(wanted.sum()), dtype=torch.int64)
+        kind, ranges = self._kind, Parts.of(parts)
+        starts, stops, wanted = ranges.columns
+        rows = self._rows(starts, stops)
+        out = torch.empty(ranges.wanted, dtype=torch.int64)
         looked, cuts = np.empty(len(parts), np.int64), np.empty(len(parts), np.int64)
         largest(
             values.detach().view(kind.bits).numpy(),
@@ -269,9 +276,9 @@ class CompiledFinder(Finder):
             wanted,
             self._places,
             self._listed.view(kind.bits).numpy(),
-            np.append(self._firsts, -1)[rows],
-            np.append(self._lasts, -1)[rows],
-            np.append(self._bounds, 0)[rows],
+            self._firsts[rows],
+            self._lasts[rows],
+            self._bounds[rows],
             torch.cat(list(touched)).numpy() if touched else _NOWHERE,
             np.cumsum([part.numel() for part in touched], dtype=np.int64),
             out.numpy(),
@@ -279,14 +286,14 @@ class CompiledFinder(Finder):
             cuts,
         )
         keys = torch.from_numpy(np.maximum(cuts, 0)).to(kind.bits)
-        return Chosen(table, out, keys.view(values.dtype), looked)
+        return Chosen(ranges.columns.T, out, keys.view(values.dtype), looked)
 
     def reaching(self, values: Tensor, part: Part, bound: float, most: int, touched: Sequence[Tensor]) -> Tensor | None:
         """Among what is listed, if that is enough to tell; read from the list, not from the vector."""
         from spardl.vector.kernels.reaching import collect  # noqa: PLC0415 - takes seconds to import
 
-        row = self._rows.get((part.start, part.stop), -1)
-        first, last = (int(self._firsts[row]), int(self._lasts[row])) if row >= 0 else (-1, -1)
+        (row,) = self._rows(np.array([part.start]), np.array([part.stop]))
+        first, last = int(self._firsts[row]), int(self._lasts[row])
         key = int(values.new_tensor(bound).view(self._kind.bits))
         if first < 0 or touched or (key < self._bounds[row] and last - first <= most):
             return super().reaching(values, part, bound, most, touched)
@@ -308,11 +315,20 @@ def reaching(values: Tensor, start: int, stop: int, bound: float) -> Tensor:
     Returns:
         int64, shape (found,), increasing.
     """
-    # In blocks that fit into a cache.
-    block = _BLOCK if values.device.type == "cpu" else max(1, stop - start)
-    search = _search_compiled if compiled(values) and values.dtype in _KINDS else _search
-    found = [search(values[begin : min(begin + block, stop)], bound) + begin for begin in range(start, stop, block)]
-    return torch.cat(found) if found else torch.empty(0, dtype=torch.int64, device=values.device)
+    return _reaching(values, start, stop, bound, Adding(values, None, False))
+
+
+def _reaching(values: Tensor, start: int, stop: int, bound: float, adding: Adding) -> Tensor:
+    if compiled(values) and values.dtype in _KINDS:
+        search = _search_compiled
+    else:
+        search = magnitudes.reaching if values.device.type == "cpu" else _search
+    block, found = block_of(values), [torch.empty(0, dtype=torch.int64, device=values.device)]
+    for begin in range(start, stop, block):
+        end = min(begin + block, stop)
+        adding.reach(end)
+        found.append(search(values[begin:end], bound) + begin)
+    return torch.cat(found)
 
 
 def _search(values: Tensor, bound: float) -> Tensor:
@@ -329,9 +345,12 @@ def _search_compiled(values: Tensor, bound: float) -> Tensor:
 
 def finder_for(values: Tensor) -> Finder:
     """The fastest one for vectors like ``values``, shape (n,)."""
+    half = values.dtype == torch.float16
     if compiled(values) and values.dtype in _KINDS:
-        return CompiledFinder(values.dtype)
-    return GpuFinder() if runs_triton(values) and values.dtype in _KINDS else PortableFinder()
+        from spardl.vector.kernels.sums import adds_halves  # noqa: PLC0415 - takes seconds to import
+
+        return CompiledFinder(values.dtype) if not half or adds_halves() else PortableFinder()
+    return GpuFinder() if runs_triton(values) and values.dtype in _KINDS and not half else PortableFinder()
 
 
 def top_k(values: Tensor, k: int) -> Tensor:
@@ -365,10 +384,7 @@ def _top_k(values: Tensor, k: int) -> Tensor:
 
 
 def _kth_largest(magnitude: Tensor, k: int) -> Tensor:
-    """On the CPU ``kthvalue`` is faster; on CUDA it keeps one multiprocessor busy and leaves all others idle."""
-    if magnitude.device.type == "cpu":
-        return magnitude.kthvalue(magnitude.numel() - k + 1).values
-    return _least_of_top(magnitude, k)
+    return magnitudes.kth_largest(magnitude, k) if magnitude.device.type == "cpu" else _least_of_top(magnitude, k)
 
 
 def _least_of_top(magnitude: Tensor, k: int) -> Tensor:

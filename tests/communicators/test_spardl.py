@@ -187,6 +187,9 @@ def test_blocks_cover_the_vector(length: int, count: int, capacity: int) -> None
     sizes = [stop - start for start, stop in bounds]
     assert max(sizes) - min(sizes) <= 1
     assert all(blocks.slots[b].capacity == min(capacity, sizes[b]) for b in range(count))
+    around = [*blocks.parts, *blocks.parts]
+    for first in range(count):
+        assert all(list(blocks.bag(first, size)) == around[first : first + size] for size in range(1, count + 1))
 
 
 def test_bad_options() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spardl.vector.layout import Layout
+from spardl.vector.layout import Layout, Part, Parts
 
 WHOLE = Layout.of([(3, 4), (5,), (), (0,), (2, 3, 1)])
 
@@ -29,3 +29,17 @@ def test_a_part_keeps_the_kind_of_each_tensor(start: int, stop: int, shapes: tup
 def test_a_piece_knows_how_large_its_tensor_is() -> None:
     assert WHOLE.wholes == (12, 5, 1, 0, 6)
     assert WHOLE.part(10, 15).part(1, 4).wholes == (12, 5)
+
+
+def test_ranges_as_columns_are_the_same_ranges() -> None:
+    parts = [Part(4, 9, 2), Part(9, 9, 0), Part(9, 12, 7), Part(0, 3, 1)]
+    found = Parts.of(parts)
+    assert list(found) == parts
+    assert (len(found), found[2], list(found[1:3])) == (4, parts[2], parts[1:3])
+    assert Parts.of(found) is found
+    assert (found.length, found.wanted) == (11, 10)
+    assert found.spans == [(4, 12), (0, 3)]
+    assert list(found.sending) == [parts[0], Part(9, 12, 3), parts[3]]
+    assert found.sending.sending is found.sending
+    nothing = Parts.of([])
+    assert (list(nothing), nothing.length, nothing.spans) == ([], 0, [])

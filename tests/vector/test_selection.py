@@ -20,7 +20,7 @@ from spardl.vector.selection import CompiledFinder, Finder, PortableFinder, Rang
 from tests.harness import same_bits
 
 VALUES = st.lists(st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 0.5, 3.0]), max_size=30)
-DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 PATHS = ["compiled", "portable"]
 INFINITY = float("inf")
 
@@ -59,18 +59,38 @@ def test_infinities_do_not_break_it() -> None:
     assert top_k(torch.tensor([1.0, INFINITY, 2.0, -INFINITY]), 2).tolist() == [1, 3]
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_environment_chooses_the_finder(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba")
     values = torch.zeros(1, dtype=dtype)
-    assert type(finder_for(values)) is (CompiledFinder if dtype in DTYPES else PortableFinder)
+    assert type(finder_for(values)) is CompiledFinder
     monkeypatch.setenv("SPARDL_KERNELS", "portable")
     assert type(finder_for(values)) is PortableFinder
 
 
+def test_float16_is_added_up_compiled_where_the_processor_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    monkeypatch.setattr("spardl.vector.kernels.sums.adds_halves", lambda: False)
+    assert type(finder_for(torch.zeros(1, dtype=torch.float16))) is PortableFinder
+    assert type(finder_for(torch.zeros(1, dtype=torch.bfloat16))) is CompiledFinder
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_short_types_are_added_up_as_torch_does(dtype: torch.dtype) -> None:
+    """Every number that is not larger than the largest finite one, with some of all sizes; infinite sums, too."""
+    pytest.importorskip("numba")
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
+    every = every[every.isfinite()]
+    nothing = Ranges(*(np.empty(0, np.int64),) * 2, torch.empty(0, dtype=dtype), np.empty(0, np.int64))
+    for other in every[::997]:
+        values, gradient = every.clone(), other.expand_as(every).clone()
+        CompiledFinder(dtype).add(values, gradient, nothing)
+        assert same_bits(values, every + other)
+
+
 @pytest.mark.parametrize("block", [1 << 17, 1])
 def test_what_reaches_a_bound(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spardl.vector.selection._BLOCK", block)
+    monkeypatch.setattr("spardl.vector.adding._BLOCK", block)
     values = torch.tensor([9.0, 1.0, -2.0, 2.0, -0.0, -INFINITY, 9.0])
     assert reaching(values, 1, 6, 2.0).tolist() == [2, 3, 5]
     assert reaching(values, 1, 6, 0.0).tolist() == [1, 2, 3, 4, 5]
@@ -103,6 +123,7 @@ NUMBERS = {
     torch.float32: [1e-45, -3e-42, 1.1754943508222875e-38, 3.4e38],
     torch.float64: [5e-324, -1e-310, 2.2250738585072014e-308, 1.7e308],
     torch.bfloat16: [9.2e-41, -1e-39, 1.1754943508222875e-38, 3.3e38],
+    torch.float16: [6e-8, -1e-6, 6.103515625e-5, 6.5e4],
 }
 COMMON = [0.0, -0.0, 1.0, -1.0, 1.0078125, -2.0, 0.25, 1e-6]
 
@@ -121,7 +142,8 @@ def vectors(draw: st.DrawFn, dtype: torch.dtype, length: int, infinite: bool = F
         some = draw(st.lists(st.sampled_from(numbers), min_size=1, max_size=8))
         return torch.tensor(some, dtype=dtype)[source.integers(len(some), size=length)]
     spread = source.normal(size=length) * 10.0 ** draw(st.integers(-42, 30))
-    return torch.tensor(spread, dtype=dtype)
+    most = torch.finfo(dtype).max
+    return torch.tensor(spread).clamp(-most, most).to(dtype)
 
 
 @st.composite
@@ -198,7 +220,9 @@ def test_both_finders_are_exact_and_alike(dtype: torch.dtype, data: st.DataObjec
     compiled, portable = CompiledFinder(dtype), PortableFinder()
     # A finder has a past: room for lists, and lists, that must not matter.
     compiled.add(case.memory.clone(), None, case.ranges)
-    (values, listed), (twin, _) = run(compiled, case), run(portable, case)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("spardl.vector.adding._BLOCK", data.draw(st.sampled_from([7, 1 << 17])))
+        (values, listed), (twin, _) = run(compiled, case), run(portable, case)
     assert same_bits(values, twin)
     if not case.parts:
         return

@@ -7,7 +7,7 @@ Systems, IEEE TPDS 1997.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import TypeAlias
 
@@ -57,24 +57,46 @@ def all_gather_around(
     Returns:
         Shape (sum of sizes,).
     """
-    ends = list(accumulate((sizes[team.at(j)] for j in range(team.size)), initial=0))
-    around = item.new_empty(ends[-1])
-    around[: ends[1]] = item
+    ends, words_to = _Around(sizes, team.position), _Around(words, team.position)
+    around = item.new_empty(ends.at(team.size))
+    around[: ends.at(1)] = item
 
     def tell(start: int, stop: int) -> None:
         if use is not None:
             for j in range(start, stop):
-                use(team.at(j), around[ends[j] : ends[j + 1]])
+                use(team.at(j), around[ends.at(j) : ends.at(j + 1)])
 
     told, gap = 0, 1
     while gap < team.size:
         count = min(gap, team.size - gap)
-        outgoing, incoming = around[: ends[count]], around[ends[gap] : ends[gap + count]]
+        outgoing, incoming = around[: ends.at(count)], around[ends.at(gap) : ends.at(gap + count)]
         yield Exchange(
-            sends=[Send(team.rank(-gap), outgoing, sum(words[team.at(j)] for j in range(count)))],
+            sends=[Send(team.rank(-gap), outgoing, words_to.at(count))],
             receives=[Receive(team.rank(gap), incoming.numel(), item.dtype, incoming)],
             meanwhile=partial(tell, told, gap) if use is not None else None,
         )
         told, gap = gap, gap + count
     tell(told, team.size)
     return around
+
+
+class _Around:
+    """Where items end that lie end to end, counted around from one position on.
+
+    Args:
+        sizes: of each item, by position.
+        position: of the first one.
+    """
+
+    def __init__(self, sizes: Sequence[int], position: int) -> None:
+        self._sums, self._first = _sums_of_two(tuple(sizes)), position
+
+    def at(self, count: int) -> int:
+        """The sum of the first ``count`` sizes."""
+        return self._sums[self._first + count] - self._sums[self._first]
+
+
+@lru_cache(maxsize=256)
+def _sums_of_two(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Sums from the first on, twice around: once for all workers that a process plays."""
+    return tuple(accumulate(sizes * 2, initial=0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -117,10 +118,11 @@ class Courier(NamedTuple):
         yield Phase.MERGE
         return joined
 
-    def _packed(self, block: SparseVector, slots: Sequence[Slot], position: int) -> tuple[Tensor, list[int], list[int]]:
+    def _packed(
+        self, block: SparseVector, slots: Sequence[Slot], position: int
+    ) -> tuple[Tensor, tuple[int, ...], tuple[int, ...]]:
         """This member's message, and the sizes of all, in bytes and in words."""
-        message = self.form.pack(block, slots[position])
-        return message, [self.form.size(slot) for slot in slots], [message_words(slot) for slot in slots]
+        return self.form.pack(block, slots[position]), *_sizes(self.form, tuple(slots))
 
     def slots_of(self, team: Team, block: SparseVector, lengths: Sequence[int]) -> Program[list[Slot]]:
         """Tells all members how many entries each one's block has: its room, for a gather.
@@ -135,6 +137,12 @@ class Courier(NamedTuple):
         """
         counts = yield from all_gather_counts(team, [len(block)], block.indices.device)
         return [Slot(count, length) for (count,), length in zip(counts, lengths, strict=True)]
+
+
+@lru_cache(maxsize=256)
+def _sizes(form: Form, slots: tuple[Slot, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of messages, in bytes and in words: once for all workers that a process plays."""
+    return tuple(map(form.size, slots)), tuple(map(message_words, slots))
 
 
 def all_gather_counts(team: Team, counts: Sequence[int], device: torch.device) -> Program[list[list[int]]]:

@@ -1,6 +1,6 @@
 """One pass over memory in compiled form: adds a gradient, clears it, and lists which entries are large then.
 
-A vector of bfloat16 comes as uint16, since numpy has no such type.
+Vectors of bfloat16 and float16 come as in ``spardl.vector.kernels.sums``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
+from spardl.vector.kernels.sums import is_short, reaches, sum_at
 from spardl.vector.kernels.words import fetch, lowest_bit
 
 __all__ = ["add_and_list"]
@@ -20,52 +21,8 @@ _STRIDE = 64
 # Entries of float32 in a line of a cache, and how many entries ahead memory is asked for: a processor alone stops at
 # the end of every page.
 _LINE, _AHEAD = 16, 1024
-
-
-def _sum_at(memory: Any, gradient: Any, place: Any) -> Any:
-    raise NotImplementedError("compiled only")
-
-
-def _reaches(value: Any, bound: Any) -> Any:
-    raise NotImplementedError("compiled only")
-
-
-@overload(_sum_at, inline="always")
-def _sum_at_for(memory: Any, gradient: Any, place: Any) -> Any:
-    if isinstance(gradient, types.NoneType):
-        return _alone_at
-    return _float_sum_at if isinstance(memory.dtype, types.Float) else _brain_sum_at
-
-
-def _alone_at(memory: Any, gradient: Any, place: Any) -> Any:
-    return memory[place]
-
-
-def _float_sum_at(memory: Any, gradient: Any, place: Any) -> Any:
-    return memory[place] + gradient[place]
-
-
-def _brain_sum_at(memory: Any, gradient: Any, place: Any) -> Any:
-    # Numba widens what it shifts.
-    one = np.uint32(np.uint32(memory[place]) << np.uint32(16)).view(np.float32)
-    other = np.uint32(np.uint32(gradient[place]) << np.uint32(16)).view(np.float32)
-    bits = np.float32(one + other).view(np.uint32)
-    # To the nearest, ties to even. Finite numbers add up to no NaN, which this would not keep.
-    odd = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(1))
-    return np.uint16(np.uint32(bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
-
-
-@overload(_reaches, inline="always")
-def _reaches_for(value: Any, bound: Any) -> Any:
-    return _float_reaches if isinstance(value, types.Float) else _brain_reaches
-
-
-def _float_reaches(value: Any, bound: Any) -> Any:
-    return abs(value) >= bound
-
-
-def _brain_reaches(value: Any, bound: Any) -> Any:
-    return (value & np.uint16(0x7FFF)) >= bound
+# Entries that are added up before they are compared, where one loop does not become wide instructions for both.
+_NEAR = 4096
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -81,9 +38,9 @@ def _add_and_list_range(
         _fetch(gradient, base + _AHEAD)
         hits = np.uint64(0)
         for offset in range(_STRIDE):
-            value = _sum_at(memory, gradient, base + offset)
+            value = sum_at(memory, gradient, base + offset)
             memory[base + offset] = value
-            hits |= np.uint64(_reaches(value, bound)) << np.uint64(offset)
+            hits |= np.uint64(reaches(value, bound)) << np.uint64(offset)
         if clear:
             _clear(gradient, base, base + _STRIDE)
         if hits and fits:
@@ -94,9 +51,9 @@ def _add_and_list_range(
                 places[count], values[count] = first + place, memory[place]
                 count += 1
     for place in range(full, memory.size):
-        value = _sum_at(memory, gradient, place)
+        value = sum_at(memory, gradient, place)
         memory[place] = value
-        if _reaches(value, bound) and fits:
+        if reaches(value, bound) and fits:
             fits = count < places.size
             if fits:
                 places[count], values[count] = first + place, value
@@ -104,6 +61,43 @@ def _add_and_list_range(
     if clear:
         _clear(gradient, full, memory.size)
     return count if fits else -1
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _add_near_and_list_range(
+    memory: Any, gradient: Any, clear: bool, first: int, bound: Any, places: Any, values: Any, count: int
+) -> int:
+    """The same; entries are looked at once more while they are in the cache."""
+    for begin in range(0, memory.size, _NEAR):
+        end = min(begin + _NEAR, memory.size)
+        near = memory[begin:end]
+        _add(near, _part(gradient, begin, end), clear)
+        if count >= 0:
+            count = _add_and_list_range(near, None, False, first + begin, bound, places, values, count)
+    return count
+
+
+def _range(memory: Any, gradient: Any, clear: Any, first: Any, bound: Any, places: Any, values: Any, count: Any) -> Any:
+    raise NotImplementedError("compiled only")
+
+
+@overload(_range, inline="always")
+def _range_for(
+    memory: Any, gradient: Any, clear: Any, first: Any, bound: Any, places: Any, values: Any, count: Any
+) -> Any:
+    return _short_range if is_short(memory.dtype) else _long_range
+
+
+def _short_range(
+    memory: Any, gradient: Any, clear: Any, first: Any, bound: Any, places: Any, values: Any, count: Any
+) -> Any:
+    return _add_near_and_list_range(memory, gradient, clear, first, bound, places, values, count)
+
+
+def _long_range(
+    memory: Any, gradient: Any, clear: Any, first: Any, bound: Any, places: Any, values: Any, count: Any
+) -> Any:
+    return _add_and_list_range(memory, gradient, clear, first, bound, places, values, count)
 
 
 def _fetch(vector: Any, start: Any) -> Any:
@@ -158,7 +152,7 @@ def _array_part(vector: Any, start: Any, stop: Any) -> Any:
 @njit(nogil=True, cache=True, error_model="numpy")
 def _add(memory: Any, gradient: Any, clear: bool) -> None:
     for place in range(memory.size):
-        memory[place] = _sum_at(memory, gradient, place)
+        memory[place] = sum_at(memory, gradient, place)
     if clear:
         _clear(gradient, 0, memory.size)
 
@@ -198,9 +192,7 @@ def add_and_list(
         _add(memory[before:start], _part(gradient, before, start), clear)
         part = _part(gradient, start, stop)
         limit = count + rooms[number]
-        reached = _add_and_list_range(
-            memory[start:stop], part, clear, start, bounds[number], places[:limit], values[:limit], count
-        )
+        reached = _range(memory[start:stop], part, clear, start, bounds[number], places[:limit], values[:limit], count)
         firsts[number] = count if reached >= 0 else -1
         count = max(count, reached)
         lasts[number] = count

@@ -1,7 +1,7 @@
 """The selection in compiled form: exact top-k of ranges.
 
 Magnitudes are compared as whole numbers: without its sign bit, the bits of a floating-point number grow with its
-magnitude.
+magnitude. Vectors of bfloat16 and float16 come as in ``spardl.vector.kernels.sums``.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from spardl.basics.errors import ConfigError
+from spardl.hooks.choosing import choose_method
 from spardl.hooks.hook import Hook, hook
 from spardl.method.method import Method
 from spardl.method.names import MethodName
-from spardl.method.recipes import make_method
 from spardl.schedules import Schedule
 
 __all__ = ["attach"]
@@ -73,7 +73,8 @@ def attach(
     registered = _registered(ddp)
     if registered:
         registered.check_detached()
-    made = Hook(ddp, make_method(method, **options), bucket_mb, timeout, scaler, schedule, optimizer, clip_norm)
+    chosen = choose_method(method, options, schedule)
+    made = Hook(ddp, chosen, bucket_mb, timeout, scaler, schedule, optimizer, clip_norm)
     if registered:
         registered.follow(made)
     else:

@@ -58,7 +58,10 @@ class Carried:
     def __init__(self, method: Method, gradient: Storage, ranks: int, partition: Sequence[Range]) -> None:
         self._method, self._gradient = method, gradient
         self.remembers = method.residual.remembers
-        self._memories = [[torch.zeros_like(vector) for vector in gradient.vectors] for _ in range(ranks)]
+        # Where nothing is carried over, a copied gradient is nobody else's: it is averaged where it is.
+        self._shares = isinstance(gradient, CopiedGradient) and ranks == 1 and not method.carries
+        memory = gradient.vectors if self._shares else None
+        self._memories = [memory or [torch.zeros_like(each) for each in gradient.vectors] for _ in range(ranks)]
         made = [[method.momentum.init_moments(vector) for vector in gradient.vectors] for _ in range(ranks)]
         self._velocities = [[each.velocity for each in own] for own in made]
         self._variances = [[each.variance for each in own] for own in made]
@@ -82,7 +85,7 @@ class Carried:
         before = self.groups
         found = list(within(self._gradient.runs, partition))
         if isinstance(self._gradient, CopiedGradient):
-            self._gradient.split([self._entries(layers) for layers in found], self._all)
+            self._gradient.split([self._entries(layers) for layers in found], self._all[self._shares :])
         self.groups = [self._group(layers) for layers in found]
         for local, first in enumerate(self.groups[0].states if before else ()):
             first.refused, first.refused_last = Refused.of(group.states[local] for group in before)

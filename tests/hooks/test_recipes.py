@@ -92,7 +92,7 @@ def test_a_method_without_options_of_its_own() -> None:
         spardl.make_method("none", density=0.1)
     assert (
         str(caught.value)
-        == "density is no option of this method; it has residual, residual_decay, wire, dense_steps and recipe"
+        == "density is no option of this method; it has communicator, residual, residual_decay, wire, dense_steps and recipe"
     )
     assert type(caught.value) is spardl.ConfigError
 

@@ -77,7 +77,11 @@ def _of_recipe(recipe: Recipe) -> Iterator[Option]:
             if each.init:
                 default = values.get(each.name, each.default)
                 yield Option(each.name, part, str(each.type), default, about.get(each.name, ""))
-    defaults = {"communicator": recipe.communicator.name, "residual": recipe.residual.name, "dense_steps": recipe.dense_steps}
+    defaults: dict[str, Any] = {
+        "communicator": recipe.communicator.name,
+        "residual": recipe.residual.name,
+        "dense_steps": recipe.dense_steps,
+    }
     if has_factor(recipe.momentum):
         defaults["momentum_factor"] = recipe.momentum.factor  # type: ignore[attr-defined]
     for option in _of_call(recipe.__call__):

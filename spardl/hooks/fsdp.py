@@ -21,6 +21,7 @@ from spardl.basics.checks import check_real
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.base import gather_rows
+from spardl.clusters.precompile import prepare
 from spardl.hooks.choosing import choose_method
 from spardl.hooks.stats import Meter, Stats
 from spardl.method.agreement import compare, facts_of, kind_of
@@ -169,6 +170,7 @@ def attach_fsdp(
     cluster = ProcessGroupCluster(group, next(model.parameters()).device)
     _check_shards(model, cluster.group)
     made.communicator.check_workers(cluster.size)
+    prepare(made, cluster.size, model.parameters(), tells=cluster.leads)
     return Sharded(units, made, cluster)
 
 

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from spardl.basics.checks import check_kind, check_real, check_seconds
 from spardl.basics.errors import ConfigError
+from spardl.clusters.precompile import prepare
 from spardl.hooks.averager import SAVED, Averager, Beside, Named
 from spardl.hooks.buckets import Buckets, Formed, as_saved, end_to_end
 from spardl.hooks.choosing import check_covered, check_update, choose_schedule, options_of
@@ -91,6 +92,8 @@ class Hook:
         self._device = self._named[0].parameter.device
         self._cluster = Beside(ddp.process_group, self._device, timeout)
         method.communicator.check_workers(self._cluster.size)
+        parameters = (pair.parameter for pair in self._named)
+        prepare(self.method, self._cluster.size, parameters, tells=self._cluster.leads)
         self._cluster.open()
         self._scale = scale_of(scaler)
         self._averager: Averager | None = None

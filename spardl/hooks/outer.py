@@ -14,6 +14,7 @@ from torch import nn
 
 from spardl.basics.checks import check_kind, check_real, check_seconds
 from spardl.basics.errors import ConfigError
+from spardl.clusters.precompile import prepare
 from spardl.hooks.averager import Averager, Beside
 from spardl.hooks.choosing import choose_method, choose_schedule, options_of
 from spardl.hooks.stats import Meter, Stats
@@ -106,6 +107,7 @@ class Outer:
         gradient = CopiedGradient(named)
         self._parameters = gradient.parameters
         self._cluster = Beside(group, self._parameters[0].device, timeout)
+        prepare(self.method, self._cluster.size, self._parameters, tells=self._cluster.leads)
         self._cluster.open()
         schedule = choose_schedule("wfbp", bucket_mb)
         self._anchors = [nn.Parameter(parameter.detach().clone()) for parameter in self._parameters]

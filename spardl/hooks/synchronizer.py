@@ -14,6 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from spardl.basics.checks import check_kind, check_real, check_seconds
 from spardl.basics.errors import ConfigError
+from spardl.clusters.precompile import prepare
 from spardl.hooks.averager import Averager, Beside, Named
 from spardl.hooks.choosing import check_covered, check_update, choose_method, choose_schedule, options_of
 from spardl.hooks.stats import Meter, Stats
@@ -109,6 +110,7 @@ class Synchronizer:
         gradient = CopiedGradient(named)
         self._parameters = gradient.parameters
         self._cluster = Beside(group, self._parameters[0].device, timeout)
+        prepare(self.method, self._cluster.size, self._parameters, tells=self._cluster.leads)
         self._cluster.open()
         training = Training(
             None,

@@ -55,7 +55,8 @@ class Hook:
         ddp: the model.
         method: how to average.
         bucket_mb: most megabytes (2^20 bytes) of gradients that are averaged together, where the schedule has such a
-            limit; ``None`` for the schedule's own, 25. A parameter is never cut.
+            limit; ``None`` for the schedule's own, 25, or DDP's buckets where a method carries nothing over. A
+            parameter is never cut.
         timeout: seconds after which a silent worker counts as lost.
         scaler: the GradScaler that scales the loss, if there is one.
         schedule: when gradients are sent, as for :func:`attach`; so are the next two.

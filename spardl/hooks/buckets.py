@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -72,7 +73,9 @@ class Buckets:
     """
 
     def __init__(self, ddp: DistributedDataParallel, named: Sequence[Named]) -> None:
-        self._ddp, self._named = ddp, [pair for pair in named if pair.parameter.requires_grad]
+        # The model has the hook that has this.
+        self._ddp, self._limits = ref(ddp), _limits_of(ddp)
+        self._named = [pair for pair in named if pair.parameter.requires_grad]
         self._order: list[int] = []
         self._hooks = [
             pair.parameter.register_post_accumulate_grad_hook(partial(self._arrive, number))
@@ -80,7 +83,8 @@ class Buckets:
         ]
 
     def _arrive(self, number: int, parameter: Tensor) -> None:
-        if self._ddp.require_backward_grad_sync:  # DDP does not look at other passes either
+        ddp = self._ddp()
+        if ddp is not None and ddp.require_backward_grad_sync:  # DDP does not look at other passes either
             self._order.append(number)
 
     def found(self, cluster: Cluster, shown: Iterable[nn.Parameter]) -> Formed:
@@ -96,15 +100,7 @@ class Buckets:
         known = set(shown)
         named = [self._named[number] for number in first.tolist() if self._named[number].parameter in known]
         sizes = [pair.parameter.nbytes for pair in named]
-        return Formed(named[::-1], AsGiven(tuple(_filled(sizes, self._limits()))))
-
-    def _limits(self) -> list[int]:
-        """Bytes at which DDP closes its first bucket, its second one and so on; the last number is that of the rest."""
-        if listed := getattr(self._ddp, "bucket_bytes_cap_list", None):
-            return list(listed)
-        most = getattr(self._ddp, "bucket_bytes_cap", _LIMIT)
-        default = getattr(self._ddp, "bucket_bytes_cap_default", most == _LIMIT)
-        return [getattr(dist, "_DEFAULT_FIRST_BUCKET_BYTES", _FIRST), most] if default else [most]
+        return Formed(named[::-1], AsGiven(tuple(_filled(sizes, self._limits))))
 
     def close(self) -> None:
         """Takes the hooks off the parameters."""
@@ -125,6 +121,15 @@ def as_saved(named: Iterable[Named], values: Mapping[str, Any]) -> Formed | None
     if sorted(names) != sorted(own) or not is_partition(partition, len(own)):
         return None
     return Formed([own[name] for name in names], AsGiven(tuple((start, stop) for start, stop in partition)))
+
+
+def _limits_of(ddp: DistributedDataParallel) -> list[int]:
+    """Bytes at which DDP closes its first bucket, its second one and so on; the last number is that of the rest."""
+    if listed := getattr(ddp, "bucket_bytes_cap_list", None):
+        return list(listed)
+    most = getattr(ddp, "bucket_bytes_cap", _LIMIT)
+    default = getattr(ddp, "bucket_bytes_cap_default", most == _LIMIT)
+    return [getattr(dist, "_DEFAULT_FIRST_BUCKET_BYTES", _FIRST), most] if default else [most]
 
 
 def _filled(sizes: Sequence[int], limits: list[int]) -> list[Range]:

@@ -9,8 +9,9 @@ import os
 import shlex
 import signal
 import sys
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -59,6 +60,7 @@ from spardl.training.announcing import announced
 from spardl.training.experiment import Experiment
 from spardl.training.launcher import Launcher
 from spardl.training.learner import Plan, sample_optimizer
+from spardl.training.listing import groups_listed_at_once
 from spardl.training.loggers import Logger
 from spardl.training.lr import LrSchedule
 from spardl.training.parts import Kind
@@ -305,8 +307,9 @@ def main() -> int:
 
     try:
         with listening(lambda: True, _stop_early):
-            _check_words(sys.argv[1:])
-            job()
+            asks = _checked(sys.argv[1:])
+            with groups_listed_at_once() if asks.help else nullcontext():
+                job()
     except UnfinishedError as unfinished:
         if not codes:  # it ran in another process, where a launcher had put it
             codes.append(_complain("a run of the sweep failed, see above", unfinished.code))
@@ -323,14 +326,15 @@ def main() -> int:
     return max(codes, default=0)
 
 
-def _check_words(words: Sequence[str]) -> None:
-    """Refuses what Hydra would answer with its usage or a traceback, or would run itself."""
+def _checked(words: Sequence[str]) -> Namespace:
+    """Refuses what Hydra would answer with its usage or a traceback, or would run itself; returns its options."""
     parser = get_args_parser()
     parser.error = _refuse_option
-    parser.parse_args(words)
+    options = parser.parse_args(words)
     for word in words:
         if word.lstrip("+~").startswith("hydra") and "_target_" in word:
             raise ConfigError(f"{word} cannot be used: what Hydra itself is made of stays as it is")
+    return options
 
 
 def _refuse_option(message: str) -> NoReturn:

@@ -9,13 +9,13 @@ import os
 import shlex
 import signal
 import sys
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
+from unittest.mock import patch
 
 # Workers are forked from this process: no library may start threads or touch a GPU in it.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -32,6 +32,7 @@ if __name__ == "__main__":
 
 import hydra
 import torch
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
@@ -60,7 +61,6 @@ from spardl.training.announcing import announced
 from spardl.training.experiment import Experiment
 from spardl.training.launcher import Launcher
 from spardl.training.learner import Plan, sample_optimizer
-from spardl.training.listing import groups_listed_at_once
 from spardl.training.loggers import Logger
 from spardl.training.lr import LrSchedule
 from spardl.training.parts import Kind
@@ -307,8 +307,13 @@ def main() -> int:
 
     try:
         with listening(lambda: True, _stop_early):
-            asks = _checked(sys.argv[1:])
-            with groups_listed_at_once() if asks.help else nullcontext():
+            _check_words(sys.argv[1:])
+            # Hydra would copy all it knows for each group that it lists, which takes a second.
+            quick = {
+                "get_group_options": lambda loader, *what, **more: loader.repository.get_group_options(*what, **more)
+            }
+            helps = {"-h", "--help"} & set(sys.argv)
+            with patch.multiple(ConfigLoaderImpl, **quick) if helps else nullcontext():
                 job()
     except UnfinishedError as unfinished:
         if not codes:  # it ran in another process, where a launcher had put it
@@ -326,15 +331,14 @@ def main() -> int:
     return max(codes, default=0)
 
 
-def _checked(words: Sequence[str]) -> Namespace:
-    """Refuses what Hydra would answer with its usage or a traceback, or would run itself; returns its options."""
+def _check_words(words: Sequence[str]) -> None:
+    """Refuses what Hydra would answer with its usage or a traceback, or would run itself."""
     parser = get_args_parser()
     parser.error = _refuse_option
-    options = parser.parse_args(words)
+    parser.parse_args(words)
     for word in words:
         if word.lstrip("+~").startswith("hydra") and "_target_" in word:
             raise ConfigError(f"{word} cannot be used: what Hydra itself is made of stays as it is")
-    return options
 
 
 def _refuse_option(message: str) -> NoReturn:

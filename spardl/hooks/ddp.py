@@ -38,8 +38,7 @@ def attach(
     Args:
         ddp: the model; nothing else in the training loop changes.
         method: a name (``spardl.method_names()``), or a :class:`Method`.
-        bucket_mb: most megabytes (2^20 bytes) of gradients that are averaged together, 25 unless said otherwise;
-            methods that carry nothing over then average in DDP's own buckets.
+        bucket_mb: most megabytes (2^20 bytes) that are averaged together; ``None``: 25, or DDP's buckets for dense sums.
         timeout: seconds after which a silent worker counts as lost.
         scaler: the ``GradScaler`` that scales the loss, if there is one: residuals then follow its scale, and a step
             in which some worker's gradient overflowed is skipped by all, without loss.

@@ -309,11 +309,9 @@ def main() -> int:
         with listening(lambda: True, _stop_early):
             _check_words(sys.argv[1:])
             # Hydra would copy all it knows for each group that it lists, which takes a second.
-            quick = {
-                "get_group_options": lambda loader, *what, **more: loader.repository.get_group_options(*what, **more)
-            }
+            quick = "get_group_options", lambda own, *what, **more: own.repository.get_group_options(*what, **more)
             helps = {"-h", "--help"} & set(sys.argv)
-            with patch.multiple(ConfigLoaderImpl, **quick) if helps else nullcontext():
+            with patch.object(ConfigLoaderImpl, *quick) if helps else nullcontext():
                 job()
     except UnfinishedError as unfinished:
         if not codes:  # it ran in another process, where a launcher had put it

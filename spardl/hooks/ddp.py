@@ -38,7 +38,7 @@ def attach(
     Args:
         ddp: the model; nothing else in the training loop changes.
         method: a name (``spardl.method_names()``), or a :class:`Method`.
-        bucket_mb: most megabytes (2^20 bytes) that are averaged together; ``None``: 25, or DDP's buckets for dense sums.
+        bucket_mb: most megabytes (2^20 bytes) that are averaged together; ``None``: 25, for dense sums DDP's buckets.
         timeout: seconds after which a silent worker counts as lost.
         scaler: the ``GradScaler`` that scales the loss, if there is one: residuals then follow its scale, and a step
             in which some worker's gradient overflowed is skipped by all, without loss.
@@ -70,8 +70,7 @@ def attach(
         step 1; to be saved: owner, names, partition, groups, usage, kept, factor, skipped
     """
     _check_wrapped(ddp)
-    registered = _registered(ddp)
-    if registered:
+    if registered := _registered(ddp):
         registered.check_detached()
     chosen = choose_method(method, options, schedule)
     made = Hook(ddp, chosen, bucket_mb, timeout, scaler, schedule, optimizer, clip_norm)

@@ -55,7 +55,7 @@ class Hook:
         ddp: the model.
         method: how to average.
         bucket_mb: most megabytes (2^20 bytes) of gradients that are averaged together, where the schedule has such a
-            limit; ``None`` for the schedule's own, 25, or DDP's buckets where a method carries nothing over. A
+            limit; ``None`` for the schedule's own, 25, or DDP's buckets for dense sums. A
             parameter is never cut.
         timeout: seconds after which a silent worker counts as lost.
         scaler: the GradScaler that scales the loss, if there is one.
@@ -106,8 +106,8 @@ class Hook:
         # torch keeps the first hook of a model for ever: that one knows the last.
         self._last: Hook | None = None
         self._before: Hook | None = None
-        # Where nothing is carried over and nobody asks for other groups, gradients stay where DDP has them.
-        follows = schedule == Wfbp.name and bucket_mb is None and not self.method.carries
+        # Where nobody asks for other groups, what is averaged in place stays where DDP has it.
+        follows = schedule == Wfbp.name and bucket_mb is None and self.method.in_place
         self._formed = Buckets(ddp, self._named) if follows else None
         self._settled = False
         self._update: DelayedUpdate | None = None
@@ -245,7 +245,7 @@ class Hook:
 
     def _handed_over(self, to: Averager) -> Averager | None:
         """What is carried over of some parameters, if anything is; from here on it is the caller's, ``to``."""
-        if self._averager is None and self._saved is not None and self.method.carries:
+        if self._averager is None and self._saved is not None and self._formed is None:
             names, parameters = to.gradient.forward()
             gradient = CopiedGradient(list(zip(names, parameters, strict=True)))
             self._made(self._training(gradient), self._schedule)

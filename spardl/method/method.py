@@ -257,6 +257,12 @@ class Method:
         return self.compressor.mass in (Mass.KEPT, Mass.ROUNDED) and not self.momentum.remembers
 
     @property
+    def in_place(self) -> bool:
+        """Whether all it does to a gradient is a sum, of which nothing lasts, entry by entry: wherever that is made."""
+        dense = isinstance(self.compressor, DenseCompressor) and self.compressor.one_sum
+        return dense and self._passes_on and not self.carries
+
+    @property
     def carries(self) -> bool:
         """Whether a residual or moments last from step to step."""
         return self.residual.remembers or self.momentum.remembers

@@ -53,14 +53,14 @@ class Carried:
     Attributes:
         groups: in flat order.
         remembers: whether there are residuals.
-        shares: whether nothing is carried over, so that a gradient is averaged where it is.
+        shares: whether a gradient is averaged where it is.
     """
 
     def __init__(self, method: Method, gradient: Storage, ranks: int, partition: Sequence[Range]) -> None:
         self._method, self._gradient = method, gradient
         self.remembers = method.residual.remembers
-        # Where nothing is carried over, a copied gradient is nobody else's: it is averaged where it is.
-        self.shares = isinstance(gradient, CopiedGradient) and ranks == 1 and not method.carries
+        # A copied gradient is nobody else's.
+        self.shares = isinstance(gradient, CopiedGradient) and ranks == 1 and method.in_place
         memory = gradient.vectors if self.shares else None
         self._memories = [memory or [torch.zeros_like(each) for each in gradient.vectors] for _ in range(ranks)]
         made = [[method.momentum.init_moments(vector) for vector in gradient.vectors] for _ in range(ranks)]

@@ -110,8 +110,8 @@ class Engine(ABC):
         if local == 0:
             self.steps += 1
             self._whole = [[] for _ in self._groups]
-            # What is nobody's residual may be a gradient that is there already.
-            states = self.carried.states if self._method.carries else []
+            # What is averaged where it is may be there already.
+            states = [] if self.carried.shares else self.carried.states
             self._scaling.settle(states, remembers=self.carried.remembers)
         self._local = local
 

@@ -117,10 +117,10 @@ def test_a_sweep_is_stopped_as_a_whole(tmp_path: Path) -> None:
     assert len(list((tmp_path / "out").glob("*/summary.json"))) == 1
 
 
-@pytest.mark.parametrize("moment", ["train.build", "spardl.training.experiment.precompile"])
+@pytest.mark.parametrize("moment", ["train.build", "spardl.training.experiment.prepare"])
 def test_asked_before_training_began(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def ask() -> None:
-        monkeypatch.setattr(moment, lambda argument: signal.raise_signal(signal.SIGTERM))
+        monkeypatch.setattr(moment, lambda *arguments, **more: signal.raise_signal(signal.SIGTERM))
 
     with beside(f"output_dir={tmp_path / 'out'}", folder=tmp_path / "log", before=ask) as run:
         assert run.wait(20) == STOPPED

@@ -6,8 +6,8 @@ One dense sum: 2(P-1) rounds with ``dense`` and 2n(P-1)/P words of two bytes per
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
@@ -24,17 +24,16 @@ from spardl.vector.sparse import Sum
 
 __all__ = ["FORMATS", "METHODS", "Cast"]
 
+_CAST = Combination("cast", compressor="cast", communicator="dense", residual="none", faster="backend")
 METHODS = (
-    Combination("cast", compressor="cast", communicator="dense", residual="none"),
-    Combination(
-        "bf16", compressor="cast", communicator="dense", residual="none", compressor_options={"format": "bf16"}
-    ),
-    Combination(
-        "fp16", compressor="cast", communicator="dense", residual="none", compressor_options={"format": "fp16"}
-    ),
+    _CAST,
+    replace(_CAST, name="bf16", compressor_options={"format": "bf16"}),
+    replace(_CAST, name="fp16", compressor_options={"format": "fp16"}),
 )
 
 FORMATS: Mapping[str, torch.dtype] = MappingProxyType({"fp16": torch.float16, "bf16": torch.bfloat16})
+# Entries that stay in a processor's cache from one operation to the next.
+_CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,14 @@ class Cast(DenseCompressor):
     def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
         """One dense sum of averages."""
         values, workers = accumulated.values, context.worker.size
-        average = yield from total(values.div_(workers).to(FORMATS[self.format]))
-        return self.entries(average, context, values.dtype)
+        shares = torch.empty_like(values, dtype=FORMATS[self.format])
+        for value, share in _chunks(values, shares):
+            share.copy_(value.div_(workers))
+        average = yield from total(shares)
+        sums = torch.empty_like(values) if accumulated.room is None else accumulated.room
+        for share, entry in _chunks(average, sums):
+            entry.copy_(share).mul_(workers)
+        return sums
 
     def summed_as(self, dtype: torch.dtype) -> torch.dtype:
         """The format."""
@@ -78,3 +83,9 @@ class Cast(DenseCompressor):
     def entries(self, part: Tensor, context: Context, dtype: torch.dtype) -> Tensor:
         """Sums of averages, as sums."""
         return part.to(dtype).mul_(context.worker.size)
+
+
+def _chunks(one: Tensor, other: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+    """Parts of two vectors, the same of both; a GPU gets them whole."""
+    size = _CHUNK if one.device.type == "cpu" else max(len(one), 1)
+    return zip(one.split(size), other.split(size), strict=True)

@@ -18,7 +18,7 @@ from spardl.vector.sparse import Sum
 
 __all__ = ["METHODS", "NoCompression"]
 
-METHODS = (Combination("none", compressor="none", communicator="dense", residual="none"),)
+METHODS = (Combination("none", compressor="none", communicator="dense", residual="none", faster="backend"),)
 
 
 @dataclass(frozen=True)

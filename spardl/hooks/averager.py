@@ -92,6 +92,7 @@ class Averager:
         self._agreed = False
         self._refusals = Refusals(worker.size)
         self.begun = self._sending = self._sent = False
+        self._lent: set[int] = set()
 
     # --- a step
 
@@ -136,6 +137,41 @@ class Averager:
         self._sent = True
         self.gradient.put(number, gradient)
         self.engine.complete(number)
+
+    def lend(self, numbers: Sequence[int], buffer: Tensor | None) -> None:
+        """Lets gradients be averaged where they are, if they are a group and nothing is carried over.
+
+        Args:
+            numbers: of the parameters whose gradients they are.
+            buffer: that has them in this order, end to end, shape (m,); ``None`` if they are elsewhere.
+        """
+        whole = None if buffer is None else self._whole(numbers, buffer)
+        if whole is None:
+            self.take_back(numbers)
+        elif buffer is not None:
+            self.engine.carried.lend(whole, buffer)
+            self._lent.add(whole)
+
+    def _whole(self, numbers: Sequence[int], buffer: Tensor) -> int | None:
+        """The group that consists of some parameters, in this order."""
+        if not self.engine.carried.shares:
+            return None
+        kind = (tuple(numbers), buffer.dtype)
+        groups = enumerate(zip(self.engine.carried.groups, self.gradient.vectors, strict=True))
+        return next((at for at, (group, own) in groups if kind == (tuple(range(*group.tensors)), own.dtype)), None)
+
+    def take_back(self, numbers: Sequence[int] | None = None) -> None:
+        """Gradients of some parameters, of all unless ``numbers`` are given, are copied again."""
+        groups = self.engine.carried.groups
+        for lent in sorted(self._lent):
+            if numbers is None or any(number in range(*groups[lent].tensors) for number in numbers):
+                self.engine.carried.lend(lent, torch.empty_like(self.gradient.vectors[lent]))
+                self._lent.remove(lent)
+
+    def succeed(self, other: Averager) -> None:
+        """Goes on in another order where ``other``, whose method carries nothing over, has ended a step."""
+        self.engine.succeed(other.engine)
+        self._agreed, self._refusals = other._agreed, other._refusals
 
     def note(self, number: int) -> None:
         """Is told that a backward pass, of whatever part of a step, has a gradient for parameter ``number``."""
@@ -252,6 +288,7 @@ class Averager:
         """
         check_owner(values, self._owner, "groups")
         check_whole(values, SAVED)
+        self.take_back()
         self.engine.follow_groups(values.get("partition"))
         mine = self.engine.carried.state_dicts()
         check_whole(values["groups"], mine, "groups")

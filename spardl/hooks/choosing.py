@@ -1,8 +1,8 @@
-"""Which schedule a handle runs: chosen by name, or given."""
+"""Which method a handle averages with, and which schedule it runs: chosen by name, or given."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -12,13 +12,36 @@ from torch import nn
 from spardl.basics.checks import is_a, is_finite
 from spardl.basics.errors import ConfigError
 from spardl.method.method import Method
+from spardl.method.recipes import Recipe, find_recipe, make_method
 from spardl.schedules import Dear, LayerFusion, MgWfbp, Schedule, Wfbp
 
-__all__ = ["check_covered", "check_update", "choose_schedule", "options_of"]
+__all__ = ["check_covered", "check_update", "choose_method", "choose_schedule", "options_of"]
 
 _KINDS: tuple[type[Schedule], ...] = (Wfbp, MgWfbp, LayerFusion, Dear)
 # What a limit on the size of groups is called, where there is one.
 _LIMITS: tuple[tuple[type[Schedule], str], ...] = ((Wfbp, "bucket_mb"), (Dear, "threshold_mb"))
+
+
+def choose_method(method: str | Method, options: Mapping[str, Any], schedule: str | Schedule | None = None) -> Method:
+    """The method that a handle was asked for.
+
+    Training in a loop that is not ours is compared with no simulation. So where a method's sums may be added up in any
+    order, they are the backend's, which is the fastest, unless options name another communicator.
+
+    Args:
+        method: its name, or itself.
+        options: of its parts.
+        schedule: of the handle, if it has one; one that needs sums in two halves gets the method's own.
+
+    Raises:
+        ConfigError: if there is none of that name, or an option is unknown or of no use.
+    """
+    halves = isinstance(schedule, Dear) or schedule == Dear.name
+    if isinstance(method, Method) or halves or "communicator" in options:
+        return make_method(method, **options)
+    recipe = find_recipe(method)
+    faster = recipe.faster if isinstance(recipe, Recipe) else None
+    return make_method(method, **options, **({"communicator": faster} if faster else {}))
 
 
 def choose_schedule(schedule: str | Schedule, bucket_mb: float | None) -> Schedule:

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
+from spardl.hooks.choosing import choose_method
 from spardl.hooks.stats import Meter, Stats
 from spardl.method import agreement
 from spardl.method.agreement import facts_of
 from spardl.method.method import Method
 from spardl.method.moving import definite
 from spardl.method.names import MethodName
-from spardl.method.recipes import make_method
 from spardl.method.refusals import Refusals, Refused
 from spardl.vector.flat import write
 from spardl.vector.layout import Layout
@@ -75,7 +75,7 @@ def all_reduce(
         tensor([ 0.0000, -1.0000,  0.5000,  0.0000])
     """
     _check(tensor)
-    made = definite(make_method(method, **options), None)
+    made = definite(choose_method(method, options), None)
     cluster = ProcessGroupCluster(group, tensor.device)
     made.communicator.check_workers(cluster.size)
     state = made.init_state(Layout.of([tensor.shape]), tensor.dtype, tensor.device)

@@ -10,10 +10,10 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from spardl.basics.errors import ConfigError
+from spardl.hooks.choosing import choose_method
 from spardl.hooks.hook import Hook, hook
 from spardl.method.method import Method
 from spardl.method.names import MethodName
-from spardl.method.recipes import make_method
 from spardl.schedules import Schedule
 
 __all__ = ["attach"]
@@ -38,7 +38,7 @@ def attach(
     Args:
         ddp: the model; nothing else in the training loop changes.
         method: a name (``spardl.method_names()``), or a :class:`Method`.
-        bucket_mb: most megabytes (2^20 bytes) of gradients that are averaged together, 25 unless said otherwise.
+        bucket_mb: most megabytes (2^20 bytes) that are averaged together; ``None``: 25, for dense sums DDP's buckets.
         timeout: seconds after which a silent worker counts as lost.
         scaler: the ``GradScaler`` that scales the loss, if there is one: residuals then follow its scale, and a step
             in which some worker's gradient overflowed is skipped by all, without loss.
@@ -70,10 +70,10 @@ def attach(
         step 1; to be saved: owner, names, partition, groups, usage, kept, factor, skipped
     """
     _check_wrapped(ddp)
-    registered = _registered(ddp)
-    if registered:
+    if registered := _registered(ddp):
         registered.check_detached()
-    made = Hook(ddp, make_method(method, **options), bucket_mb, timeout, scaler, schedule, optimizer, clip_norm)
+    chosen = choose_method(method, options, schedule)
+    made = Hook(ddp, chosen, bucket_mb, timeout, scaler, schedule, optimizer, clip_norm)
     if registered:
         registered.follow(made)
     else:

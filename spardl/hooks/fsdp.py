@@ -21,6 +21,8 @@ from spardl.basics.checks import check_real
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.base import gather_rows
+from spardl.clusters.precompile import prepare
+from spardl.hooks.choosing import choose_method
 from spardl.hooks.stats import Meter, Stats
 from spardl.method.agreement import compare, facts_of, kind_of
 from spardl.method.method import Method
@@ -28,7 +30,6 @@ from spardl.method.method_state import MethodState
 from spardl.method.moving import definite
 from spardl.method.names import MethodName
 from spardl.method.provenance import check_owner, check_whole, owner_of
-from spardl.method.recipes import make_method
 from spardl.method.refusals import Refusals, Refused, is_due
 from spardl.protocol.state import copied
 from spardl.vector.flat import write
@@ -165,10 +166,11 @@ def attach_fsdp(
     if not units:
         raise ConfigError("attach_fsdp() needs a model that fully_shard() has been applied to; with DDP use attach()")
     check_real(model.named_parameters())
-    made = definite(make_method(method, **options), None)
+    made = definite(choose_method(method, options), None)
     cluster = ProcessGroupCluster(group, next(model.parameters()).device)
     _check_shards(model, cluster.group)
     made.communicator.check_workers(cluster.size)
+    prepare(made, cluster.size, model.parameters(), tells=cluster.leads)
     return Sharded(units, made, cluster)
 
 

@@ -14,14 +14,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from spardl.basics.checks import check_kind, check_real, check_seconds
 from spardl.basics.errors import ConfigError
+from spardl.clusters.precompile import prepare
 from spardl.hooks.averager import SAVED, Averager, Beside, Named
+from spardl.hooks.buckets import Buckets, Formed, as_saved, end_to_end
 from spardl.hooks.choosing import check_covered, check_update, choose_schedule, options_of
 from spardl.hooks.delayed import DelayedUpdate
 from spardl.hooks.stats import Meter, Stats
 from spardl.method.method import Method
 from spardl.method.moving import definite
 from spardl.method.provenance import check_owner, check_whole, owner_of
-from spardl.schedules import Dear, Schedule, Training
+from spardl.schedules import Dear, Schedule, Training, Wfbp
 from spardl.schedules.plain import PlainSteps, decay_of
 from spardl.schedules.scaling import scale_of
 from spardl.vector.storage import CopiedGradient
@@ -53,7 +55,8 @@ class Hook:
         ddp: the model.
         method: how to average.
         bucket_mb: most megabytes (2^20 bytes) of gradients that are averaged together, where the schedule has such a
-            limit; ``None`` for the schedule's own, 25. A parameter is never cut.
+            limit; ``None`` for the schedule's own, 25, or DDP's buckets for dense sums. A
+            parameter is never cut.
         timeout: seconds after which a silent worker counts as lost.
         scaler: the GradScaler that scales the loss, if there is one.
         schedule: when gradients are sent, as for :func:`attach`; so are the next two.
@@ -90,6 +93,8 @@ class Hook:
         self._device = self._named[0].parameter.device
         self._cluster = Beside(ddp.process_group, self._device, timeout)
         method.communicator.check_workers(self._cluster.size)
+        parameters = (pair.parameter for pair in self._named)
+        prepare(self.method, self._cluster.size, parameters, tells=self._cluster.leads)
         self._cluster.open()
         self._scale = scale_of(scaler)
         self._averager: Averager | None = None
@@ -101,13 +106,17 @@ class Hook:
         # torch keeps the first hook of a model for ever: that one knows the last.
         self._last: Hook | None = None
         self._before: Hook | None = None
+        # Where nobody asks for other groups, what is averaged in place stays where DDP has it.
+        follows = schedule == Wfbp.name and bucket_mb is None and self.method.in_place
+        self._formed = Buckets(ddp, self._named) if follows else None
+        self._settled = False
         self._update: DelayedUpdate | None = None
         self._clip_norm, self._decay = clip_norm, decay_of(self.method.momentum, optimizer)
         if optimizer is not None and isinstance(self._schedule, Dear):
             # The first forward pass is watched, so this cannot wait for DDP to show its buckets.
             left_out = getattr(ddp, "parameters_to_ignore", ())
             named = [pair for pair in self._named if pair.parameter.requires_grad and pair.name not in left_out]
-            made = self._made(self._training(CopiedGradient(named), ddp.module, optimizer))
+            made = self._made(self._training(CopiedGradient(named), ddp.module, optimizer), self._schedule)
             self._update = DelayedUpdate(made, ddp.module, optimizer)
         # After that, whose hook hides from an ordered step what is none of its own.
         self._plain = PlainSteps.of(self.method.momentum, optimizer, self._look)
@@ -149,7 +158,7 @@ class Hook:
         )
         self._buckets.append(_Bucket(views, bucket.buffer(), ready))
         if self._averager is not None:
-            self._put(self._averager, views)
+            self._put(self._averager, self._buckets[-1])
         if bucket.is_last():
             self._end(self._averager or self._learned())
         # An error is passed on by a callback only; as a value, DDP takes it for a tensor.
@@ -162,8 +171,11 @@ class Hook:
             self._averager.give_up()
             self._inherit(self._averager)
 
-    def _put(self, averager: Averager, views: Mapping[Tensor, Tensor]) -> None:
-        for parameter, view in views.items():
+    def _put(self, averager: Averager, bucket: _Bucket) -> None:
+        if self._formed is not None:
+            numbers = [self._numbers[parameter] for parameter in bucket.views]
+            averager.lend(numbers, bucket.buffer if end_to_end(bucket.views.values(), bucket.buffer) else None)
+        for parameter, view in bucket.views.items():
             averager.put(self._numbers[parameter], view)
 
     def _end(self, averager: Averager) -> None:
@@ -182,16 +194,35 @@ class Hook:
                 buffer.fill_(torch.inf)  # for a GradScaler to see
             ready.set_result(buffer)
         self._buckets = []
+        if self._formed is not None and not self._settled:
+            self._settle(self._formed, averager)
 
     def _learned(self) -> Averager:
         """In the first step: which parameters DDP synchronizes is known when it has shown all its buckets."""
         shown = {parameter for bucket in self._buckets for parameter in bucket.views}
-        gradient = CopiedGradient([pair for pair in self._named if pair.parameter in shown])
-        averager = self._made(self._training(gradient))
+        averager = self._made_of([pair for pair in self._named if pair.parameter in shown])
         self._inherit(averager)
         for bucket in self._buckets:
-            self._put(averager, bucket.views)
+            self._put(averager, bucket)
         return averager
+
+    def _made_of(self, named: list[Named], after: Averager | None = None) -> Averager:
+        """With the order and the groups of the saved state, if those may be others than the schedule's."""
+        saved = as_saved(named, self._saved) if self._formed and self._saved else None
+        # In the order of the model are states that are older than DDP's buckets.
+        settled = saved is not None and saved.named != named
+        made = self._made(*self._laid_out(saved if saved and settled else Formed(named, self._schedule)), after)
+        self._settled = settled
+        return made
+
+    def _settle(self, formed: Buckets, averager: Averager) -> None:
+        """After the first step: from now on, groups are the buckets that DDP forms."""
+        known = averager.gradient.parameters
+        self._made(*self._laid_out(formed.found(self._cluster, known)), averager)
+        self._settled = True
+
+    def _laid_out(self, formed: Formed) -> tuple[Training, Schedule]:
+        return self._training(CopiedGradient(formed.named)), formed.schedule
 
     def _inherit(self, averager: Averager) -> None:
         """Goes on with what an earlier hook carried."""
@@ -200,21 +231,24 @@ class Hook:
             averager.inherit(before)
         self._before = None
 
-    def _made(self, training: Training) -> Averager:
-        self._numbers = {parameter: number for number, parameter in enumerate(training.gradient.parameters)}
+    def _made(self, training: Training, schedule: Schedule, after: Averager | None = None) -> Averager:
         given = {"handle": "attach", **options_of(self._schedule), "clip_norm": training.clip_norm}
-        averager = self._averager = Averager(self.method, self._schedule, training, self._cluster, given)
+        averager = Averager(self.method, schedule, training, self._cluster, given)
+        if after is not None:
+            averager.succeed(after)
         if self._saved is not None:
             averager.load_state_dict(self._saved)
             self._saved = None
+        self._numbers = {parameter: number for number, parameter in enumerate(training.gradient.parameters)}
+        self._averager = averager
         return averager
 
     def _handed_over(self, to: Averager) -> Averager | None:
         """What is carried over of some parameters, if anything is; from here on it is the caller's, ``to``."""
-        if self._averager is None and self._saved is not None:
+        if self._averager is None and self._saved is not None and self._formed is None:
             names, parameters = to.gradient.forward()
             gradient = CopiedGradient(list(zip(names, parameters, strict=True)))
-            self._made(self._training(gradient))
+            self._made(self._training(gradient), self._schedule)
         averager, self._averager = self._averager, None
         return averager
 
@@ -266,9 +300,23 @@ class Hook:
                 check_whole(values, SAVED)
             self._saved = dict(values) or None
         elif fresh:
+            self._averager.take_back()
             self._averager.engine.forget()
-        else:
+        elif self._formed is None:
             self._averager.load_state_dict(values)
+        else:
+            self._load_in_groups(self._averager, values)
+
+    def _load_in_groups(self, averager: Averager, values: Mapping[str, Any]) -> None:
+        """Continues from a state whose groups may be others than those of now."""
+        check_owner(values, owner_of(self.method, self._cluster.local_ranks[0], self._cluster.size), "groups")
+        check_whole(values, SAVED)
+        known = set(averager.gradient.parameters)
+        self._saved = values
+        try:
+            self._made_of([pair for pair in self._named if pair.parameter in known], averager)
+        finally:
+            self._saved = None
 
     def flush(self) -> None:
         """Sees to it that weights are those after the last step: only ``schedule="dear"`` updates later than that."""
@@ -303,6 +351,8 @@ class Hook:
             self._update = None
         if self._plain is not None:
             self._plain.close()
+        if self._formed is not None:
+            self._formed.close()
         self._attached, self._buckets = False, []
         self._cluster.release()
 

@@ -14,15 +14,15 @@ from torch import nn
 
 from spardl.basics.checks import check_kind, check_real, check_seconds
 from spardl.basics.errors import ConfigError
+from spardl.clusters.precompile import prepare
 from spardl.hooks.averager import Averager, Beside
-from spardl.hooks.choosing import choose_schedule, options_of
+from spardl.hooks.choosing import choose_method, choose_schedule, options_of
 from spardl.hooks.stats import Meter, Stats
 from spardl.hooks.synchronizer import named_parameters
 from spardl.method.method import Method
 from spardl.method.moving import definite
 from spardl.method.names import MethodName
 from spardl.method.provenance import check_whole
-from spardl.method.recipes import make_method
 from spardl.protocol.state import copied
 from spardl.schedules import OuterSteps, Training
 from spardl.vector.storage import CopiedGradient
@@ -101,12 +101,13 @@ class Outer:
         if not named:
             raise ConfigError("there are no parameters to average")
         check_real(named)
-        self.method = definite(make_method(method, **options), None)
+        self.method = definite(choose_method(method, options), None)
         outer.check(self.method, clips=False)
         self._optimizer, self._every, self._since = optimizer, every, 0
         gradient = CopiedGradient(named)
         self._parameters = gradient.parameters
         self._cluster = Beside(group, self._parameters[0].device, timeout)
+        prepare(self.method, self._cluster.size, self._parameters, tells=self._cluster.leads)
         self._cluster.open()
         schedule = choose_schedule("wfbp", bucket_mb)
         self._anchors = [nn.Parameter(parameter.detach().clone()) for parameter in self._parameters]

@@ -14,13 +14,13 @@ from torch.amp.grad_scaler import GradScaler
 
 from spardl.basics.checks import check_kind, check_real, check_seconds
 from spardl.basics.errors import ConfigError
+from spardl.clusters.precompile import prepare
 from spardl.hooks.averager import Averager, Beside, Named
-from spardl.hooks.choosing import check_covered, check_update, choose_schedule, options_of
+from spardl.hooks.choosing import check_covered, check_update, choose_method, choose_schedule, options_of
 from spardl.hooks.stats import Meter, Stats
 from spardl.method.method import Method
 from spardl.method.moving import definite
 from spardl.method.names import MethodName
-from spardl.method.recipes import make_method
 from spardl.schedules import Dear, Schedule, Training
 from spardl.schedules.plain import PlainSteps, decay_of
 from spardl.schedules.scaling import scale_of
@@ -100,7 +100,7 @@ class Synchronizer:
                 "schedule=dear updates parameters during the next forward pass, which this does not see; wrap the "
                 'model in DDP, and call spardl.attach(ddp_model, ..., schedule="dear", optimizer=optimizer)'
             )
-        self.method = definite(make_method(method, **options), optimizer)
+        self.method = definite(choose_method(method, options), optimizer)
         check_update(chosen, self.method, optimizer, clip_norm)
         named = [pair for pair in named_parameters(parameters) if pair.parameter.requires_grad]
         if not named:
@@ -110,6 +110,7 @@ class Synchronizer:
         gradient = CopiedGradient(named)
         self._parameters = gradient.parameters
         self._cluster = Beside(group, self._parameters[0].device, timeout)
+        prepare(self.method, self._cluster.size, self._parameters, tells=self._cluster.leads)
         self._cluster.open()
         training = Training(
             None,

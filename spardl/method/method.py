@@ -207,7 +207,7 @@ class Method:
         elif state.step >= self.warmup.steps and isinstance(self.compressor, DenseCompressor):
             context = Context(worker, state.layout, state.step - self.warmup.steps)
             shard = self.compressor.entries(shard, context, state.memory.dtype)
-        cuts = self._carries or isinstance(boundary.shard, SparseVector)
+        cuts = self.carries or isinstance(boundary.shard, SparseVector)
         return (cut(shard.clone()) if cuts and not math.isfinite(largest([shard])) else shard) / worker.size
 
     def accumulate(self, gradient: Tensor, state: MethodState, *, clear: bool = False) -> None:
@@ -257,7 +257,14 @@ class Method:
         return self.compressor.mass in (Mass.KEPT, Mass.ROUNDED) and not self.momentum.remembers
 
     @property
-    def _carries(self) -> bool:
+    def in_place(self) -> bool:
+        """Whether all it does to a gradient is a sum, of which nothing lasts, entry by entry: wherever that is made."""
+        dense = isinstance(self.compressor, DenseCompressor) and self.compressor.one_sum
+        return dense and self._passes_on and not self.carries
+
+    @property
+    def carries(self) -> bool:
+        """Whether a residual or moments last from step to step."""
         return self.residual.remembers or self.momentum.remembers
 
     def average(self, worker: Worker, state: MethodState, into: Tensor | None = None) -> Program[Sum]:
@@ -312,7 +319,7 @@ class Method:
 
     def _divided(self, total: Tensor, workers: int, state: MethodState) -> Tensor:
         """The average of a dense sum over all workers, in its place, cut as ``_limited`` does."""
-        if not self._carries:
+        if not self.carries:
             return total.div_(workers)
         peak = divide(total, workers)
         if self._overflowed(peak, total.dtype, state):

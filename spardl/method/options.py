@@ -56,6 +56,7 @@ def method_options(method: MethodName | str) -> list[Option]:
         warmup_density: float = 0.25
         teams: int = 1
         gather: str = 'bruck'
+        communicator: str | None = 'spardl'
         residual: str | None = 'global'
         residual_decay: float | None = None
         wire: str = 'exact'
@@ -76,7 +77,11 @@ def _of_recipe(recipe: Recipe) -> Iterator[Option]:
             if each.init:
                 default = values.get(each.name, each.default)
                 yield Option(each.name, part, str(each.type), default, about.get(each.name, ""))
-    defaults = {"residual": recipe.residual.name, "dense_steps": recipe.dense_steps}
+    defaults: dict[str, Any] = {
+        "communicator": recipe.communicator.name,
+        "residual": recipe.residual.name,
+        "dense_steps": recipe.dense_steps,
+    }
     if has_factor(recipe.momentum):
         defaults["momentum_factor"] = recipe.momentum.factor  # type: ignore[attr-defined]
     for option in _of_call(recipe.__call__):

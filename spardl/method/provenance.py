@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from spardl.basics.errors import ConfigError
+from spardl.communicators.base import DenseCommunicator
+from spardl.method import registry
 from spardl.method.method import Method
 
 __all__ = ["check_owner", "check_whole", "owner_of"]
@@ -42,11 +44,18 @@ def check_owner(values: Mapping[str, Any], mine: Mapping[str, Any], holds: str) 
             f"this state is of rank {saved['rank']} of {saved['workers']}, and this is rank {mine['rank']} of "
             f"{mine['workers']}: a residual is each worker's own, so save and load it on every rank, of as many"
         )
-    if saved["parts"] != mine["parts"]:
+    if _lasting(saved["parts"]) != _lasting(mine["parts"]):
         raise ConfigError(
             f"this state is of {' + '.join(saved['parts'])}, and this method is {' + '.join(mine['parts'])}; load it "
             "into the method that it was saved by"
         )
+
+
+def _lasting(parts: Iterable[Any]) -> list[Any]:
+    """Parts of a method as far as a state depends on them: communicators that sum dense tensors leave nothing in it."""
+    kinds = registry.communicators().values()
+    dense = [kind.__name__ for kind in kinds if issubclass(kind, DenseCommunicator)]
+    return [DenseCommunicator.__name__ if part in dense else part for part in parts]
 
 
 def check_whole(saved: Any, mine: Any, path: str = "") -> None:

@@ -60,6 +60,7 @@ class Recipe:
         dense_steps: synchronizations that are dense at first, unless it is called with another number.
         compressor_options: those that differ from the compressor's own defaults.
         communicator_options: those that differ from the communicator's own defaults.
+        faster: another communicator, for handles; see :class:`Combination`.
     """
 
     compressor: type[Compressor]
@@ -69,6 +70,7 @@ class Recipe:
     dense_steps: int = 0
     compressor_options: Mapping[str, Any] = field(default_factory=dict)
     communicator_options: Mapping[str, Any] = field(default_factory=dict)
+    faster: str | None = None
 
     @classmethod
     def of(cls, declared: Combination) -> Recipe:
@@ -85,11 +87,13 @@ class Recipe:
             declared.dense_steps,
             declared.compressor_options,
             declared.communicator_options,
+            declared.faster,
         )
 
     def __call__(
         self,
         *,
+        communicator: str | None = None,
         residual: str | None = None,
         residual_decay: float | None = None,
         wire: str = "exact",
@@ -101,6 +105,7 @@ class Recipe:
         """Makes the method.
 
         Args:
+            communicator: another one, by name; ``None``: the method's own.
             residual: another rule, by name; ``None``: the method's own.
             residual_decay: share of the residual that is left in the next step; ``None``: all of it.
             wire: how values travel in sparse messages: ``exact``, ``float32``, ``bfloat16``, ``float16``, ``int8``,
@@ -120,7 +125,8 @@ class Recipe:
         Raises:
             ConfigError: if an option is unknown, of a wrong type or out of range, or the parts do not fit.
         """
-        self._check_known(options)
+        adds_up = self._communicator(communicator)
+        self._check_known(options, adds_up)
         check_choice("recipe", recipe, RECIPES)
         rule = self.residual
         if residual is not None:
@@ -129,19 +135,25 @@ class Recipe:
             rule = rules[residual]
         return Method(
             _make(self.compressor, {**self.compressor_options, **options}),
-            _make(self.communicator, {**self.communicator_options, **options}),
+            _make(adds_up, {**(self.communicator_options if adds_up is self.communicator else {}), **options}),
             _residual(rule, residual_decay),
             _momentum(published(self.momentum) if recipe == "published" else self.momentum, momentum_factor),
             Warmup(self.dense_steps if dense_steps is None else dense_steps),
             Wire(wire),
         )
 
-    def _check_known(self, options: Mapping[str, Any]) -> None:
-        known = sorted({*_options(self.compressor), *_options(self.communicator)})
+    def _communicator(self, name: str | None) -> type[Communicator[Any]]:
+        if name is None:
+            return self.communicator
+        known = registry.communicators()
+        check_choice("communicator", name, known)
+        return known[name]
+
+    def _check_known(self, options: Mapping[str, Any], communicator: type[Communicator[Any]]) -> None:
+        known = sorted({*_options(self.compressor), *_options(communicator)})
         more = ["momentum_factor"] if has_factor(self.momentum) else []
-        _refuse(
-            set(options) - set(known), [*known, *more, "residual", "residual_decay", "wire", "dense_steps", "recipe"]
-        )
+        general = ("communicator", "residual", "residual_decay", "wire", "dense_steps", "recipe")
+        _refuse(set(options) - set(known), [*known, *more, *general])
 
 
 def _part(declared: Combination, group: str, parts: Mapping[str, T]) -> T:

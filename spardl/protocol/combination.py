@@ -22,6 +22,7 @@ class Combination:
         dense_steps: synchronizations that are dense at first.
         compressor_options: those that differ from the compressor's own defaults.
         communicator_options: those that differ from the communicator's own defaults.
+        faster: another communicator, which adds up in an order of its own; handles use it unless they are given one.
     """
 
     name: str
@@ -32,3 +33,4 @@ class Combination:
     dense_steps: int = 0
     compressor_options: Mapping[str, Any] = field(default_factory=dict)
     communicator_options: Mapping[str, Any] = field(default_factory=dict)
+    faster: str | None = None

@@ -53,12 +53,16 @@ class Carried:
     Attributes:
         groups: in flat order.
         remembers: whether there are residuals.
+        shares: whether a gradient is averaged where it is.
     """
 
     def __init__(self, method: Method, gradient: Storage, ranks: int, partition: Sequence[Range]) -> None:
         self._method, self._gradient = method, gradient
         self.remembers = method.residual.remembers
-        self._memories = [[torch.zeros_like(vector) for vector in gradient.vectors] for _ in range(ranks)]
+        # A copied gradient is nobody else's.
+        self.shares = isinstance(gradient, CopiedGradient) and ranks == 1 and method.in_place
+        memory = gradient.vectors if self.shares else None
+        self._memories = [memory or [torch.zeros_like(each) for each in gradient.vectors] for _ in range(ranks)]
         made = [[method.momentum.init_moments(vector) for vector in gradient.vectors] for _ in range(ranks)]
         self._velocities = [[each.velocity for each in own] for own in made]
         self._variances = [[each.variance for each in own] for own in made]
@@ -82,7 +86,7 @@ class Carried:
         before = self.groups
         found = list(within(self._gradient.runs, partition))
         if isinstance(self._gradient, CopiedGradient):
-            self._gradient.split([self._entries(layers) for layers in found], self._all)
+            self._gradient.split([self._entries(layers) for layers in found], self._all[self.shares :])
         self.groups = [self._group(layers) for layers in found]
         for local, first in enumerate(self.groups[0].states if before else ()):
             first.refused, first.refused_last = Refused.of(group.states[local] for group in before)
@@ -111,6 +115,22 @@ class Carried:
         kept = (self._memories[local], self._velocities[local], self._variances[local])
         memory, velocity, variance = (self._gradient.cut(vectors, entries) for vectors in kept)
         return self._method.state_in(layout, memory, Moments(velocity, variance))
+
+    def lend(self, number: int, vector: Tensor) -> None:
+        """Lets the gradient of a group be averaged elsewhere, if ``shares``, until another place is lent.
+
+        Args:
+            number: of the group.
+            vector: where, shape (m,).
+        """
+        self._gradient.vectors[number] = self.groups[number].states[0].memory = vector
+
+    def succeed(self, other: Carried) -> None:
+        """Goes on with the counts of ``other``, of the same parameters and of a method that carries nothing over."""
+        first = self.groups[0].states[0]
+        first.refused, first.refused_last = other.refusals()[0]
+        for group in self.groups:
+            group.states[0].step = other.groups[0].states[0].step
 
     # --- what is carried
 

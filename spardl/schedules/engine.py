@@ -110,7 +110,9 @@ class Engine(ABC):
         if local == 0:
             self.steps += 1
             self._whole = [[] for _ in self._groups]
-            self._scaling.settle(self.carried.states, remembers=self.carried.remembers)
+            # What is averaged where it is may be there already.
+            states = [] if self.carried.shares else self.carried.states
+            self._scaling.settle(states, remembers=self.carried.remembers)
         self._local = local
 
     def before_backward(self, *, last: bool) -> None:
@@ -225,6 +227,13 @@ class Engine(ABC):
         self._scaling.begin_anew()
         self.carried.forget()
         self._begin_groups()
+
+    def succeed(self, other: Engine) -> None:
+        """Goes on in other groups where ``other``, whose method carries nothing over, has ended a step."""
+        self.steps, self.kept = other.steps, other.kept
+        self._usage.load_state_dict(other._usage.state_dict())
+        self._scaling.load_state_dict(other._scaling.state_dict())
+        self.carried.succeed(other.carried)
 
     def follow_groups(self, partition: Any) -> None:
         """Takes the groups of a saved state, ``partition``, if groups may change, and it has such."""

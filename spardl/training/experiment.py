@@ -17,9 +17,8 @@ from spardl.basics.errors import CheckpointError, ConfigError, SpardlError, Stop
 from spardl.basics.files import no_room
 from spardl.basics.version import __version__
 from spardl.clusters import Cluster
-from spardl.clusters.precompile import precompile
+from spardl.clusters.precompile import prepare
 from spardl.clusters.workers.signals import AskedToStopError
-from spardl.compressors.base import SparseCompressor
 from spardl.training.announcing import announced
 from spardl.training.branch import check_branch
 from spardl.training.display import make_display
@@ -179,9 +178,8 @@ class Experiment:
             run.reserve()
         self._write(run, "running")
         try:
-            if isinstance(self.plan.method.compressor, SparseCompressor):
-                with announced("compiling", quiet=not self.launcher.leads):
-                    precompile(self.plan.settings.formats.weights)
+            with announced("compiling", quiet=not self.launcher.leads):
+                self._compile()
             self.launcher.launch(lambda *worker: self._work(run, *worker), run.folder)
         except StoppedError as error:
             self._write_outcome(run, "stopped", reason=str(error))
@@ -195,6 +193,11 @@ class Experiment:
         except KeyboardInterrupt:
             self._write_outcome(run, "interrupted")
             raise
+
+    def _compile(self) -> None:
+        """Once, before each worker would do it."""
+        gradient = torch.empty(0, dtype=self.plan.settings.formats.weights)
+        prepare(self.plan.method, self.launcher.workers, [gradient], tells=False)
 
     def _write(self, run: Run, status: str, **content: Any) -> None:
         if self.launcher.leads:

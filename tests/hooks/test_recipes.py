@@ -90,9 +90,9 @@ def test_a_factor_of_momentum_that_cannot_be(name: str, factor: float, message: 
 def test_a_method_without_options_of_its_own() -> None:
     with pytest.raises(ConfigError) as caught:
         spardl.make_method("none", density=0.1)
-    assert (
-        str(caught.value)
-        == "density is no option of this method; it has residual, residual_decay, wire, dense_steps and recipe"
+    assert str(caught.value) == (
+        "density is no option of this method; it has communicator, residual, residual_decay, wire, dense_steps and "
+        "recipe"
     )
     assert type(caught.value) is spardl.ConfigError
 

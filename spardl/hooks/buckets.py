@@ -1,0 +1,154 @@
+"""DDP's own buckets as groups: gradients that are summed where DDP has them are not copied.
+
+DDP forms its buckets anew before the second step of every process, in the order in which the first one completed
+gradients on rank 0 (Li et al., PyTorch Distributed, VLDB 2020, section 4.2). A backend's sum depends on the place of
+an entry, so training must not depend on what DDP happens to have in the first step of a process: the groups are
+those that DDP forms after the very first step, a saved state has them, and where a bucket is none of them, gradients
+are copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+from weakref import ref
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from spardl.clusters.base import Cluster, gather_rows
+from spardl.hooks.averager import Named
+from spardl.method.method import Method
+from spardl.schedules import Schedule, Training
+from spardl.schedules.engine import Engine
+from spardl.schedules.fusion import Range
+from spardl.schedules.in_backward import InBackward
+from spardl.schedules.partition import is_partition
+
+__all__ = ["AsGiven", "Buckets", "Formed", "as_saved", "end_to_end"]
+
+_LIMIT = 25 * 2**20
+_FIRST = 2**20
+
+
+@dataclass(frozen=True)
+class AsGiven(Schedule):
+    """Sends given groups during the backward pass.
+
+    Args:
+        partition: the groups, in flat order.
+    """
+
+    partition: tuple[Range, ...]
+
+    name = "wfbp"
+
+    def make(self, method: Method, cluster: Cluster, training: Training) -> Engine:
+        """With these groups."""
+        return InBackward(method, cluster, training, self.partition)
+
+
+class Formed(NamedTuple):
+    """In which order and in which groups gradients are averaged.
+
+    Attributes:
+        named: the parameters; flat order is the reverse of theirs.
+        schedule: has the groups.
+    """
+
+    named: list[Named]
+    schedule: Schedule
+
+
+class Buckets:
+    """Watches the first step of a model, and tells which buckets DDP forms after it.
+
+    Args:
+        ddp: the model.
+        named: its parameters, in the order in which it has them.
+    """
+
+    def __init__(self, ddp: DistributedDataParallel, named: Sequence[Named]) -> None:
+        # The model has the hook that has this.
+        self._ddp, self._limits = ref(ddp), _limits_of(ddp)
+        self._named = [pair for pair in named if pair.parameter.requires_grad]
+        self._order: list[int] = []
+        self._hooks = [
+            pair.parameter.register_post_accumulate_grad_hook(partial(self._arrive, number))
+            for number, pair in enumerate(self._named)
+        ]
+
+    def _arrive(self, number: int, parameter: Tensor) -> None:
+        ddp = self._ddp()
+        if ddp is not None and ddp.require_backward_grad_sync:  # DDP does not look at other passes either
+            self._order.append(number)
+
+    def found(self, cluster: Cluster, shown: Iterable[nn.Parameter]) -> Formed:
+        """DDP's buckets of the parameters as they came on rank 0; all workers must call this at once.
+
+        Args:
+            cluster: the workers.
+            shown: the parameters that DDP synchronizes.
+        """
+        self.close()
+        mine = list(dict.fromkeys([*self._order, *range(len(self._named))]))
+        (first, *_) = gather_rows(cluster, [torch.tensor(mine)])
+        known = set(shown)
+        named = [self._named[number] for number in first.tolist() if self._named[number].parameter in known]
+        sizes = [pair.parameter.nbytes for pair in named]
+        return Formed(named[::-1], AsGiven(tuple(_filled(sizes, self._limits))))
+
+    def close(self) -> None:
+        """Takes the hooks off the parameters."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+
+def as_saved(named: Iterable[Named], values: Mapping[str, Any]) -> Formed | None:
+    """The order and the groups of a saved state, if it is of some parameters.
+
+    Args:
+        named: the parameters.
+        values: the state, which has all it must have.
+    """
+    own, partition = {pair.name: pair for pair in named}, values.get("partition", [])
+    names = values["names"]
+    if sorted(names) != sorted(own) or not is_partition(partition, len(own)):
+        return None
+    return Formed([own[name] for name in names], AsGiven(tuple((start, stop) for start, stop in partition)))
+
+
+def _limits_of(ddp: DistributedDataParallel) -> list[int]:
+    """Bytes at which DDP closes its first bucket, its second one and so on; the last number is that of the rest."""
+    if listed := getattr(ddp, "bucket_bytes_cap_list", None):
+        return list(listed)
+    most = getattr(ddp, "bucket_bytes_cap", _LIMIT)
+    default = getattr(ddp, "bucket_bytes_cap_default", most == _LIMIT)
+    return [getattr(dist, "_DEFAULT_FIRST_BUCKET_BYTES", _FIRST), most] if default else [most]
+
+
+def _filled(sizes: Sequence[int], limits: list[int]) -> list[Range]:
+    """Buckets that are closed when they reach their limit."""
+    found: list[Range] = []
+    start = held = 0
+    for number, size in enumerate(sizes):
+        held += size
+        if held >= limits[min(len(found), len(limits) - 1)]:
+            found.append((start, number + 1))
+            start, held = number + 1, 0
+    return [*found, *([(start, len(sizes))] if start < len(sizes) else [])]
+
+
+def end_to_end(views: Iterable[Tensor], buffer: Tensor) -> bool:
+    """Whether some tensors, in this order, are all of a buffer, shape (m,), each contiguous."""
+    place = 0
+    for view in views:
+        if not view.is_contiguous() or view.data_ptr() != buffer.data_ptr() + place * buffer.itemsize:
+            return False
+        place += view.numel()
+    return place == buffer.numel()

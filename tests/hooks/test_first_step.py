@@ -1,0 +1,96 @@
+"""The first step of training compiles nothing: whoever is late there, all others wait for."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import pkgutil
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import spardl
+from spardl.clusters import ProcessGroupCluster, precompile
+from spardl.vector import kernels
+from tests.harness import run_workers
+from tests.hooks.loops import Ddp, Hooks, Path
+
+PATHS: dict[str, type[Path]] = {"attach": Ddp, "Synchronizer": Hooks}
+METHODS: dict[str, dict[str, Any]] = {
+    name: {"method": name} for name in ("spardl", "oktopk", "topka", "gtopk", "topkdsa", "int8", "none", "powersgd")
+}
+METHODS |= {f"spardl, {wire}": {"method": "spardl", "wire": wire} for wire in ("bfloat16", "int4")}
+METHODS["spardl, teams"] = {"method": "spardl", "teams": 3}
+
+
+def signatures() -> int:
+    """For how many types of arguments kernels are compiled in this process."""
+    from numba.core.dispatcher import Dispatcher
+
+    names = [each.name for each in pkgutil.iter_modules(kernels.__path__) if each.name != "gpu"]
+    found = [vars(importlib.import_module(f"{kernels.__name__}.{name}")).values() for name in names]
+    return sum(len(each.signatures) for members in found for each in members if isinstance(each, Dispatcher))
+
+
+def compiled_in_training(path: type[Path], options: dict[str, Any]) -> int:
+    # Long enough for every kernel, and of a type that nobody has compiled for.
+    model = nn.Sequential(nn.Linear(200, 200), nn.Linear(200, 5)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    made = path(model, {"optimizer": optimizer, **options})
+    before = signatures()
+    for _ in range(2):
+        made.backward([torch.randn(4, 200, dtype=torch.float64)], lambda model, part: model(part).square().mean())
+        optimizer.step()
+    return signatures() - before
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", [pytest.param("attach"), pytest.param("Synchronizer", marks=pytest.mark.slow)])
+def test_nothing_is_compiled_in_the_first_steps(kind: str, method: str) -> None:
+    workers = 3 if "teams" in method else 2
+
+    def work(cluster: ProcessGroupCluster) -> int:
+        return compiled_in_training(PATHS[kind], METHODS[method])
+
+    assert run_workers(workers, work) == [0] * workers
+
+
+def test_it_would_be_compiled_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That something is to be compiled at all, so that it can be missed."""
+    monkeypatch.setattr("spardl.hooks.hook.prepare", lambda *arguments, **more: None)
+
+    def work(cluster: ProcessGroupCluster) -> int:
+        return compiled_in_training(Ddp, METHODS["spardl"])
+
+    assert all(found > 0 for found in run_workers(2, work))
+
+
+def test_more_than_a_second_is_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(precompile, "_PATIENCE", -1.0)
+    method, gradient = spardl.make_method("qsgd"), torch.empty(0)
+    with caplog.at_level(logging.WARNING, logger="spardl"):
+        precompile.prepare(method, 2, [gradient], tells=False)
+        assert not caplog.messages
+        precompile.prepare(method, 2, [gradient])
+    (line,) = caplog.messages
+    assert "s before training begins: the kernels of qsgd are compiled" in line
+
+
+def test_parts_of_others_are_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may count how often they are."""
+
+    class Theirs(spardl.TopK):
+        name = "theirs"
+
+        def count(self, context: Any) -> int:
+            raise AssertionError
+
+    method = spardl.Method(Theirs(0.5), spardl.AllGather(), spardl.LocalResidual())
+    precompile.prepare(method, 2, [torch.empty(0)])
+
+
+def test_many_workers_are_represented() -> None:
+    for teams, workers, expected in ((1, 64, 8), (3, 48, 6), (16, 64, 64), (1, 1, 1)):
+        assert precompile._representative(spardl.make_method("spardl", teams=teams), workers) == expected

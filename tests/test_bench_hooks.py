@@ -111,15 +111,13 @@ def test_all_workers_have_and_test_the_same_model(bench: ModuleType) -> None:
     def work(cluster: ProcessGroupCluster) -> tuple[list[float], float, float, float]:
         worker = cluster.local_workers[0]
         case, again, other = (bench.Case("torch.powersgd", plan(), seed, worker) for seed in (1, 1, 2))
-        assert _sums(case.ddp) == _sums(again.ddp) != _sums(other.ddp)
+        assert _sums(case.model) == _sums(again.model) != _sums(other.model)
         for _ in range(40):
             case.step()
         case.losses[-bench.LAST - 1].fill_(torch.inf)  # of no interest any more
-        accuracy, weights = case.tested()["accuracy"], _sums(case.ddp)
-        assert case.ddp.module.training  # again
-        right, count = (
-            plan().task.measure(case.ddp.module.eval(), plan().task.test.batch(torch.arange(25), None)).tolist()
-        )
+        accuracy, weights = case.tested()["accuracy"], _sums(case.model)
+        assert case.bare.training  # again
+        right, count = plan().task.measure(case.bare.eval(), plan().task.test.batch(torch.arange(25), None)).tolist()
         return weights, accuracy, right / count, case.last_loss()
 
     one, other = run_workers(2, work)

@@ -28,8 +28,8 @@ NAME = "frontier"
 ACCURACY, HOOKS = "scripts/bench_accuracy.py", "scripts/bench_hooks.py"
 # Seconds after which a lab is ended: several times what the longest takes.
 LIMIT = 1200.0
-# Turns of each case on a link.
-TURNS = 5
+# Turns of each case on a link, at a share of dense training's rate: where weights run away, steps take longer.
+TURNS, CALM = 5, 0.1
 # Seconds that a lab and its workers take to begin; for the plan only, as are the paces of a course.
 START = 15.0
 
@@ -112,7 +112,7 @@ class Course:
         """Seconds and bytes of a step of all entrants, in turns, on one link."""
         cases = (ALONE, *dict.fromkeys(entrant.case for entrant in self.entrants))
         counts = ("--seeds", "1", "--settle", str(self.every), "--rounds", str(TURNS), "--steps", str(self.every))
-        words = (HOOKS, *counts, "--train", self.train(self.entrants[0].rate), "--cases", *cases)
+        words = (HOOKS, *counts, "--train", self.train(CALM * self.entrants[0].rate), "--cases", *cases)
         arguments = (("workers", self.workers), ("gbit", gbit), ("limit", LIMIT), ("words", words))
         seconds = START + self.pace * self.every * (1 + TURNS) * len(cases) / 2
         return Measurement(f"{NAME}.paced", paced, arguments, typed(self.workers, gbit, words), 1, seconds)

@@ -22,7 +22,7 @@ from scripts.exhibits.kinds.races import Lap, raced
 from spardl.basics.files import write_atomically
 from spardl.clusters.workers.processes import run_processes
 
-__all__ = ["Course", "Entrant", "Lesson", "learned", "paced"]
+__all__ = ["CALM", "TURNS", "Course", "Entrant", "Lesson", "learned", "paced"]
 
 NAME = "frontier"
 ACCURACY, HOOKS = "scripts/bench_accuracy.py", "scripts/bench_hooks.py"

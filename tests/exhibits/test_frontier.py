@@ -121,7 +121,8 @@ def test_what_is_not_there_says_so() -> None:
     assert cells(fast, LOCAL)["ms a step"] == "not run yet"
     assert cells(fast, LOCAL)["to half-way"] == "20 steps"
     assert cells(shown.rates(course, found), LOCAL) == {"0.1": "1.02 *", "0.2": "not run yet"}
-    assert not shown.advice(course, shown.goals(course, found)[0], found).rows
+    (row,) = shown.advice(course, shown.goals(course, found)[0], found).rows
+    assert (row.name, row.cells[0].text) == ("100 to 100", LOCAL)
     gone = frozenset(course.lesson(dense, 0.1, seed) for seed in course.seeds)
     assert shown.goals(course, results(shown, lost=gone)) == []
     assert cells(shown.link(course, 0.1, results(shown, lost=gone)), LOCAL)["to half-way"] == "no target yet"

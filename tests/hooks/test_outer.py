@@ -251,15 +251,15 @@ def test_after_an_exchange_all_fragments_are_equal_on_all_workers() -> None:
 def test_a_worker_lost_beside_local_steps_is_an_error_where_it_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fragment that is sent after 6 steps lands after 8; whose worker is lost before, trains alone until then."""
+    """What is sent after 8 steps lands after 10: until then, whose worker is lost before trains alone."""
     monkeypatch.setattr("spardl.clusters.workers.processes._NOTICE", 1.0)
 
     def work(cluster: ProcessGroupCluster) -> None:
         (rank,) = cluster.local_ranks
         model = made()
-        outer = spardl.Outer(model.named_parameters(), rule(model), "none", timeout=5.0, **STREAMING)
-        for step in range(12):
-            if step == 5 and rank == 1:
+        outer = spardl.Outer(model.named_parameters(), rule(model), "none", timeout=5.0, every=4, delay=2)
+        for step in range(14):
+            if step == 7 and rank == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             backward(model, rank, step)
             try:
@@ -271,7 +271,7 @@ def test_a_worker_lost_beside_local_steps_is_an_error_where_it_is_waited_for(
 
     with pytest.raises(WorkerError, match="worker 1 was killed by SIGKILL"):
         run_workers(2, work)
-    assert (tmp_path / "said").read_text().startswith("step 8: PeerError: rank 0 lost contact in an exchange")
+    assert (tmp_path / "said").read_text().startswith("step 10: PeerError: rank 0 lost contact in an exchange")
 
 
 def test_fragments_that_do_not_fit() -> None:

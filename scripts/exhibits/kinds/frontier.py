@@ -163,12 +163,12 @@ class Frontier(Exhibit):
         ]
 
     def advice(self, course: Course, goal: Goal, results: Results) -> Table:
-        """From which bandwidth to which one is the fastest."""
+        """From which bandwidth to which one is the fastest, between those that were measured."""
         ways = {}
         for entrant in course.entrants:
             paces = {1000 * gbit: self.pace(course, gbit, entrant, results) for gbit in course.gbits}
             steps = self._until(course, entrant, goal, results)
-            if steps is not None and all(paces.values()):
+            if steps is not None and any(paces.values()):
                 ways[entrant.name] = {mbit: steps * pace.seconds for mbit, pace in paces.items() if pace}
         jobs = [*course.lessons(), *map(course.pacing, course.gbits)]
         dense = ways.get(course.entrants[0].name)

@@ -12,10 +12,11 @@ what else the machine does. Every step trains; all but the first --settle of eac
 long as its slowest worker.
 
 A case is WAY or WAY,option=value: ddp (no hook), torch.fp16, torch.bf16, torch.powersgd (options rank, start: the first
-steps, which are dense), spardl.METHOD with its options (optimizer=True gives it the optimizer), and alone, which sends
-nothing: what the others could reach at best. Bytes are those that the interface which GLOO_SOCKET_IFNAME names has
-sent, on average over the workers: counted by the kernel, with headers, for every case in the same way. In the network
-lab each worker has its own.
+steps, which are dense), spardl.METHOD with its options (optimizer=True gives it the optimizer), outer.METHOD with those
+of spardl.Outer (local steps; then a turn should have whole periods), and alone, which sends nothing: what the others
+could reach at best. Bytes are those that the interface which GLOO_SOCKET_IFNAME names has sent, on average over the
+workers: counted by the kernel, with headers, in the same way for every case. In the network lab each has
+its own.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class Found:
         turns = of_all(case.turns)
         self.seconds += [turn.seconds for turn in turns]
         self.sent += [turn.sent for turn in turns]
-        self.counted = case.handle.stats().bytes_sent if case.handle else None
+        self.counted = case.counted()
         learned = {} if case.name == ALONE else {LOSS: case.last_loss(), **case.tested()}
         for name, value in learned.items():
             self.learned.setdefault(name, []).append(value)
@@ -245,6 +246,7 @@ def main() -> int:
     parser.add_argument("--settle", type=positive, default=5, help="steps of each training before the first turn")
     parser.add_argument("--rounds", type=positive, default=12, help="turns of each training")
     parser.add_argument("--steps", type=positive, default=5, help="steps in a turn")
+    parser.add_argument("--gbit", type=float, help="of the links, for the file; it changes nothing")
     parser.add_argument("--read", type=Path, help="file of an earlier run to show, instead of measuring")
     parser.add_argument("--json", type=Path, help="file for all figures")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table between the marks of a page")

@@ -35,6 +35,8 @@ CASES = [
     "torch.powersgd,rank=2",
     *(f"spardl.{method},density=0.2,recipe=published" for method in ("spardl", "oktopk", "topka")),
     *(f"spardl.{method},density=0.2,optimizer=True" for method in ("spardl", "oktopk", "topka")),
+    "outer.none,every=5",
+    "outer.spardl,every=5,density=0.2,lr=1.0",
 ]
 TRAIN = "model=lstm_imdb,dataset=synthetic_imdb,dataset.vocab_size=500,optimizer=adamw,training.eval_examples=20"
 

@@ -14,7 +14,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch._dynamo
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from scripts import bench_hooks
 from scripts.benchmarks.ddp_hooks import attached
@@ -79,6 +81,31 @@ def plan() -> Any:
     )
 
 
+def test_local_steps_are_no_ddp_s_and_send_once_in_a_while(bench: ModuleType) -> None:
+    def work(cluster: ProcessGroupCluster) -> tuple[list[bool], float, float, list[float]]:
+        worker = cluster.local_workers[0]
+        often, seldom = (bench.Case(f"outer.none,every={every}", plan(), 1, worker) for every in (1, 3))
+        assert not any(isinstance(case.model, DistributedDataParallel) for case in (often, seldom))
+        alike = []
+        for _ in range(6):
+            often.step()
+            seldom.step()
+            first = seldom.bare[0].weight.detach().clone()
+            dist.broadcast(first, 0)
+            alike.append(bool(torch.equal(first, seldom.bare[0].weight)))
+        counted = often.counted(), seldom.counted()
+        weights = _sums(seldom.bare)[:2]
+        for case in (often, seldom):
+            case.close()
+        return alike, *counted, weights
+
+    one, other = run_workers(2, work)
+    assert one[0] == [True] * 6  # rank 0 is its own
+    assert other[0] == [False, False, True] * 2
+    assert one[1] == pytest.approx(3 * one[2])
+    assert one[3] == other[3]
+
+
 @pytest.mark.slow
 def test_cases_differ_in_the_hook_only(bench: ModuleType) -> None:
     cases = ["alone", "ddp", "spardl.none", "spardl.topka,density=0.05"]
@@ -111,15 +138,13 @@ def test_all_workers_have_and_test_the_same_model(bench: ModuleType) -> None:
     def work(cluster: ProcessGroupCluster) -> tuple[list[float], float, float, float]:
         worker = cluster.local_workers[0]
         case, again, other = (bench.Case("torch.powersgd", plan(), seed, worker) for seed in (1, 1, 2))
-        assert _sums(case.ddp) == _sums(again.ddp) != _sums(other.ddp)
+        assert _sums(case.model) == _sums(again.model) != _sums(other.model)
         for _ in range(40):
             case.step()
         case.losses[-bench.LAST - 1].fill_(torch.inf)  # of no interest any more
-        accuracy, weights = case.tested()["accuracy"], _sums(case.ddp)
-        assert case.ddp.module.training  # again
-        right, count = (
-            plan().task.measure(case.ddp.module.eval(), plan().task.test.batch(torch.arange(25), None)).tolist()
-        )
+        accuracy, weights = case.tested()["accuracy"], _sums(case.model)
+        assert case.bare.training  # again
+        right, count = plan().task.measure(case.bare.eval(), plan().task.test.batch(torch.arange(25), None)).tolist()
         return weights, accuracy, right / count, case.last_loss()
 
     one, other = run_workers(2, work)
@@ -179,6 +204,7 @@ def test_options_that_do_not_fit_name_the_case(bench: ModuleType) -> None:
         "torch.bf16,optimizer=True",
         "spardl.topka,optimizer=adam",
         "spardl.topka,optimizer=True",
+        "outer.none,every=2",
     ]
 
     def work(cluster: ProcessGroupCluster) -> None:

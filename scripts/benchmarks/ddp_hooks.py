@@ -1,4 +1,4 @@
-"""Ways to average the gradients of a DDP, by name: its own, torch's hooks, and every method of this library."""
+"""Ways to average what workers learn, by name: DDP's own, torch's hooks, all methods of this library, local steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -16,59 +16,76 @@ from torch.nn.parallel import DistributedDataParallel
 import spardl
 from spardl.basics.errors import ConfigError
 
-__all__ = ["ALONE", "DENSE", "TIMEOUT", "WAYS", "Way", "attached", "moves_optimizer", "parsed"]
+__all__ = ["ALONE", "DENSE", "TIMEOUT", "WAYS", "Handle", "Way", "attached", "moves_optimizer", "parsed"]
 
 DENSE, ALONE = "ddp", "alone"
 TIMEOUT = 300.0  # seconds after which a silent worker counts as lost
 MOVED = "optimizer"  # the option of our ways that gives attach() the optimizer
 
 
+# What averages: nothing of ours, a hook, or steps that are local for a while.
+Handle: TypeAlias = spardl.Hook | spardl.Outer | None
+
+
 class Trained(NamedTuple):
-    """What a hook may ask for.
+    """What a way may ask for.
 
     Attributes:
-        ddp: the model.
+        model: in a DDP, unless the way is local.
         optimizer: of its parameters, if there is one.
         clip_norm: largest norm of a gradient; ``None``: any.
     """
 
-    ddp: DistributedDataParallel
+    model: nn.Module
     optimizer: torch.optim.Optimizer | None
     clip_norm: float | None
 
 
 class Way(NamedTuple):
-    """How the gradients of a model are averaged.
+    """How what workers learn is averaged.
 
     Attributes:
         register: registers a hook with a DDP, see :class:`Trained`, given the case's options; ours returns its handle.
         one_bucket: whether DDP must keep all gradients in one bucket.
+        local: whether workers train alone between two exchanges; there is no DDP then.
     """
 
-    register: Callable[..., spardl.Hook | None]
+    register: Callable[..., Handle]
     one_bucket: bool = False
+    local: bool = False
 
 
 def _no_hook(trained: Trained) -> None:
     """DDP's own all-reduce of each bucket."""
 
 
+def _ddp(trained: Trained) -> DistributedDataParallel:
+    assert isinstance(trained.model, DistributedDataParallel)
+    return trained.model
+
+
 def _torch_hook(hook: Callable[..., Any], trained: Trained) -> None:
-    trained.ddp.register_comm_hook(None, hook)
+    _ddp(trained).register_comm_hook(None, hook)
 
 
 def _torch_powersgd(trained: Trained, rank: int = 1, start: int = 2) -> None:
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=start)
-    trained.ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    _ddp(trained).register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
 def _ours(method: str, trained: Trained, *, optimizer: bool = False, **options: Any) -> spardl.Hook:
     if optimizer and trained.optimizer is None:
         raise ValueError(f"{MOVED}=True where there is no optimizer")
-    attach = partial(spardl.attach, trained.ddp, method, timeout=TIMEOUT)
+    attach = partial(spardl.attach, _ddp(trained), method, timeout=TIMEOUT)
     if optimizer:
         return attach(optimizer=trained.optimizer, clip_norm=trained.clip_norm, **options)
     return attach(**options)
+
+
+def _outer(method: str, trained: Trained, **options: Any) -> spardl.Outer:
+    if trained.optimizer is None:
+        raise ValueError("local steps where there is no optimizer")
+    return spardl.Outer(trained.model.named_parameters(), trained.optimizer, method, timeout=TIMEOUT, **options)
 
 
 WAYS: Mapping[str, Way] = MappingProxyType(
@@ -79,6 +96,7 @@ WAYS: Mapping[str, Way] = MappingProxyType(
         "torch.bf16": Way(partial(_torch_hook, default_hooks.bf16_compress_hook)),
         "torch.powersgd": Way(_torch_powersgd, one_bucket=True),  # of two, its messages get mixed up on gloo
         **{f"spardl.{method}": Way(partial(_ours, method)) for method in spardl.method_names()},
+        **{f"outer.{method}": Way(partial(_outer, method), local=True) for method in spardl.method_names()},
     }
 )
 
@@ -122,13 +140,13 @@ def moves_optimizer(case: str) -> bool:
 
 def attached(
     case: str, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, clip_norm: float | None = None
-) -> tuple[DistributedDataParallel, spardl.Hook | None]:
-    """A model in a DDP with the hook of a case, and our handle if it is ours.
+) -> tuple[nn.Module, Handle]:
+    """A model in a DDP with the hook of a case, or without either where steps are local; and our handle if it is ours.
 
     Args:
         case: its name and options.
         model: to be wrapped.
-        optimizer: of the model, which a case with optimizer=True gives to our hook.
+        optimizer: of the model, which local steps need, and a case with optimizer=True gives to our hook.
         clip_norm: largest norm of each worker's own gradient in such a case.
 
     Raises:
@@ -137,8 +155,9 @@ def attached(
     way, options = parsed(case)
     moves_optimizer(case)
     size = sum(parameter.nbytes for parameter in model.parameters())
-    ddp = DistributedDataParallel(model, bucket_cap_mb=1 + size // 2**20 if way.one_bucket else None)
+    bucket = 1 + size // 2**20 if way.one_bucket else None
+    wrapped = model if way.local else DistributedDataParallel(model, bucket_cap_mb=bucket)
     try:
-        return ddp, way.register(Trained(ddp, optimizer, clip_norm), **options)
+        return wrapped, way.register(Trained(wrapped, optimizer, clip_norm), **options)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"case {case}: {error}") from error

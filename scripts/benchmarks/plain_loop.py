@@ -1,11 +1,11 @@
-"""The loop that benches train in: a model in torch's DDP, a step as everybody writes it, any way to average."""
+"""The loop that benches train in: a model in DDP or bare, a step as everybody writes it, any way to average."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,9 @@ import torch
 import torch.distributed as dist
 from hydra.errors import HydraException
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+import spardl
 from scripts import choices
 from scripts.benchmarks.ddp_hooks import ALONE, attached, moves_optimizer
 from spardl.basics.errors import ConfigError
@@ -66,10 +68,12 @@ class PlainLoop:
 
     def __post_init__(self) -> None:
         torch.manual_seed(self.seed)
-        model, settings = self.plan.task.build_model(), self.plan.settings
-        self.optimizer = self.plan.optimizer(model.parameters())
+        self.bare, settings = self.plan.task.build_model(), self.plan.settings
+        self.optimizer = self.plan.optimizer(self.bare.parameters())
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
-        self.ddp, self.handle = attached(self.name, model, self.optimizer, settings.clip_norm)
+        self.model, self.handle = attached(self.name, self.bare, self.optimizer, settings.clip_norm)
+        # Who counts steps makes them.
+        self._stepping = self.handle if isinstance(self.handle, spardl.Outer) else self.optimizer
         # Where each worker's own gradient is clipped, averages are not.
         self._clip = None if moves_optimizer(self.name) else settings.clip_norm
         self.sampler = ShuffledSampler(len(self.plan.task.train), self.worker, settings.batch_size, self.seed)
@@ -82,13 +86,19 @@ class PlainLoop:
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * self.rate(number)
         self.optimizer.zero_grad()
-        with self.ddp.no_sync() if self.name == ALONE else nullcontext():
-            loss = task.loss(self.ddp, batch)
+        with self._quiet():
+            loss = task.loss(self.model, batch)
             loss.backward()
         if self._clip is not None:
-            nn.utils.clip_grad_norm_(self.ddp.parameters(), self._clip)
-        self.optimizer.step()
+            nn.utils.clip_grad_norm_(self.bare.parameters(), self._clip)
+        self._stepping.step()
         self.losses.append(loss.detach())
+
+    def _quiet(self) -> AbstractContextManager[None]:
+        """In which DDP sends nothing, if nothing is to be sent."""
+        if self.name == ALONE and isinstance(self.model, DistributedDataParallel):
+            return self.model.no_sync()
+        return nullcontext()
 
     def timed(self, steps: int) -> Turn:
         """Some steps, which all workers begin at once."""
@@ -101,8 +111,11 @@ class PlainLoop:
         return Turn(seconds / steps, (bytes_sent() - sent) / steps)
 
     def tested(self) -> dict[str, float]:
-        """What the task says of the test split, or of a part of it, a share of which is looked at by each worker."""
-        task, settings, model = self.plan.task, self.plan.settings, self.ddp.module.eval()
+        """What the task says of the test split, or of a part of it, a share of which is looked at by each worker.
+
+        Between two exchanges of local steps, each looks at its share with its own weights.
+        """
+        task, settings, model = self.plan.task, self.plan.settings, self.bare.eval()
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)
         mine = evenly_spread(len(task.test), settings.eval_examples)[self.worker.rank :: self.worker.size]
@@ -114,9 +127,18 @@ class PlainLoop:
         dist.all_reduce(sums)
         return task.summarize(dict(zip(task.sums, sums.tolist(), strict=True)))
 
+    def counted(self) -> float | None:
+        """Bytes that this worker sent in a step by our own count, without headers; ``None`` for what is not ours."""
+        if self.handle is None:
+            return None
+        stats = self.handle.stats()  # of local steps, a step of these is an exchange
+        return stats.bytes_sent * stats.steps / len(self.losses)
+
     def close(self) -> None:
         """Gives back what this took of the process group."""
-        if self.handle is not None:
+        if isinstance(self.handle, spardl.Outer):
+            self.handle.close()
+        elif self.handle is not None:
             self.handle.detach()
 
 

@@ -195,11 +195,23 @@ class Averager:
         Raises:
             PeerError: if another worker is lost, or does not answer in time.
         """
+        if self.receive():
+            self.tell_refusals()
+
+    def receive(self) -> bool:
+        """Waits likewise, but leaves it to the caller to have refusals told, by all workers at the same time.
+
+        Returns:
+            Whether a step had begun.
+
+        Raises:
+            PeerError: if another worker is lost, or does not answer in time.
+        """
         if not self.begun:
-            return
+            return False
         self.begun = False
         self.engine.finish()
-        self.tell_refusals()
+        return True
 
     def give_up(self) -> None:
         """Ends a step whose last backward pass ended early, if there is one."""
@@ -279,12 +291,11 @@ class Averager:
             **{name: copied(value) for name, value in self.engine.state_dict().items()},
         }
 
-    def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Continues from what ``state_dict`` gave on the same rank.
+    def check_state(self, values: Mapping[str, Any]) -> None:
+        """Accepts what ``state_dict`` gave on the same rank; changes no more than groups that may change.
 
         Raises:
-            ConfigError: if it is of another rank, another number of workers, another method, other parameters, or of
-                other groups, or lacks something; nothing is changed then.
+            ConfigError: as ``load_state_dict``.
         """
         check_owner(values, self._owner, "groups")
         check_whole(values, SAVED)
@@ -294,6 +305,15 @@ class Averager:
         check_whole(values["groups"], mine, "groups")
         if values["names"] != self.gradient.forward()[0] or _sizes(values["groups"]) != _sizes(mine):
             raise ConfigError("this state is of other parameters, or of another bucket_mb; load it where it was saved")
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Continues from what ``state_dict`` gave on the same rank.
+
+        Raises:
+            ConfigError: if it is of another rank, another number of workers, another method, other parameters, or of
+                other groups, or lacks something; nothing is changed then.
+        """
+        self.check_state(values)
         self.engine.load_state_dict(0, {name: copied(value) for name, value in values.items()})
 
 

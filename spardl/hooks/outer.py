@@ -6,6 +6,7 @@ Source: that of :class:`spardl.OuterSteps`, which does the same in the trainer, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from spardl.basics.errors import ConfigError
 from spardl.clusters.precompile import prepare
 from spardl.hooks.averager import Averager, Beside
 from spardl.hooks.choosing import choose_method, choose_schedule, options_of
+from spardl.hooks.fragments import Fragment, cut
 from spardl.hooks.stats import Meter, Stats
 from spardl.hooks.synchronizer import named_parameters
 from spardl.method.method import Method
@@ -24,8 +26,9 @@ from spardl.method.moving import definite
 from spardl.method.names import MethodName
 from spardl.method.provenance import check_whole
 from spardl.protocol.state import copied
-from spardl.schedules import OuterSteps, Training
-from spardl.vector.storage import CopiedGradient
+from spardl.schedules import OuterSteps
+from spardl.schedules.quality import on_average
+from spardl.schedules.turns import Turns, go_on
 
 __all__ = ["Outer"]
 
@@ -44,8 +47,9 @@ class Outer:
     The model is not wrapped in DDP, or only within a node, with ``group`` between nodes. Parameters that are trained
     begin as rank 0 of the group has them, and are equal on all workers after each exchange; what is not trained, such
     as the statistics of batch normalization, stays each worker's own, and so does the optimizer's state. A residual
-    keeps what a method does not send of a difference. With a ``GradScaler`` call ``scaler.step(optimizer)`` and then
-    ``outer.count()`` in place of ``outer.step()``.
+    keeps what a method does not send of a difference. With ``fragments``, ``delay`` and ``mixing``, parts of the model
+    are sent in turns beside the next local steps, as in Streaming DiLoCo; call ``exchange()`` after the last step then.
+    With a ``GradScaler`` call ``scaler.step(optimizer)`` and then ``outer.count()`` in place of ``outer.step()``.
 
     Args:
         parameters: as ``model.named_parameters()`` or ``model.parameters()`` has them.
@@ -54,6 +58,10 @@ class Outer:
         every: steps between two exchanges.
         lr: factor of the outer SGD's steps; 1 without momentum averages weights, as local SGD does.
         momentum: factor of the outer SGD, Nesterov's; 0: none; ``None``: 0.9, and 0 with a method that has a residual.
+        fragments: parts of the model, of neighbouring layers and nearly as many entries each, that are exchanged in
+            turns, each after every ``every`` steps.
+        delay: local steps beside which a fragment is sent; 0: workers wait for it.
+        mixing: share of the weights that an exchange led to in those that a worker goes on with; the rest is its own.
         group: a process group; ``None`` for the default one.
         bucket_mb: most megabytes (2^20 bytes) of differences that are averaged together.
         timeout: seconds after which a silent worker counts as lost.
@@ -65,7 +73,8 @@ class Outer:
 
     Raises:
         ConfigError: if there are no parameters, or a value is out of range, or the method or an option is unknown, or
-            does not fit so many workers, or the method has a momentum of its own.
+            does not fit so many workers, or the method has a momentum of its own, or there are fewer layers than
+            fragments.
 
     Example:
         >>> model = nn.Linear(100, 10)
@@ -89,13 +98,16 @@ class Outer:
         every: int = 30,
         lr: float = 0.7,
         momentum: float | None = None,
+        fragments: int = 1,
+        delay: int = 0,
+        mixing: float = 1.0,
         group: Any = None,
         bucket_mb: float | None = None,
         timeout: float = 1800.0,
         **options: Any,
     ) -> None:
         check_kind("optimizer", optimizer, torch.optim.Optimizer)
-        outer = OuterSteps(every, lr, momentum)
+        outer = OuterSteps(every, lr, momentum, fragments, delay, mixing)
         check_seconds("timeout", timeout)
         named = [pair for pair in named_parameters(parameters) if pair.parameter.requires_grad]
         if not named:
@@ -103,9 +115,11 @@ class Outer:
         check_real(named)
         self.method = definite(choose_method(method, options), None)
         outer.check(self.method, clips=False)
-        self._optimizer, self._every, self._since = optimizer, every, 0
-        gradient = CopiedGradient(named)
-        self._parameters = gradient.parameters
+        parts = cut(named, fragments)
+        self._optimizer, self._outer, self._since = optimizer, outer, 0
+        self._turns = Turns(every, fragments)
+        # In the order of the backward pass, and so are their places.
+        self._parameters = [pair.parameter for pair in reversed(named)]
         self._cluster = Beside(group, self._parameters[0].device, timeout)
         prepare(self.method, self._cluster.size, self._parameters, tells=self._cluster.leads)
         self._cluster.open()
@@ -113,8 +127,8 @@ class Outer:
         self._anchors = [nn.Parameter(parameter.detach().clone()) for parameter in self._parameters]
         self._rule = outer.rule(self._anchors, self.method)
         self.momentum: float = self._rule.defaults["momentum"]
-        given = {"handle": "Outer", "every": every, "lr": lr, "momentum": self.momentum, **options_of(schedule)}
-        self._averager = Averager(self.method, schedule, Training(None, gradient, None), self._cluster, given)
+        given = {"handle": "Outer", **asdict(outer), "momentum": self.momentum, **options_of(schedule)}
+        self._fragments = [Fragment(part, self.method, schedule, self._cluster, given) for part in parts]
         self._meter = Meter(self._cluster.ledgers[0], self._cluster.size)
         self._begin_alike(group)
 
@@ -128,8 +142,12 @@ class Outer:
             anchor.copy_(first)
 
     @property
+    def _averagers(self) -> list[Averager]:
+        return [fragment.averager for fragment in self._fragments]
+
+    @property
     def since(self) -> int:
-        """Steps since the last exchange, or since the beginning."""
+        """Steps since the last exchange, of whatever fragment, or since the beginning."""
         return self._since
 
     def step(self) -> None:
@@ -143,43 +161,87 @@ class Outer:
         self.count()
 
     def count(self) -> None:
-        """Is told of a step that somebody else made, and exchanges if it is time.
+        """Is told of a step that somebody else made, and exchanges what it is time for.
 
         Raises:
             ConfigError: on all workers, in the first exchange, if they were not given the same.
             PeerError: if another worker is lost, or does not answer in time.
         """
         self._since += 1
-        if self._since >= self._every:
-            self.exchange()
+        due = self._turns.step()
+        for number in due.landing:
+            self._land(number)
+        for number in due.leaving:
+            self._leave(number, self._outer.delay)
 
     @torch.no_grad()
     def exchange(self) -> None:
         """Averages how far all workers have come since the last exchange, and sets their weights equal.
 
+        What is under way arrives first; turns of fragments begin anew.
+
         Raises:
             ConfigError: on all workers, in the first exchange, if they were not given the same.
             PeerError: if another worker is lost, or does not answer in time.
         """
-        for number, (parameter, anchor) in enumerate(zip(self._parameters, self._anchors, strict=True)):
-            self._averager.put(number, anchor - parameter)
-        self._averager.wait()
-        self._meter.step()
-        self._since = 0
-        for number, anchor in enumerate(self._anchors):
-            anchor.grad = torch.empty_like(anchor)
-            self._averager.gradient.take(number, anchor.grad)
-        self._rule.step()
+        for number in list(self._turns.aloft):
+            self._land(number)
+        for number in self._turns.begun or range(len(self._fragments)):
+            self._leave(number, 0)
         for parameter, anchor in zip(self._parameters, self._anchors, strict=True):
-            anchor.grad = None
             parameter.copy_(anchor)
+        self._turns, self._since = Turns(self._outer.every, len(self._fragments)), 0
+
+    @torch.no_grad()
+    def _leave(self, number: int, delay: int) -> None:
+        """Sends how far this worker has come in a fragment; its weights follow after so many steps."""
+        places = self._fragments[number].places
+        self._fragments[number].send(self._anchors[place] - self._parameters[place] for place in places)
+        self._turns.leave(number, delay)
+        self._since = 0
+        if not delay:
+            self._land(number)
+
+    def _land(self, number: int) -> None:
+        """This worker goes on from what an exchange led to."""
+        self._outer_step(number)
+        # All of them do so after the same step, whoever has looked at averages before, to save them.
+        self._fragments[number].averager.tell_refusals()
+        self._turns.land(number)
+        for place in self._fragments[number].places:
+            go_on(self._parameters[place], self._anchors[place], self._outer.mixing)
+
+    def _outer_step(self, number: int) -> None:
+        """The outer step of a fragment, once it has been sent."""
+        fragment = self._fragments[number]
+        if not fragment.averager.receive():
+            return
+        self._meter.step()
+        anchors = [self._anchors[place] for place in fragment.places]
+        for anchor, average in zip(anchors, fragment.averages(), strict=True):
+            anchor.grad = average
+        self._rule.step()
+        for anchor in anchors:
+            anchor.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """What this worker carries from step to step, its weights included; to be saved by each rank."""
+        """What this worker carries from step to step, its weights included; to be saved by each rank.
+
+        What is under way is waited for; workers go on from it when it is time, as if nobody had looked.
+
+        Raises:
+            PeerError: if another worker is lost, or does not answer in time.
+        """
+        for number in self._turns.aloft:
+            self._outer_step(number)
+        first, *others = (fragment.averager.state_dict() for fragment in self._fragments)
         return {
-            **self._averager.state_dict(),
+            **first,
             "outer": {
                 "since": self._since,
+                "left": list(self._turns.left),
+                "aloft": dict(self._turns.aloft),
+                "fragments": others,
                 "weights": [parameter.detach().clone() for parameter in self._parameters],
                 "anchors": [anchor.detach().clone() for anchor in self._anchors],
                 "rule": copied(self._rule.state_dict()["state"]),
@@ -196,17 +258,30 @@ class Outer:
 
         Raises:
             ConfigError: if it is of another rank, another number of workers, another method, other parameters, or of
-                another ``bucket_mb``, or lacks something; nothing is changed then.
+                other ``fragments`` or another ``bucket_mb``, or lacks something; nothing is changed then.
+            PeerError: if something was under way, and another worker is lost.
         """
         if not isinstance(values, Mapping) or "outer" not in values:
             raise ConfigError("this is no state of an Outer; load what its state_dict() gave")
-        own = values["outer"]
-        check_whole(own, {"since": 0, "weights": [], "anchors": [], "rule": {}}, "outer")
+        check_whole(values["outer"], {"since": 0, "weights": [], "anchors": [], "rule": {}}, "outer")
+        own = {"left": [], "aloft": {}, "fragments": [], **values["outer"]}
+        states = [{name: value for name, value in values.items() if name != "outer"}, *own["fragments"]]
+        if len(states) != len(self._fragments):
+            raise ConfigError(f"this state is of fragments={len(states)}; load it where it was saved")
+        pairs = list(zip(self._averagers, states, strict=True))
         shapes = [parameter.shape for parameter in self._parameters]
         if any([saved.shape for saved in own[name]] != shapes for name in ("weights", "anchors")):
             raise ConfigError("this state is of other parameters; load it where it was saved")
-        self._averager.load_state_dict({name: value for name, value in values.items() if name != "outer"})
+        for averager, state in pairs:
+            averager.check_state(state)
+        for averager, state in pairs:
+            averager.receive()
+            averager.load_state_dict(state)
         self._since = own["since"]
+        # What is sent whole needs no turns, which an older state lacks, and may be sent more often from here on.
+        whole = [max(1, self._outer.every - own["since"])]
+        self._turns.left = list(own["left"]) if own["fragments"] else whole
+        self._turns.aloft = dict(own["aloft"])
         self._rule.load_state_dict({**self._rule.state_dict(), "state": copied(own["rule"])})
         with torch.no_grad():
             for into, name in ((self._parameters, "weights"), (self._anchors, "anchors")):
@@ -214,9 +289,13 @@ class Outer:
                     tensor.copy_(saved)
 
     def stats(self) -> Stats:
-        """What this worker sent and spent so far; a step of it is an exchange; see :class:`Stats`."""
-        nbytes = sum(parameter.nbytes for parameter in self._parameters)
-        return self._meter.stats(nbytes, self._averager.refused, self._averager.engine.waiting())
+        """What this worker sent and spent so far; a step of it is an exchange; see :class:`Stats`.
+
+        Of fragments, what waits is the mean of what waits in each.
+        """
+        nbytes = sum(parameter.nbytes for parameter in self._parameters) / len(self._fragments)
+        refused = sum(averager.refused for averager in self._averagers)
+        return self._meter.stats(nbytes, refused, on_average(each.engine.waiting() for each in self._averagers))
 
     def close(self) -> None:
         """Gives back what this took of the process group."""

@@ -101,7 +101,7 @@ class Meter:
         self._since = self._timed = self._counts(self.steps)
         self._refused = refused
 
-    def stats(self, nbytes: int, refused: int, waiting: Waiting | None = None, *, under_way: bool = False) -> Stats:
+    def stats(self, nbytes: float, refused: int, waiting: Waiting | None = None, *, under_way: bool = False) -> Stats:
         """Averages over the steps since ``reset``.
 
         Args:

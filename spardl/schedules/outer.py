@@ -31,6 +31,7 @@ from spardl.schedules.engine import Engine
 from spardl.schedules.fusion import by_share
 from spardl.schedules.limit import Limit
 from spardl.schedules.training import Training
+from spardl.schedules.turns import Turns, go_on
 from spardl.vector.norms import largest
 from spardl.vector.sparse import Sum
 
@@ -111,19 +112,6 @@ class OuterSteps(Schedule):
         return _OuterSteps(method, cluster, training, self)
 
 
-@dataclass
-class _Aloft:
-    """A fragment that is exchanged beside local steps.
-
-    Attributes:
-        left: steps until workers take over what it leads to.
-        flight: its synchronization; ``None`` once it has ended, and the outer step is made.
-    """
-
-    left: int
-    flight: Flight[Sum] | None
-
-
 class _OuterSteps(Engine):
     """Local ranks take turns with the model: each finds its own weights and its own optimizer's state in it.
 
@@ -143,8 +131,9 @@ class _OuterSteps(Engine):
         for number, anchor in enumerate(self._anchors):
             anchor.grad = self._gradient.part(number).view_as(anchor)
         self._rule = outer.rule(self._anchors, method)
-        self._left = [math.ceil((number + 1) * outer.every / outer.fragments) for number in range(len(self._groups))]
-        self._aloft: dict[int, _Aloft] = {}
+        self._turns = Turns(outer.every, len(self._groups))
+        # Of those aloft whose outer step is not made yet.
+        self._flights: dict[int, Flight[Sum]] = {}
         self._inside: int | None = None
         ranks = range(len(cluster.local_ranks))
         self._own = [[anchor.detach().clone() for anchor in self._anchors] for _ in ranks]
@@ -182,7 +171,7 @@ class _OuterSteps(Engine):
     def flush(self) -> None:
         """The model has the weights that all workers agree on: those after the last exchange."""
         self._leave()
-        for number in self._aloft:
+        for number in self._turns.aloft:
             self._outer_step(number)
         self._show(self._anchors)
 
@@ -214,19 +203,17 @@ class _OuterSteps(Engine):
     def finish(self) -> None:
         """All ranks have made a step: what was sent long enough ago arrives, and what is due is sent."""
         self._usage.clear()
-        self._left = [left - 1 for left in self._left]
-        for aloft in self._aloft.values():
-            aloft.left -= 1
-        for number in [number for number, aloft in self._aloft.items() if not aloft.left]:
+        due = self._turns.step()
+        for number in due.landing:
             self._land(number)
-        for number in [number for number, left in enumerate(self._left) if not left]:
+        for number in due.leaving:
             self._exchange(number, self._outer.delay)
 
     def end(self) -> None:
         """Averages what was done since the last exchange."""
-        for number in list(self._aloft):
+        for number in list(self._turns.aloft):
             self._land(number)
-        for number in [number for number, left in enumerate(self._left) if left < self._outer.every]:
+        for number in self._turns.begun:
             self._exchange(number, 0)
 
     def _exchange(self, number: int, delay: int) -> None:
@@ -239,7 +226,8 @@ class _OuterSteps(Engine):
         flight = self._cluster.flight(self._programs(number))
         for local in range(len(self._own)):
             flight.release(local)
-        self._aloft[number], self._left[number] = _Aloft(delay, flight), self._outer.every
+        self._flights[number] = flight
+        self._turns.leave(number, delay)
         if not delay:
             self._land(number)
 
@@ -250,12 +238,11 @@ class _OuterSteps(Engine):
 
     def _outer_step(self, number: int) -> None:
         """The outer step of a fragment, once it has been sent."""
-        aloft, group = self._aloft[number], self._groups[number]
-        if aloft.flight is None:
+        flight, group = self._flights.pop(number, None), self._groups[number]
+        if flight is None:
             return
         for local, own in enumerate(self._averages):
-            own[number] = aloft.flight.wait(local)
-        aloft.flight = None
+            own[number] = flight.wait(local)
         self._take_over(group, self._averages[0][number])
         others = [each for place, each in enumerate(self._anchors) if not group.tensors[0] <= place < group.tensors[1]]
         with self._everybody(Phase.UPDATE):
@@ -263,17 +250,14 @@ class _OuterSteps(Engine):
                 self._rule.step()
             self._part(group).zero_()
 
-    @torch.no_grad()
     def _land(self, number: int) -> None:
         """Workers go on from what an exchange led to."""
         self._leave()
         self._outer_step(number)
-        del self._aloft[number]
-        mixing = self._outer.mixing
+        self._turns.land(number)
         for own in self._own:
             for each in range(*self._groups[number].tensors):
-                # One that has diverged is not mixed with anything.
-                own[each].lerp_(self._anchors[each], mixing) if mixing < 1 else own[each].copy_(self._anchors[each])
+                go_on(own[each], self._anchors[each], self._outer.mixing)
 
     # --- what others may know
 
@@ -296,8 +280,8 @@ class _OuterSteps(Engine):
         return {
             **super().state_dict(local),
             "outer": {
-                "left": list(self._left),
-                "aloft": {number: aloft.left for number, aloft in self._aloft.items()},
+                "left": list(self._turns.left),
+                "aloft": dict(self._turns.aloft),
                 "weights": self._own[local],
                 "optimizer": {numbers[parameter]: state for parameter, state in self._states[local].items()},
                 "rule": self._rule.state_dict()["state"],
@@ -319,8 +303,8 @@ class _OuterSteps(Engine):
     @torch.no_grad()
     def _load_own(self, local: int, saved: Mapping[str, Any]) -> None:
         self._inside = None
-        self._left = list(saved["left"])
-        self._aloft = {number: _Aloft(left, None) for number, left in saved["aloft"].items()}
+        self._turns.left, self._turns.aloft = list(saved["left"]), dict(saved["aloft"])
+        self._flights = {}
         for anchor, parameter in zip(self._anchors, self._gradient.parameters, strict=True):
             anchor.copy_(parameter)
         for tensor, own in zip(self._own[local], saved["weights"], strict=True):

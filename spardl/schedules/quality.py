@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["Quality", "Waiting"]
+__all__ = ["Quality", "Waiting", "on_average"]
 
 
 class Waiting(NamedTuple):
@@ -23,6 +23,15 @@ class Waiting(NamedTuple):
 
     norm: float
     age: float
+
+
+def on_average(parts: Iterable[Waiting | None]) -> Waiting | None:
+    """The mean of several, all of equal weight; ``None`` if one is not known yet."""
+    found = list(parts)
+    known = [each for each in found if each is not None]
+    if len(known) < len(found):
+        return None
+    return Waiting(*(sum(figures) / len(known) for figures in zip(*known, strict=True)))
 
 
 class Quality:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from spardl.vector import entries
 from spardl.vector.sparse import SparseVector, Sum
 from spardl.vector.storage import Layer, Storage
 
-__all__ = ["FlatGradient", "write"]
+__all__ = ["FlatGradient", "layers_of", "write"]
 
 
 class FlatGradient(Storage):
@@ -59,15 +59,25 @@ class FlatGradient(Storage):
             parameter.grad = self.part(number).view_as(parameter)
 
     def _find_layers(self) -> Iterator[Layer]:
-        numbered = enumerate(name.rpartition(".")[0] for name in self.names)
-        for owner, members in groupby(numbered, key=lambda pair: pair[1]):
-            numbers = [number for number, _ in members]
-            tensors = (numbers[0], numbers[-1] + 1)
-            yield Layer(owner, tensors, sum(self.parameters[number].numel() for number in numbers))
+        return layers_of(self.names, self.parameters)
 
     def zero(self) -> None:
         """Clears all gradients; ``optimizer.zero_grad()`` would cut the views off."""
         self.vector.zero_()
+
+
+def layers_of(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> Iterator[Layer]:
+    """Neighbouring parameters of one module, as their names have it: a layer each.
+
+    Args:
+        names: paths, in the order in which the model uses them.
+        parameters: of these names.
+    """
+    numbered = enumerate(name.rpartition(".")[0] for name in names)
+    for owner, members in groupby(numbered, key=lambda pair: pair[1]):
+        numbers = [number for number, _ in members]
+        tensors = (numbers[0], numbers[-1] + 1)
+        yield Layer(owner, tensors, sum(parameters[number].numel() for number in numbers))
 
 
 def write(average: Sum, gradient: Tensor, *, clear: bool = True) -> None:

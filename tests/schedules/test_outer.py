@@ -108,6 +108,41 @@ def test_the_library_s_outer_are_the_same_to_the_last_bit() -> None:
     assert all(same_bits(found, wanted) for found in run_workers(3, work))
 
 
+def test_the_library_s_fragments_are_the_same_to_the_last_bit() -> None:
+    """After each step: what was sent beside others, what was mixed, and what nobody has yet."""
+    cluster = SimulatedCluster(2, NETWORK)
+    loop = Loop(replace(STREAMING, momentum=0.9), cluster, SETTINGS["adamw"])
+    wanted: list[list[Tensor]] = [[], []]
+    for step in range(11):
+        loop.step(step)
+        loop.synchronizer.flush()
+        for rank, found in enumerate(wanted):
+            own = loop.synchronizer.lasting(rank)["worker's weights are"]
+            found.append(torch.cat([tensor.flatten() for tensor in own]))
+    loop.synchronizer.end()
+    loop.synchronizer.flush()
+
+    def work(cluster: ProcessGroupCluster) -> list[Tensor]:
+        (rank,) = cluster.local_ranks
+        model, found = make_model(), []
+        rule = adamw(model)
+        outer = spardl.Outer(
+            model.named_parameters(), rule, "none", every=4, momentum=0.9, fragments=3, delay=2, mixing=0.25
+        )
+        for step in range(11):
+            rule.zero_grad()
+            loss_of(model, batch(step, rank, 0)).backward()
+            outer.step()
+            found.append(weights(model))
+        outer.exchange()
+        outer.close()
+        return [*found, weights(model)]
+
+    for found, own in zip(run_workers(2, work), wanted, strict=True):
+        assert all(same_bits(one, other) for one, other in zip(found, [*own, weights(loop.model)], strict=True))
+    assert not same_bits(wanted[0][-1], wanted[1][-1])
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("stop", [2, 3, 5, 7])
 @pytest.mark.parametrize("schedule", [OuterSteps(every=3), STREAMING], ids=["whole", "fragments"])

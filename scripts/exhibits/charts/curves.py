@@ -67,6 +67,7 @@ def draw_means(
     *,
     target: float | None = None,
     ratios: bool = False,
+    names: bool = True,
 ) -> None:
     """Draws a line and a band for each method, with its name at the end unless that is long.
 
@@ -78,6 +79,7 @@ def draw_means(
         metric: its name.
         target: a value of the metric to draw a line at.
         ratios: whether the clock's axis is one of factors: twice as fast is equally far everywhere.
+        names: whether short ones stand beside their lines; else a key must have them all.
     """
     styles = looks(curves)
     bands = {name: band(runs, clock) for name, runs in curves.items() if runs}
@@ -90,7 +92,7 @@ def draw_means(
         axes.plot(found.places, found.middle, color=look.color, linestyle=look.dash, linewidth=1.5, marker=marker)
         axes.fill_between(found.places, found.low, found.high, color=look.color, alpha=0.14, linewidth=0)
         last = _last(found)
-        if last and len(name) <= LONG:
+        if names and last and len(name) <= LONG:
             ends.append(End(name, *last, look.color))
     factors = metric in FACTORS
     axes_of.plain(

@@ -1,0 +1,332 @@
+"""When to send every step and when every so many: loss against seconds, methods x links x tasks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from statistics import mean, median
+from typing import Any, NamedTuple
+
+from scripts.benchmarks.ddp_hooks import ALONE
+from scripts.exhibits.base import Exhibit, Picture, Results, at
+from scripts.exhibits.charts.curves import draw_means
+from scripts.exhibits.charts.palette import looks
+from scripts.exhibits.failures import failed, succeeded
+from scripts.exhibits.jobs import Job, Outcome
+from scripts.exhibits.kinds.crossings import between, stretches
+from scripts.exhibits.kinds.frontier_work import CALM, TURNS, Course, Entrant
+from scripts.exhibits.measures import Curve, figure_of
+from scripts.exhibits.statistics import spread
+from scripts.exhibits.tables import Cell, Row, Table
+from scripts.exhibits.tried import Target, reached
+
+__all__ = ["Frontier", "Goal"]
+
+LOSS = "loss"
+# The share of what dense training has learned since its first test that may be missing at the near target, and how many
+# tests its end is the mean of; the far target is what dense training has after this share of its steps.
+MARGIN, LAST, EARLY = 0.02, 3, 0.5
+COLUMNS = ("method", "to as good as dense", "to half-way", "final loss", "seeds", "ms a step", "MB a step", "computing")
+WHERE = ("between Mbit/s", "fastest", "seconds", "dense takes", "next")
+NEVER = "none"
+
+
+class Goal(NamedTuple):
+    """A loss that is good enough.
+
+    Attributes:
+        name: in titles.
+        target: the loss.
+    """
+
+    name: str
+    target: Target
+
+
+class Pace(NamedTuple):
+    """What a step takes on a link.
+
+    Attributes:
+        seconds: median of turns.
+        sent: bytes of a worker.
+        computing: share of the seconds that a step takes which sends nothing.
+    """
+
+    seconds: float
+    sent: float
+    computing: float
+
+
+@dataclass(frozen=True)
+class Frontier(Exhibit):
+    """Learning curves by steps, put together with paces measured on links.
+
+    Attributes:
+        courses: by scale, one for each task.
+    """
+
+    name: str
+    title: str
+    source: str
+    shows: str
+    basis: Any
+    courses: Mapping[str, Sequence[Course]]
+    note: str = field(default="", kw_only=True)
+
+    def jobs(self, scale: str) -> Sequence[Job]:
+        """See :meth:`Exhibit.jobs`; what measures seconds comes last."""
+        courses = at(scale, self.courses)
+        lessons = [lesson for course in courses for lesson in course.lessons()]
+        paces = [course.pacing(gbit) for course in courses for gbit in course.gbits]
+        return [*lessons, *paces, *(course.whole(*each) for course in courses for each in course.wholes())]
+
+    def with_seeds(self, count: int) -> Frontier:
+        """See :meth:`Exhibit.with_seeds`."""
+        seeds = tuple(range(1, count + 1))
+        return replace(
+            self,
+            courses={scale: [replace(each, seeds=seeds) for each in found] for scale, found in self.courses.items()},
+        )
+
+    def cost(self, scale: str) -> str:
+        """See :meth:`Exhibit.cost`."""
+        jobs = self.jobs(scale)
+        timed = [job for job in jobs if job.alone]
+        minutes = math.ceil(sum(job.expected or 0 for job in timed) / 60)
+        return f"{len(jobs) - len(timed)} trainings, a minute of two cores each; {minutes} minutes alone on the machine"
+
+    def caption(self, scale: str) -> str:
+        """See :meth:`Exhibit.caption`."""
+        rules = (
+            "What a step leads to does not depend on the link, and how long it takes hardly on what was learned. "
+            "So losses are those of whole trainings by real workers that nobody timed, and seconds are steps "
+            f"times the median step of {TURNS} turns in the network lab, where all methods take turns, at {CALM:g} "
+            "of dense training's learning rate; a turn has whole periods of local steps. The last tables set "
+            "seconds put together so beside those of whole trainings in the lab. Computing: the seconds of a step "
+            f"that sends nothing, over those of a step. As good as dense: the mean of dense training's last {LAST} "
+            f"tests, and {MARGIN:.0%} of what it has learned since its first test more. Half-way: what dense "
+            f"training has after {EARLY:.0%} of the steps. Every training has as many steps, so as many tokens. "
+            "Learning rates: the best of those tried with the first seed, in the tables; outer rates and momenta "
+            "are the published ones."
+        )
+        return " ".join((rules, *(self._what(course) for course in at(scale, self.courses))))
+
+    def _what(self, course: Course) -> str:
+        own = "; ".join(f"{each.name}: {each.case} at {each.rate:g}" for each in course.entrants)
+        return f"{course.name}, {course.workers} workers, {course.steps} steps: {' '.join(course.words)}. {own}."
+
+    # --- what was found
+
+    def _outcomes(self, course: Course, entrant: Entrant, results: Results) -> list[Outcome]:
+        return [results.of(course.lesson(entrant, entrant.rate, seed)) for seed in course.seeds]
+
+    def goals(self, course: Course, results: Results) -> list[Goal]:
+        """Near and far; none before dense training has a curve."""
+        curves = [_curve(each) for each in succeeded(self._outcomes(course, course.entrants[0], results))]
+        if not curves:
+            return []
+        first, last = mean(curve.values[0] for curve in curves), mean(mean(curve.values[-LAST:]) for curve in curves)
+        near = last + MARGIN * (first - last)
+        early = mean(curve.values[math.ceil(EARLY * len(curve.values)) - 1] for curve in curves)
+        return [
+            Goal("as good as dense", Target.near(near, True, LOSS, 0.0)),
+            Goal("half-way", Target.near(early, True, LOSS, 0.0)),
+        ]
+
+    def pace(self, course: Course, gbit: float, entrant: Entrant, results: Results) -> Pace | None:
+        """A step of an entrant on a link, if that was measured."""
+        found = results.of(course.pacing(gbit))
+        if found.reason is not None:
+            return None
+        own, alone = (found.data["cases"][case] for case in (entrant.case, ALONE))
+        seconds = median(own["seconds"])
+        return Pace(seconds, mean(own["sent"]), median(alone["seconds"]) / seconds)
+
+    def _until(self, course: Course, entrant: Entrant, goal: Goal, results: Results) -> float | None:
+        """Steps to a goal, on average over seeds; none, unless all that there are get there."""
+        found = [reached(_curve(each), goal.target) for each in succeeded(self._outcomes(course, entrant, results))]
+        steps = [each for each in found if each is not None]
+        return mean(steps) if steps and len(steps) == len(found) else None
+
+    # --- tables
+
+    def tables(self, scale: str, results: Results) -> Sequence[Table]:
+        """See :meth:`Exhibit.tables`."""
+        courses = at(scale, self.courses)
+        return [
+            *(self.advice(course, goal, results) for course in courses for goal in self.goals(course, results)),
+            *(self.link(course, gbit, results) for course in courses for gbit in course.gbits),
+            *(self.rates(course, results) for course in courses),
+            *(self.check(course, results) for course in courses),
+        ]
+
+    def advice(self, course: Course, goal: Goal, results: Results) -> Table:
+        """From which bandwidth to which one is the fastest, between those that were measured."""
+        ways = {}
+        for entrant in course.entrants:
+            paces = {1000 * gbit: self.pace(course, gbit, entrant, results) for gbit in course.gbits}
+            steps = self._until(course, entrant, goal, results)
+            if steps is not None and any(paces.values()):
+                ways[entrant.name] = {mbit: steps * pace.seconds for mbit, pace in paces.items() if pace}
+        jobs = [*course.lessons(), *map(course.pacing, course.gbits)]
+        dense = ways.get(course.entrants[0].name)
+        rows = [
+            Row(f"{low:.3g} to {high:.3g}", _best(name, low, high, ways, dense), jobs)
+            for low, high, name in stretches(ways)
+        ]
+        title = f"{course.name}: which method where, to a loss of {goal.target.value:.4g} ({goal.name})"
+        return Table(title, WHERE, rows)
+
+    def link(self, course: Course, gbit: float, results: Results) -> Table:
+        """What each method reaches on a link, and when."""
+        goals = self.goals(course, results)
+        words = "; ".join(f"{goal.name}: {goal.target.value:.4g}" for goal in goals) or "no target yet"
+        rows = [
+            Row(
+                entrant.name,
+                self._cells(course, gbit, entrant, goals, results),
+                [*(course.lesson(entrant, entrant.rate, seed) for seed in course.seeds), course.pacing(gbit)],
+            )
+            for entrant in course.entrants
+        ]
+        return Table(f"{course.name}, {course.workers} workers, {1000 * gbit:g} Mbit/s; {words}", COLUMNS, rows)
+
+    def _cells(
+        self, course: Course, gbit: float, entrant: Entrant, goals: Sequence[Goal], results: Results
+    ) -> list[Cell]:
+        outcomes, pace = self._outcomes(course, entrant, results), self.pace(course, gbit, entrant, results)
+        good = succeeded(outcomes)
+        timed = _timed(pace) if pace else failed([results.of(course.pacing(gbit))], 3)
+        if not good:
+            return [*failed(outcomes, 4), *timed]
+        until = [_seconds(self._until(course, entrant, goal, results), pace) for goal in goals]
+        last = [_curve(each).values[-1] for each in good]
+        count = f"{len(good)} of {len(outcomes)}" if len(good) < len(outcomes) else f"{len(good)}"
+        lost = any(each.reason is not None and each.started for each in outcomes)
+        return [
+            *(until or [Cell("no target yet")] * 2),
+            Cell(spread(last), mean(last)),
+            Cell(count, bad=lost),
+            *timed,
+        ]
+
+    def rates(self, course: Course, results: Results) -> Table:
+        """Final losses at the rates that were tried."""
+        first = course.seeds[0]
+        rates = sorted({rate for entrant in course.entrants for rate in (entrant.rate, *entrant.tried)})
+        rows = []
+        for entrant in course.entrants:
+            jobs = {rate: course.lesson(entrant, rate, first) for rate in {entrant.rate, *entrant.tried}}
+            cells = [
+                _tried(results.of(jobs[rate]), rate == entrant.rate) if rate in jobs else Cell("") for rate in rates
+            ]
+            rows.append(Row(entrant.name, cells, list(jobs.values())))
+        columns = ("method", *(f"{rate:g}" for rate in rates))
+        return Table(f"{course.name}: final loss at the learning rates tried, seed {first}; * is used", columns, rows)
+
+    def check(self, course: Course, results: Results) -> Table:
+        """Seconds put together beside those of whole trainings."""
+        rows = []
+        for entrant, gbit in course.wholes():
+            job, pace = course.whole(entrant, gbit), self.pace(course, gbit, entrant, results)
+            found, lesson = results.of(job), results.of(course.lesson(entrant, entrant.rate, course.seeds[0]))
+            if found.reason is not None or pace is None or lesson.reason is not None:
+                cells = failed([each for each in (found, lesson, results.of(course.pacing(gbit))) if each.reason], 5)
+            else:
+                put, clock = course.steps * pace.seconds, found.data["cluster_seconds"]
+                same = _curve(found).values == _curve(lesson).values
+                sent = found.data["step_bytes"]
+                cells = [
+                    Cell(f"{put:.4g}", put),
+                    Cell(f"{clock:.4g}", clock),
+                    Cell(f"{put / clock:.3g}", put / clock),
+                    Cell(f"{pace.sent / sent:.3g}" if sent else "", pace.sent / sent if sent else None),
+                    Cell("the same" if same else "others", bad=not same),
+                ]
+            rows.append(Row(f"{entrant.name}, {1000 * gbit:g} Mbit/s", cells, [job, course.pacing(gbit)]))
+        columns = ("whole training", "seconds put together", "by the clock", "ratio", "ratio of bytes", "losses")
+        return Table(f"{course.name}: what is put together, checked", columns, rows)
+
+    # --- figures
+
+    def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
+        """See :meth:`Exhibit.pictures`."""
+        courses = at(scale, self.courses)
+        seeds = max(
+            len(succeeded(self._outcomes(course, entrant, results)))
+            for course in courses
+            for entrant in course.entrants
+        )
+        caption = (
+            "Loss of texts or pictures that were not trained on, against seconds of training: a panel for each link "
+            f"and task, bands from the least to the most of up to {seeds} seeds. Dotted: as good as dense."
+        )
+        return [
+            Picture(
+                f"{course.name}, {1000 * gbit:g} Mbit/s",
+                caption,
+                partial(self._draw, course, gbit, results),
+                f"{course.name}, {1000 * gbit:g} Mbit/s",
+                looks([entrant.name for entrant in course.entrants]),
+            )
+            for course in courses
+            for gbit in course.gbits
+        ]
+
+    def _draw(self, course: Course, gbit: float, results: Results, figure: Any) -> None:
+        axes, goals = figure.subplots(), self.goals(course, results)
+        curves = {}
+        for entrant in course.entrants:
+            pace = self.pace(course, gbit, entrant, results)
+            good = succeeded(self._outcomes(course, entrant, results)) if pace else []
+            curves[entrant.name] = [_curve(each, pace.seconds if pace else 1.0) for each in good]
+        near = goals[0].target.value if goals else None
+        draw_means(axes, curves, "seconds", "seconds of training", LOSS, target=near, ratios=True, names=False)
+        if goals:
+            # The first tests are of models that have learned nothing, and flatten the rest.
+            axes.set_ylim(0.9 * goals[0].target.value, 2 * goals[1].target.value - 0.8 * goals[0].target.value)
+
+
+def _curve(outcome: Outcome, pace: float = 1.0) -> Curve:
+    """Losses by steps, and by seconds at a pace."""
+    tests = list(outcome.events("eval"))
+    steps = [test["step"] for test in tests]
+    return Curve(steps, [pace * step for step in steps], [figure_of(test, LOSS) for test in tests])
+
+
+def _seconds(steps: float | None, pace: Pace | None) -> Cell:
+    if steps is None:
+        return Cell("never")
+    return Cell(f"{steps * pace.seconds:.3g} s", steps * pace.seconds) if pace else Cell(f"{steps:g} steps")
+
+
+def _timed(pace: Pace) -> list[Cell]:
+    return [
+        Cell(f"{1000 * pace.seconds:.3g}", 1000 * pace.seconds),
+        Cell(f"{pace.sent / 1e6:.3g}", pace.sent / 1e6),
+        Cell(f"{pace.computing:.0%}", pace.computing),
+    ]
+
+
+def _tried(outcome: Outcome, used: bool) -> Cell:
+    if outcome.reason is not None:
+        return Cell(outcome.fault, bad=outcome.started)
+    last = _curve(outcome).values[-1]
+    return Cell(f"{last:.4g}{' *' if used else ''}", last)
+
+
+def _best(
+    name: str, low: float, high: float, ways: Mapping[str, Mapping[float, float]], dense: Mapping[float, float] | None
+) -> list[Cell]:
+    """The row of the fastest, at both ends of its stretch."""
+
+    def ends(paces: Mapping[float, float]) -> str:
+        return f"{between(paces, low):.3g} to {between(paces, high):.3g}"
+
+    middle = math.sqrt(low * high)
+    others = {other: between(paces, middle) for other, paces in ways.items() if other != name}
+    second = min(others, key=lambda other: others[other], default=None)
+    behind = f"{second}, {others[second] / between(ways[name], middle):.2f}x" if second else NEVER
+    return [Cell(name), Cell(ends(ways[name])), Cell(ends(dense) if dense else NEVER), Cell(behind)]

@@ -1,0 +1,120 @@
+"""Writes the page of the frontier, docs/frontier.md, and its figure, from the records in the repository.
+
+python scripts/frontier.py --write
+python scripts/frontier.py --check      exit code 1 if the page is not that of the records
+
+Runs nothing: what is missing says "not run yet" and is made by scripts/reproduce.py frontier --scale laptop --record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from scripts.docs.marked import replace
+from scripts.exhibits.base import Results
+from scripts.exhibits.charts.axes import SIZE, TEXT, drawing
+from scripts.exhibits.charts.labels import explain
+from scripts.exhibits.kinds.frontier import Frontier
+from scripts.exhibits.papers.frontier import FRONTIER
+from scripts.exhibits.records import SHIPPED, Shelf
+from scripts.exhibits.tables import Table, markdown
+from spardl.basics.errors import SpardlError
+from spardl.basics.files import write_atomically
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE, FIGURE = Path("docs", "frontier.md"), Path("docs", "images", "frontier.png")
+CURRENT, OUT_OF_DATE, BAD_INPUT = 0, 1, 2
+SCALE = "laptop"
+
+
+def page(text: str, exhibit: Frontier, results: Results, scale: str = SCALE) -> str:
+    """A page with the tables of today's records between its marks.
+
+    Args:
+        text: of the page.
+        exhibit: whose tables.
+        results: of its jobs.
+        scale: of these.
+
+    Raises:
+        ValueError: if a section is not there.
+    """
+    courses = exhibit.courses[scale]
+    sections: dict[str, list[Table]] = {
+        "where": [exhibit.advice(each, goal, results) for each in courses for goal in exhibit.goals(each, results)],
+        "links": [exhibit.link(each, gbit, results) for each in courses for gbit in each.gbits],
+        "rates": [exhibit.rates(each, results) for each in courses],
+        "checks": [exhibit.check(each, results) for each in courses],
+    }
+    for name, tables in sections.items():
+        text = replace(text, name, f"\n{_shown(tables)}")
+    return text
+
+
+def _shown(tables: Sequence[Table]) -> str:
+    none = "There are no results yet.\n"
+    return "\n".join(f"{table.title}:\n\n{markdown(table)}" for table in tables) or none
+
+
+def figure(exhibit: Frontier, results: Results, scale: str = SCALE) -> bytes:
+    """All panels in one picture, a row for each task, as PNG; see :func:`page` for the arguments."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - only figures need it
+
+    pictures, courses = exhibit.pictures(scale, results), exhibit.courses[scale]
+    rows, columns = len(courses), max(len(course.gbits) for course in courses)
+    with drawing():
+        whole = Figure(figsize=(0.75 * columns * SIZE[0], 1.1 * rows * SIZE[1]), layout="constrained")
+        panels = whole.subfigures(rows, columns, squeeze=False).flat
+        for panel, picture in zip(panels, pictures, strict=True):
+            picture.draw(panel)
+            panel.suptitle(picture.title, fontsize=TEXT)
+        explain(whole, pictures[0].key)
+        out = io.BytesIO()
+        whole.savefig(out, format="png", dpi=150, metadata={"Software": None})
+    return out.getvalue()
+
+
+def act(arguments: argparse.Namespace) -> int:
+    """Writes or checks.
+
+    Raises:
+        SpardlError: for a record that is none.
+        OSError: if the page cannot be read or written.
+        ValueError: if it lacks a section.
+    """
+    results = Results.on_disk(arguments.records, FRONTIER.jobs(SCALE), Shelf(arguments.records))
+    text = page((ROOT / PAGE).read_text(), FRONTIER, results)
+    if arguments.check:
+        if (ROOT / PAGE).read_text() == text:
+            return CURRENT
+        print(f"error: {PAGE} is not that of the records; make it again with --write", file=sys.stderr)
+        return OUT_OF_DATE
+    write_atomically(ROOT / PAGE, text.encode())
+    write_atomically(ROOT / FIGURE, figure(FRONTIER, results))
+    return CURRENT
+
+
+def main() -> int:
+    """Does what the command line asks for.
+
+    Returns:
+        The exit code: 1 if the page is to be made again.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    doing = parser.add_mutually_exclusive_group(required=True)
+    doing.add_argument("--write", action="store_true", help="write the page and its figure")
+    doing.add_argument("--check", action="store_true", help="compare the page with the records")
+    parser.add_argument("--records", type=Path, default=ROOT / SHIPPED, help=f"folder of the records ({SHIPPED})")
+    try:
+        return act(parser.parse_args())
+    except (SpardlError, OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_INPUT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

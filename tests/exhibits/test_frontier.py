@@ -1,0 +1,255 @@
+"""The frontier: which work it takes, what is put together of it, which method is the fastest where, and its page."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts import choices, frontier, reproduce
+from scripts.benchmarks import ddp_hooks
+from scripts.exhibits import base, jobs, records, working
+from scripts.exhibits.kinds import crossings, frontier_work, lab
+from scripts.exhibits.papers.frontier import FRONTIER
+from tests import made_up
+from tests.labs import in_a_lab
+
+ROOT = Path(__file__).resolve().parents[2]
+DENSE, LOCAL, LOST = "dense DDP", "DiLoCo", "SparseLoCo"
+CASES = {DENSE: "ddp", LOCAL: "outer.none,every=5", LOST: "outer.topka,every=5"}
+# By method: the loss of each test, and seconds of a step at 0.1 and 1 Gbit/s.
+LOSSES: Mapping[str, Any] = {
+    DENSE: (4.0, 3.0, 2.0, 1.0, 1.0, 1.0),
+    LOCAL: (5.0, 4.0, 3.0, 2.0, 1.5, 1.02),
+    LOST: (5.0, 5.0, 5.0, 5.0, 5.0, 5.0),
+}
+PACES: Mapping[str, Any] = {DENSE: (1.0, 0.2), LOCAL: (0.25, 0.2), LOST: (0.1, 0.1), "alone": (0.1, 0.1)}
+
+
+def exhibit(**changes: Any) -> Any:
+    entrants = tuple(
+        frontier_work.Entrant(name, case, 0.1, (0.1, 0.2), whole=name == DENSE) for name, case in CASES.items()
+    )
+    course = frontier_work.Course("GPT", ("model=x",), entrants, (0.1, 1.0), (1, 2), 30, 5, 0.1)
+    return replace(FRONTIER, courses={"smoke": (replace(course, **changes),)})
+
+
+def outcome(job: Any, losses: Mapping[str, Any], lost: frozenset[Any]) -> jobs.Outcome | None:
+    if job in lost:
+        return None
+    given, made = dict(job.arguments), {"environment": {"cpu": "a processor"}}
+    if job.name == "frontier.paced":
+        place = (0.1, 1.0).index(given["gbit"])
+        names = {**{case: name for name, case in CASES.items()}, "alone": "alone"}
+        rows = {case: {"seconds": [9.0, PACES[name][place], 0.0], "sent": [2e6, 4e6]} for case, name in names.items()}
+        return job.recalled({"result": {"cases": rows}, **made}, Path("x.json"))
+    case = given.get("case") or given["words"][given["words"].index("--case") + 1]
+    (name,) = (name for name, each in CASES.items() if each == case)
+    tests = [{"step": 5 * number, "loss": value} for number, value in enumerate(losses[name], 1)]
+    result = {"evaluations": tests, "cluster_seconds": 20.0, "step_bytes": 3e6, "steps": 30}
+    return job.recalled({"result": result, **made}, Path("x.json"))
+
+
+def results(shown: Any, losses: Mapping[str, Any] = LOSSES, lost: frozenset[Any] = frozenset()) -> base.Results:
+    found = {job: outcome(job, losses, lost) for job in shown.jobs("smoke")}
+    return base.Results(Path("x"), {job: each for job, each in found.items() if each})
+
+
+def cells(table: Any, row: str) -> dict[str, str]:
+    (found,) = (each for each in table.rows if each.name == row)
+    return dict(zip(table.columns[1:], (cell.text for cell in found.cells), strict=True))
+
+
+def test_seconds_are_steps_times_the_median_pace_by_hand() -> None:
+    """Dense begins at 4 and ends at 1, so 1.06 is as good; after half of the steps it is at 2."""
+    shown = exhibit()
+    (course,) = shown.courses["smoke"]
+    slow, fast = (shown.link(course, gbit, results(shown)) for gbit in (0.1, 1.0))
+    assert cells(slow, DENSE) == {
+        "to as good as dense": "20 s",
+        "to half-way": "15 s",
+        "final loss": "1 (2 seeds)",
+        "seeds": "2",
+        "ms a step": "1e+03",
+        "MB a step": "3",
+        "computing": "10%",
+    }
+    assert cells(slow, LOCAL)["to as good as dense"] == "7.5 s"
+    assert cells(fast, LOCAL)["to half-way"] == "4 s"
+    assert cells(slow, LOST)["to half-way"] == "never"
+    assert "as good as dense: 1.06; half-way: 2" in slow.title
+
+
+def test_who_is_the_fastest_where() -> None:
+    """Local steps send less, and take longer to the near target: 30 steps against 20."""
+    shown = exhibit()
+    (course,) = shown.courses["smoke"]
+    near, far = (shown.advice(course, goal, results(shown)) for goal in shown.goals(course, results(shown)))
+    assert [row.cells[0].text for row in near.rows] == [LOCAL, DENSE]
+    border = float(near.rows[0].name.removeprefix("100 to "))
+    # Seconds of a step: dense 1/9 + 89/b, local 0.194 + 5.56/b, times 20 and 30; equal at b = 448.
+    assert border == pytest.approx(448, rel=0.02)
+    assert near.rows[1].name == f"{near.rows[0].name.rpartition(' ')[2]} to 1e+03"
+    assert cells(near, near.rows[0].name)["dense takes"].startswith("20 to ")
+    assert LOST not in str(near.rows + far.rows)
+    assert far.rows[0].cells[1].text.startswith("5 to ")
+
+
+def test_stretches_by_hand() -> None:
+    ways = {"few bytes": {10.0: 2.0, 1000.0: 2.0}, "many": {10.0: 101.0, 1000.0: 2 - 0.5}}
+    one, other = crossings.stretches(ways)
+    # many: 0.495 + 1005 / b, which is 2 at b = 668.
+    assert (one.name, one.low, other.name, other.high) == ("few bytes", 10.0, "many", 1000.0)
+    assert one.high == other.low == pytest.approx(668, rel=0.03)
+    assert crossings.between(ways["many"], 100.0) == pytest.approx(0.495 + 10.05, rel=1e-2)
+    assert crossings.between(ways["many"], 10.0) == 101.0
+    assert crossings.stretches({}) == []
+
+
+def test_what_is_not_there_says_so() -> None:
+    shown = exhibit()
+    (course,) = shown.courses["smoke"]
+    dense, local, _ = course.entrants
+    lost = frozenset({course.lesson(local, 0.1, 2), course.lesson(local, 0.2, 1), course.pacing(1.0)})
+    found = results(shown, lost=lost)
+    slow, fast = (shown.link(course, gbit, found) for gbit in course.gbits)
+    assert cells(slow, LOCAL)["seeds"] == "1 of 2"
+    assert cells(fast, LOCAL)["ms a step"] == "not run yet"
+    assert cells(fast, LOCAL)["to half-way"] == "20 steps"
+    assert cells(shown.rates(course, found), LOCAL) == {"0.1": "1.02 *", "0.2": "not run yet"}
+    (row,) = shown.advice(course, shown.goals(course, found)[0], found).rows
+    assert (row.name, row.cells[0].text) == ("100 to 100", LOCAL)
+    gone = frozenset(course.lesson(dense, 0.1, seed) for seed in course.seeds)
+    assert shown.goals(course, results(shown, lost=gone)) == []
+    assert cells(shown.link(course, 0.1, results(shown, lost=gone)), LOCAL)["to half-way"] == "no target yet"
+    nothing = base.Results(Path("x"), {})
+    assert shown.tables("smoke", nothing)
+    assert shown.pictures("smoke", nothing)
+
+
+def test_whole_trainings_check_what_is_put_together() -> None:
+    shown = exhibit()
+    (course,) = shown.courses["smoke"]
+    table = shown.check(course, results(shown))
+    assert [row.name for row in table.rows] == [f"{DENSE}, 100 Mbit/s", f"{DENSE}, 1000 Mbit/s"]
+    assert cells(table, f"{DENSE}, 100 Mbit/s") == {
+        "seconds put together": "30",
+        "by the clock": "20",
+        "ratio": "1.5",
+        "ratio of bytes": "1",
+        "losses": "the same",
+    }
+    found = results(shown)
+    other = outcome(course.whole(course.entrants[0], 0.1), {**LOSSES, DENSE: (1.0,) * 6}, frozenset())
+    assert other
+    changed = base.Results(Path("x"), {**found.found, course.whole(course.entrants[0], 0.1): other})
+    assert cells(shown.check(course, changed), f"{DENSE}, 100 Mbit/s")["losses"] == "others"
+
+
+def test_a_panel_for_each_link_with_a_line_for_each_method() -> None:
+    from matplotlib.figure import Figure
+
+    shown = exhibit()
+    found = results(shown)
+    slow, fast = shown.pictures("smoke", found)
+    assert slow.caption == fast.caption
+    assert set(slow.key) == set(CASES)
+    drawn = Figure(layout="constrained")
+    slow.draw(drawn)
+    (axes,) = drawn.axes
+    dense, local, *_ = axes.lines
+    assert list(dense.get_xdata()) == pytest.approx([5.0, 10.0, 15.0, 20.0, 25.0, 30.0])
+    assert list(local.get_xdata()) == pytest.approx([1.25, 2.5, 3.75, 5.0, 6.25, 7.5])
+    assert list(local.get_ydata()) == [5.0, 4.0, 3.0, 2.0, 1.5, 1.02]
+    assert frontier.figure(shown, found, "smoke").startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("scale", ["smoke", "laptop", "paper"])
+def test_turns_have_whole_periods_and_every_case_exists(scale: str) -> None:
+    with choices.composing():
+        for course in base.at(scale, FRONTIER.courses):
+            assert course.entrants[0].case == "ddp"
+            assert course.steps % course.every == 0
+            assert list(course.gbits) == sorted(course.gbits)
+            for entrant in course.entrants:
+                way, options = ddp_hooks.parsed(entrant.case)
+                assert way.local == ("every" in options)
+                assert course.every % options.get("every", 1) == 0
+            words = shlex.split(course.pacing(course.gbits[0]).command)
+            arguments = lab.netlab.parse(words[2:])
+            assert arguments.workers == course.workers
+            assert (ROOT / arguments.command[1]).exists()
+            assert choices.composed(*course.train(0.1).split(","))["optimizer"]["lr"] == 0.1
+
+
+def test_curves_come_first_and_seconds_are_measured_alone() -> None:
+    work = FRONTIER.jobs("laptop")
+    assert len({job.id for job in work}) == len(work)
+    alone = [job.alone for job in work]
+    assert alone == sorted(alone)
+    few = FRONTIER.with_seeds(1).jobs("laptop")
+    assert set(few) < set(work)
+    assert "alone on the machine" in FRONTIER.cost("laptop")
+
+
+def test_a_record_gives_the_same_tables(tmp_path: Path) -> None:
+    found = made_up.results(FRONTIER, "smoke", tmp_path / "outputs")
+    for job, each in found.found.items():
+        whole = each._replace(made={"commit": "0123456789ab", "cpu": "a processor"})
+        records.record(job, whole, tmp_path / "records" / "smoke")
+    again = base.Results.on_disk(tmp_path / "nothing", FRONTIER.jobs("smoke"), records.Shelf(tmp_path / "records"))
+    one, other = ([list(table.texts()) for table in FRONTIER.tables("smoke", each)] for each in (found, again))
+    assert one == other
+    assert [table for table in one if table]
+
+
+def test_a_curve_is_that_of_the_bench(tmp_path: Path) -> None:
+    """In real processes; local steps end with an exchange, and so with one loss on all workers."""
+    shown = reproduce.chosen(["frontier"])[0]
+    work = [job for job in shown.jobs("smoke") if not job.alone][:2]
+    working.complete(work, tmp_path, at_once=1)
+    for job in work:
+        found = job.find(tmp_path)
+        assert found
+        tests = found.data["evaluations"]
+        assert [test["step"] for test in tests] == [5, 10, 15]
+        assert {"seconds", "sent"}.isdisjoint(tests[0])
+        assert tests[-1]["loss"] < 4
+
+
+def test_the_page_is_that_of_the_records() -> None:
+    found = base.Results.on_disk(
+        ROOT / "docs" / "results", FRONTIER.jobs("laptop"), records.Shelf(ROOT / "docs/results")
+    )
+    text = (ROOT / frontier.PAGE).read_text()
+    assert frontier.page(text, FRONTIER, found) == text
+
+
+def test_the_rates_are_the_best_of_those_on_record() -> None:
+    shelf = records.Shelf(ROOT / "docs" / "results")
+    found = base.Results.on_disk(ROOT / "docs" / "results", FRONTIER.jobs("laptop"), shelf)
+    for course in FRONTIER.courses["laptop"]:
+        for entrant in course.entrants:
+            tried = {rate: found.of(course.lesson(entrant, rate, 1)) for rate in {entrant.rate, *entrant.tried}}
+            ends = {rate: each.data["evaluations"][-1]["loss"] for rate, each in tried.items() if each.reason is None}
+            best = min(ends, key=lambda rate: ends[rate] if ends[rate] is not None else 1e9, default=entrant.rate)
+            assert best == entrant.rate, entrant.name
+
+
+@in_a_lab
+@pytest.mark.timeout(280)
+def test_in_a_lab_what_is_put_together_is_there(tmp_path: Path) -> None:
+    work = FRONTIER.jobs("smoke")
+    working.complete(work, tmp_path, at_once=1)
+    found = base.Results.on_disk(tmp_path, work)
+    (course,) = FRONTIER.courses["smoke"]
+    table = FRONTIER.check(course, found)
+    shown = cells(table, f"{course.entrants[0].name}, {1000 * course.gbits[0]:g} Mbit/s")
+    assert shown["losses"] == "the same"
+    assert float(shown["ratio of bytes"]) == pytest.approx(1, abs=0.1)
+    paces = FRONTIER.link(course, course.gbits[0], found)
+    assert float(cells(paces, "dense DDP")["MB a step"]) > 10 * float(cells(paces, "SparDL, every 5")["MB a step"])

@@ -97,6 +97,7 @@ def test_tasks_of_an_evening_run_on_data_of_their_shape(composing: None, tmp_pat
     assert all(isinstance(job, jobs.Training) for job in work)
 
 
+@pytest.mark.usefixtures("composing")
 def test_a_plan_of_trainings_is_told_in_hours(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One worker alone takes a fourteenth; what --list says is their sum."""
     monkeypatch.setattr(working, "_perform", lambda *_: None)

@@ -24,7 +24,7 @@ WHOLE = Course(
     tuple(Place(*each) for each in product((4, 8, 14), (1.0, 0.1))),
     _words(MODEL, MODELS[MODEL].seconds, 7, 20),
     380.0,
-    "about 6 minutes, alone on the machine",
+    "about 15 minutes, alone on the machine",
 )
 LAB_UPDATES = LabUpdates(
     name="spardl.lab_updates",

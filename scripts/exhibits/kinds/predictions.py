@@ -69,7 +69,7 @@ class Computed(Exhibit):
 
     def guesses(self, scale: str) -> bool:
         """Whether passes are assumed, or what compressors take is."""
-        return self.compresses or bool(self.assumes(scale))
+        return self.compresses or not self.sizes or bool(self.assumes(scale))
 
     def with_passes(self, given: Mapping[str, MeasuredPasses]) -> Computed:
         """See :meth:`Exhibit.with_passes`."""

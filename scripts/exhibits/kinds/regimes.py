@@ -192,11 +192,6 @@ class Regimes(Exhibit):
     def _shown(self) -> Sequence[str]:
         return list(dict.fromkeys((*self.models, *(model for model, _ in self.settings))))
 
-    def guesses(self, scale: str) -> bool:
-        """Always: what compressors take is assumed, whatever passes take."""
-        del scale
-        return True
-
     def with_passes(self, given: Mapping[str, MeasuredPasses]) -> Regimes:
         """See :meth:`Exhibit.with_passes`."""
         own = {name: passes for name, passes in given.items() if name in self._shown}

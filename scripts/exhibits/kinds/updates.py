@@ -163,11 +163,6 @@ class UpdateBreakdown(Exhibit):
         """See :meth:`Exhibit.assumes`."""
         return [name for name in at(scale, self.plans).workers if not self.models[name].measured]
 
-    def guesses(self, scale: str) -> bool:
-        """Always: what compressors take is assumed, whatever passes take."""
-        del scale
-        return True
-
     def with_passes(self, given: Mapping[str, MeasuredPasses]) -> UpdateBreakdown:
         """See :meth:`Exhibit.with_passes`."""
         known = {name for plan in self.plans.values() for name in plan.workers}

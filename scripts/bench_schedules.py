@@ -16,6 +16,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -127,9 +128,22 @@ def devices(models: Sequence[str]) -> list[Device]:
     return [Device("CPU, measured", measured, lines), Device("GPU, assumed", assumed, ASSUMED_COMPRESSION)]
 
 
-def assumed_gpu(models: Sequence[str]) -> Device:
-    """The GPU as assumed; see :func:`devices`."""
-    return devices(models)[1]
+def assumed_gpu(models: Sequence[str], measured: Sequence[tuple[str, str, str]] = ()) -> Device:
+    """The GPU as assumed; see :func:`devices`.
+
+    Args:
+        models: which.
+        measured: model, file and whatever else, of profiles that are used as they are.
+    """
+    device = devices(models)[1]
+    given = {model: Profile.read(Path(file)) for model, file, *_ in measured if model in models}
+    return replace(device, profiles={**device.profiles, **given})
+
+
+@cache
+def sizes() -> Mapping[str, int]:
+    """Parameters of all models, which profiles of them have, too."""
+    return MappingProxyType({model: sum(Profile.read(PROFILES / f"{model}.json").entries) for model in ASSUMED})
 
 
 def methods_costs() -> dict[str, schedules.MethodCosts]:

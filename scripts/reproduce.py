@@ -7,21 +7,23 @@ python scripts/reproduce.py all --scale smoke
 python scripts/reproduce.py spardl.residuals --scale smoke --explain GRES
 python scripts/reproduce.py all --scale evening --record
 python scripts/reproduce.py all --scale evening --done
+python scripts/reproduce.py spardl.breakdown --scale laptop --profile vgg16=vgg16.json
 
 Work that was done before is found by its id and not done again: in --outputs, else among the records of --records,
 which are in the repository, so that a clone has tables and figures without any training; --own does all work here.
---record adds what was done here to the records. --done works no more, and shows what there is. What was interrupted
-goes on; what failed is tried again, and shows in the table with its reason if it fails once more. What takes a cluster
-(--scale paper) is not done here: the commands that submit it to Slurm are printed, and its results are found
-afterwards. Tables go to --report as Markdown, CSV, LaTeX and HTML, figures as PNG and PDF; index.html there shows all
-exhibits that were ever made into that folder.
+--record adds what was done here to the records. --done works no more, and shows what there is. --profile MODEL=FILE has
+passes that scripts/profile_model.py measured in place of assumed ones. What was interrupted goes on; what failed is
+tried again, and shows in the table with its reason if it fails once more. What takes a cluster (--scale paper) is not
+done here: the commands that submit it to Slurm are printed, and its results are found afterwards. Tables go to --report
+as Markdown, CSV, LaTeX and HTML, figures as PNG and PDF; index.html there shows all exhibits that were ever made into
+that folder.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -34,6 +36,7 @@ from scripts.exhibits.pages.page import Section
 from scripts.exhibits.pages.sections import add, exhibit_section, key, sources
 from scripts.exhibits.pages.writing import write
 from scripts.exhibits.papers.catalogue import catalogue, papers
+from scripts.exhibits.passes import MeasuredPasses, read_passes, said_of
 from scripts.exhibits.records import SHIPPED, Shelf, unshippable
 from scripts.exhibits.slurm_arrays import write_arrays
 from scripts.exhibits.tables import Row, Table, markdown
@@ -62,6 +65,30 @@ def chosen(names: Sequence[str], seeds: int | None = None) -> list[Exhibit]:
             raise ConfigError(f"there is no exhibit {name}; choose from {', '.join(known)}, or all")
     found = list(known.values()) if EVERYTHING in names else [known[name] for name in dict.fromkeys(names)]
     return found if seeds is None else [exhibit.with_seeds(seeds) for exhibit in found]
+
+
+def measured(exhibits: Sequence[Exhibit], scale: str, given: Mapping[str, MeasuredPasses]) -> list[Exhibit]:
+    """The exhibits with measured passes in place of assumed ones; says of each what that changes.
+
+    Args:
+        exhibits: that are asked for.
+        scale: of the work.
+        given: by model.
+
+    Raises:
+        ConfigError: none of them assumes the passes of a model that is given, or it is of another size.
+    """
+    if not given:
+        return list(exhibits)
+    assumed = {exhibit.name: exhibit.assumes(scale) for exhibit in exhibits}
+    known = sorted({model for models in assumed.values() for model in models})
+    for model in given:
+        if model not in known:
+            those = f"they assume those of {', '.join(known)}" if known else "they assume none"
+            raise ConfigError(f"--profile {model}: no exhibit that was named assumes its passes at {scale}; {those}")
+    for name, models in assumed.items():
+        print(said_of(name, models, given), flush=True)
+    return [exhibit.with_passes(given) for exhibit in exhibits]
 
 
 def describe(exhibit: Exhibit) -> str:
@@ -161,6 +188,13 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="how many at a time (default: 1)")
     parser.add_argument("--seeds", type=int, help="how many seeds, of exhibits that have some (default: their own)")
     parser.add_argument("--explain", metavar="ROW", help="say where a row's figures come from, and do nothing")
+    parser.add_argument(
+        "--profile",
+        metavar="MODEL=FILE",
+        action="append",
+        default=[],
+        help="passes as measured, in place of assumed ones; once for each model",
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     try:
@@ -186,7 +220,10 @@ def act(arguments: argparse.Namespace) -> int:
         raise ConfigError("name an exhibit, or all; --list names them")
     if arguments.jobs < 1:
         raise ConfigError(f"--jobs must be at least 1, got {arguments.jobs}")
-    exhibits = chosen(arguments.exhibits, arguments.seeds)
+    if arguments.profile and arguments.record:
+        raise ConfigError("--record keeps what every clone finds again, without files of yours; leave out --profile")
+    given = read_passes(arguments.profile)
+    exhibits = measured(chosen(arguments.exhibits, arguments.seeds), arguments.scale, given)
     shelf = None if arguments.own else Shelf(arguments.records)
     judged: list[Section] = []
     recorded = True
@@ -203,7 +240,8 @@ def act(arguments: argparse.Namespace) -> int:
         if arguments.record:
             recorded = keep(jobs, arguments.outputs, arguments.records, arguments.scale)
         if EVERYTHING in arguments.exhibits:
-            judged = [claims_section(judge_all(catalogue(), arguments.scale, results), arguments.scale, results)]
+            every = {exhibit.name: exhibit for exhibit in exhibits}
+            judged = [claims_section(judge_all(every, arguments.scale, results), arguments.scale, results)]
     for exhibit in exhibits:
         for table in write(exhibit, arguments.scale, results, arguments.report):
             print(f"\n{table.title}\n\n{markdown(table)}", flush=True)

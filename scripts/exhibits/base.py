@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from scripts.exhibits.charts.palette import Look
 from scripts.exhibits.jobs import Job, Outcome
+from scripts.exhibits.passes import MeasuredPasses
 from scripts.exhibits.records import Shelf
 from scripts.exhibits.tables import Table
 from scripts.exhibits.tried import Tried
@@ -137,6 +138,28 @@ class Exhibit(ABC):
             ConfigError: if no work of it is done once for each seed.
         """
         raise ConfigError(f"{self.name} has no seeds to choose; leave out --seeds")
+
+    def assumes(self, scale: str) -> Sequence[str]:
+        """The models whose passes are assumed to take so long, and not measured; of most exhibits none."""
+        del scale
+        return ()
+
+    def guesses(self, scale: str) -> bool:
+        """Whether what a GPU takes may be assumed; only an exhibit that knows it all measured says no."""
+        del scale
+        return True
+
+    def with_passes(self, given: Mapping[str, MeasuredPasses]) -> Exhibit:
+        """The same with measured passes in place of assumed ones.
+
+        Args:
+            given: by model; of others than it assumes, none counts.
+
+        Raises:
+            ConfigError: if one is of a model of another size.
+        """
+        del given
+        return self
 
     @abstractmethod
     def cost(self, scale: str) -> str:

@@ -176,11 +176,13 @@ class Training(Job):
         words: its command line; names ``cluster.workers``.
         labels: for W&B. Not part of what the run is: exhibits share runs.
         cluster: choice of ``cluster=``. Only ``simulated`` can be trained anywhere.
+        expected: see :class:`Job`; of a core.
     """
 
     words: tuple[str, ...]
     labels: Labels | None = field(default=None, compare=False)
     cluster: str = "simulated"
+    expected: float | None = field(default=None, compare=False)
 
     @cached_property
     def config(self) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from spardl.clusters.workers.processes import run_each
 
 __all__ = ["complete"]
 
+# Seconds from which on a plan is told in hours.
+HOURS = 7200.0
 # Told how each job ended.
 Ended: TypeAlias = Callable[[Job, SpardlError | None], None]
 
@@ -62,7 +64,12 @@ def _plan(jobs: Sequence[Job]) -> str:
     """How long it will take, as far as that is known before."""
     known = [job.expected for job in jobs if job.expected is not None]
     rest = f", and {len(jobs) - len(known)} of unknown length" if len(known) < len(jobs) else ""
-    return f": about {sum(known) / 60:.1f} minutes{rest}" if known else ""
+    return f": about {_long(sum(known))}{rest}" if known else ""
+
+
+def _long(seconds: float) -> str:
+    """Minutes, or what are more than two hours."""
+    return f"{seconds / 60:.1f} minutes" if seconds <= HOURS else f"{seconds / 3600:.1f} hours of a core"
 
 
 def _perform(jobs: Sequence[Job], outputs: Path, at_once: int, ended: Ended) -> None:

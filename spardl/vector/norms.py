@@ -19,8 +19,8 @@ from spardl.vector.kernels import compiled
 
 __all__ = ["clip_factor", "divide", "largest", "norm_of", "sum_of_squares"]
 
-# Entries that are squared at a time: a vector of gradients must not need three more of its size.
-_CHUNK = 1 << 20
+# Entries that are squared at a time: so many stay in a cache, and no vector needs three more of its size.
+_CHUNK = 1 << 15
 _BITS = 62
 # Entries below which torch is faster than the call of a compiled kernel.
 _SMALL = 1 << 13
@@ -121,10 +121,12 @@ def sum_of_squares(parts: Iterable[Tensor], peak: float, length: int) -> int:
 
 def _chunk_sum(chunk: Tensor, scale: int) -> int:
     # Half of the scale before squaring, or the square of a small number could be lost; and this half in two steps,
-    # since older versions of torch multiply by a power of two, which must be finite.
+    # since each power of two must be finite.
     quarter = scale // 4
-    half = torch.ldexp(torch.ldexp(chunk.double(), torch.tensor(quarter)), torch.tensor(scale // 2 - quarter))
-    squares = torch.ldexp(half.square_(), torch.tensor(scale % 2))
+    scaled = chunk.to(torch.float64, copy=True)
+    for exponent in (quarter, scale // 2 - quarter):
+        scaled.mul_(math.ldexp(1.0, exponent))
+    squares = scaled.square_().mul_(math.ldexp(1.0, scale % 2))
     return int(squares.round_().to(torch.int64).sum())
 
 

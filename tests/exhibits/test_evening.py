@@ -95,3 +95,16 @@ def test_tasks_of_an_evening_run_on_data_of_their_shape(composing: None, tmp_pat
     }
     assert len(exhibit.tables("smoke", results)) == 4
     assert all(isinstance(job, jobs.Training) for job in work)
+
+
+@pytest.mark.usefixtures("composing")
+def test_a_plan_of_trainings_is_told_in_hours(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One worker alone takes a fourteenth; what --list says is their sum."""
+    monkeypatch.setattr(working, "_perform", lambda *_: None)
+    work = KNOWN["spardl.real_data"].jobs("evening")
+    expected = {job.labels.job_type: job.expected for job in work if "IMDB" in job.labels.tags[0]}
+    assert expected["dense"] == pytest.approx(14 * expected["alone"])
+    hours = sum(job.expected for job in work) / 3600
+    assert f"about {hours:.1f} hours of a core" in KNOWN["spardl.real_data"].cost("evening")
+    working.complete(work, tmp_path, at_once=1)
+    assert capsys.readouterr().out == f"48 of 48 jobs to do: about {hours:.1f} hours of a core\n"

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spardl.vector.norms import clip_factor, divide, largest, norm_of, sum_of_squares
+from spardl.vector.norms import _exponent, clip_factor, divide, largest, norm_of, sum_of_squares
 
 numbers = st.lists(st.floats(-1e150, 1e150, allow_nan=False), min_size=1, max_size=40)
 
@@ -37,6 +37,18 @@ def test_long_vectors(dtype: torch.dtype) -> None:
     vector = torch.randn(3_000_001, generator=torch.Generator().manual_seed(1)).to(dtype)
     assert norm(vector, 1_234_567) == norm(vector)
     assert norm(vector) == pytest.approx(float(vector.double().norm()), rel=1e-12)
+
+
+@pytest.mark.parametrize("size", [-1060, -1023, -700, -301, -2, 0, 1, 300, 511, 1000])
+def test_squares_are_rounded_to_the_bit(size: int) -> None:
+    """To multiples of one power of two; saved runs have factors that rest on it."""
+    values = [math.ldexp(each, size) for each in torch.randn(99, generator=torch.Generator().manual_seed(7)).tolist()]
+    peak = max(map(abs, values))
+    scale = -_exponent(peak, 1000)
+    rounded = [round(math.ldexp(math.ldexp(each, scale // 2) ** 2, scale % 2)) for each in values]
+    vector = torch.tensor(values, dtype=torch.float64)
+    assert sum_of_squares([vector], peak, 1000) == sum(rounded) > 2**40
+    assert vector.tolist() == values
 
 
 def test_what_is_not_finite() -> None:

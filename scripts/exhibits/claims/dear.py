@@ -46,7 +46,8 @@ def overlap(exhibit: Computed, scale: str, results: Results) -> Sequence[Figure]
     """Seconds with buckets over those of DeAR with the same buckets, against what overlap alone can gain."""
     made = tables(exhibit, scale, results)
     buckets, halves = (cells(made, column, bool) for column in (BUCKETS, HALVES))
-    profiles = bench_schedules.assumed_gpu([model for _, model in halves]).profiles
+    measured = dict(exhibit.job(scale).arguments).get("measured", ())
+    profiles = bench_schedules.assumed_gpu([model for _, model in halves], measured).profiles
     found = []
     for (title, model), ours in halves.items():
         limit = 1 + profiles[model].forward / (2 * profiles[model].backward)

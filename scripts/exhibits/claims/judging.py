@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
@@ -137,6 +137,12 @@ class Claim:
         """Those that hold at a scale."""
         return [limit for limit in (NOTHING_TRAINED, *self.limits) if scale in limit.scales]
 
+    def where(self, exhibit: Exhibit, scale: str) -> Claim:
+        """The claim without the limit of assumed passes, where none of the exhibit's is assumed."""
+        if exhibit.guesses(scale):
+            return self
+        return replace(self, limits=tuple(limit for limit in self.limits if limit is not ASSUMED_GPU))
+
 
 @dataclass(frozen=True)
 class Judgement:
@@ -169,6 +175,7 @@ def judge(claim: Claim, exhibits: Mapping[str, Exhibit], scale: str, results: Re
         results: of all jobs of the claim's exhibit that were done or failed.
     """
     exhibit = exhibits[claim.exhibit]
+    claim = claim.where(exhibit, scale)
     try:
         figures = claim.find(exhibit, scale, results)
         finding = _ruled(claim.rule, figures)

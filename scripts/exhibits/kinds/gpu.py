@@ -10,8 +10,10 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from scripts import bench_schedules
+from scripts.exhibits.base import Basis
+from scripts.exhibits.passes import MeasuredPasses
 
-__all__ = ["COMPRESSING", "MODELS", "Compressing", "Model", "seconds_to_compress"]
+__all__ = ["COMPRESSING", "MODELS", "Compressing", "Model", "basis_of", "measured_models", "seconds_to_compress"]
 
 # Of a forward pass, the backward pass costs twice as much; a product and a sum are two operations.
 OPERATIONS = 2 * 3
@@ -27,6 +29,7 @@ class Model(NamedTuple):
         products: of an example's forward pass, counted.
         rate: operations per second that are sustained, assumed.
         certainty: how well the rate is known.
+        measured: its passes, if they need not be assumed.
     """
 
     title: str
@@ -35,10 +38,13 @@ class Model(NamedTuple):
     products: float
     rate: float
     certainty: str
+    measured: MeasuredPasses | None = None
 
     @property
     def seconds(self) -> float:
         """Of both passes and the update."""
+        if self.measured:
+            return self.measured.profile.compute + self.entries * self.measured.profile.update
         return OPERATIONS * self.products * self.batch / self.rate + self.entries * bench_schedules.ASSUMED_UPDATE
 
 
@@ -56,6 +62,27 @@ MODELS: Mapping[str, Model] = MappingProxyType(
         "bert": Model("BERT on Wikipedia", 133_547_324, 8, 109e6 * 128, 10e12, "as BERT in bench_schedules; low"),
     }
 )
+
+
+def measured_models(models: Mapping[str, Model], given: Mapping[str, MeasuredPasses]) -> Mapping[str, Model]:
+    """Models with measured passes, as far as they are given.
+
+    Raises:
+        ConfigError: if one is of a model of another size.
+    """
+    taken = {name: given[name].checked(name, model.entries) for name, model in models.items() if name in given}
+    return {name: model._replace(measured=taken.get(name, model.measured)) for name, model in models.items()}
+
+
+def basis_of(basis: Basis, measured: Mapping[str, MeasuredPasses]) -> Basis:
+    """A basis whose passes are partly measured; ``measured`` is by model."""
+    if not measured:
+        return basis
+    told = "; ".join(f"{name}: {passes.words}" for name, passes in measured.items())
+    return basis._replace(
+        measured=f"{basis.measured}; passes: {told}",
+        assumed=f"{basis.assumed}; but not the passes that were measured",
+    )
 
 
 class Compressing(NamedTuple):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -21,14 +22,30 @@ from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
 from scripts.exhibits.charts.sheets import Figures
 from scripts.exhibits.jobs import Computation
+from scripts.exhibits.kinds.gpu import basis_of
 from scripts.exhibits.kinds.predictions import Computed, sheet
 from scripts.exhibits.notes import OKTOPK
+from scripts.exhibits.passes import MeasuredPasses
 from scripts.labs.first_process import LabError
 from spardl.basics.errors import ConfigError, TrainingError
+from spardl.clusters.profile import Profile
 
-__all__ = ["DEAR", "SPARDL", "Measured", "Measurement", "in_lab", "schedules", "synchronizations", "typed"]
+__all__ = [
+    "DEAR",
+    "LINKS",
+    "SPARDL",
+    "Measured",
+    "Measurement",
+    "asleep",
+    "in_lab",
+    "schedules",
+    "slept",
+    "synchronizations",
+    "typed",
+]
 
 ROOT = Path(__file__).resolve().parents[3]
+PROFILES = ROOT / "scripts" / "profiles"
 # What the sheets' columns of seconds are called; the picture looks for them.
 MEDIAN, LEAST, MOST, PREDICTED = "median s", "least", "most", "predicted"
 SECONDS = (MEDIAN, LEAST, MOST, PREDICTED, "predicted / median")
@@ -66,7 +83,7 @@ def _said(log: Path) -> Iterator[None]:
                 os.close(old)
 
 
-def in_lab(workers: int, gbit: float, limit: float, words: Sequence[str]) -> Any:
+def in_lab(workers: int, gbit: float, limit: float, words: Sequence[str], measured: str = "") -> Any:
     """Runs a bench as every worker of a network lab. The lab ends with this process, however that ends.
 
     Args:
@@ -74,6 +91,7 @@ def in_lab(workers: int, gbit: float, limit: float, words: Sequence[str]) -> Any
         gbit: of each link and direction; the bench is told it, too.
         limit: seconds after which the lab is ended.
         words: of the bench, its script first; paths are those seen from the repository's root.
+        measured: digest of the profile that workers sleep by, if it is not one of ours; so another file is another job.
 
     Returns:
         What the bench wrote to ``--json``.
@@ -82,6 +100,7 @@ def in_lab(workers: int, gbit: float, limit: float, words: Sequence[str]) -> Any
         ConfigError: if there can be no lab on this machine; in the lab's own words.
         TrainingError: if the bench failed, or took too long.
     """
+    del measured
     with TemporaryDirectory() as folder:
         found, log = Path(folder) / "found.json", Path(folder) / "log.txt"
         lab = ["run", f"--workers={workers}", f"--gbit={gbit:g}", f"--timeout={limit:g}", "--", sys.executable]
@@ -96,8 +115,30 @@ def in_lab(workers: int, gbit: float, limit: float, words: Sequence[str]) -> Any
 
 
 def _here(word: str) -> str:
-    """The word with its path, if it has one, as seen from anywhere."""
-    return word.replace("scripts/", f"{ROOT / 'scripts'}/")
+    """The word with its path, if it has one of ours, as seen from anywhere."""
+    return re.sub(r"(^|[:=])scripts/", rf"\g<1>{ROOT / 'scripts'}/", word)
+
+
+def slept(words: Sequence[str]) -> str:
+    """The model whose passes a bench sleeps for, if how long they take is assumed; else nothing."""
+    found = [match[1] for word in words if (match := re.fullmatch(r"profile:scripts/profiles/(\w+)\.json", word))]
+    return found[0] if found else ""
+
+
+def asleep(words: Sequence[str], measured: MeasuredPasses) -> tuple[str, ...]:
+    """Words of a bench that sleeps as long as was measured.
+
+    Args:
+        words: of one that sleeps for assumed seconds.
+        measured: of the same model.
+
+    Raises:
+        ConfigError: if it is of a model of another size.
+    """
+    model, place = slept(words), words.index("--compute")
+    measured.checked(model, sum(Profile.read(PROFILES / f"{model}.json").entries))
+    kept = (*words[:place], *words[place + 2 :])
+    return tuple(f"profile:{measured.path}" if slept([word]) else word for word in kept)
 
 
 def _complaint(log: str, code: int) -> str:
@@ -181,6 +222,18 @@ def _counted(seconds: Sequence[float], known: Mapping[str, Any] | None) -> list[
 class Measured(Computed):
     """A bench in the network lab; ``arguments`` are those of :func:`in_lab`."""
 
+    def assumes(self, scale: str) -> Sequence[str]:
+        """See :meth:`Exhibit.assumes`."""
+        model = slept(dict(at(scale, self.arguments))["words"])
+        return [model] if model else []
+
+    def with_passes(self, given: Mapping[str, MeasuredPasses]) -> Measured:
+        """See :meth:`Exhibit.with_passes`."""
+        models = {slept(dict(each)["words"]) for each in self.arguments.values()}
+        own = {model: given[model] for model in models if model in given}
+        arguments = {scale: _asleep(each, own) for scale, each in self.arguments.items()}
+        return replace(self, arguments=arguments, basis=basis_of(self.basis, own))
+
     def job(self, scale: str) -> Measurement:
         """All of it."""
         arguments = at(scale, self.arguments)
@@ -197,6 +250,14 @@ class Measured(Computed):
         sheets = results.of(self.job(scale)).data.get("sheets", ())[:1]
         words = "bars and figures: medians, with the least and the most; diamonds: predictions"
         return [Picture("seconds", f"{made['title']}; {words}", partial(_draw, made)) for made in sheets]
+
+
+def _asleep(arguments: tuple[tuple[str, Any], ...], own: Mapping[str, MeasuredPasses]) -> tuple[tuple[str, Any], ...]:
+    given = dict(arguments)
+    measured = own.get(slept(given["words"]))
+    if measured is None:
+        return arguments
+    return tuple({**given, "words": asleep(given["words"], measured), "measured": measured.digest}.items())
 
 
 def typed(workers: int, gbit: float, words: Sequence[str]) -> str:
@@ -264,7 +325,8 @@ TUNED = ",".join(
         *(f"dear:threshold_mb={size}" for size in (8, 25, 64)),
     )
 )
-LINKS = "links shaped to 1 Gbit/s between four processes on one machine, whose cores they share"
+LINKS = "shaped links between processes on one machine, whose cores they share"
+FOUR = "links shaped to 1 Gbit/s between four processes on one machine, whose cores they share"
 DEAR = Measured(
     name="dear.lab",
     title="Schedules on a real network",
@@ -272,7 +334,7 @@ DEAR = Measured(
     shows="whether what the timeline model predicts comes true where messages really take time",
     basis=Basis(
         simulated="nothing but the predictions beside",
-        measured=f"seconds of training steps over {LINKS}; gradients, messages and updates are real",
+        measured=f"seconds of training steps over {FOUR}; gradients, messages and updates are real",
         assumed="the passes: workers sleep for the times of a profile, scaled, as if each had a GPU",
     ),
     function=schedules,
@@ -303,7 +365,7 @@ SPARDL = Measured(
     shows="how long a synchronization really takes, its own work included, beside what counted messages say",
     basis=Basis(
         simulated="nothing but the predictions beside",
-        measured=f"seconds, rounds and bytes of synchronizations over {LINKS}; the network, as rounds of messages",
+        measured=f"seconds, rounds and bytes of synchronizations over {FOUR}; the network, as rounds of messages",
         assumed="gradients: a part that all workers share, and noise",
     ),
     function=synchronizations,

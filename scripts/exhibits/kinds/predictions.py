@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scripts.exhibits.base import Basis, Exhibit, Picture, Results, at
 from scripts.exhibits.charts.sheets import Chart, Dots, Figures
 from scripts.exhibits.failures import failed
 from scripts.exhibits.jobs import Computation, Outcome
+from scripts.exhibits.kinds.gpu import basis_of
+from scripts.exhibits.passes import MeasuredPasses
 from scripts.exhibits.tables import Cell, Row, Table
 
 __all__ = ["Computed", "sheet"]
@@ -37,6 +39,9 @@ class Computed(Exhibit):
         words: the caption.
         charts: how each sheet is drawn.
         recipe: see :class:`Computation`.
+        sizes: parameters of the models whose passes the function assumes; where there are some, it takes ``measured``,
+            (model, file, digest of the file) each, and ``models``.
+        compresses: whether it assumes what compressors take, too.
     """
 
     name: str
@@ -53,6 +58,32 @@ class Computed(Exhibit):
     recipe: int = 1
     note: str = ""
     leads: bool = False
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    compresses: bool = False
+
+    def assumes(self, scale: str) -> Sequence[str]:
+        """See :meth:`Exhibit.assumes`."""
+        given = dict(at(scale, self.arguments))
+        measured = {model for model, *_ in given.get("measured", ())}
+        return [model for model in given.get("models", ()) if model in self.sizes and model not in measured]
+
+    def guesses(self, scale: str) -> bool:
+        """Whether passes are assumed, or what compressors take is."""
+        return self.compresses or not self.sizes or bool(self.assumes(scale))
+
+    def with_passes(self, given: Mapping[str, MeasuredPasses]) -> Computed:
+        """See :meth:`Exhibit.with_passes`."""
+        own = {model: given[model].checked(model, size) for model, size in self.sizes.items() if model in given}
+        if not own:
+            return self
+        files = " ".join(f"--profile {model}={passes.path}" for model, passes in own.items())
+        return replace(
+            self,
+            arguments={scale: _with_passes(each, own) for scale, each in self.arguments.items()},
+            shell=f"python scripts/reproduce.py {self.name} {files}",
+            basis=basis_of(self.basis, own),
+            words=f"{self.words} Passes are measured: {_told(own)}.",
+        )
 
     def job(self, scale: str) -> Computation:
         """All of it."""
@@ -91,6 +122,19 @@ class Computed(Exhibit):
             for place, chart in enumerate(self.charts, 1)
             for picture in chart.pictures(f"{number}-{place}", made)
         ]
+
+
+def _with_passes(
+    arguments: tuple[tuple[str, Any], ...], own: Mapping[str, MeasuredPasses]
+) -> tuple[tuple[str, Any], ...]:
+    """Arguments with the files of those models that are among them; without any, they are as before."""
+    models = dict(arguments)["models"]
+    measured = tuple((name, str(each.path), each.digest) for name, each in own.items() if name in models)
+    return (*arguments, ("measured", measured)) if measured else arguments
+
+
+def _told(own: Mapping[str, MeasuredPasses]) -> str:
+    return "; ".join(f"{model}: {passes.words}" for model, passes in own.items())
 
 
 def _sheets(outcome: Outcome) -> Sequence[Figures]:

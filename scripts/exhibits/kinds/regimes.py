@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby, product
 from types import MappingProxyType
@@ -18,8 +18,9 @@ from scripts.exhibits.charts.labels import End, name_ends
 from scripts.exhibits.failures import failed
 from scripts.exhibits.jobs import Computation
 from scripts.exhibits.kinds.counts import Cycle
-from scripts.exhibits.kinds.gpu import MODELS
+from scripts.exhibits.kinds.gpu import MODELS, Model, basis_of, measured_models
 from scripts.exhibits.kinds.updates import Contender, Parts, cycle_of, predict
+from scripts.exhibits.passes import MeasuredPasses
 from scripts.exhibits.tables import Cell, Row, Table
 from spardl.clusters.network import PRESETS, Network
 
@@ -84,11 +85,13 @@ class Costs:
         ours: by name; the fastest of them counts.
         rivals: by name.
         workers: P.
+        models: whose gradients are sent, by key of ``gpu.MODELS``.
     """
 
     ours: Mapping[str, Side]
     rivals: Mapping[str, Side]
     workers: int
+    models: Mapping[str, Model] = field(default_factory=lambda: MODELS)
 
     def seconds(self, side: Side, part: str, model: str, network: Network) -> float:
         """Of an update, or of a part of it.
@@ -99,7 +102,7 @@ class Costs:
             model: a key of ``gpu.MODELS``.
             network: of the messages.
         """
-        found: Parts = predict(MODELS[model], side.choice, side.cycle, self.workers, network)
+        found: Parts = predict(self.models[model], side.choice, side.cycle, self.workers, network)
         return float(getattr(found, part))
 
     def gain(self, rival: str, part: str, model: str, network: Network) -> float:
@@ -156,6 +159,7 @@ class Regimes(Exhibit):
         latencies: of the maps' rows, in seconds.
         bandwidths: of their columns, in Gbit/s.
         settings: published models and presets of networks; those of a map's places have a frame there.
+        sizes: what models take, by key of ``gpu.MODELS``.
     """
 
     name: str
@@ -177,6 +181,21 @@ class Regimes(Exhibit):
     settings: tuple[tuple[str, str], ...]
     basis: Basis = BASIS
     note: str = ""
+    sizes: Mapping[str, Model] = field(default_factory=lambda: MODELS)
+
+    def assumes(self, scale: str) -> Sequence[str]:
+        """See :meth:`Exhibit.assumes`."""
+        del scale
+        return [name for name in self._shown if not self.sizes[name].measured]
+
+    @property
+    def _shown(self) -> Sequence[str]:
+        return list(dict.fromkeys((*self.models, *(model for model, _ in self.settings))))
+
+    def with_passes(self, given: Mapping[str, MeasuredPasses]) -> Regimes:
+        """See :meth:`Exhibit.with_passes`."""
+        own = {name: passes for name, passes in given.items() if name in self._shown}
+        return replace(self, sizes=measured_models(self.sizes, own), basis=basis_of(self.basis, own))
 
     def job(self, scale: str, method: str) -> Computation:
         """The counts of one method."""
@@ -215,7 +234,7 @@ class Regimes(Exhibit):
     def _sides(self, cycles: Mapping[str, Cycle]) -> Costs:
         sides = {name: Side(self.methods[name].choice, cycle) for name, cycle in cycles.items()}
         ours = {name: side for name, side in sides.items() if name.startswith(self.ours)}
-        return Costs(ours, {name: side for name, side in sides.items() if name not in ours}, self.workers)
+        return Costs(ours, {name: side for name, side in sides.items() if name not in ours}, self.workers, self.sizes)
 
     def _compared(self, costs: Costs) -> Iterator[tuple[str, Costs, str]]:
         """All comparisons: how it is called, by what costs, and with which rival."""

@@ -58,6 +58,7 @@ class Case:
         lower: whether a lower metric is a better one.
         own: further words of single methods, such as a learning rate that is better for them.
         known: what dense training is known to reach; ``None``: no accuracy can be judged.
+        worker_seconds: of a core, for each worker of a whole training; ``None``: nobody knows.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Case:
     lower: bool = False
     own: Own = ()
     known: Known | None = None
+    worker_seconds: float | None = None
 
     @property
     def title(self) -> str:
@@ -127,7 +129,8 @@ class MethodComparison(Planned):
         further = () if row == DENSE else plan.sparse
         own = dict(case.own).get(method, ())
         words = ("recipe=published", *plan.words, *case.words, *row, *further, *own, f"seed={seed}")
-        return Training(words, Labels(self.name, method, (case.name,)), plan.cluster)
+        expected = case.worker_seconds and case.worker_seconds * _workers(words)
+        return Training(words, Labels(self.name, method, (case.name,)), plan.cluster, expected)
 
     @property
     def dense(self) -> str:
@@ -243,3 +246,9 @@ def _cells(outcomes: Sequence[Outcome], good: Sequence[Outcome], first: float | 
         Cell(f"{seconds:.4g}", seconds),
         Cell(f"{seconds / first:.3g}" if first else "unknown", seconds / first if first else None),
     ]
+
+
+def _workers(words: Sequence[str]) -> int:
+    """How many there are by these words: the last one counts."""
+    named = [word.partition("=")[2] for word in words if word.startswith("cluster.workers=")]
+    return int(named[-1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from statistics import median
@@ -15,7 +15,8 @@ from scripts.exhibits.charts.axes import SIZE, SMALL, plain
 from scripts.exhibits.failures import failed
 from scripts.exhibits.jobs import Computation, Outcome
 from scripts.exhibits.kinds.counts import Cycle, count_cycle
-from scripts.exhibits.kinds.gpu import MODELS, Model, seconds_to_compress
+from scripts.exhibits.kinds.gpu import MODELS, Model, basis_of, measured_models, seconds_to_compress
+from scripts.exhibits.passes import MeasuredPasses
 from scripts.exhibits.tables import Cell, Row, Table
 from spardl.clusters.network import PRESETS, Network
 from spardl.schedules.linear import Linear
@@ -142,6 +143,7 @@ class UpdateBreakdown(Exhibit):
         network: a preset.
         density: by model.
         baseline: the method that speed-ups are told over.
+        models: what they take, by key of ``gpu.MODELS``.
     """
 
     name: str
@@ -155,6 +157,17 @@ class UpdateBreakdown(Exhibit):
     baseline: str
     basis: Basis = BASIS
     note: str = ""
+    models: Mapping[str, Model] = field(default_factory=lambda: MODELS)
+
+    def assumes(self, scale: str) -> Sequence[str]:
+        """See :meth:`Exhibit.assumes`."""
+        return [name for name in at(scale, self.plans).workers if not self.models[name].measured]
+
+    def with_passes(self, given: Mapping[str, MeasuredPasses]) -> UpdateBreakdown:
+        """See :meth:`Exhibit.with_passes`."""
+        known = {name for plan in self.plans.values() for name in plan.workers}
+        own = {name: passes for name, passes in given.items() if name in known}
+        return replace(self, models=measured_models(self.models, own), basis=basis_of(self.basis, own))
 
     def job(self, plan: UpdatePlan, model: str, method: str, workers: int) -> Computation:
         """The counts of one method for gradients of a model's density."""
@@ -172,13 +185,16 @@ class UpdateBreakdown(Exhibit):
 
     def caption(self, scale: str) -> str:
         """See :meth:`Exhibit.caption`."""
-        models = (MODELS[name] for name in at(scale, self.plans).workers)
+        models = [self.models[name] for name in at(scale, self.plans).workers]
         assumed = "; ".join(
             f"{model.title}: {model.seconds:.3g} s ({model.batch} examples a worker, {model.rate:.2g} operations/s: "
             f"{model.certainty})"
             for model in models
+            if not model.measured
         )
-        return f"Seconds of an update on {self.network}. Computation is assumed: {assumed}."
+        measured = "; ".join(f"{model.title}: {model.measured.words}" for model in models if model.measured)
+        parts = [f" Computation is assumed: {assumed}."] * bool(assumed) + [f" Measured: {measured}."] * bool(measured)
+        return f"Seconds of an update on {self.network}.{''.join(parts)}"
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
         """See :meth:`Exhibit.tables`."""
@@ -199,7 +215,7 @@ class UpdateBreakdown(Exhibit):
                 alone = self._predicted(plan, model, method, sizes[0], results)
                 cells = [*_seconds(found), *_ratios(found, against), *([_ratio(alone, found)] if several else [])]
             rows.append(Row(_row_name(method, workers, several), cells, list(dict.fromkeys((job, base)))))
-        title = f"{self.title}: {MODELS[model].title}, {self.network}, P = {', '.join(map(str, sizes))}"
+        title = f"{self.title}: {self.models[model].title}, {self.network}, P = {', '.join(map(str, sizes))}"
         return Table(title, self._columns(several), rows)
 
     def _columns(self, several: bool) -> list[str]:
@@ -222,7 +238,7 @@ class UpdateBreakdown(Exhibit):
         if outcome.reason is not None:
             return None
         return predict(
-            MODELS[model], self.methods[method].choice, outcome.data["kinds"], workers, PRESETS[self.network]
+            self.models[model], self.methods[method].choice, outcome.data["kinds"], workers, PRESETS[self.network]
         )
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
@@ -231,7 +247,9 @@ class UpdateBreakdown(Exhibit):
         caption = f"Where an update's seconds go on {self.network}; the figures are those of whole updates"
         looks = palette.looks(PARTS)
         return [
-            Picture(f"parts {model}", caption, partial(self._draw, plan, model, results), MODELS[model].title, looks)
+            Picture(
+                f"parts {model}", caption, partial(self._draw, plan, model, results), self.models[model].title, looks
+            )
             for model in plan.workers
         ]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import mean
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 from scripts import bench_schedules, choices
 from scripts.exhibits.base import Basis
@@ -30,6 +30,9 @@ HALVES, FUSED = "WFBP / DeAR, per layer", "per layer / tuned"
 OVER_BEST, OVER_LAYERS = "best other / tuned", "WFBP / tuned"
 LOW_MB, HIGH_MB, START_MB = 1.0, 256.0, 25.0
 TRIALS = (5, 10, 20)
+# Of --profile: model, file and digest each.
+Files: TypeAlias = Sequence[tuple[str, str, str]]
+PARAMETERS = bench_schedules.sizes()
 BASIS = Basis(
     simulated="iterations: the timeline model overlaps a profile's passes with counted bytes on a modelled network",
     measured="the shares of the layers, on a CPU (scripts/profiles)",
@@ -68,13 +71,13 @@ def _predict(column: str, profile: Profile, costs: schedules.MethodCosts) -> Tim
     return found
 
 
-def speed(models: Sequence[str]) -> dict[str, Any]:
+def speed(models: Sequence[str], measured: Files = ()) -> dict[str, Any]:
     """Seconds of an iteration of 64 workers, and how much faster DeAR is than the best other schedule."""
     sheets = []
     for network in bench_schedules.NETWORKS:
         costs = _costs(bench_schedules.WORKERS, network)
         rows = {}
-        for model, profile in bench_schedules.assumed_gpu(models).profiles.items():
+        for model, profile in bench_schedules.assumed_gpu(models, measured).profiles.items():
             seconds = [_predict(column, profile, costs).seconds for column in DENSE]
             rows[model] = [*seconds, min(seconds[: len(OTHERS)]) / seconds[-1], seconds[0] / seconds[-1]]
         columns = ("model", *DENSE, OVER_BEST, OVER_LAYERS)
@@ -82,13 +85,13 @@ def speed(models: Sequence[str]) -> dict[str, Any]:
     return {"sheets": sheets}
 
 
-def no_fusion(models: Sequence[str]) -> dict[str, Any]:
+def no_fusion(models: Sequence[str], measured: Files = ()) -> dict[str, Any]:
     """Seconds of an iteration of 64 workers with every layer alone, and what the halves gain then; and fusion."""
     sheets = []
     for network in bench_schedules.NETWORKS:
         costs = _costs(bench_schedules.WORKERS, network)
         rows = {}
-        for model, profile in bench_schedules.assumed_gpu(models).profiles.items():
+        for model, profile in bench_schedules.assumed_gpu(models, measured).profiles.items():
             whole, halves, tuned = (_predict(column, profile, costs).seconds for column in ALONE)
             rows[model] = [whole, halves, tuned, whole / halves, min(whole, halves) / tuned]
         columns = ("model", *ALONE, HALVES, FUSED)
@@ -96,13 +99,13 @@ def no_fusion(models: Sequence[str]) -> dict[str, Any]:
     return {"sheets": sheets}
 
 
-def breakdown(models: Sequence[str]) -> dict[str, Any]:
+def breakdown(models: Sequence[str], measured: Files = ()) -> dict[str, Any]:
     """Of an iteration of 64 workers: seconds of computing, of communication, and of what nothing hides."""
     sheets = []
     for network in bench_schedules.NETWORKS:
         costs = _costs(bench_schedules.WORKERS, network)
         rows = {}
-        for model, profile in bench_schedules.assumed_gpu(models).profiles.items():
+        for model, profile in bench_schedules.assumed_gpu(models, measured).profiles.items():
             for column in DENSE:
                 found = _predict(column, profile, costs)
                 computing = found.busy(Lane.COMPUTE)
@@ -112,12 +115,12 @@ def breakdown(models: Sequence[str]) -> dict[str, Any]:
     return {"sheets": sheets}
 
 
-def scaling(models: Sequence[str], workers: Sequence[int]) -> dict[str, Any]:
+def scaling(models: Sequence[str], workers: Sequence[int], measured: Files = ()) -> dict[str, Any]:
     """Throughput of P workers over P times that of one, for DeAR and the best other schedule."""
     sheets = []
     for network in bench_schedules.NETWORKS:
         rows: dict[str, list[float | str]] = {}
-        for model, profile in bench_schedules.assumed_gpu(models).profiles.items():
+        for model, profile in bench_schedules.assumed_gpu(models, measured).profiles.items():
             alone = sum(profile.entries) * profile.update + profile.forward + profile.backward
             for column in DENSE[1:]:
                 found = [_predict(column, profile, _costs(size, network)).seconds for size in workers]
@@ -127,12 +130,12 @@ def scaling(models: Sequence[str], workers: Sequence[int]) -> dict[str, Any]:
     return {"sheets": sheets}
 
 
-def tuning(models: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
+def tuning(models: Sequence[str], seeds: Sequence[int], measured: Files = ()) -> dict[str, Any]:
     """How near to the best buffer size Bayesian optimization, random and grid search come after some trials."""
     rows: dict[str, list[float | str]] = {}
     for network in bench_schedules.NETWORKS:
         costs = _costs(bench_schedules.WORKERS, network)
-        for model, profile in bench_schedules.assumed_gpu(models).profiles.items():
+        for model, profile in bench_schedules.assumed_gpu(models, measured).profiles.items():
             curve = _curve(profile, costs)
             best = min(map(curve, _grid(101)))
             for name, search in SEARCHES.items():
@@ -192,6 +195,7 @@ SPEED = Computed(
     basis=BASIS,
     leads=True,
     function=speed,
+    sizes=PARAMETERS,
     arguments=MappingProxyType({"smoke": FEW, "laptop": ALL, "paper": ALL}),
     shell="python scripts/bench_schedules.py",
     words="Predicted seconds of an iteration with the published batches. Tuned: the best of a sweep of sizes, the same "
@@ -209,6 +213,7 @@ NO_FUSION = Computed(
     shows="what the two halves of an all-reduce gain where every layer is sent by itself, and what fusion adds",
     basis=BASIS,
     function=no_fusion,
+    sizes=PARAMETERS,
     arguments=MappingProxyType({"smoke": FEW, "laptop": ALL, "paper": ALL}),
     shell="python scripts/timeline.py scripts/profiles/MODEL.json --workers 64 --network NETWORK",
     words="Predicted seconds of an iteration with the published batches. Without fusion every layer starts messages of "
@@ -225,6 +230,7 @@ BREAKDOWN = Computed(
     shows="how much communication each schedule leaves uncovered",
     basis=BASIS,
     function=breakdown,
+    sizes=PARAMETERS,
     arguments=MappingProxyType({"smoke": FEW, "laptop": ALL, "paper": ALL}),
     shell="python scripts/timeline.py scripts/profiles/MODEL.json --workers 64 --network NETWORK",
     words="Computing and communicating overlap: what is not hidden is the iteration less its computation.",
@@ -238,6 +244,7 @@ SCALING = Computed(
     shows="how efficiency falls with the number of workers",
     basis=BASIS,
     function=scaling,
+    sizes=PARAMETERS,
     arguments=MappingProxyType(
         {
             "smoke": (*FEW, ("workers", SIZES[:2])),
@@ -257,6 +264,7 @@ TUNING = Computed(
     shows="after how many trials the search is near the best size",
     basis=BASIS,
     function=tuning,
+    sizes=PARAMETERS,
     arguments=MappingProxyType(
         {
             "smoke": (*FEW, ("seeds", (1,))),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -24,11 +25,12 @@ RIVALS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 REFERENCES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"dense": ("compressor=none",), "SparDL": ("compressor=spardl",), **RIVALS}
 )
+WORKERS = 14
 # Hundreds of epochs, so that steps end a training, and a warm-up of as many steps whatever the number of workers.
 EVENING = (
     "training.check_every=1000",
     "training.log_every=50",
-    "cluster.workers=14",
+    f"cluster.workers={WORKERS}",
     "cluster.network=ethernet_1g",
     "training.epochs=1000",
     "lr_schedule.warmup_epochs=0",
@@ -41,17 +43,23 @@ class Pace(NamedTuple):
     Attributes:
         case: the task.
         steps: of a training.
-        seconds: of a core, for a step of 14 workers; measured (AMD EPYC), rounded up.
+        seconds: of a core, for a step of 14 workers with SparDL; measured (Intel Xeon, with other work beside it),
+            rounded up.
     """
 
     case: Case
     steps: int
     seconds: float
 
+    @property
+    def timed(self) -> Case:
+        """The task, which knows what it takes."""
+        return replace(self.case, worker_seconds=self.steps * self.seconds / WORKERS)
+
 
 def hours(paces: Sequence[Pace], rows: Sequence[str], seeds: Sequence[int]) -> str:
     """What trainings take; one worker alone takes a fourteenth."""
-    shares = sum(1 / 14 if row == "alone" else 1 for row in rows)
+    shares = sum(1 / WORKERS if row == "alone" else 1 for row in rows)
     return f"about {sum(pace.steps * pace.seconds for pace in paces) * shares * len(seeds) / 3600:.1f} hours of a core"
 
 
@@ -118,10 +126,10 @@ def _cases(data: Mapping[str, str], few: int | None = None, *last: str) -> tuple
         "training.eval_examples=1000",
     )
     return (
-        _pace("ResNet-20 on CIFAR-10", (*pictures, *last), few or 4000, 1.2),
-        _pace("LSTM of 2 x 200 on Penn Treebank", (*news, *last), few or 3000, 1.7, lower=True),
-        _pace("LSTM on IMDB", (*reviews, *last), few or 3000, 0.6),
-        _pace("BERT of 2 x 128 on WikiText-2", (*articles, *last), few or 4000, 1.2, True, _rates(0.0002, 0.001)),
+        _pace("ResNet-20 on CIFAR-10", (*pictures, *last), few or 4000, 1.0),
+        _pace("LSTM of 2 x 200 on Penn Treebank", (*news, *last), few or 3000, 1.0, lower=True),
+        _pace("LSTM on IMDB", (*reviews, *last), few or 3000, 0.5),
+        _pace("BERT of 2 x 128 on WikiText-2", (*articles, *last), few or 4000, 0.75, True, _rates(0.0002, 0.001)),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 from scripts import bench_schedules, choices
 from scripts.exhibits.base import Basis
@@ -25,6 +25,9 @@ METHODS = (*bench_schedules.FUSED, "none")
 ALONE, BETTER = "alone / fused", "best other / fused"
 BUCKETS = f"{schedules.BUCKET_MB:g} MB buckets"
 PARTITIONS = ("every layer alone", BUCKETS, "whole model", "LayerFusion")
+# Of --profile: model, file and digest each.
+Files: TypeAlias = Sequence[tuple[str, str, str]]
+PARAMETERS = bench_schedules.sizes()
 BASIS = Basis(
     simulated="iterations: the timeline model overlaps a profile's passes with counted bytes on a modelled network",
     measured="the shares of the layers, on a CPU (scripts/profiles)",
@@ -32,9 +35,10 @@ BASIS = Basis(
 )
 
 
-def _seconds(models: Sequence[str], network: str) -> dict[tuple[str, str], list[float]]:
+def _seconds(models: Sequence[str], network: str, measured: Files) -> dict[tuple[str, str], list[float]]:
     """Seconds of an iteration by model and method, for each partition, and without any communication."""
-    profiles, lines = bench_schedules.assumed_gpu(models).profiles, bench_schedules.assumed_compression(WORKERS)
+    profiles = bench_schedules.assumed_gpu(models, measured).profiles
+    lines = bench_schedules.assumed_compression(WORKERS)
     found = {}
     for method in METHODS:
         with choices.composing():
@@ -53,26 +57,26 @@ def _seconds(models: Sequence[str], network: str) -> dict[tuple[str, str], list[
     return found
 
 
-def fusion(models: Sequence[str]) -> dict[str, Any]:
+def fusion(models: Sequence[str], measured: Files = ()) -> dict[str, Any]:
     """Seconds of an iteration with every layer alone, in buckets, the whole model at once, and LayerFusion."""
     sheets = []
     for network in bench_schedules.NETWORKS:
         rows = {
             f"{model}, {method}": [*others, fused, others[0] / fused, min(others) / fused]
-            for (model, method), (*others, fused, _) in _seconds(models, network).items()
+            for (model, method), (*others, fused, _) in _seconds(models, network, measured).items()
         }
         columns = ("model, method", *PARTITIONS, ALONE, BETTER)
         sheets.append(sheet(f"Seconds of an iteration, {WORKERS} workers, {network}", columns, rows))
     return {"sheets": sheets}
 
 
-def scaling(models: Sequence[str]) -> dict[str, Any]:
+def scaling(models: Sequence[str], measured: Files = ()) -> dict[str, Any]:
     """The share of the ideal speed that 16 workers reach."""
     sheets = []
     for network in bench_schedules.NETWORKS:
         rows = {
             f"{model}, {method}": [alone / seconds for seconds in partitions]
-            for (model, method), (*partitions, alone) in _seconds(models, network).items()
+            for (model, method), (*partitions, alone) in _seconds(models, network, measured).items()
         }
         sheets.append(
             sheet(f"Scaling efficiency at {WORKERS} workers, {network}", ("model, method", *PARTITIONS), rows)
@@ -90,6 +94,8 @@ FUSION = Computed(
     shows="what fusing layers saves, for each compressor",
     basis=BASIS,
     function=fusion,
+    sizes=PARAMETERS,
+    compresses=True,
     arguments=SCALES,
     shell="python scripts/bench_schedules.py",
     words="Predicted seconds of an iteration; groups are sent beside the backward pass.",
@@ -106,6 +112,8 @@ SCALING = Computed(
     shows="how near to 16 times the speed of one worker each partition comes",
     basis=BASIS,
     function=scaling,
+    sizes=PARAMETERS,
+    compresses=True,
     arguments=SCALES,
     shell="python scripts/timeline.py scripts/profiles/MODEL.json --workers 16 --network NETWORK",
     words="An iteration of one worker without communication, over one of 16 workers.",

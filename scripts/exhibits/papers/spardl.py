@@ -13,7 +13,7 @@ from scripts.exhibits.kinds.lazy import Laziness
 from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan
 from scripts.exhibits.kinds.watched import WatchedPlan
 from scripts.exhibits.notes import OKTOPK
-from scripts.exhibits.papers import spardl_race, spardl_updates
+from scripts.exhibits.papers import spardl_lab, spardl_race, spardl_updates
 from scripts.exhibits.papers.real import EVENING, OURS, REAL, REFERENCES, RIVALS, SYNTHETIC, Pace, hours, long_digits
 from scripts.exhibits.papers.small import ON_DIGITS, PICTURES, SEEDS, SMALL, TINY, VIRTUAL, as_published
 
@@ -114,7 +114,7 @@ def _with_evening(
         paces: its tasks.
         sparse: further words of all rows but dense training.
     """
-    evening = Plan(tuple(pace.case for pace in paces), EVENING, FIVE, hours(paces, rows, FIVE), sparse=sparse)
+    evening = Plan(tuple(pace.timed for pace in paces), EVENING, FIVE, hours(paces, rows, FIVE), sparse=sparse)
     return MappingProxyType({**plans, "evening": evening})
 
 
@@ -188,7 +188,7 @@ REAL_DATA = MethodComparison(
             ),
             "laptop": Plan((PICTURES,), (*FOURTEEN, "training.max_steps=190"), SEEDS, "about 15 minutes"),
             "evening": Plan(
-                tuple(pace.case for pace in REAL), EVENING, SEEDS[:2], hours(REAL, tuple(REFERENCES), SEEDS[:2])
+                tuple(pace.timed for pace in REAL), EVENING, SEEDS[:2], hours(REAL, tuple(REFERENCES), SEEDS[:2])
             ),
             "paper": as_published(
                 "spardl/vgg16_cifar10", "spardl/lstm_imdb", "spardl/lstm_ptb", "spardl/bert_wikipedia"
@@ -364,6 +364,7 @@ EXHIBITS = (
     spardl_updates.BREAKDOWN,
     spardl_updates.FAST_NETWORK,
     spardl_updates.REGIMES,
+    spardl_lab.LAB_UPDATES,
     lab.SPARDL,
     spardl_race.RACE,
 )

@@ -1,0 +1,89 @@
+"""Measured passes in place of assumed ones: profiles, by the name of the model that they are of."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from spardl.basics.errors import ConfigError
+from spardl.clusters.profile import Profile
+
+__all__ = ["MeasuredPasses", "read_passes", "said_of"]
+
+
+class MeasuredPasses(NamedTuple):
+    """What a model's passes take, as measured.
+
+    Attributes:
+        path: of the profile.
+        digest: of the file: what is computed from it depends on its content.
+        profile: it.
+    """
+
+    path: Path
+    digest: str
+    profile: Profile
+
+    @property
+    def words(self) -> str:
+        """What was measured, for captions."""
+        profile = self.profile
+        return f"{profile.compute:.3g} s for {profile.batch} examples on {profile.device} ({self.path.name})"
+
+    def checked(self, model: str, entries: int) -> MeasuredPasses:
+        """Itself, if it is of a model of so many parameters.
+
+        Args:
+            model: as --profile calls it.
+            entries: its parameters.
+
+        Raises:
+            ConfigError: if not.
+        """
+        found = sum(self.profile.entries)
+        if found != entries:
+            raise ConfigError(
+                f"--profile {model}={self.path} is of a model of {found:,} parameters, {model} has {entries:,}; "
+                "measure that one with scripts/profile_model.py"
+            )
+        return self
+
+
+def read_passes(words: Sequence[str]) -> dict[str, MeasuredPasses]:
+    """What --profile was given.
+
+    Args:
+        words: ``MODEL=FILE`` each.
+
+    Raises:
+        ConfigError: if a word is not like that, names a model again, or its file is no profile.
+    """
+    found: dict[str, MeasuredPasses] = {}
+    for word in words:
+        model, equals, file = word.partition("=")
+        if not (model and equals and file):
+            raise ConfigError(f"--profile must be MODEL=FILE, as in vgg16=vgg16.json, got {word}")
+        if model in found:
+            raise ConfigError(f"--profile names {model} twice; give one file for each model")
+        path = Path(file).resolve()
+        profile = Profile.read(path)
+        found[model] = MeasuredPasses(path, hashlib.sha256(path.read_bytes()).hexdigest()[:16], profile)
+    return found
+
+
+def said_of(name: str, assumed: Iterable[str], given: Mapping[str, MeasuredPasses]) -> str:
+    """A line on what --profile does to an exhibit.
+
+    Args:
+        name: of the exhibit.
+        assumed: the models whose passes it assumes without --profile.
+        given: what --profile names.
+    """
+    models = list(assumed)
+    if not models:
+        return f"{name}: assumes no passes, so --profile changes nothing"
+    measured, left = ([each for each in models if (each in given) is known] for known in (True, False))
+    parts = [f"measured: {', '.join(measured)}"] * bool(measured) + [f"still assumed: {', '.join(left)}"] * bool(left)
+    return f"{name}: passes {'; '.join(parts)}"

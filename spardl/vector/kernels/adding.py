@@ -44,7 +44,7 @@ def _add_and_list_range(
         if clear:
             _clear(gradient, base, base + _STRIDE)
         if hits and fits:
-            fits = count + _STRIDE <= places.size
+            fits = count + _STRIDE <= places.size or count + _number(hits) <= places.size
             while hits and fits:
                 place = base + np.int64(lowest_bit(hits))
                 hits &= hits - np.uint64(1)
@@ -61,6 +61,16 @@ def _add_and_list_range(
     if clear:
         _clear(gradient, full, memory.size)
     return count if fits else -1
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _number(hits: Any) -> int:
+    """How many bits of a word are set."""
+    count = 0
+    while hits:
+        hits &= hits - np.uint64(1)
+        count += 1
+    return count
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

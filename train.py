@@ -150,7 +150,7 @@ def _recall(folder: Path) -> dict[str, Any]:
     """
     file = folder / "config.yaml"
     try:
-        plain = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+        plain: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"start_from: {file}, the configuration of its run, cannot be read ({error})") from error
     return plain if isinstance(plain, dict) else {}
@@ -331,7 +331,7 @@ def main() -> int:
 
 def _check_words(words: Sequence[str]) -> None:
     """Refuses what Hydra would answer with its usage or a traceback, or would run itself."""
-    parser = get_args_parser()
+    parser: Any = get_args_parser()
     parser.error = _refuse_option
     parser.parse_args(words)
     for word in words:

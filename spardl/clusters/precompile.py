@@ -20,8 +20,10 @@ from spardl.compressors.topk import TopK
 from spardl.method.method import Method
 from spardl.method.residuals import GlobalResidual
 from spardl.method.warmup import Warmup
+from spardl.vector.candidates import Candidates
+from spardl.vector.flat import write
 from spardl.vector.kernels import compiled
-from spardl.vector.layout import Layout
+from spardl.vector.layout import Layout, Part
 
 __all__ = ["precompile", "prepare"]
 
@@ -47,6 +49,7 @@ def precompile(dtype: torch.dtype, methods: Iterable[Method] = ()) -> None:
     # Two vectors are merged by another kernel than three.
     for communicator, workers in ((SparDL(), 3), (AllGather(), 2), (AllGather(), 3)):
         _synchronize(Method(TopK(0.05), communicator, GlobalResidual()), workers, dtype, Layout.flat(_LENGTH))
+    _apply_threshold(dtype)
     for method in methods:
         _synchronize(method, 2, dtype, Layout.flat(_LENGTH))
 
@@ -63,7 +66,11 @@ def prepare(method: Method, workers: int, parts: Iterable[torch.Tensor], *, tell
         workers: how many there will be.
         parts: tensors of the types and on the devices of the gradients, of any shape.
         tells: whether this process is the one that says so.
+
+    Raises:
+        ConfigError: if the method does not run on so many workers.
     """
+    method.communicator.check_workers(workers)
     pieces = (method.compressor, method.communicator, method.residual, method.momentum)
     if not all(type(piece).__module__.startswith("spardl.") for piece in pieces):
         return
@@ -100,6 +107,15 @@ def _runs_on(method: Method, workers: int) -> bool:
     return True
 
 
+def _apply_threshold(dtype: torch.dtype) -> None:
+    """To what a second step lists: whether a synchronization comes to that depends on its gradients."""
+    values, part, candidates = torch.arange(1, _LENGTH + 1).to(dtype), Part(0, _LENGTH, _LENGTH // 10), Candidates()
+    candidates.add(values, None)
+    candidates.largest(values, [part], [])
+    candidates.add(values, None)
+    candidates.reaching(values, part, float(_LENGTH), _LENGTH, [])
+
+
 def _synchronize(method: Method, workers: int, dtype: torch.dtype, layout: Layout) -> None:
     random = torch.Generator().manual_seed(0)
     cluster = SimulatedCluster(workers, Network(0, 1))
@@ -107,6 +123,7 @@ def _synchronize(method: Method, workers: int, dtype: torch.dtype, layout: Layou
     for _ in range(_STEPS):
         for state in states:
             method.accumulate(torch.randn(layout.length, generator=random).to(dtype), state)
-        cluster.run_aside(
+        averages = cluster.run_aside(
             [method.average(worker, state) for worker, state in zip(cluster.local_workers, states, strict=True)]
         )
+        write(averages[0], torch.empty(layout.length, dtype=dtype))

@@ -145,7 +145,12 @@ def _filled(sizes: Sequence[int], limits: list[int]) -> list[Range]:
 
 
 def end_to_end(views: Iterable[Tensor], buffer: Tensor) -> bool:
-    """Whether some tensors, in this order, are all of a buffer, shape (m,), each contiguous."""
+    """Whether some tensors are all of a buffer, end to end and each contiguous.
+
+    Args:
+        views: the tensors, in this order, of any shapes.
+        buffer: shape (m,).
+    """
     place = 0
     for view in views:
         if not view.is_contiguous() or view.data_ptr() != buffer.data_ptr() + place * buffer.itemsize:

@@ -85,7 +85,7 @@ class Fragment:
         """Sends what a worker has come to, and does not wait.
 
         Args:
-            differences: one for each parameter, in the order of ``places``.
+            differences: one for each parameter, of its shape, in the order of ``places``.
 
         Raises:
             ConfigError: on all workers, the first time, if they were not given the same.
@@ -95,7 +95,7 @@ class Fragment:
             self.averager.put(number, difference)
 
     def averages(self) -> Iterator[Tensor]:
-        """Averages of the differences, in the order of ``places``, once they have arrived."""
+        """Averages of the differences, in parameters' shapes and the order of ``places``, once they have arrived."""
         for number, parameter in enumerate(self._parameters):
             found = torch.empty_like(parameter)
             self.averager.gradient.take(number, found)

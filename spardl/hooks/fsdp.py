@@ -169,7 +169,6 @@ def attach_fsdp(
     made = definite(choose_method(method, options), None)
     cluster = ProcessGroupCluster(group, next(model.parameters()).device)
     _check_shards(model, cluster.group)
-    made.communicator.check_workers(cluster.size)
     prepare(made, cluster.size, model.parameters(), tells=cluster.leads)
     return Sharded(units, made, cluster)
 

@@ -92,7 +92,6 @@ class Hook:
         check_covered(self.method, optimizer, (pair.parameter for pair in self._named))
         self._device = self._named[0].parameter.device
         self._cluster = Beside(ddp.process_group, self._device, timeout)
-        method.communicator.check_workers(self._cluster.size)
         parameters = (pair.parameter for pair in self._named)
         prepare(self.method, self._cluster.size, parameters, tells=self._cluster.leads)
         self._cluster.open()

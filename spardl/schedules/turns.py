@@ -66,7 +66,7 @@ def go_on(own: Tensor, anchor: Tensor, mixing: float) -> None:
     """A worker goes on from what an exchange led to.
 
     Args:
-        own: weights of the worker.
+        own: weights of the worker, of any shape.
         anchor: those that all agree on, of the same shape.
         mixing: share of these; 1 keeps nothing of one's own, as one that has diverged is not mixed with anything.
     """

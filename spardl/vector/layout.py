@@ -71,7 +71,7 @@ class Parts(Sequence[Part]):
 
     @cached_property
     def wanted(self) -> int:
-        """The sum of all k."""
+        """Entries that are wanted of all ranges together: the sum of all k."""
         return int(self.columns[2].sum())
 
     @cached_property

@@ -14,8 +14,10 @@ from spardl.vector.layout import Layout
 from tests.harness import spardl, topka
 
 KERNELS = {
-    "selection": ["add_and_list", "largest"],
-    "entries": ["add", "cut", "gather", "put"],
+    "adding": ["add_and_list"],
+    "reaching": ["collect"],
+    "selection": ["largest"],
+    "entries": ["add", "cut", "put", "put_others"],
     "codec": ["decode", "encode"],
     "merging": ["add_all", "add_two"],
 }

@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib
 import logging
 import pkgutil
+import subprocess
+import sys
+from pathlib import Path as File
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from spardl.vector import kernels
 from tests.harness import run_workers
 from tests.hooks.loops import Ddp, Hooks, Path
 
+ROOT = File(__file__).resolve().parents[2]
 PATHS: dict[str, type[Path]] = {"attach": Ddp, "Synchronizer": Hooks}
 METHODS: dict[str, dict[str, Any]] = {
     name: {"method": name} for name in ("spardl", "oktopk", "topka", "gtopk", "topkdsa", "int8", "none", "powersgd")
@@ -57,14 +61,24 @@ def test_nothing_is_compiled_in_the_first_steps(kind: str, method: str) -> None:
     assert run_workers(workers, work) == [0] * workers
 
 
-def test_it_would_be_compiled_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That something is to be compiled at all, so that it can be missed."""
-    monkeypatch.setattr("spardl.hooks.hook.prepare", lambda *arguments, **more: None)
+UNPREPARED = """
+import torch.distributed as dist
+from spardl.hooks import hook
+from tests.hooks import test_first_step as here
 
-    def work(cluster: ProcessGroupCluster) -> int:
-        return compiled_in_training(Ddp, METHODS["spardl"])
+hook.prepare = lambda *arguments, **more: None
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+print(here.compiled_in_training(here.Ddp, here.METHODS["spardl"]))
+dist.destroy_process_group()
+"""
 
-    assert all(found > 0 for found in run_workers(2, work))
+
+def test_it_would_be_compiled_there() -> None:
+    """That something is to be compiled at all, so that it can be missed; in a process where nothing was so far."""
+    done = subprocess.run(
+        [sys.executable, "-c", UNPREPARED], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
+    )
+    assert int(done.stdout) > 0
 
 
 def test_more_than_a_second_is_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

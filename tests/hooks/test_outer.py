@@ -257,7 +257,9 @@ def test_a_worker_lost_beside_local_steps_is_an_error_where_it_is_waited_for(
     def work(cluster: ProcessGroupCluster) -> None:
         (rank,) = cluster.local_ranks
         model = made()
-        outer = spardl.Outer(model.named_parameters(), rule(model), "none", timeout=5.0, every=4, delay=2)
+        outer = spardl.Outer(
+            model.named_parameters(), rule(model), "none", timeout=5.0, every=4, delay=2, communicator="dense"
+        )
         for step in range(14):
             if step == 7 and rank == 1:
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -94,7 +94,9 @@ def test_the_library_s_outer_are_the_same_to_the_last_bit() -> None:
     def work(cluster: ProcessGroupCluster) -> Tensor:
         (rank,) = cluster.local_ranks
         model = make_model()
-        outer = spardl.Outer(model.named_parameters(), adamw(model), "none", every=3, lr=0.7, momentum=0.9)
+        outer = spardl.Outer(
+            model.named_parameters(), adamw(model), "none", every=3, lr=0.7, momentum=0.9, communicator="dense"
+        )
         rule = outer._optimizer
         for step in range(9):
             rule.zero_grad()
@@ -127,7 +129,15 @@ def test_the_library_s_fragments_are_the_same_to_the_last_bit() -> None:
         model, found = make_model(), []
         rule = adamw(model)
         outer = spardl.Outer(
-            model.named_parameters(), rule, "none", every=4, momentum=0.9, fragments=3, delay=2, mixing=0.25
+            model.named_parameters(),
+            rule,
+            "none",
+            every=4,
+            momentum=0.9,
+            fragments=3,
+            delay=2,
+            mixing=0.25,
+            communicator="dense",
         )
         for step in range(11):
             rule.zero_grad()

@@ -74,6 +74,7 @@ class Frontier(Exhibit):
     basis: Any
     courses: Mapping[str, Sequence[Course]]
     note: str = field(default="", kw_only=True)
+    leads: bool = field(default=False, kw_only=True)
 
     def jobs(self, scale: str) -> Sequence[Job]:
         """See :meth:`Exhibit.jobs`; what measures seconds comes last."""

@@ -105,5 +105,6 @@ FRONTIER = Frontier(
             "paper": WHOLE,  # a lab is on one machine, whatever the scale
         }
     ),
+    leads=True,
 )
 EXHIBITS = (FRONTIER,)

@@ -12,7 +12,7 @@ from numba import njit, types
 from numba.extending import overload
 
 from spardl.vector.kernels.sums import is_short, reaches, sum_at
-from spardl.vector.kernels.words import fetch, lowest_bit
+from spardl.vector.kernels.words import fetch, lowest_bit, number_of_bits
 
 __all__ = ["add_and_list"]
 
@@ -44,7 +44,7 @@ def _add_and_list_range(
         if clear:
             _clear(gradient, base, base + _STRIDE)
         if hits and fits:
-            fits = count + _STRIDE <= places.size or count + _number(hits) <= places.size
+            fits = count + np.int64(number_of_bits(hits)) <= places.size
             while hits and fits:
                 place = base + np.int64(lowest_bit(hits))
                 hits &= hits - np.uint64(1)
@@ -61,16 +61,6 @@ def _add_and_list_range(
     if clear:
         _clear(gradient, full, memory.size)
     return count if fits else -1
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _number(hits: Any) -> int:
-    """How many bits of a word are set."""
-    count = 0
-    while hits:
-        hits &= hits - np.uint64(1)
-        count += 1
-    return count
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

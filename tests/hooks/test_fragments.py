@@ -1,0 +1,203 @@
+"""Fragments of a model, sent beside local steps: the same bits wherever they were saved, and alike in the end."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor, nn
+
+import spardl
+from spardl.basics.errors import ConfigError, WorkerError
+from spardl.clusters import ProcessGroupCluster
+from tests.harness import run_workers, same_bits
+from tests.hooks.alone import OPTIONS, backward, made, rule, weights
+
+STREAMING: dict[str, Any] = {"every": 4, "fragments": 2, "delay": 2, "mixing": 0.5}
+
+
+def streamed(method: str, rank: int, state: dict[str, Any] | None = None) -> tuple[nn.Module, Any, spardl.Outer]:
+    model = made()
+    own = rule(model)
+    outer = spardl.Outer(model.named_parameters(), own, method, **STREAMING, **OPTIONS[method])
+    if state is not None:
+        own.load_state_dict(copy.deepcopy(state["optimizer"]))
+        outer.load_state_dict(state["outer"])
+    return model, own, outer
+
+
+@pytest.mark.parametrize("method", ["spardl", "none"])
+def test_fragments_go_on_to_the_same_bits_wherever_they_were_saved(method: str) -> None:
+    """Also while one is under way, and on one worker alone: another who looks at another step, or never."""
+    steps = 13
+
+    def work(cluster: ProcessGroupCluster) -> tuple[list[list[Tensor]], list[int]]:
+        (rank,) = cluster.local_ranks
+
+        def trained(outer: spardl.Outer, model: nn.Module, some: range) -> list[Tensor]:
+            found = []
+            for step in some:
+                backward(model, rank, step)
+                outer.step()
+                found.append(weights(model))
+            return found
+
+        model, _, outer = streamed(method, rank)
+        runs = [trained(outer, model, range(steps))]
+        outer.close()
+        aloft = []
+        for stop in range(steps):
+            model, own, outer = streamed(method, rank)
+            before = trained(outer, model, range(stop))
+            if rank == stop % 2 or stop % 3 == 0:
+                outer.state_dict()
+            before += trained(outer, model, range(stop, stop + 1))
+            saved = {"optimizer": copy.deepcopy(own.state_dict()), "outer": outer.state_dict()}
+            aloft.append(len(saved["outer"]["outer"]["aloft"]))
+            runs.append(before + trained(outer, model, range(stop + 1, steps)))
+            outer.close()
+            # As if the process had begun anew.
+            model, own, outer = streamed(method, rank, saved)
+            runs.append(before + trained(outer, model, range(stop + 1, steps)))
+            outer.close()
+        return runs, aloft
+
+    for runs, aloft in run_workers(2, work):
+        assert {0, 1} <= set(aloft)
+        for run in runs:
+            assert all(same_bits(one, other) for one, other in zip(run, runs[0], strict=True))
+
+
+def test_a_state_loaded_over_one_that_is_under_way() -> None:
+    def work(cluster: ProcessGroupCluster) -> bool:
+        (rank,) = cluster.local_ranks
+        model, own, outer = streamed("spardl", rank)
+        saved = {"optimizer": copy.deepcopy(own.state_dict()), "outer": outer.state_dict()}
+
+        def trained() -> Tensor:
+            for step in range(3):  # the first fragment is sent after the second
+                backward(model, rank, step)
+                outer.step()
+            return weights(model)
+
+        first = trained()
+        own.load_state_dict(saved["optimizer"])
+        outer.load_state_dict(saved["outer"])
+        again = trained()
+        outer.close()
+        return same_bits(first, again)
+
+    assert run_workers(2, work) == [True, True]
+
+
+def test_after_an_exchange_all_fragments_are_equal_on_all_workers() -> None:
+    def work(cluster: ProcessGroupCluster) -> tuple[list[Tensor], int]:
+        (rank,) = cluster.local_ranks
+        model, _, outer = streamed("spardl", rank)
+        found = []
+        for count in (3, 2, 4, 1):
+            for step in range(count):
+                backward(model, rank, 10 * count + step)
+                outer.step()
+            outer.exchange()
+            found.append(weights(model))
+        exchanges = outer.stats().steps
+        outer.close()
+        return found, exchanges
+
+    one, other = run_workers(2, work)
+    assert all(same_bits(*pair) for pair in zip(one[0], other[0], strict=True))
+    assert (
+        one[1] == other[1] == 2 * 4 + 2
+    )  # those of exchange(); and one each that was due after 2 steps and had landed
+
+
+def test_a_worker_lost_beside_local_steps_is_an_error_where_it_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is sent after 8 steps lands after 10: until then, whose worker is lost before trains alone."""
+    monkeypatch.setattr("spardl.clusters.workers.processes._NOTICE", 1.0)
+
+    def work(cluster: ProcessGroupCluster) -> None:
+        (rank,) = cluster.local_ranks
+        model = made()
+        outer = spardl.Outer(
+            model.named_parameters(), rule(model), "none", timeout=5.0, every=4, delay=2, communicator="dense"
+        )
+        for step in range(14):
+            if step == 7 and rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            backward(model, rank, step)
+            try:
+                outer.step()
+            except Exception as error:
+                (tmp_path / "said").write_text(f"step {step + 1}: {type(error).__name__}: {error}")
+                os._exit(0)
+        raise AssertionError("nobody noticed")
+
+    with pytest.raises(WorkerError, match="worker 1 was killed by SIGKILL"):
+        run_workers(2, work)
+    assert (tmp_path / "said").read_text().startswith("step 10: PeerError: rank 0 lost contact in an exchange")
+
+
+def test_fragments_that_do_not_fit() -> None:
+    model = made()
+    with pytest.raises(ConfigError, match="3 fragments need as many layers, and the model has 2; use fewer"):
+        spardl.Outer(model.named_parameters(), rule(model), "none", fragments=3)
+    with pytest.raises(ConfigError, match="fragments=2 and delay=4 do not fit into every=4"):
+        spardl.Outer(model.named_parameters(), rule(model), "none", every=4, fragments=2, delay=4)
+
+
+def test_a_state_of_other_fragments_is_refused_and_changes_nothing() -> None:
+    def work(cluster: ProcessGroupCluster) -> tuple[str, bool]:
+        (rank,) = cluster.local_ranks
+        model, _, outer = streamed("spardl", rank)
+        whole = spardl.Outer(model.named_parameters(), rule(model), "spardl", every=4, density=0.2)
+        before = weights(model)
+        told = []
+        for into, saved in ((whole, outer), (outer, whole)):
+            state = saved.state_dict()
+            state["outer"]["weights"] = [weight + 1 for weight in state["outer"]["weights"]]
+            with pytest.raises(ConfigError) as error:
+                into.load_state_dict(state)
+            told.append(str(error.value))
+        outer.close()
+        whole.close()
+        return "; ".join(told), same_bits(before, weights(model))
+
+    told = "this state is of fragments=2; load it where it was saved; this state is of fragments=1; load it where"
+    for found, same in run_workers(2, work):
+        assert found.startswith(told)
+        assert same
+
+
+def test_a_state_that_was_saved_before_there_were_fragments() -> None:
+    def work(cluster: ProcessGroupCluster) -> list[Tensor]:
+        (rank,) = cluster.local_ranks
+        model = made()
+        own = rule(model)
+        outer = spardl.Outer(model.named_parameters(), own, "spardl", every=3, density=0.2)
+
+        def trained(some: range) -> Tensor:
+            for step in some:
+                backward(model, rank, step)
+                outer.step()
+            return weights(model)
+
+        trained(range(5))
+        optimizer, saved = copy.deepcopy(own.state_dict()), outer.state_dict()
+        straight = trained(range(5, 9))
+        for name in ("left", "aloft", "fragments"):
+            del saved["outer"][name]
+        own.load_state_dict(optimizer)
+        outer.load_state_dict(saved)
+        again = trained(range(5, 9))
+        outer.close()
+        return [straight, again]
+
+    for straight, again in run_workers(2, work):
+        assert same_bits(straight, again)

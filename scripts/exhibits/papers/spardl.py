@@ -13,7 +13,7 @@ from scripts.exhibits.kinds.lazy import Laziness
 from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan
 from scripts.exhibits.kinds.watched import WatchedPlan
 from scripts.exhibits.notes import OKTOPK
-from scripts.exhibits.papers import spardl_lab, spardl_race, spardl_updates
+from scripts.exhibits.papers import spardl_contrasts, spardl_lab, spardl_race, spardl_updates
 from scripts.exhibits.papers.real import EVENING, OURS, REAL, REFERENCES, RIVALS, SYNTHETIC, Pace, hours, long_digits
 from scripts.exhibits.papers.small import ON_DIGITS, PICTURES, SEEDS, SMALL, TINY, VIRTUAL, as_published
 
@@ -355,6 +355,7 @@ EXHIBITS = (
     CONVERGENCE,
     REAL_DATA,
     RESIDUALS,
+    spardl_contrasts.RESIDUALS_WHY,
     DENSITY,
     WORKERS,
     TEAMS,

@@ -1,0 +1,77 @@
+"""Trainings that differ in several things at once, compared pair by pair: which of them makes the difference?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from scripts.exhibits.base import Results, at
+from scripts.exhibits.failures import succeeded
+from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan
+from scripts.exhibits.measures import final_metric
+from scripts.exhibits.statistics import INTERVAL, LEAST, Range, difference
+from scripts.exhibits.tables import Cell, Row, Table
+
+__all__ = ["Contrasts", "Pair"]
+
+COLUMNS = ("under these conditions", "difference", INTERVAL, "says")
+
+
+class Pair(NamedTuple):
+    """Two methods that differ in one thing.
+
+    Attributes:
+        one: its metric counts.
+        other: what is taken off.
+    """
+
+    one: str
+    other: str
+
+
+@dataclass(frozen=True)
+class Contrasts(MethodComparison):
+    """A comparison of methods, and a table of their differences, seed by seed.
+
+    Attributes:
+        pairs: by the conditions under which two methods are compared.
+        question: what the table's title asks.
+    """
+
+    pairs: Mapping[str, Pair] = field(kw_only=True)
+    question: str = field(kw_only=True)
+
+    def tables(self, scale: str, results: Results) -> Sequence[Table]:
+        """See :meth:`Exhibit.tables`: the methods, and their differences."""
+        plan = at(scale, self.plans)
+        return [*super().tables(scale, results), *(self._differences(plan, case, results) for case in plan.cases)]
+
+    def _differences(self, plan: Plan, case: Case, results: Results) -> Table:
+        rows = [self._row(plan, case, conditions, results) for conditions in self.pairs]
+        return Table(f"{self.question} {case.title}", COLUMNS, rows)
+
+    def _row(self, plan: Plan, case: Case, conditions: str, results: Results) -> Row:
+        pair = self.pairs[conditions]
+        jobs = [self.job(plan, case, method, seed) for method in pair for seed in plan.seeds]
+        one, other = ([results.of(self.job(plan, case, each, seed)) for seed in plan.seeds] for each in pair)
+        both = [(a, b) for a, b in zip(one, other, strict=True) if len(succeeded([a, b])) == len(pair)]
+        if not both:
+            return Row(conditions, [Cell("not run yet", bad=True)] * (len(COLUMNS) - 1), jobs)
+        found = difference(*zip(*((final_metric(a.data), final_metric(b.data)) for a, b in both), strict=True))
+        return Row(conditions, _cells(found, len(both), pair, case.lower), jobs)
+
+
+def _cells(found: Range, seeds: int, pair: Pair, lower: bool) -> list[Cell]:
+    if seeds < LEAST:
+        shown, says = f"none of {seeds} seed{'s' if seeds > 1 else ''}", "too few seeds to say"
+    else:
+        shown, says = f"{found.low:+.4f} to {found.high:+.4f}", _says(found, pair, lower)
+    return [Cell(f"{found.mean:+.4f}", found.mean), Cell(shown), Cell(says)]
+
+
+def _says(found: Range, pair: Pair, lower: bool) -> str:
+    if found.low <= 0 <= found.high:
+        return "no difference beyond the seeds'"
+    better = pair.one if (found.mean < 0) == lower else pair.other
+    return f"{better} is better"

@@ -46,6 +46,7 @@ TRAINED = ("method", "accuracy", "of each run", "against dense", "bytes a step",
 REASONS: Mapping[Mass, str] = {
     Mass.KEPT: "",
     Mass.LEFT: "",
+    Mass.OWED: "momentum: a gradient counts in many steps",
     Mass.UNBIASED: "random rounding: exact on average only",
     Mass.CLIPPED: "clipping, and random rounding",
     Mass.ROUNDED: "sums are rounded to the short format on the way",

@@ -18,6 +18,7 @@ from spardl.communicators import (
 from spardl.compressors import (
     QSGD,
     ARCTopK,
+    ARCTopKEF21,
     Cast,
     CountSketch,
     GaussianK,
@@ -56,6 +57,7 @@ from spardl.vector.wire import Wire
 __all__ = [
     "QSGD",
     "ARCTopK",
+    "ARCTopKEF21",
     "AdamMomentum",
     "Advice",
     "AfterBackward",

@@ -1,6 +1,7 @@
 """Compressors: what one worker sends of a gradient. One published operator is one file."""
 
 from spardl.compressors.arc_topk import ARCTopK
+from spardl.compressors.arc_topk_ef21 import ARCTopKEF21
 from spardl.compressors.base import CodeCompressor, Compressor, DenseCompressor, Mass, Output, SparseCompressor
 from spardl.compressors.budget import Budget, BudgetedCompressor, PiecewiseCompressor
 from spardl.compressors.cast import Cast
@@ -23,6 +24,7 @@ from spardl.compressors.topk import TopK
 __all__ = [
     "QSGD",
     "ARCTopK",
+    "ARCTopKEF21",
     "Budget",
     "BudgetedCompressor",
     "Cast",

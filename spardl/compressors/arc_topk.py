@@ -4,8 +4,8 @@ Source: Chen et al., An All-Reduce Compatible Top-K Compressor for Communication
 (arXiv 2510.26709). Each worker multiplies its matrix by the same thin random one; the sum of these products is the
 product of the sum, and the lengths of its rows tell which rows of the sum are large. Two dense sums: with ``dense``
 4(P-1) rounds and 2(P-1)/P (s + m) words per worker, s being the sum of sketch * rows over the compressed matrices and m
-the number of entries that are sent. The paper's error feedback is EF21 with momentum, which sends differences to what
-was sent before; here it is a residual, as for all methods, and ``momentum`` where one is wanted before compression.
+the number of entries that are sent. Here error feedback is a residual, as for most methods; the paper's own, EF21 with
+momentum, is ``arc_topk_ef21``.
 """
 
 from __future__ import annotations
@@ -107,15 +107,28 @@ class ARCTopK(DenseCompressor):
 
     def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
         """The sum of the sketches, then that of the rows which are large in it."""
-        yield Phase.SELECT
-        sketches = torch.empty(0)
-        if self._compressed(context):
-            sketches = yield from total(self._sketches(accumulated.values, context))
-            yield Phase.SELECT
-        positions = self._positions(sketches, context, accumulated.values.device)
+        positions = yield from self.agree(accumulated.values, context, total)
         # The sum may overwrite its argument, and the accumulator remembers what it handed out.
         values = accumulated.take_at(positions).clone()
         return SparseVector(positions, (yield from total(values)), context.layout.length)
+
+    def agree(self, values: Tensor, context: Context, total: Total) -> Program[Tensor]:
+        """Which entries all workers send.
+
+        Args:
+            values: of one worker, shape (n,).
+            context: of this synchronization.
+            total: the sum over all workers.
+
+        Returns:
+            int64, shape (m,): increasing positions, the same on every worker.
+        """
+        yield Phase.SELECT
+        sketches = torch.empty(0)
+        if self._compressed(context):
+            sketches = yield from total(self._sketches(values, context))
+            yield Phase.SELECT
+        return self._positions(sketches, context, values.device)
 
     def _sketches(self, values: Tensor, context: Context) -> Tensor:
         """Every matrix that is compressed times a random one, row after row."""

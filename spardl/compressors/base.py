@@ -39,6 +39,7 @@ class Mass(Enum):
 
     KEPT = "there is none"
     LEFT = "it stays with the worker, and a residual can keep it"
+    OWED = "the compressor itself sends it later"
     UNBIASED = "noise, zero on average"
     CLIPPED = "noise, and what is clipped, lost"
     ROUNDED = "rounding errors, lost"

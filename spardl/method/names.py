@@ -6,6 +6,7 @@ __all__ = ["MethodName"]
 
 MethodName: TypeAlias = Literal[
     "arc_topk",
+    "arc_topk_ef21",
     "bf16",
     "cast",
     "count_sketch",

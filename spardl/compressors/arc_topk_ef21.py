@@ -60,7 +60,7 @@ class ARCTopKEF21(ARCTopK):
     workers changes, it begins anew. See :class:`ARCTopK` for the other arguments.
 
     Args:
-        share: of a new gradient in the running mean, in (0, 1]; 1 is EF21 without momentum.
+        share: share of a new gradient in the running mean, in (0, 1]; 1 is EF21 without momentum.
 
     Raises:
         ConfigError: if a value is out of range.

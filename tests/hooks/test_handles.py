@@ -183,7 +183,7 @@ def test_a_lost_worker_ends_the_backward_pass(kind: str, tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("sparkle", {}, "there is no method 'sparkle'; use one of arc_topk, bf16, cast, "),
+        ("sparkle", {}, "there is no method 'sparkle'; use one of arc_topk, arc_topk_ef21, bf16, "),
         ("spardl", {"teem": 2}, "teem is no option of this method; it has bucket_entries, density, gather, "),
         ("spardl", {"density": 2}, "compressor.density must be above 0 and at most 1, got 2"),
         ("spardl", {"residual": "x"}, "residual must be one of global, local, "),

@@ -7,13 +7,12 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
-from unittest.mock import patch
 
 # Workers are forked from this process: no library may start threads or touch a GPU in it.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -33,6 +32,7 @@ import torch
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
@@ -283,10 +283,7 @@ def main() -> int:
     try:
         with listening(lambda: True, _stop_early):
             _check_words(sys.argv[1:])
-            # Hydra would copy all it knows for each group that it lists, which takes a second.
-            quick = "get_group_options", lambda own, *what, **more: own.repository.get_group_options(*what, **more)
-            helps = {"-h", "--help"} & set(sys.argv)
-            with patch.object(ConfigLoaderImpl, *quick) if helps else nullcontext():
+            with _listing_at_once() if {"-h", "--help"} & set(sys.argv) else nullcontext():
                 job()
     except UnfinishedError as unfinished:
         if not codes:  # it ran in another process, where a launcher had put it
@@ -302,6 +299,33 @@ def main() -> int:
     if len(codes) > 1 and any(codes):
         return _complain(f"{sum(map(bool, codes))} of the sweep's {len(codes)} runs failed, see above", FAILED)
     return max(codes, default=0)
+
+
+class _QuickLoader(ConfigLoaderImpl):
+    """Lists a group without a copy of all that Hydra knows: for the groups of ``--help``, the copies take a second."""
+
+    def get_group_options(self, group_name: str, *what: Any, **more: Any) -> list[str]:
+        """Those of the search path as it is; only overrides, which are not given here, could change a copy's."""
+        return list(self.repository.get_group_options(group_name, *what, **more))
+
+
+class _QuickHydra(GlobalHydra):
+    """Nothing public names the loader to use, but Hydra announces itself here before it uses its own."""
+
+    def initialize(self, hydra: Any) -> None:
+        """Gives it the quick one."""
+        super().initialize(hydra)
+        hydra.config_loader = _QuickLoader(hydra.config_loader.config_search_path)
+
+
+@contextmanager
+def _listing_at_once() -> Iterator[None]:
+    before = GlobalHydra.instance()
+    GlobalHydra.set_instance(_QuickHydra())
+    try:
+        yield
+    finally:
+        GlobalHydra.set_instance(before)
 
 
 def _check_words(words: Sequence[str]) -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
-import math
 import multiprocessing
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
-from unittest.mock import patch
 
 # Workers are forked from this process: no library may start threads or touch a GPU in it.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -35,10 +32,11 @@ import torch
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
-from hydra.utils import get_object, instantiate
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import nn
@@ -63,9 +61,9 @@ from spardl.training.launcher import Launcher
 from spardl.training.learner import Plan, sample_optimizer
 from spardl.training.loggers import Logger
 from spardl.training.lr import LrSchedule
-from spardl.training.parts import Kind
+from spardl.training.parts import Kind, check_switches
 from spardl.training.recipe import settled
-from spardl.training.runs import Run, finished_run
+from spardl.training.runs import finished_run
 from spardl.training.settings import Settings
 from spardl.training.targets import public
 from spardl.training.task import Task
@@ -201,7 +199,7 @@ def _make(plain: Mapping[str, Any], name: str, **extra: Any) -> Any:
     """Instantiates one node; what it complains of becomes one line that names the node."""
     node = plain.get(name) or {}
     KINDS[name].check(name, node)
-    _check_switches(name, node)
+    check_switches(name, node)
     try:
         return instantiate(node, **extra, _convert_="all")
     except HydraException as error:
@@ -210,18 +208,6 @@ def _make(plain: Mapping[str, Any], name: str, **extra: Any) -> Any:
             raise cause from None
         given = ", ".join(f"{key}={value}" for key, value in node.items() if not key.startswith("_"))
         raise ConfigError(f"{name} cannot be made with {given}: {type(cause).__name__}: {cause}") from cause
-
-
-def _check_switches(name: str, node: Mapping[str, Any]) -> None:
-    """Refuses what is not true or false where nothing else will do: Python would take any word for true.
-
-    Raises:
-        ConfigError: if a value is none of the two.
-    """
-    wanted = inspect.signature(get_object(node["_target_"])).parameters
-    for key, value in node.items():
-        if key in wanted and wanted[key].annotation in (bool, "bool") and not isinstance(value, bool):
-            raise ConfigError(f"{name}.{key} must be true or false, got {value!r}")
 
 
 def _settings(node: Mapping[str, Any]) -> Settings:
@@ -257,29 +243,18 @@ def train(config: DictConfig) -> float | None:
         done = finished_run(Path(config.output_dir), experiment.id)
         if done:
             print(f"skipped: {done.folder} is finished (force=true runs it again)", flush=True)
-            return _metric(done)
+            return done.metric()
     with ExitStack() as stack:
         run = experiment.launcher.share(lambda: stack.enter_context(experiment.prepare()), experiment.given)
         if experiment.launcher.leads:
             write_atomically(run.folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True).encode())
             write_atomically(run.folder / "command.txt", _command().encode())
-            for notice in (*experiment.caveats, *run.notices, *experiment.doubts(), *_warnings(config)):
+            restart = what_a_restart_needs(os.environ, resumes=bool(config.resume))
+            for notice in filter(None, (*experiment.caveats, *run.notices, *experiment.doubts(), restart)):
                 print(f"warning: {notice}", file=sys.stderr, flush=True)
             print("; ".join(filter(None, (f"run {run.id}: {run.folder}", experiment.logger.place()))), flush=True)
         experiment.perform(run)
-        return _metric(run) if experiment.launcher.leads else None
-
-
-def _metric(run: Run) -> float:
-    """What a finished run is judged by; NaN if it was not finite."""
-    summary = run.read_summary()
-    value = summary.get("final", {}).get(summary.get("metric"))
-    return math.nan if value is None else float(value)
-
-
-def _warnings(config: DictConfig) -> list[str]:
-    warning = what_a_restart_needs(os.environ, resumes=bool(config.resume))
-    return [warning] if warning else []
+        return run.metric() if experiment.launcher.leads else None
 
 
 def main() -> int:
@@ -308,10 +283,7 @@ def main() -> int:
     try:
         with listening(lambda: True, _stop_early):
             _check_words(sys.argv[1:])
-            # Hydra would copy all it knows for each group that it lists, which takes a second.
-            quick = "get_group_options", lambda own, *what, **more: own.repository.get_group_options(*what, **more)
-            helps = {"-h", "--help"} & set(sys.argv)
-            with patch.object(ConfigLoaderImpl, *quick) if helps else nullcontext():
+            with _listing_at_once() if {"-h", "--help"} & set(sys.argv) else nullcontext():
                 job()
     except UnfinishedError as unfinished:
         if not codes:  # it ran in another process, where a launcher had put it
@@ -327,6 +299,33 @@ def main() -> int:
     if len(codes) > 1 and any(codes):
         return _complain(f"{sum(map(bool, codes))} of the sweep's {len(codes)} runs failed, see above", FAILED)
     return max(codes, default=0)
+
+
+class _QuickLoader(ConfigLoaderImpl):
+    """Lists a group without a copy of all that Hydra knows: for the groups of ``--help``, the copies take a second."""
+
+    def get_group_options(self, group_name: str, *what: Any, **more: Any) -> list[str]:
+        """Those of the search path as it is; only overrides, which are not given here, could change a copy's."""
+        return list(self.repository.get_group_options(group_name, *what, **more))
+
+
+class _QuickHydra(GlobalHydra):
+    """Nothing public names the loader to use, but Hydra announces itself here before it uses its own."""
+
+    def initialize(self, hydra: Any) -> None:
+        """Gives it the quick one."""
+        super().initialize(hydra)
+        hydra.config_loader = _QuickLoader(hydra.config_loader.config_search_path)
+
+
+@contextmanager
+def _listing_at_once() -> Iterator[None]:
+    before = GlobalHydra.instance()
+    GlobalHydra.set_instance(_QuickHydra())
+    try:
+        yield
+    finally:
+        GlobalHydra.set_instance(before)
 
 
 def _check_words(words: Sequence[str]) -> None:

@@ -29,7 +29,7 @@ from scripts.evidence.tables import summary_of, table_of
 from scripts.exhibits.jobs import Training
 from scripts.exhibits.records import Records, on_record, record, unshippable
 from scripts.exhibits.tables import markdown
-from scripts.exhibits.working import complete
+from scripts.exhibits.working import FAILED, FINISHED, answer, complete
 from spardl.basics.errors import ConfigError, SpardlError
 from spardl.basics.files import write_atomically
 from spardl.training.summary import environment
@@ -38,7 +38,6 @@ ROOT = Path(__file__).resolve().parents[1]
 PLANS = ROOT / "scripts" / "evidence" / "learning.yaml"
 # The tables, and all of them in one.
 PAGE, SUMMARY = ROOT / "docs" / "learning.md", ROOT / "docs" / "tuning.md"
-FINISHED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 
 def missing(task: Task, records: Records) -> list[Training]:
@@ -157,14 +156,7 @@ def main() -> int:
         "--records", type=Path, default=ROOT / "docs" / "results" / "learning", help="folder of the small files"
     )
     torch.set_num_threads(1)
-    try:
-        return act(parser.parse_args())
-    except (ConfigError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return BAD_INPUT
-    except KeyboardInterrupt:
-        print("error: interrupted; the same command goes on from here", file=sys.stderr)
-        return INTERRUPTED
+    return answer(act, parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -64,16 +64,8 @@ def declared(name: str, prose: Mapping[str, str]) -> list[str]:
 
 def accepted(method: Method) -> str:
     """The numbers of workers that a method runs on."""
-    refused = [workers for workers in WORKERS if not _runs_on(method, workers)]
+    refused = [workers for workers in WORKERS if not method.communicator.runs_on(workers)]
     return f"not {', '.join(map(str, refused))}" if refused else "any"
-
-
-def _runs_on(method: Method, workers: int) -> bool:
-    try:
-        method.communicator.check_workers(workers)
-    except ConfigError:
-        return False
-    return True
 
 
 def biased(method: Method) -> str:

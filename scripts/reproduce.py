@@ -40,10 +40,9 @@ from scripts.exhibits.passes import MeasuredPasses, read_passes, said_of
 from scripts.exhibits.records import SHIPPED, Shelf, unshippable
 from scripts.exhibits.slurm_arrays import write_arrays
 from scripts.exhibits.tables import Row, Table, markdown
-from scripts.exhibits.working import complete
+from scripts.exhibits.working import FAILED, FINISHED, answer, complete
 from spardl.basics.errors import ConfigError
 
-FINISHED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 EVERYTHING, CLAIMS = "all", "claims"
 
 
@@ -195,16 +194,8 @@ def main() -> int:
         default=[],
         help="passes as measured, in place of assumed ones; once for each model",
     )
-    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    try:
-        return act(arguments)
-    except (ConfigError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return BAD_INPUT
-    except KeyboardInterrupt:
-        print("error: interrupted; the same command goes on from here", file=sys.stderr)
-        return INTERRUPTED
+    return answer(act, parser.parse_args())
 
 
 def act(arguments: argparse.Namespace) -> int:

@@ -78,9 +78,7 @@ def test_every_method_goes_on(tmp_path: Path) -> None:
     """With fresh thresholds, borders, bases: those of another number of workers would not fit."""
     tried = 0
     for number, method in enumerate(representatives(4, 0.1)):
-        try:
-            method.communicator.check_workers(3)
-        except Exception:
+        if not method.communicator.runs_on(3):
             continue
         books = go_on(method, tmp_path / str(number), [4, 3, 6], steps=1)
         assert [step for step, _ in books[-1].of("train")] == [3]

@@ -75,7 +75,7 @@ def test_batches_of_a_sweep_end_with_the_one_in_which_a_run_failed(tmp_path: Pat
 def test_a_metric_that_was_not_finite_is_no_number(tmp_path: Path) -> None:
     run = Run("0", tmp_path)
     run.write_summary({"metric": "perplexity", "final": {"perplexity": math.inf}})
-    assert math.isnan(train._metric(run))
+    assert math.isnan(run.metric())
 
 
 @pytest.mark.slow

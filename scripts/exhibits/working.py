@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,15 +12,36 @@ from typing import TypeAlias
 from hydra.core.global_hydra import GlobalHydra
 
 from scripts.exhibits.jobs import Job, Training
-from spardl.basics.errors import SpardlError
+from spardl.basics.errors import ConfigError, SpardlError
 from spardl.clusters.workers.processes import run_each
 
-__all__ = ["complete"]
+__all__ = ["FAILED", "FINISHED", "answer", "complete"]
 
+FINISHED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 # Seconds from which on a plan is told in hours.
 HOURS = 7200.0
 # Told how each job ended.
 Ended: TypeAlias = Callable[[Job, SpardlError | None], None]
+
+
+def answer(act: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
+    """Does what a command line asks for; what is wrong with it, and Ctrl-C, become one line.
+
+    Args:
+        act: gives the exit code.
+        arguments: for it.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        return act(arguments)
+    except (ConfigError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        print("error: interrupted; the same command goes on from here", file=sys.stderr)
+        return INTERRUPTED
 
 
 def complete(jobs: Sequence[Job], outputs: Path, at_once: int, then: Ended = lambda job, fault: None) -> list[Training]:

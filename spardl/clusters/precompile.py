@@ -10,7 +10,6 @@ from functools import cache
 
 import torch
 
-from spardl.basics.errors import ConfigError
 from spardl.clusters.network import Network
 from spardl.clusters.simulated import SimulatedCluster
 from spardl.communicators.allgather import AllGather
@@ -96,15 +95,8 @@ def _run(method: Method, workers: int, dtype: torch.dtype) -> None:
 
 def _representative(method: Method, workers: int) -> int:
     """The largest number of workers that shows what so many call, without the work of so many."""
-    return next((fewer for fewer in range(min(workers, _ENOUGH), 1, -1) if _runs_on(method, fewer)), workers)
-
-
-def _runs_on(method: Method, workers: int) -> bool:
-    try:
-        method.communicator.check_workers(workers)
-    except ConfigError:
-        return False
-    return True
+    communicator = method.communicator
+    return next((fewer for fewer in range(min(workers, _ENOUGH), 1, -1) if communicator.runs_on(fewer)), workers)
 
 
 def _apply_threshold(dtype: torch.dtype) -> None:

@@ -7,6 +7,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
+from spardl.basics.errors import ConfigError
 from spardl.compressors.base import Compressor, DenseCompressor, Output
 from spardl.protocol.context import Context
 from spardl.protocol.costs import Cost
@@ -47,6 +48,14 @@ class Communicator(ABC, Generic[C]):
         Raises:
             ConfigError: if this communicator, as configured, does not run on so many.
         """
+
+    def runs_on(self, workers: int) -> bool:
+        """Whether ``check_workers`` accepts a number of ``workers``."""
+        try:
+            self.check_workers(workers)
+        except ConfigError:
+            return False
+        return True
 
     def init_state(self) -> State:
         """A fresh state for one worker."""

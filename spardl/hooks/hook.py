@@ -246,8 +246,8 @@ class Hook:
         """What is carried over of some parameters, if anything is; from here on it is the caller's, ``to``."""
         if self._averager is None and self._saved is not None and self._formed is None:
             names, parameters = to.gradient.forward()
-            gradient = CopiedGradient(list(zip(names, parameters, strict=True)))
-            self._made(self._training(gradient), self._schedule)
+            named = [Named(*pair) for pair in zip(names, parameters, strict=True)]
+            self._made(*self._laid_out(Formed(named, self._schedule)))
         averager, self._averager = self._averager, None
         return averager
 
@@ -293,10 +293,10 @@ class Hook:
         """
         fresh = isinstance(values, Mapping) and not values
         self._before = None  # what was carried over is replaced
+        if not fresh:
+            check_owner(values, owner_of(self.method, self._cluster.local_ranks[0], self._cluster.size), "groups")
+            check_whole(values, SAVED)
         if self._averager is None:
-            if not fresh:
-                check_owner(values, owner_of(self.method, self._cluster.local_ranks[0], self._cluster.size), "groups")
-                check_whole(values, SAVED)
             self._saved = dict(values) or None
         elif fresh:
             self._averager.take_back()
@@ -308,8 +308,6 @@ class Hook:
 
     def _load_in_groups(self, averager: Averager, values: Mapping[str, Any]) -> None:
         """Continues from a state whose groups may be others than those of now."""
-        check_owner(values, owner_of(self.method, self._cluster.local_ranks[0], self._cluster.size), "groups")
-        check_whole(values, SAVED)
         known = set(averager.gradient.parameters)
         self._saved = values
         try:

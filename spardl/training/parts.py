@@ -11,7 +11,7 @@ from typing import Any
 
 from spardl.basics.errors import ConfigError
 
-__all__ = ["Kind"]
+__all__ = ["Kind", "check_switches"]
 
 _TARGET, _PARTIAL = "_target_", "_partial_"
 
@@ -76,6 +76,22 @@ class Kind:
 
     def _makes(self, found: Any) -> bool:
         return issubclass(found, self.base) if inspect.isclass(found) else self.functions and callable(found)
+
+
+def check_switches(name: str, node: Mapping[str, Any]) -> None:
+    """Refuses what is not true or false where nothing else will do: Python would take any word for true.
+
+    Args:
+        name: of the node.
+        node: its content, as plain data, resolved, that its kind has accepted.
+
+    Raises:
+        ConfigError: if a value is none of the two.
+    """
+    wanted = inspect.signature(_find(node[_TARGET])).parameters
+    for key, value in node.items():
+        if key in wanted and wanted[key].annotation in (bool, "bool") and not isinstance(value, bool):
+            raise ConfigError(f"{name}.{key} must be true or false, got {value!r}")
 
 
 def _targets(value: Any, place: str) -> Iterator[str]:

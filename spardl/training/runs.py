@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, suppress
@@ -97,6 +98,12 @@ class Run:
         except (OSError, ValueError, RecursionError):
             return {}
         return content if isinstance(content, dict) else {}
+
+    def metric(self) -> float:
+        """What a finished run is judged by; NaN if it was not finite."""
+        summary = self.read_summary()
+        value = summary.get("final", {}).get(summary.get("metric"))
+        return math.nan if value is None else float(value)
 
     def claim(self) -> int | None:
         """Marks the folder as in use.

@@ -203,3 +203,4 @@ def test_bad_options() -> None:
     with pytest.raises(ConfigError, match=r"teams=4 does not divide 6 workers; use one of 1, 2, 3, 6"):
         SparDL(teams=4).check_workers(6)
     SparDL(teams=3).check_workers(6)
+    assert [workers for workers in range(1, 10) if SparDL(teams=4).runs_on(workers)] == [4, 8]

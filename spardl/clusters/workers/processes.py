@@ -24,6 +24,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TypeAlias
 
+import torch
+
 from spardl.basics.errors import ConfigError, PeerError, SpardlError, StoppedError, TrainingError, WorkerError
 from spardl.basics.files import write_atomically
 from spardl.basics.messages import first_line
@@ -194,6 +196,9 @@ def _work(
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(_END, _stop)
     os.close(held)
+    # After a fork torch makes its pool of threads anew where it is first asked for, without a lock: of two threads that
+    # ask at once, as those of two process groups do, one finds none and aborts ("Invalid thread pool").
+    torch.set_num_threads(torch.get_num_threads())
     threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
 
     def heartbeat(step: int) -> None:

@@ -35,13 +35,14 @@ def _add_and_list_range(
     fits = True
     for base in range(0, full, _STRIDE):
         _fetch(memory, base + _AHEAD)
-        _fetch(gradient, base + _AHEAD)
+        if gradient is not None:
+            _fetch(gradient, base + _AHEAD)
         hits = np.uint64(0)
         for offset in range(_STRIDE):
             value = sum_at(memory, gradient, base + offset)
             memory[base + offset] = value
             hits |= np.uint64(reaches(value, bound)) << np.uint64(offset)
-        if clear:
+        if gradient is not None and clear:
             _clear(gradient, base, base + _STRIDE)
         if hits and fits:
             fits = count + np.int64(number_of_bits(hits)) <= places.size
@@ -58,7 +59,7 @@ def _add_and_list_range(
             if fits:
                 places[count], values[count] = first + place, value
                 count += 1
-    if clear:
+    if gradient is not None and clear:
         _clear(gradient, full, memory.size)
     return count if fits else -1
 
@@ -100,34 +101,14 @@ def _long_range(
     return _add_and_list_range(memory, gradient, clear, first, bound, places, values, count)
 
 
-def _fetch(vector: Any, start: Any) -> Any:
-    raise NotImplementedError("compiled only")
-
-
-@overload(_fetch, inline="always")
-def _fetch_for(vector: Any, start: Any) -> Any:
-    return _fetch_nothing if isinstance(vector, types.NoneType) else _fetch_stride
-
-
-def _fetch_nothing(vector: Any, start: Any) -> Any:
-    return None
-
-
-def _fetch_stride(vector: Any, start: Any) -> Any:
+@njit(inline="always")
+def _fetch(vector: Any, start: int) -> None:
     for offset in range(0, _STRIDE, _LINE):
         fetch(vector, start + offset)
 
 
-def _clear(vector: Any, start: Any, stop: Any) -> Any:
-    raise NotImplementedError("compiled only")
-
-
-@overload(_clear, inline="always")
-def _clear_for(vector: Any, start: Any, stop: Any) -> Any:
-    return _no_part if isinstance(vector, types.NoneType) else _clear_array
-
-
-def _clear_array(vector: Any, start: Any, stop: Any) -> Any:
+@njit(inline="always")
+def _clear(vector: Any, start: int, stop: int) -> None:
     for place in range(start, stop):
         vector[place] = 0
 
@@ -136,6 +117,8 @@ def _part(vector: Any, start: Any, stop: Any) -> Any:
     raise NotImplementedError("compiled only")
 
 
+# Not a branch, as elsewhere: numba drops the one for a gradient where that is ``None``, but keeps the one for ``None``
+# where it is an array, and parts of an array would get a type of their own.
 @overload(_part, inline="always")
 def _part_for(vector: Any, start: Any, stop: Any) -> Any:
     return _no_part if isinstance(vector, types.NoneType) else _array_part
@@ -153,7 +136,7 @@ def _array_part(vector: Any, start: Any, stop: Any) -> Any:
 def _add(memory: Any, gradient: Any, clear: bool) -> None:
     for place in range(memory.size):
         memory[place] = sum_at(memory, gradient, place)
-    if clear:
+    if gradient is not None and clear:
         _clear(gradient, 0, memory.size)
 
 

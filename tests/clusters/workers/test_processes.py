@@ -4,6 +4,7 @@ import faulthandler
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from spardl.basics.errors import ConfigError, PeerError, ProgramError, TrainingE
 from spardl.clusters.workers.processes import _watch, run_each, run_processes
 
 Heartbeat = Callable[[int], None]
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_every_rank_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
@@ -39,6 +42,31 @@ def test_nothing_stays_open(tmp_path: Path) -> None:
     assert opened() == before
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
+
+
+POOL = """
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from spardl.clusters.workers.processes import run_processes
+
+torch.set_num_threads(3)
+# From now on torch's own way to make its pool anew after a fork takes it for made.
+torch.get_num_threads()
+run_processes(1, lambda rank, heartbeat: print(len(os.listdir("/proc/self/task"))), Path(sys.argv[1]))
+"""
+
+
+def test_torch_has_its_pool_before_a_worker_has_threads(tmp_path: Path) -> None:
+    """Else the first two that compute at once race to make it, and torch aborts. A pool keeps its first size."""
+    done = subprocess.run(
+        [sys.executable, "-c", POOL, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    itself, watching, pool = 1, 1, 2
+    assert int(done.stdout) == itself + watching + pool
 
 
 def test_more_workers_than_the_machine_allows(tmp_path: Path) -> None:

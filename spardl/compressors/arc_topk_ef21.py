@@ -81,7 +81,8 @@ class ARCTopKEF21(ARCTopK):
 
     def init_state(self, layout: Layout, dtype: torch.dtype, device: torch.device | str) -> EF21State:
         """Zeros."""
-        return EF21State(*(torch.zeros(layout.length, dtype=dtype, device=device) for _ in range(3)))
+        mean, sent, total = (torch.zeros(layout.length, dtype=dtype, device=device) for _ in range(3))
+        return EF21State(mean, sent, total)
 
     def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
         """The rows in which the means have moved most away from what was sent, added to all that was sent before."""

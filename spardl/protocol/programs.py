@@ -50,9 +50,6 @@ class Phase(Enum):
     UPDATE = "update"
     WAIT = "wait"
 
-    # Seconds are entered by phase several times in every round; to hash a member's name took as long as to enter them.
-    __hash__ = object.__hash__
-
 
 class Send(NamedTuple):
     """A message to another worker.

@@ -15,15 +15,21 @@ computing, as if each had a GPU; gradients and messages are real:
 
 python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench_overlap.py --gbit 1 \
     --model profile:scripts/profiles/resnet50.json --compute 1.2 --schedules after_backward,wfbp,dear
+
+With --streams 1,2,4 every case runs with each of these numbers of streams. The prediction is for one:
+
+python scripts/netlab.py run --workers 4 --gbit 1 --delay-ms 5 -- python scripts/bench_overlap.py --gbit 1 \
+    --model profile:scripts/profiles/resnet50.json --compute 0.3 --schedules wfbp:bucket_mb=12 --streams 1,2,4
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -55,6 +61,7 @@ from spardl.schedules.linear import Linear
 from spardl.vector.flat import FlatGradient
 from spardl.vector.layout import Layout
 
+Clusters = Mapping[int, ProcessGroupCluster]
 SOURCES = {**MODELS, "profile": from_profile}
 LOCAL = (Phase.SELECT, Phase.PACK, Phase.MERGE)
 # Steps before those that count: with so many, schedules that measure have made up their minds.
@@ -69,6 +76,8 @@ class Case:
         method: its choice.
         schedule: its choice.
         synchronizer: of a model of its own.
+        cluster: that runs it.
+        streams: synchronizations that are under way at once there.
         job: that model and its data.
         seconds: of a step, one figure for each round.
     """
@@ -76,6 +85,8 @@ class Case:
     method: str
     schedule: str
     synchronizer: Engine
+    cluster: ProcessGroupCluster
+    streams: int
     job: Job
     seconds: list[float]
 
@@ -88,9 +99,9 @@ class Case:
         self.synchronizer.collect()
         self.synchronizer.finish()
 
-    def measure(self, cluster: ProcessGroupCluster, steps: int) -> None:
+    def measure(self, steps: int) -> None:
         """Enters the mean of some steps in a row, after one that fills the pipeline."""
-        wait_for_all(cluster)
+        wait_for_all(self.cluster)
         self.step()
         began = time.perf_counter()
         for _ in range(steps):
@@ -113,7 +124,8 @@ def make_job(arguments: argparse.Namespace) -> Job:
     return job
 
 
-def make_case(method: str, schedule: str, cluster: ProcessGroupCluster, arguments: argparse.Namespace) -> Case:
+def make_case(method: str, schedule: str, streams: int, clusters: Clusters, arguments: argparse.Namespace) -> Case:
+    cluster = clusters[streams]
     job = make_job(arguments)
     choice, _, option = schedule.partition(":")
     config = compose("train", [f"schedule={choice}", *([f"schedule.{option}"] if option else [])])
@@ -122,7 +134,15 @@ def make_case(method: str, schedule: str, cluster: ProcessGroupCluster, argument
     chosen.check(made, clips=False)
     optimizer = torch.optim.SGD(job.model.parameters(), lr=1e-6, momentum=0.9)
     training = Training(job.model, FlatGradient(job.model.named_parameters()), optimizer)
-    return Case(method, schedule, chosen.start(made, cluster, training), job, [])
+    return Case(method, schedule, chosen.start(made, cluster, training), cluster, streams, job, [])
+
+
+def make_cases(arguments: argparse.Namespace) -> list[Case]:
+    """All methods under all schedules, with every number of streams."""
+    streams = [positive(word) for word in arguments.streams.split(",")]
+    clusters = {each: ProcessGroupCluster(timeout=120, streams=each) for each in streams}
+    combined = itertools.product(arguments.methods.split(","), arguments.schedules.split(","), clusters)
+    return [make_case(*choice, clusters, arguments) for choice in combined]
 
 
 def measured_profile(arguments: argparse.Namespace) -> Profile:
@@ -185,7 +205,7 @@ def rows(cases: Sequence[Case], cluster: ProcessGroupCluster, arguments: argpars
         case.synchronizer.flush()
     for _ in range(arguments.rounds):
         for case in cases:
-            case.measure(cluster, arguments.steps)
+            case.measure(arguments.steps)
     found = []
     for case in cases:
         setting = (methods[case.method], profile, cluster.size, network, local[case.method])
@@ -194,8 +214,9 @@ def rows(cases: Sequence[Case], cluster: ProcessGroupCluster, arguments: argpars
                 "method": case.method,
                 "schedule": case.schedule,
                 "groups": len(case.synchronizer.partition),
+                "streams": case.streams,
                 "seconds": case.seconds,
-                "predicted": predict(case, *setting).seconds,
+                "predicted": predict(case, *setting).seconds if case.streams == 1 else None,
                 "ideal": ideal_of(methods[case.method], profile, cluster.size, network.gbit),
                 "bound": ideal_of(methods[case.method], profile, cluster.size, arguments.gbit),
                 "compute": profile.compute,
@@ -207,16 +228,16 @@ def rows(cases: Sequence[Case], cluster: ProcessGroupCluster, arguments: argpars
 
 
 def show(found: Sequence[dict[str, Any]]) -> None:
-    header = ["method", "schedule", "groups", "median s", "least", "most"]
+    header = ["method", "schedule", "groups", "streams", "median s", "least", "most"]
     header += ["predicted", "off", "ideal", "reached", "bound", "reached"]
     first = found[0]
     print(f"compute {first['compute']:.3f} s; a round {1e6 * first['alpha']:.0f} us and {first['gbit']:.3f} Gbit/s")
     print("| " + " | ".join(header) + " |\n" + "|---" * len(header) + "|")
     for row in found:
         middle = median(row["seconds"])
-        cells = [row["method"], row["schedule"], str(row["groups"])]
-        cells += [f"{value:.3f}" for value in (middle, min(row["seconds"]), max(row["seconds"]), row["predicted"])]
-        cells += [f"{row['predicted'] / middle - 1:+.1%}"]
+        cells = [row["method"], row["schedule"], str(row["groups"]), str(row["streams"])]
+        cells += [f"{value:.3f}" for value in (middle, min(row["seconds"]), max(row["seconds"]))]
+        cells += [f"{row['predicted']:.3f}", f"{row['predicted'] / middle - 1:+.1%}"] if row["predicted"] else ["", ""]
         for name in ("ideal", "bound"):
             cells += [f"{row[name]:.3f}", f"{row[name] / middle:.1%}"] if row[name] else ["", ""]
         print("| " + " | ".join(cells) + " |")
@@ -240,26 +261,26 @@ def main() -> int:
     parser.add_argument("--rounds", type=positive, default=7, help="turns of each case")
     parser.add_argument("--steps", type=positive, default=3, help="steps in a turn")
     parser.add_argument("--settle", type=positive, default=SETTLING, help="steps of each case before the first turn")
-    parser.add_argument("--streams", type=int, default=1, help="synchronizations that are under way at once")
+    parser.add_argument("--streams", default="1", help="synchronizations under way at once, with commas")
     parser.add_argument("--json", type=Path, help="file for all figures")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if "RANK" not in os.environ:
         return complain("no RANK in the environment; start this with scripts/netlab.py run or torchrun")
     dist.init_process_group("gloo")
-    cluster = ProcessGroupCluster(timeout=120, streams=arguments.streams)
+    cluster = ProcessGroupCluster(timeout=120)
     try:
         with choices.composing():
-            names = [
-                (method, each) for method in arguments.methods.split(",") for each in arguments.schedules.split(",")
-            ]
-            found = rows([make_case(*pair, cluster, arguments) for pair in names], cluster, arguments)
-    except SpardlError as error:
+            cases = make_cases(arguments)
+            found = rows(cases, cluster, arguments)
+    except (SpardlError, argparse.ArgumentTypeError) as error:
         return complain(error)
     if cluster.leads:
         show(found)
         if arguments.json:
             write_atomically(arguments.json, json.dumps(found, indent=1).encode())
+    for case in cases:
+        case.cluster.release()
     cluster.close()
     return 0
 

@@ -1,6 +1,7 @@
 """Measures a whole SparDL synchronization by many simulated workers in this one process: seconds and memory.
 
 python scripts/bench_simulated.py --workers 16,64,256 --entries 1000000
+python scripts/bench_simulated.py --workers 256 --entries 1000000 --settle 5
 python scripts/bench_simulated.py --workers 1024 --entries 100000
 
 Seconds are those of all workers together, on one core. Memory is the process's largest so far: its libraries, the
@@ -27,19 +28,19 @@ from spardl.method.residuals import GlobalResidual
 from spardl.vector.layout import Layout
 
 
-def synchronize(workers: int, length: int, density: float, steps: int) -> list[float]:
-    """Seconds of each of some steps; the first one is left out, in which nothing is known of the last."""
+def synchronize(workers: int, length: int, density: float, steps: int, settle: int) -> list[float]:
+    """Seconds of each of some steps, after ``settle`` others: in the first, nothing is known of the last."""
     method, cluster = Method(TopK(density), SparDL(), GlobalResidual()), SimulatedCluster(workers, Network(1e-4, 1))
     states = [method.init_state(Layout.flat(length), torch.float32) for _ in range(workers)]
     gradient = torch.randn(length, generator=torch.Generator().manual_seed(0))
     seconds = []
-    for _ in range(steps + 1):
+    for _ in range(settle + steps):
         began = time.perf_counter()
         for rank, state in enumerate(states):
             method.accumulate(gradient.roll(rank), state)
         cluster.run([method.average(*pair) for pair in zip(cluster.local_workers, states, strict=True)])
         seconds.append(time.perf_counter() - began)
-    return seconds[1:]
+    return seconds[settle:]
 
 
 def row(workers: int, length: int, found: Sequence[float]) -> str:
@@ -60,11 +61,12 @@ def main() -> int:
     parser.add_argument("--entries", type=positive, default=1_000_000, help="n")
     parser.add_argument("--density", type=float, default=0.01, help="k / n")
     parser.add_argument("--steps", type=positive, default=5, help="that are timed")
+    parser.add_argument("--settle", type=positive, default=1, help="steps before the first one that is timed")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print("| P | n | s, median | least..most | ms per worker | GB at most |\n|---|---|---|---|---|---|")
     for workers in map(positive, arguments.workers.split(",")):
-        found = synchronize(workers, arguments.entries, arguments.density, arguments.steps)
+        found = synchronize(workers, arguments.entries, arguments.density, arguments.steps, arguments.settle)
         print(row(workers, arguments.entries, found), flush=True)
     return 0
 

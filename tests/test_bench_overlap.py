@@ -69,6 +69,8 @@ def test_schedules_on_a_shaped_network(tmp_path: Path) -> None:
         "2",
         "--steps",
         "1",
+        "--streams",
+        "1,2",
     ]
     words += [
         "--schedules",
@@ -86,17 +88,22 @@ def test_schedules_on_a_shaped_network(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "o.json").read_text())
-    assert [(row["method"], row["schedule"].partition(":")[0], row["groups"]) for row in found[:2] + found[3:4]] == [
+    alone, several = found[::2], found[1::2]
+    assert [(row["method"], row["schedule"].partition(":")[0], row["groups"]) for row in alone[:2] + alone[3:4]] == [
         ("none", "after_backward", 1),
         ("none", "wfbp", 3),
         ("none", "dear", 3),
     ]
-    assert len(found) == 8
+    assert [(row["method"], row["schedule"]) for row in several] == [(row["method"], row["schedule"]) for row in alone]
+    assert [len(alone), len(several)] == [8, 8]
+    # A prediction is made for one stream only.
+    assert all(row["streams"] == 1 and row["predicted"] > 0 for row in alone)
+    assert all(row["streams"] == 2 and row["predicted"] is None for row in several)
     for row in found:
         assert len(row["seconds"]) == 2
         # Sleeping is a lower bound, and so is the ideal.
         assert min(row["seconds"]) >= max(0.024, 0.9 * row["ideal"])
-    assert done.stdout.count("\n| none | ") == 4
+    assert done.stdout.count("\n| none | ") == 8
 
 
 def commands() -> list[str]:

@@ -58,12 +58,14 @@ class Ledger:
 
     def count_exchange(self, exchange: Exchange) -> None:
         """Enters one round, ``exchange``."""
-        sends = exchange.sends
-        received = sum(receive.size * receive.dtype.itemsize for receive in exchange.receives)
-        messages = sum(send.payload.numel() > 0 for send in sends)
-        self._count(
-            1, messages, sum(send.words for send in sends), sum(send.payload.nbytes for send in sends), received
-        )
+        received = sum([receive.size * receive.dtype.itemsize for receive in exchange.receives])
+        messages = words = sent = 0
+        for send in exchange.sends:
+            nbytes = send.payload.nbytes
+            messages += nbytes > 0
+            words += send.words
+            sent += nbytes
+        self._count(1, messages, words, sent, received)
 
     def count_collective(self, rounds: int, elements: int, itemsize: int) -> None:
         """Enters a backend's own collective, of which only the ideal cost is known.

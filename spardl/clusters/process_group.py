@@ -39,7 +39,8 @@ class ProcessGroupCluster(Cluster):
         throttle: a network that the real one is slowed down to: no round, in either thread, is over before it would be
             over there. A lower bound in time, for each worker and each thread alone: queues are not emulated.
         streams: threads beside the computation, each with a group of its own. Synchronizations take turns with them, so
-            one can select or merge while another's messages are under way.
+            one can select or merge while another's messages are under way. More than one gains where a round trip takes
+            milliseconds and a schedule has several groups.
 
     Raises:
         ConfigError: if there is not at least one stream, or there are several where that cannot work; if there is no

@@ -194,8 +194,11 @@ class VirtualRun:
     def _deliver(self, rank: int) -> None:
         """Resumes a waiting worker if all that it sends and waits for is on the way."""
         exchange = self._waiting.get(rank)
-        if exchange is None or self._outbox[rank] or not all(self._letters[r.source, rank] for r in exchange.receives):
+        if exchange is None or self._outbox[rank]:
             return
+        for receive in exchange.receives:
+            if not self._letters[receive.source, rank]:
+                return
         del self._waiting[rank]
         letters = [self._open(rank, receive) for receive in exchange.receives]
         now = self._busy[rank]

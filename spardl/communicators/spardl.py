@@ -181,7 +181,7 @@ def spar_reduce_scatter(team: Team, accumulated: Accumulator, blocks: Blocks, se
             source=team.rank(-distance),
             coming=_room(incoming),
         )
-        accumulated.add(incoming[0].start, arrived)
+        accumulated.add(incoming.start, arrived)
 
 
 def _room(bag: Parts) -> Slot:

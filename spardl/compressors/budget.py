@@ -163,6 +163,8 @@ class BudgetedCompressor(Budget, SparseCompressor):
 
         def select(accumulated: Accumulator, parts: Sequence[Part]) -> Tensor:
             chosen = self.choose_all(accumulated, self.pieces(parts, context), context, state)
+            if len(chosen) == 1:
+                return chosen[0]
             nothing = torch.empty(0, dtype=torch.int64, device=accumulated.values.device)
             return torch.cat(chosen) if chosen else nothing
 

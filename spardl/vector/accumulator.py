@@ -99,12 +99,13 @@ class Accumulator:
 
     def _changed(self, parts: Sequence[Part]) -> list[Tensor]:
         """Where entries may have changed since they were listed: what touched one of some ranges."""
-        spans = Parts.of(parts).spans
-        return [
-            positions
-            for start, stop, positions in self._touched
-            if any(start < end and begin < stop for begin, end in spans)
-        ]
+        spans, found = Parts.of(parts).spans, []
+        for start, stop, positions in self._touched:
+            for begin, end in spans:
+                if start < end and begin < stop:
+                    found.append(positions)
+                    break
+        return found
 
     def take(self, parts: Sequence[Part], select: Select) -> SparseVector:
         """Cuts the entries that ``select`` picks out of some ranges, which adjoin one another.
@@ -116,11 +117,12 @@ class Accumulator:
         Returns:
             The ranges end to end. What was picked is zero in this vector from now on.
         """
-        positions, start = select(self, parts), parts[0].start
-        indices = positions - start
-        if parts[-1].start < start:
+        ranges = Parts.of(parts)
+        positions, start, length = select(self, ranges), ranges.start, ranges.length
+        indices = positions - start if start else positions
+        if start + length > self.values.numel():
             indices = torch.where(indices < 0, indices + self.values.numel(), indices)
-        taken = SparseVector(indices, self._cut(positions), Parts.of(parts).length)
+        taken = SparseVector(indices, self._cut(positions), length)
         self._touch(start, positions, taken)
         return taken
 
@@ -185,11 +187,12 @@ class Accumulator:
             start: its first position; it may go on at 0 after the vector's end.
             block: what is added.
         """
-        where, length = block.indices + start, self.values.numel()
+        where, length = block.indices + start if start else block.indices, self.values.numel()
         if start + block.length > length:
             where = torch.where(where < length, where, where - length)
-        self._before.append((where, entries.add(self.values, where, block.values)))
-        self._reach += largest([block.values])
+        before, peak = entries.add(self.values, where, block.values)
+        self._before.append((where, before))
+        self._reach += peak
         if not fits(self._reach, self.values.dtype):
             self._cut_at(where)
         self._touch(start, where, block)
@@ -230,7 +233,7 @@ class Accumulator:
         Args:
             final: int64, shape (m,), strictly increasing: the indices of the final result.
         """
-        peak = largest(entries.undo(self.values, self._before, final))
+        peak = entries.undo(self.values, self._before, final)
         self._before.clear()
         if not math.isfinite(peak):
             # Sums of finite numbers can overflow on the way; the overflow is in the result already.

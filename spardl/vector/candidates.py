@@ -79,9 +79,11 @@ class Candidates:
         if not parts:
             return torch.empty(0, dtype=torch.int64, device=values.device)
         chosen = self._of(values).largest(values, parts, touched)
-        starts, stops, wanted = chosen.parts.T
-        wanted = np.minimum((spare * wanted).astype(np.int64), stops - starts)
-        self._found.append(chosen._replace(parts=np.stack([starts, stops, wanted], axis=1)))
+        if spare != 1:
+            starts, stops, wanted = chosen.parts.T
+            wanted = np.minimum((spare * wanted).astype(np.int64), stops - starts)
+            chosen = chosen._replace(parts=np.stack([starts, stops, wanted], axis=1))
+        self._found.append(chosen)
         return chosen.positions
 
     def reaching(self, values: Tensor, part: Part, bound: float, most: int, touched: Sequence[Tensor]) -> Tensor | None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from spardl.vector.kernels import compiled
+from spardl.vector.norms import Magnitudes, largest
 
 __all__ = ["add", "cut", "cut_to_bfloat16", "gather", "put", "undo"]
 
@@ -40,7 +41,7 @@ def put(values: Tensor, positions: Tensor, new: Tensor) -> None:
     entries.put(_raw(values), positions.numpy(), _raw(new))
 
 
-def undo(values: Tensor, changes: Sequence[tuple[Tensor, Tensor]], kept: Tensor) -> list[Tensor]:
+def undo(values: Tensor, changes: Sequence[tuple[Tensor, Tensor]], kept: Tensor) -> float:
     """Takes changes back, the last one first, but for some positions, where everything stays.
 
     Args:
@@ -50,23 +51,21 @@ def undo(values: Tensor, changes: Sequence[tuple[Tensor, Tensor]], kept: Tensor)
         kept: int64, shape (l,), strictly increasing: positions that stay.
 
     Returns:
-        Entries that stayed, shape (m,) each: of all that had changed, at least.
+        The largest magnitude of what stayed: of all that had changed, at least; NaN if there is one.
     """
     if not compiled(values):
         stays = values[kept]
         for positions, before in reversed(changes):
             values[positions] = before
         values[kept] = stays
-        return [stays]
+        return largest([stays])
     from spardl.vector.kernels import entries  # noqa: PLC0415
 
-    found: list[Tensor] = []
-    raw, own = _raw(values), kept.numpy()
+    raw, own, magnitudes = _raw(values), kept.numpy(), Magnitudes.of(values.dtype)
+    mask, most = magnitudes.mask, 0
     for positions, before in reversed(changes):
-        stayed = torch.empty_like(before)
-        count = entries.put_others(raw, positions.numpy(), _raw(before), own, _raw(stayed))
-        found.append(stayed[:count])
-    return found
+        most = max(most, entries.put_others(raw, mask, positions.numpy(), _raw(before), own))
+    return magnitudes.number_of(most)
 
 
 def cut(values: Tensor, positions: Tensor) -> Tensor:
@@ -95,21 +94,21 @@ def cut_to_bfloat16(values: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, 
     return before, sent, errors
 
 
-def add(values: Tensor, positions: Tensor, amounts: Tensor) -> Tensor:
+def add(values: Tensor, positions: Tensor, amounts: Tensor) -> tuple[Tensor, float]:
     """Adds amounts, shape (k,), of the same type, to the entries.
 
     Returns:
-        What they were before.
+        What they were before, shape (k,), and the largest magnitude of the amounts; NaN if there is one.
     """
     if not compiled(values) or values.itemsize == 2:
         before = values[positions]
         values[positions] = before + amounts
-        return before
+        return before, largest([amounts])
     from spardl.vector.kernels import entries  # noqa: PLC0415
 
     before = values.new_empty(positions.numel())
-    entries.add(values.detach().numpy(), positions.numpy(), amounts.numpy(), before.numpy())
-    return before
+    peak = entries.add(values.detach().numpy(), positions.numpy(), amounts.numpy(), before.numpy())
+    return before, float(peak)
 
 
 def _raw(values: Tensor) -> Any:

@@ -64,6 +64,11 @@ class Parts(Sequence[Part]):
         return map(Part._make, zip(*self.columns.tolist(), strict=True))
 
     @cached_property
+    def start(self) -> int:
+        """The first position of the first one."""
+        return int(self.columns[0, 0])
+
+    @cached_property
     def length(self) -> int:
         """Entries of all ranges together."""
         starts, stops, _ = self.columns

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from spardl.vector.kernels import compiled
 
-__all__ = ["clip_factor", "divide", "largest", "norm_of", "sum_of_squares"]
+__all__ = ["Magnitudes", "clip_factor", "divide", "largest", "norm_of", "sum_of_squares"]
 
 # Entries that are squared at a time: so many stay in a cache, and no vector needs three more of its size.
 _CHUNK = 1 << 15
@@ -26,8 +26,16 @@ _BITS = 62
 _SMALL = 1 << 13
 
 
-class _Raw(NamedTuple):
-    """How a type's magnitudes compare as integers: bits, what removes the sign, and how to read the largest one."""
+class Magnitudes(NamedTuple):
+    """How a type's magnitudes compare as integers, and how to read one.
+
+    Attributes:
+        bits: the integers.
+        mask: removes the sign.
+        shift: by how much a magnitude is shifted to be read.
+        wide: numpy's type of the integers that are read.
+        number: the type that they are read as.
+    """
 
     bits: torch.dtype
     mask: Any
@@ -36,17 +44,22 @@ class _Raw(NamedTuple):
     wide: Any
     number: Any
 
-    def magnitude(self, bits: Any) -> float:
-        """What such bits are, as a number."""
+    @classmethod
+    def of(cls, dtype: torch.dtype) -> Magnitudes:
+        """Those of a type, ``dtype``."""
+        return _RAW[dtype]
+
+    def number_of(self, bits: Any) -> float:
+        """What the ``bits`` of a magnitude are, as a number."""
         return float(self.wide(int(bits) << self.shift).view(self.number))
 
 
-_RAW: Mapping[torch.dtype, _Raw] = MappingProxyType(
+_RAW: Mapping[torch.dtype, Magnitudes] = MappingProxyType(
     {
-        torch.float16: _Raw(torch.int16, np.int16(2**15 - 1), 0, np.int16, np.float16),
-        torch.bfloat16: _Raw(torch.int16, np.int16(2**15 - 1), 16, np.int32, np.float32),
-        torch.float32: _Raw(torch.int32, np.int32(2**31 - 1), 0, np.int32, np.float32),
-        torch.float64: _Raw(torch.int64, np.int64(2**63 - 1), 0, np.int64, np.float64),
+        torch.float16: Magnitudes(torch.int16, np.int16(2**15 - 1), 0, np.int16, np.float16),
+        torch.bfloat16: Magnitudes(torch.int16, np.int16(2**15 - 1), 16, np.int32, np.float32),
+        torch.float32: Magnitudes(torch.int32, np.int32(2**31 - 1), 0, np.int32, np.float32),
+        torch.float64: Magnitudes(torch.int64, np.int64(2**63 - 1), 0, np.int64, np.float64),
     }
 )
 
@@ -75,10 +88,10 @@ def divide(values: Tensor, count: int) -> float:
     from spardl.vector.kernels import magnitudes  # noqa: PLC0415 - takes seconds to import
 
     bits, divisor = values.view(raw.bits).numpy(), raw.number(count)
-    return raw.magnitude(magnitudes.divide(values.numpy(), bits, raw.mask, divisor))
+    return raw.number_of(magnitudes.divide(values.numpy(), bits, raw.mask, divisor))
 
 
-def _raw(part: Tensor) -> _Raw | None:
+def _raw(part: Tensor) -> Magnitudes | None:
     """How to look at magnitudes in compiled form; ``None`` where torch is faster, or nothing is compiled."""
     small = part.numel() < _SMALL or torch.get_num_threads() > 1
     return None if small or not compiled(part) else _RAW.get(part.dtype)
@@ -94,7 +107,7 @@ def _peak(part: Tensor) -> float:
         return max(-float(low), float(high))
     from spardl.vector.kernels import magnitudes  # noqa: PLC0415 - takes seconds to import
 
-    return raw.magnitude(magnitudes.largest(part.view(raw.bits).numpy(), raw.mask))
+    return raw.number_of(magnitudes.largest(part.view(raw.bits).numpy(), raw.mask))
 
 
 def _exponent(peak: float, length: int) -> int:

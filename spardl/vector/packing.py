@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from spardl.basics.errors import ProgramError
@@ -142,13 +143,22 @@ def pack(vector: SparseVector, slot: Slot, dtype: torch.dtype, out: Tensor | Non
         out = torch.empty(message_bytes(slot, dtype), dtype=torch.uint8, device=vector.indices.device)
     elif out.storage_offset() % dtype.itemsize:
         return out.copy_(pack(vector, slot, dtype))
+    if compiled(out):
+        _pack_compiled(vector, slot, dtype, out)
+        return out
     border = slot.capacity * dtype.itemsize
     values = out[:border].view(dtype)
     values[: len(vector)] = vector.values
     values[len(vector) :] = 0
-    write = _encode_compiled if compiled(vector.indices) else _encode
-    write(vector.indices, slot, out[border:])
+    _encode(vector.indices, slot, out[border:])
     return out
+
+
+def _pack_compiled(vector: SparseVector, slot: Slot, dtype: torch.dtype, out: Tensor) -> None:
+    from spardl.vector.kernels import codec  # noqa: PLC0415 - takes seconds to import
+
+    values = vector.values.to(dtype).view(_RAW[dtype.itemsize])
+    codec.write(values.numpy(), vector.indices.numpy(), *slot, out.numpy())
 
 
 def unpack(message: Tensor, slot: Slot, dtype: torch.dtype, into: torch.dtype) -> SparseVector:
@@ -227,15 +237,20 @@ def _encode_compiled(indices: Tensor, slot: Slot, out: Tensor) -> None:
 def _decode_compiled(messages: Tensor, slots: Sequence[Slot], dtype: torch.dtype, into: torch.dtype) -> SparseVector:
     from spardl.vector.kernels import codec  # noqa: PLC0415
 
-    table = np.fromiter(chain.from_iterable(slots), np.int64, 3 * len(slots)).reshape(-1, 3)
-    capacity, length, _ = (int(total) for total in table.sum(0))
-    raw = _RAW[dtype.itemsize]
-    indices, values = torch.empty(capacity, dtype=torch.int64), torch.empty(capacity, dtype=raw)
-    whole = messages[: messages.numel() // dtype.itemsize * dtype.itemsize]
-    count = codec.decode(whole.numpy(), whole.view(raw).numpy(), table, indices.numpy(), values.numpy())
+    table, capacity, length = _table(tuple(slots))
+    indices, values = torch.empty(capacity, dtype=torch.int64), torch.empty(capacity, dtype=_RAW[dtype.itemsize])
+    count = codec.decode(messages.numpy(), table, indices.numpy(), values.numpy())
     if count < 0:
         raise too_short(messages)
     return SparseVector(indices[:count], values[:count].view(dtype).to(into), length)
+
+
+@lru_cache(maxsize=256)
+def _table(slots: tuple[Slot, ...]) -> tuple[NDArray[np.int64], int, int]:
+    """Slots as numbers, and their capacities and lengths together: once for all workers that a process plays."""
+    table = np.fromiter(chain.from_iterable(slots), np.int64, 3 * len(slots)).reshape(-1, 3)
+    capacity, length, _ = table.sum(0).tolist()
+    return table, capacity, length
 
 
 def _encode(indices: Tensor, slot: Slot, out: Tensor) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -202,7 +203,6 @@ _KINDS: Mapping[torch.dtype, _Kind] = MappingProxyType(
     }
 )
 _NOWHERE: Integers = np.empty(0, np.int64)
-_NONE: Integers = np.array([-1])
 
 
 class CompiledFinder(Finder):
@@ -217,8 +217,8 @@ class CompiledFinder(Finder):
         # Short integers for all but the longest vectors; another type would be compiled for again.
         self._places: NDArray[Any] = np.empty(0, np.int32)
         self._listed = torch.empty(0, dtype=dtype)
-        # Of the ranges, and at the end of one that is none.
-        self._starts = self._stops = self._firsts = self._lasts = self._bounds = _NONE
+        # Of each range that was listed: where it starts and stops, where its list begins, or -1, and ends; its bound.
+        self._lists: Integers = np.empty((5, 0), np.int64)
 
     def add(self, values: Tensor, gradient: Tensor | None, ranges: Ranges, *, clear: bool = False) -> Integers:
         """In one kernel; the lists' memory is used again from step to step."""
@@ -229,78 +229,76 @@ class CompiledFinder(Finder):
             small = values.numel() < 2**31
             self._places = np.empty(room, np.int32 if small else np.int64)
             self._listed = values.new_empty(room)
-        count = ranges.starts.size
-        self._firsts, self._lasts = np.full(count + 1, -1), np.full(count + 1, -1)
+        self._lists = lists = np.empty((5, ranges.starts.size), np.int64)
+        lists[0], lists[1] = ranges.starts, ranges.stops
+        lists[4] = ranges.bounds.view(self._kind.bits).numpy()
         add_and_list(
             self._array(values),
             None if gradient is None else self._array(gradient),
             clear,
-            ranges.starts,
-            ranges.stops,
+            lists[0],
+            lists[1],
             self._array(ranges.bounds),
             ranges.rooms,
             self._places,
             self._array(self._listed),
-            self._firsts[:-1],
-            self._lasts[:-1],
+            lists[2],
+            lists[3],
         )
-        bounds = ranges.bounds.view(self._kind.bits).to(torch.int64).numpy()
-        self._starts, self._stops, self._bounds = (
-            np.append(each, -1) for each in (ranges.starts, ranges.stops, bounds)
-        )
-        return np.where(self._firsts < 0, -1, self._lasts - self._firsts)[:-1]
+        return np.where(lists[2] < 0, -1, lists[3] - lists[2])
 
     def _array(self, values: Tensor) -> NDArray[Any]:
         return values.detach().view(self._kind.array).numpy()
-
-    def _rows(self, starts: Integers, stops: Integers) -> Integers:
-        """Which of the listed ranges these are; -1 for none."""
-        rows = np.searchsorted(self._starts[:-1], starts)
-        rows[(self._starts[rows] != starts) | (self._stops[rows] != stops)] = -1
-        return rows
 
     def largest(self, values: Tensor, parts: Sequence[Part], touched: Sequence[Tensor]) -> Chosen:
         """All ranges in one kernel."""
         from spardl.vector.kernels.selection import largest  # noqa: PLC0415 - takes seconds to import
 
-        kind, ranges = self._kind, Parts.of(parts)
-        starts, stops, wanted = ranges.columns
-        rows = self._rows(starts, stops)
+        bits, ranges = self._kind.bits, Parts.of(parts)
         out = torch.empty(ranges.wanted, dtype=torch.int64)
-        looked, cuts = np.empty(len(parts), np.int64), np.empty(len(parts), np.int64)
+        looked, keys = np.empty(len(parts), np.int64), torch.empty(len(parts), dtype=bits)
         largest(
-            values.detach().view(kind.bits).numpy(),
-            kind.mask,
-            starts,
-            stops,
-            wanted,
+            values.detach().view(bits).numpy(),
+            self._kind.mask,
+            ranges.columns,
             self._places,
-            self._listed.view(kind.bits).numpy(),
-            self._firsts[rows],
-            self._lasts[rows],
-            self._bounds[rows],
-            torch.cat(list(touched)).numpy() if touched else _NOWHERE,
-            np.cumsum([part.numel() for part in touched], dtype=np.int64),
+            self._listed.view(bits).numpy(),
+            self._lists,
+            *_end_to_end(touched),
             out.numpy(),
             looked,
-            cuts,
+            keys.numpy(),
         )
-        keys = torch.from_numpy(np.maximum(cuts, 0)).to(kind.bits)
         return Chosen(ranges.columns.T, out, keys.view(values.dtype), looked)
 
     def reaching(self, values: Tensor, part: Part, bound: float, most: int, touched: Sequence[Tensor]) -> Tensor | None:
         """Among what is listed, if that is enough to tell; read from the list, not from the vector."""
         from spardl.vector.kernels.reaching import collect  # noqa: PLC0415 - takes seconds to import
 
-        (row,) = self._rows(np.array([part.start]), np.array([part.stop]))
-        first, last = int(self._firsts[row]), int(self._lasts[row])
+        first, last, least = self._list_of(part)
         key = int(values.new_tensor(bound).view(self._kind.bits))
-        if first < 0 or touched or (key < self._bounds[row] and last - first <= most):
+        if first < 0 or touched or (key < least and last - first <= most):
             return super().reaching(values, part, bound, most, touched)
         out = torch.empty(last - first + 1, dtype=torch.int64)
         listed = self._listed[first:last].view(self._kind.bits).numpy()
         count = collect(self._places[first:last], listed, self._kind.mask, key, out.numpy())
         return out[:count] if count <= most else None
+
+    def _list_of(self, part: Part) -> tuple[int, int, int]:
+        """Where the list of a range begins and ends, and the key of its bound; begins at -1 if there is none."""
+        row = int(np.searchsorted(self._lists[0], part.start))
+        if row == self._lists.shape[1] or tuple(self._lists[:2, row]) != (part.start, part.stop):
+            return -1, -1, -1
+        first, last, bound = self._lists[2:, row].tolist()
+        return first, last, bound
+
+
+def _end_to_end(positions: Sequence[Tensor]) -> tuple[Integers, Integers]:
+    """Some sequences as one, and where each of them ends."""
+    if len(positions) == 1:
+        return positions[0].numpy(), np.array([positions[0].numel()])
+    ends = np.fromiter(accumulate(part.numel() for part in positions), np.int64, len(positions))
+    return torch.cat(list(positions)).numpy() if positions else _NOWHERE, ends
 
 
 def reaching(values: Tensor, start: int, stop: int, bound: float) -> Tensor:

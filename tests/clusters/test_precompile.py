@@ -18,7 +18,7 @@ KERNELS = {
     "reaching": ["collect"],
     "selection": ["largest"],
     "entries": ["add", "cut", "put", "put_others"],
-    "codec": ["decode", "encode"],
+    "codec": ["decode", "write"],
     "merging": ["add_all", "add_two"],
 }
 

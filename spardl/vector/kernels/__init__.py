@@ -26,7 +26,7 @@ def _wanted() -> bool:
 
 def compiled(tensor: Tensor) -> bool:
     """Whether compiled kernels work on a ``tensor``, of any shape."""
-    return tensor.device.type == "cpu" and _wanted() and _is_there("numba")
+    return tensor.is_cpu and _wanted() and _is_there("numba")
 
 
 def runs_triton(tensor: Tensor) -> bool:

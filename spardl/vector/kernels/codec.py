@@ -10,7 +10,7 @@ from numba import njit
 from spardl.vector.bits import low_bits
 from spardl.vector.kernels.words import lowest_bit, number_of_bits
 
-__all__ = ["decode", "encode"]
+__all__ = ["decode", "encode", "write"]
 
 # Numba turns whole numbers of both signs into floating point where they meet.
 _ZERO = np.uint64(0)
@@ -21,6 +21,25 @@ _BYTE = np.uint64(8)
 _WIDTHS = (4, 2, 1)
 
 _low_bits = njit(nogil=True, cache=True)(low_bits)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def write(values: Any, indices: Any, capacity: int, length: int, step: int, out: Any) -> None:
+    """Writes a message: values, and the code of their indices.
+
+    Args:
+        values: whole numbers of the size of a value, as many as indices.
+        indices: as for ``encode``.
+        capacity: how many the message is for; zeros fill it up.
+        length: of the dense vector.
+        step: the number of low bits is a multiple of it.
+        out: uint8, aligned as values have to be; what is longer than the message is filled up with zeros.
+    """
+    border = capacity * values.itemsize
+    room = out[:border].view(values.dtype)
+    _copy(values, room[: values.size])
+    room[values.size :] = 0
+    encode(indices, capacity, length, step, out[border:])
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -101,19 +120,19 @@ def _write_word(word: Any, place: int, out: Any) -> int:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def decode(messages: Any, raw: Any, slots: Any, indices: Any, values: Any) -> int:
+def decode(messages: Any, slots: Any, indices: Any, values: Any) -> int:
     """Reads messages that lie end to end, as one vector.
 
     Args:
-        messages: uint8, whole values long.
-        raw: the same memory as whole numbers of the size of a value.
+        messages: uint8, aligned as values have to be.
         slots: int64, shape (messages, 3): capacity, length and step of each.
         indices: int64, as long as all capacities together; to write.
-        values: the type of ``raw``, as long; to write.
+        values: whole numbers of the size of a value, as long; to write.
 
     Returns:
         How many entries there are, or -1 if there are fewer bytes than the slots say.
     """
+    raw = messages[: messages.size // values.itemsize * values.itemsize].view(values.dtype)
     begin, start, done = 0, 0, 0
     for message in range(slots.shape[0]):
         capacity, length = slots[message, 0], slots[message, 1]

@@ -42,31 +42,31 @@ def put(values: Any, positions: Any, new: Any) -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def put_others(values: Any, positions: Any, new: Any, kept: Any, stayed: Any) -> int:
-    """The entries become ``new``, but for those at positions that are ``kept``, too: ``stayed`` gets these.
+def put_others(values: Any, mask: Any, positions: Any, new: Any, kept: Any) -> Any:
+    """The entries become ``new``, but for those at positions that are ``kept``, too.
 
     Args:
         values: shape (n,), as integers.
+        mask: removes the sign.
         positions: some increasing runs end to end.
         new: as many, as integers.
         kept: increasing positions.
-        stayed: as long as ``positions``.
 
     Returns:
-        How many stayed.
+        The bits of the largest magnitude that stayed; a NaN is larger than any number.
     """
     stays = np.empty(positions.size, np.bool_)
     among(positions, kept, stays)
-    count, last = 0, positions.size - 1
+    kind, last = values.dtype.type, positions.size - 1
+    most = kind(0)
     for index in range(positions.size):
         fetch(values, positions[min(index + _AHEAD, last)])
         place = np.uint64(positions[index])
-        now, stay = values[place], np.int64(stays[index])
-        # Written always and counted only if it counts, and chosen by its bits: no branch to mispredict.
-        stayed[count] = now
-        count += stay
-        values[place] = now ^ ((now ^ new[index]) & (stay - 1))
-    return count
+        # Chosen by its bits: no branch to mispredict.
+        now, changes = values[place], np.int64(stays[index]) - 1
+        most = max(most, kind(now & mask & ~changes))
+        values[place] = now ^ ((now ^ new[index]) & changes)
+    return most
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -81,14 +81,21 @@ def cut(values: Any, positions: Any, out: Any) -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def add(values: Any, positions: Any, amounts: Any, before: Any) -> None:
-    """``before`` gets the entries, to which ``amounts`` are added then. No position may come twice."""
-    last = positions.size - 1
+def add(values: Any, positions: Any, amounts: Any, before: Any) -> Any:
+    """``before`` gets the entries, to which ``amounts`` are added then. No position may come twice.
+
+    Returns:
+        The largest magnitude of the amounts; NaN if there is one.
+    """
+    last, most, odd = positions.size - 1, amounts.dtype.type(0), False
     for index in range(positions.size):
         fetch(values, positions[min(index + _AHEAD, last)])
-        place = np.uint64(positions[index])
+        place, amount = np.uint64(positions[index]), amounts[index]
         before[index] = values[place]
-        values[place] += amounts[index]
+        values[place] += amount
+        most = max(most, abs(amount))
+        odd |= np.isnan(amount)
+    return amounts.dtype.type(np.nan) if odd else most
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

@@ -192,17 +192,30 @@ def _candidates(
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
+def _longest(lists: Any) -> Any:
+    most = 0
+    for row in range(lists.shape[1]):
+        most = max(most, lists[3, row] - lists[2, row])
+    return most
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _list_of(lists: Any, start: int, stop: int) -> tuple[int, int, int]:
+    """Where the list of a range begins and ends, and its bound; begins at -1 if there is none."""
+    row = np.searchsorted(lists[0], start)
+    if row == lists.shape[1] or lists[0, row] != start or lists[1, row] != stop:
+        return -1, -1, -1
+    return lists[2, row], lists[3, row], lists[4, row]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
 def largest(
     bits: Any,
     mask: Any,
-    starts: Any,
-    stops: Any,
-    wanted: Any,
+    ranges: Any,
     places: Any,
     listed: Any,
-    firsts: Any,
-    lasts: Any,
-    bounds: Any,
+    lists: Any,
     touched: Any,
     ends: Any,
     out: Any,
@@ -214,34 +227,35 @@ def largest(
     Args:
         bits: integers of the entries' size, shape (n,).
         mask: removes the sign.
-        starts: int64, of the ranges.
-        stops: int64.
-        wanted: int64, how many of each; none is negative or exceeds the range's length.
-        places: listed positions of all ranges.
+        ranges: int64, shape (3, r): where they start, where they stop, and how many entries are wanted of each; none is
+            negative or exceeds the range's length.
+        places: listed positions.
         listed: the entries there, as integers.
-        firsts: int64: where each range's list begins; -1: none. Else all that reach its bound are listed or touched.
-        lasts: int64: and where it ends.
-        bounds: int64: keys of the magnitudes from which on entries are listed.
+        lists: int64, shape (5, l): of which ranges entries are listed, where these start, increasing, and stop; where
+            each list begins, -1 if it was given up, and ends; and the key of the magnitude from which on entries are
+            listed. All that reach it are listed or touched.
         touched: int64: positions whose entries may have changed since, some increasing sequences end to end.
         ends: int64: of these sequences.
         out: int64, shape (sum of wanted,): gets the positions, range by range, increasing.
         counts: int64: gets how many candidates were looked at in each range; -1 for all entries.
-        cuts: int64: gets the key of the smallest entry chosen in each range; -1 if there was no choice.
+        cuts: integers of the entries' size: gets the key of the smallest entry chosen in each range; 0 if there was no
+            choice.
     """
     counters = np.empty(1 << _DIGIT, np.int64)
-    room = np.max(lasts - firsts) + touched.size + 1 if ends.size else 0
+    room = _longest(lists) + touched.size + 1 if ends.size else 0
     united, fresh = np.empty((2, room), places.dtype), np.empty((2, room), bits.dtype)
     begin = 0
-    for number in range(starts.size):
-        start, stop, k = starts[number], stops[number], wanted[number]
+    for number in range(ranges.shape[1]):
+        start, stop, k = ranges[0, number], ranges[1, number], ranges[2, number]
         into, begin = out[begin : begin + k], begin + k
-        counts[number] = cuts[number] = -1
+        counts[number], cuts[number] = -1, 0
         if k in (0, stop - start):
             into[:] = np.arange(start, start + k)
             continue
-        if firsts[number] >= 0:
-            near, keys = places[firsts[number] : lasts[number]], listed[firsts[number] : lasts[number]]
-            limits = start, stop, bounds[number]
+        first, last, bound = _list_of(lists, start, stop)
+        if first >= 0:
+            near, keys = places[first:last], listed[first:last]
+            limits = start, stop, bound
             near, keys = _candidates(bits, mask, near, keys, touched, ends, limits, united, fresh)
             if keys.size >= k:
                 cuts[number] = _choose(keys, mask, counters, into)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -15,13 +16,25 @@ from scripts.exhibits.kinds import trainings
 from scripts.exhibits.papers import catalogue, real
 
 KNOWN = catalogue.catalogue()
+
+
+class Evening(NamedTuple):
+    """What an exhibit is at that scale: trainings, workers of each, and steps at least."""
+
+    jobs: int
+    workers: int = 14
+    steps: int = 1000
+
+
 # Those with trainings of their own.
-OWN = {
-    "spardl.convergence": 10 * 5,
-    "spardl.real_data": 4 * 6 * 2,
-    "spardl.residuals": 3 * 4 * 5,
-    "spardl.residuals_why": 10 * 3,
-}
+OWN = MappingProxyType(
+    {
+        "spardl.convergence": Evening(10 * 5),
+        "spardl.real_data": Evening(4 * 6 * 2, steps=3000),
+        "spardl.residuals": Evening(3 * 4 * 5),
+        "spardl.residuals_why": Evening(10 * 3, workers=8, steps=900),
+    }
+)
 
 
 def test_an_exhibit_without_an_evening_has_the_laptops() -> None:
@@ -44,16 +57,16 @@ def test_rows_of_an_evening_are_in_no_other_plan() -> None:
 def test_every_configuration_is_valid(name: str, composing: None) -> None:
     """Parts are built and fit together; for real data, which may not be here, stands what is generated in its shape."""
     exhibit: Any = KNOWN[name]
-    work, data = exhibit.jobs("evening"), dict[str, Any]()
+    evening, work, data = OWN[name], exhibit.jobs("evening"), dict[str, Any]()
     twins = {job.config["dataset"]["_target_"]: job.config for job in exhibit.jobs("smoke")}
-    assert len(work) == OWN[name]
+    assert len(work) == evening.jobs
     first = [job for job in work if "seed=1" in job.words]
     assert len({job.id for job in first}) == len(first)
     for job in first:
         config = job.config
         alone = job.labels.job_type == "alone"
-        assert job.workers == (1 if alone else 8 if name == "spardl.residuals_why" else 14)
-        assert config["training"]["max_steps"] >= 900
+        assert job.workers == (1 if alone else evening.workers)
+        assert config["training"]["max_steps"] >= evening.steps
         assert config["recipe"] == ("recommended" if "our recipe" in job.labels.job_type else "published")
         target = config["dataset"]["_target_"]
         data[target] = data.get(target) or train.build_dataset(twins[target])

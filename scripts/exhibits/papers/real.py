@@ -57,9 +57,9 @@ class Pace(NamedTuple):
         return replace(self.case, worker_seconds=self.steps * self.seconds / WORKERS)
 
 
-def hours(paces: Sequence[Pace], rows: Sequence[str], seeds: Sequence[int]) -> str:
-    """What trainings take; one worker alone takes a fourteenth."""
-    shares = sum(1 / WORKERS if row == "alone" else 1 for row in rows)
+def hours(paces: Sequence[Pace], rows: Sequence[str], seeds: Sequence[int], workers: int = WORKERS) -> str:
+    """What trainings take; one worker alone takes a share of what all do."""
+    shares = sum(1 if row == "alone" else workers for row in rows) / WORKERS
     return f"about {sum(pace.steps * pace.seconds for pace in paces) * shares * len(seeds) / 3600:.1f} hours of a core"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from types import MappingProxyType
+from typing import NamedTuple
 
 from scripts.exhibits.kinds.contrasts import Contrasts, Pair
 from scripts.exhibits.kinds.trainings import Plan
@@ -12,26 +13,59 @@ from scripts.exhibits.papers.small import PICTURES, SEEDS, SMALL, TINY, VIRTUAL,
 
 __all__ = ["RESIDUALS_WHY"]
 
+
+class Condition(NamedTuple):
+    """What two rules are compared under.
+
+    Attributes:
+        words: of train.py.
+        forgets: whether the rule whose residual forgets is compared as well.
+    """
+
+    words: tuple[str, ...]
+    forgets: bool
+
+
 # In SparDL each block has a share of the entries for itself. gTopk, too, drops entries wherever sums meet, but of the
 # whole vector's: no block has a share there.
-SELECTIONS = {"share per block": "spardl", "whole vector": "gtopk"}
-# Without momentum a step is as long as all that a gradient adds up to with it.
-MOMENTA = {"momentum 0.9": (), "no momentum": ("optimizer.momentum=0", "optimizer.lr=0.5")}
-RULES = {
-    "GRES": ("residual=global",),
-    "GRES that forgets": ("residual=global", "residual.decay=0.99"),
-    "LRES": ("residual=local",),
+SELECTIONS = MappingProxyType({"share per block": "spardl", "whole vector": "gtopk"})
+# Without momentum a step is as long as all that a gradient adds up to with it; nothing then multiplies what is late, so
+# forgetting it answers no question.
+MOMENTA = MappingProxyType(
+    {
+        "momentum 0.9": Condition((), forgets=True),
+        "no momentum": Condition(("optimizer.momentum=0", "optimizer.lr=0.5"), forgets=False),
+    }
+)
+CONDITIONS = MappingProxyType(
+    {
+        f"{selection}, {momentum}": found._replace(words=(f"compressor={name}", *found.words))
+        for (selection, name), (momentum, found) in product(SELECTIONS.items(), MOMENTA.items())
+    }
+)
+GRES, FORGETFUL, LRES = "GRES", "GRES that forgets", "LRES"
+RULES = MappingProxyType(
+    {
+        GRES: ("residual=global",),
+        FORGETFUL: ("residual=global", "residual.decay=0.99"),
+        LRES: ("residual=local",),
+    }
+)
+CELLS = MappingProxyType(
+    {
+        f"{rule}, {name}": (*found.words, *words)
+        for (name, found), (rule, words) in product(CONDITIONS.items(), RULES.items())
+        if rule != FORGETFUL or found.forgets
+    }
+)
+PAIRS = {name: Pair(f"{GRES}, {name}", f"{LRES}, {name}") for name in CONDITIONS}
+FORGETTING = {
+    f"{name}, a residual that forgets": Pair(f"{FORGETFUL}, {name}", f"{LRES}, {name}")
+    for name, found in CONDITIONS.items()
+    if found.forgets
 }
-CONDITIONS = {
-    f"{selection}, {momentum}": (f"compressor={name}", *words)
-    for (selection, name), (momentum, words) in product(SELECTIONS.items(), MOMENTA.items())
-}
-CELLS = {
-    f"{rule}, {conditions}": (*words, *rules)
-    for (conditions, words), (rule, rules) in product(CONDITIONS.items(), RULES.items())
-    if rule != "GRES that forgets" or conditions.endswith("momentum 0.9")
-}
-EIGHT = "cluster.workers=8"
+WORKERS = 8
+EIGHT = f"cluster.workers={WORKERS}"
 LONG = long_digits(900, "optimizer.lr=0.05", EIGHT, "compressor.density=0.001", name=", 8 workers, 0.1%")
 
 RESIDUALS_WHY = Contrasts(
@@ -40,23 +74,14 @@ RESIDUALS_WHY = Contrasts(
     source="not in the paper: GRES ends below LRES where few steps meet a low density, and above it elsewhere",
     shows="whether that comes of momentum, which multiplies what arrives late, or of each block's own share of entries",
     basis=VIRTUAL,
-    methods=MappingProxyType(CELLS),
-    pairs=MappingProxyType(
-        {
-            **{name: Pair(f"GRES, {name}", f"LRES, {name}") for name in CONDITIONS},
-            **{
-                f"{name}, a residual that forgets": Pair(f"GRES that forgets, {name}", f"LRES, {name}")
-                for name in CONDITIONS
-                if name.endswith("momentum 0.9")
-            },
-        }
-    ),
+    methods=CELLS,
+    pairs=MappingProxyType(PAIRS | FORGETTING),
     question="GRES less LRES:",
     plans=MappingProxyType(
         {
             "smoke": Plan((PICTURES,), (*TINY, EIGHT), SEEDS, "seconds each"),
             "laptop": Plan((PICTURES,), (*SMALL, EIGHT, "training.max_steps=300"), SEEDS, "about 25 minutes"),
-            "evening": Plan((LONG.timed,), EVENING, SEEDS, hours((LONG._replace(seconds=0.17),), tuple(CELLS), SEEDS)),
+            "evening": Plan((LONG.timed,), EVENING, SEEDS, hours((LONG,), tuple(CELLS), SEEDS, WORKERS)),
             "paper": as_published("spardl/vgg16_cifar10"),
         }
     ),

@@ -279,8 +279,8 @@ def main() -> int:
         show(found)
         if arguments.json:
             write_atomically(arguments.json, json.dumps(found, indent=1).encode())
-    for case in cases:
-        case.cluster.release()
+    for used in dict.fromkeys(case.cluster for case in cases):
+        used.release()
     cluster.close()
     return 0
 

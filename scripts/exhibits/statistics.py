@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import mean, stdev
 from typing import NamedTuple
 
-__all__ = ["INTERVAL", "LEAST", "Range", "difference", "interval", "range_of_mean", "shown_interval", "spread"]
+__all__ = ["INTERVAL", "LEAST", "Range", "difference", "interval", "range_of_mean", "seeds", "shown_interval", "spread"]
 
 LEVEL = 0.95
 # So many values have an interval. Of two, Student's is 12.7 times as wide as their distance: it says nothing.
@@ -30,11 +30,16 @@ class Range(NamedTuple):
     high: float
 
 
+def seeds(count: int) -> str:
+    """How many there are, in words."""
+    return f"{count} seed{'s' if count > 1 else ''}"
+
+
 def spread(values: Sequence[float]) -> str:
     """The mean to four digits, and half of Student's 95% interval to two; of fewer than three seeds, how many."""
     found = range_of_mean(values)
     if len(values) < LEAST:
-        return f"{found.mean:.4g} ({len(values)} seed{'s' if len(values) > 1 else ''})"
+        return f"{found.mean:.4g} ({seeds(len(values))})"
     return f"{found.mean:.4g} ± {found.high - found.mean:.2g}"
 
 
@@ -48,7 +53,7 @@ def shown_interval(values: Sequence[float]) -> str:
     """The interval to four digits, or how many seeds are too few for one."""
     bounds = interval(values)
     if bounds is None:
-        return f"none of {len(values)} seed{'s' if len(values) > 1 else ''}"
+        return f"none of {seeds(len(values))}"
     return f"{bounds[0]:.4g} to {bounds[1]:.4g}"
 
 

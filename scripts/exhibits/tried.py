@@ -11,7 +11,7 @@ from typing import NamedTuple
 from scripts.exhibits.failures import succeeded
 from scripts.exhibits.jobs import Job, Outcome
 from scripts.exhibits.measures import Curve, final_metric, in_words, metric_curve, share_of_bytes
-from scripts.exhibits.statistics import interval
+from scripts.exhibits.statistics import interval, seeds
 
 __all__ = ["Role", "Target", "Tried", "marks", "reached", "tried"]
 
@@ -137,7 +137,7 @@ def _lost(outcomes: Sequence[Outcome]) -> list[str]:
 def _with_interval(values: Sequence[float]) -> str:
     bounds = interval(values)
     if bounds is None:
-        return f"{mean(values):.4g} ({len(values)} seed{'s' if len(values) > 1 else ''})"
+        return f"{mean(values):.4g} ({seeds(len(values))})"
     return f"{mean(values):.4g} ({bounds[0]:.4g} to {bounds[1]:.4g})"
 
 

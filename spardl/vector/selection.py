@@ -274,8 +274,9 @@ class CompiledFinder(Finder):
     def reaching(self, values: Tensor, part: Part, bound: float, most: int, touched: Sequence[Tensor]) -> Tensor | None:
         """Among what is listed, if that is enough to tell; read from the list, not from the vector."""
         from spardl.vector.kernels.reaching import collect  # noqa: PLC0415 - takes seconds to import
+        from spardl.vector.kernels.selection import list_of  # noqa: PLC0415 - takes seconds to import
 
-        first, last, least = self._list_of(part)
+        first, last, least = list_of(self._lists, part.start, part.stop)
         key = int(values.new_tensor(bound).view(self._kind.bits))
         if first < 0 or touched or (key < least and last - first <= most):
             return super().reaching(values, part, bound, most, touched)
@@ -283,14 +284,6 @@ class CompiledFinder(Finder):
         listed = self._listed[first:last].view(self._kind.bits).numpy()
         count = collect(self._places[first:last], listed, self._kind.mask, key, out.numpy())
         return out[:count] if count <= most else None
-
-    def _list_of(self, part: Part) -> tuple[int, int, int]:
-        """Where the list of a range begins and ends, and the key of its bound; begins at -1 if there is none."""
-        row = int(np.searchsorted(self._lists[0], part.start))
-        if row == self._lists.shape[1] or tuple(self._lists[:2, row]) != (part.start, part.stop):
-            return -1, -1, -1
-        first, last, bound = self._lists[2:, row].tolist()
-        return first, last, bound
 
 
 def _end_to_end(positions: Sequence[Tensor]) -> tuple[Integers, Integers]:

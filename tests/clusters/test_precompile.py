@@ -16,7 +16,7 @@ from tests.harness import spardl, topka
 KERNELS = {
     "adding": ["add_and_list"],
     "reaching": ["collect"],
-    "selection": ["largest"],
+    "selection": ["largest", "list_of"],
     "entries": ["add", "cut", "put", "put_others"],
     "codec": ["decode", "write"],
     "merging": ["add_all", "add_two"],

@@ -10,7 +10,7 @@ from scripts.exhibits.base import Results, at
 from scripts.exhibits.failures import succeeded
 from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan
 from scripts.exhibits.measures import final_metric
-from scripts.exhibits.statistics import INTERVAL, LEAST, Range, difference
+from scripts.exhibits.statistics import INTERVAL, LEAST, Range, difference, seeds
 from scripts.exhibits.tables import Cell, Row, Table
 
 __all__ = ["Contrasts", "Pair"]
@@ -62,9 +62,9 @@ class Contrasts(MethodComparison):
         return Row(conditions, _cells(found, len(both), pair, case.lower), jobs)
 
 
-def _cells(found: Range, seeds: int, pair: Pair, lower: bool) -> list[Cell]:
-    if seeds < LEAST:
-        shown, says = f"none of {seeds} seed{'s' if seeds > 1 else ''}", "too few seeds to say"
+def _cells(found: Range, count: int, pair: Pair, lower: bool) -> list[Cell]:
+    if count < LEAST:
+        shown, says = f"none of {seeds(count)}", "too few seeds to say"
     else:
         shown, says = f"{found.low:+.4f} to {found.high:+.4f}", _says(found, pair, lower)
     return [Cell(f"{found.mean:+.4f}", found.mean), Cell(shown), Cell(says)]

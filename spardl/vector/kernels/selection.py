@@ -14,7 +14,7 @@ from numba import njit
 from spardl.vector.kernels.entries import gather
 from spardl.vector.kernels.words import lowest_bit
 
-__all__ = ["largest"]
+__all__ = ["largest", "list_of"]
 
 # Entries that are tested together, without a branch: the results fit into one word.
 _STRIDE = 64
@@ -200,7 +200,7 @@ def _longest(lists: Any) -> Any:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _list_of(lists: Any, start: int, stop: int) -> tuple[int, int, int]:
+def list_of(lists: Any, start: int, stop: int) -> tuple[int, int, int]:
     """Where the list of a range begins and ends, and its bound; begins at -1 if there is none."""
     row = np.searchsorted(lists[0], start)
     if row == lists.shape[1] or lists[0, row] != start or lists[1, row] != stop:
@@ -252,7 +252,7 @@ def largest(
         if k in (0, stop - start):
             into[:] = np.arange(start, start + k)
             continue
-        first, last, bound = _list_of(lists, start, stop)
+        first, last, bound = list_of(lists, start, stop)
         if first >= 0:
             near, keys = places[first:last], listed[first:last]
             limits = start, stop, bound

@@ -38,18 +38,23 @@ def exhibit(**changes: Any) -> Any:
     return replace(FRONTIER, courses={"smoke": (replace(course, **changes),)})
 
 
+def of(case: str) -> str:
+    """The method that a case is one of."""
+    (name,) = (name for name, each in {**CASES, "alone": "alone"}.items() if case.startswith(each))
+    return name
+
+
 def outcome(job: Any, losses: Mapping[str, Any], lost: frozenset[Any]) -> jobs.Outcome | None:
     if job in lost:
         return None
     given, made = dict(job.arguments), {"environment": {"cpu": "a processor"}}
     if job.name == "frontier.paced":
         place = (0.1, 1.0).index(given["gbit"])
-        names = {**{case: name for name, case in CASES.items()}, "alone": "alone"}
-        rows = {case: {"seconds": [9.0, PACES[name][place], 0.0], "sent": [2e6, 4e6]} for case, name in names.items()}
+        cases = given["words"][given["words"].index("--cases") + 1 :]
+        rows = {case: {"seconds": [9.0, PACES[of(case)][place], 0.0], "sent": [2e6, 4e6]} for case in cases}
         return job.recalled({"result": {"cases": rows}, **made}, Path("x.json"))
     case = given.get("case") or given["words"][given["words"].index("--case") + 1]
-    (name,) = (name for name, each in CASES.items() if each == case)
-    tests = [{"step": 5 * number, "loss": value} for number, value in enumerate(losses[name], 1)]
+    tests = [{"step": 5 * number, "loss": value} for number, value in enumerate(losses[of(case)], 1)]
     result = {"evaluations": tests, "cluster_seconds": 20.0, "step_bytes": 3e6, "steps": 30}
     return job.recalled({"result": result, **made}, Path("x.json"))
 
@@ -129,6 +134,28 @@ def test_what_is_not_there_says_so() -> None:
     nothing = base.Results(Path("x"), {})
     assert shown.tables("smoke", nothing)
     assert shown.pictures("smoke", nothing)
+
+
+def test_other_outer_steps_are_tried_once_and_shown_beside_those_used() -> None:
+    shown = exhibit()
+    (course,) = shown.courses["smoke"]
+    dense, local, lost = course.entrants
+    used, *others = (f"{local.case},lr={lr},momentum={of}" for lr, of in ((0.7, 0.9), (0.4, 0.9), (0.7, 0.5)))
+    course = replace(course, entrants=(dense, local._replace(case=used, others=tuple(others)), lost))
+    shown = replace(shown, courses={"smoke": (course,)})
+    lessons = [job for job in course.lessons() if dict(job.arguments)["case"] in others]
+    assert [(dict(job.arguments)["seed"], dict(job.arguments)["train"]) for job in lessons] == [
+        (1, "model=x,optimizer.lr=0.1")
+    ] * 2
+    table = shown.variants(course, results(shown, lost=frozenset(lessons[1:])))
+    assert [(row.name, *(cell.text for cell in row.cells)) for row in table.rows] == [
+        (f"{LOCAL}: lr=0.7, momentum=0.9", "1.02 *"),
+        (f"{LOCAL}: lr=0.4, momentum=0.9", "1.02"),
+        (f"{LOCAL}: lr=0.7, momentum=0.5", "not run yet"),
+    ]
+    assert [row.jobs for row in table.rows[1:]] == [[job] for job in lessons]
+    assert table in shown.tables("smoke", results(shown, lost=frozenset(lessons[1:])))
+    assert not set(others) & set(dict(course.pacing(0.1).arguments)["words"])
 
 
 def test_whole_trainings_check_what_is_put_together() -> None:

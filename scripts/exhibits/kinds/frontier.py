@@ -109,8 +109,7 @@ class Frontier(Exhibit):
             f"that sends nothing, over those of a step. As good as dense: the mean of dense training's last {LAST} "
             f"tests, and {MARGIN:.0%} of what it has learned since its first test more. Half-way: what dense "
             f"training has after {EARLY:.0%} of the steps. Every training has as many steps, so as many tokens. "
-            "Learning rates: the best of those tried with the first seed, in the tables; outer rates and momenta "
-            "are the published ones."
+            "Learning rates, then outer rates and momenta: the best of those tried with the first seed, in the tables."
         )
         return " ".join((rules, *(self._what(course) for course in at(scale, self.courses))))
 
@@ -160,6 +159,7 @@ class Frontier(Exhibit):
             *(self.advice(course, goal, results) for course in courses for goal in self.goals(course, results)),
             *(self.link(course, gbit, results) for course in courses for gbit in course.gbits),
             *(self.rates(course, results) for course in courses),
+            *(self.variants(course, results) for course in courses),
             *(self.check(course, results) for course in courses),
         ]
 
@@ -226,6 +226,17 @@ class Frontier(Exhibit):
             rows.append(Row(entrant.name, cells, list(jobs.values())))
         columns = ("method", *(f"{rate:g}" for rate in rates))
         return Table(f"{course.name}: final loss at the learning rates tried, seed {first}; * is used", columns, rows)
+
+    def variants(self, course: Course, results: Results) -> Table:
+        """Final losses with the outer steps that were tried."""
+        first, rows = course.seeds[0], []
+        for entrant in course.entrants:
+            for each in (entrant, *entrant.variants) if entrant.others else ():
+                job = course.lesson(each, each.rate, first)
+                cell = _tried(results.of(job), each.case == entrant.case)
+                rows.append(Row(f"{entrant.name}: {_apart(each.case, entrant)}", [cell], [job]))
+        title = f"{course.name}: final loss with the outer steps tried, seed {first}; * is used"
+        return Table(title, ("outer steps", "final loss"), rows)
 
     def check(self, course: Course, results: Results) -> Table:
         """Seconds put together beside those of whole trainings."""
@@ -316,6 +327,12 @@ def _tried(outcome: Outcome, used: bool) -> Cell:
         return Cell(outcome.fault, bad=outcome.started)
     last = _curve(outcome).values[-1]
     return Cell(f"{last:.4g}{' *' if used else ''}", last)
+
+
+def _apart(case: str, entrant: Entrant) -> str:
+    """The words of a case that not all of those have which are tried in one place."""
+    tried = [set(each.split(",")) for each in (entrant.case, *entrant.others)]
+    return ", ".join(word for word in case.split(",") if word not in set.intersection(*tried))
 
 
 def _best(

@@ -42,6 +42,7 @@ class Entrant(NamedTuple):
         case: of bench_accuracy.py.
         rate: its learning rate: that of ``tried`` which ended best with the first seed.
         tried: learning rates, each with the first seed.
+        others: cases that have other outer steps, tried at its rate with the first seed; its own ended best.
         whole: whether it is also trained whole on the slowest and the fastest link, to check what is put together.
     """
 
@@ -49,7 +50,13 @@ class Entrant(NamedTuple):
     case: str
     rate: float
     tried: tuple[float, ...]
+    others: tuple[str, ...] = ()
     whole: bool = False
+
+    @property
+    def variants(self) -> list[Entrant]:
+        """Those that are tried in its place, at its learning rate."""
+        return [self._replace(case=case, others=()) for case in self.others]
 
 
 @dataclass(frozen=True)
@@ -101,12 +108,13 @@ class Course:
         return Lesson(f"{NAME}.learned", learned, tuple(given.items()), shell)
 
     def lessons(self) -> list[Lesson]:
-        """All of them: every method at its rate first, then the other rates that are tried, then the other seeds."""
+        """All of them: every method as it is used first, then what else is tried, then the other seeds."""
         first, *others = self.seeds
         own = [self.lesson(each, each.rate, first) for each in self.entrants]
         rates = [self.lesson(each, rate, first) for each in self.entrants for rate in each.tried]
+        variants = [self.lesson(other, other.rate, first) for each in self.entrants for other in each.variants]
         rest = [self.lesson(each, each.rate, seed) for seed in others for each in self.entrants]
-        return list(dict.fromkeys((*own, *rates, *rest)))
+        return list(dict.fromkeys((*own, *rates, *variants, *rest)))
 
     def pacing(self, gbit: float) -> Measurement:
         """Seconds and bytes of a step of all entrants, in turns, on one link."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import MappingProxyType
+from typing import NamedTuple
 
 from scripts.exhibits.base import Basis
 from scripts.exhibits.kinds.frontier import Frontier
@@ -13,13 +15,35 @@ __all__ = ["EXHIBITS", "FRONTIER"]
 # Gbit/s.
 LINKS = (0.05, 0.2, 1.0)
 SEEDS = (1, 2, 3)
-# What SparseLoCo sends (Sarfi et al. 2025): the largest of each chunk, in 2 bits; the rest decays.
-CHUNKS = "lr=1.0,scope=chunk,wire=int2,residual_decay=0.95"
-SPARSE_LOCO = f"outer.topka,{CHUNKS},density=0.015625"
+# What is exchanged. SparseLoCo sends the largest of each chunk, in 2 bits, and the rest decays (Sarfi et al. 2025).
+ALL, SENT = "outer.none", "scope=chunk,wire=int2,residual_decay=0.95"
+SPARSE_LOCO = f"outer.topka,{SENT},density=0.015625"
 # At the same density an all-reduce brings the entries of one worker where an all-gather brings those of four.
-OURS = f"outer.spardl,{CHUNKS},density=0.0625"
-# DiLoCo's outer rate and momentum (Douillard et al. 2023); local SGD averages weights.
-DILOCO, LOCAL_SGD = "outer.none,lr=0.7,momentum=0.9", "outer.none,lr=1.0,momentum=0.0"
+OURS = f"outer.spardl,{SENT},density=0.0625"
+
+
+class Outer(NamedTuple):
+    """Outer steps.
+
+    Attributes:
+        lr: their rate.
+        momentum: Nesterov's; ``None``: the method's own.
+    """
+
+    lr: float
+    momentum: float | None = None
+
+    def case(self, sent: str, every: int) -> str:
+        """Of bench_accuracy.py, for something that is sent after so many steps."""
+        name, comma, options = sent.partition(",")
+        moved = "" if self.momentum is None else f",momentum={self.momentum}"
+        return f"{name},lr={self.lr}{moved}{comma}{options},every={every}"
+
+
+# Averages of weights; DiLoCo's own (Douillard et al. 2023), and what is tried in their place; SparseLoCo's, likewise.
+LOCAL_SGD = Outer(1.0, 0.0)
+DILOCO, CALMER = Outer(0.7, 0.9), (Outer(0.4, 0.9), Outer(0.7, 0.5))
+ONE, AROUND = Outer(1.0), (Outer(0.7), Outer(1.5))
 
 
 def _entrants(dense: float, casts: float, moved: float, local: float, tried: tuple[float, ...]) -> tuple[Entrant, ...]:
@@ -33,21 +57,27 @@ def _entrants(dense: float, casts: float, moved: float, local: float, tried: tup
         tried: of each besides its own.
     """
 
-    def entrant(name: str, case: str, rate: float, *, whole: bool = False) -> Entrant:
-        return Entrant(name, case, rate, tried, whole)
+    def always(name: str, case: str, rate: float, *, whole: bool = False) -> Entrant:
+        return Entrant(name, case, rate, tried, whole=whole)
+
+    def now_and_then(
+        name: str, sent: str, every: int, used: Outer, others: Sequence[Outer] = (), *, whole: bool = False
+    ) -> Entrant:
+        cases = (each.case(sent, every) for each in others)
+        return Entrant(f"{name}, every {every}", used.case(sent, every), local, tried, tuple(cases), whole)
 
     return (
-        entrant("dense DDP", "ddp", dense, whole=True),
-        entrant("bf16 (torch)", "torch.bf16", casts),
-        entrant("PowerSGD (torch)", "torch.powersgd,rank=4", casts),
-        entrant("int8", "spardl.int8", casts),
-        entrant("SparDL", "spardl.spardl,density=0.01,optimizer=True", moved),
-        entrant("local SGD, every 15", f"{LOCAL_SGD},every=15", local),
-        entrant("DiLoCo, every 15", f"{DILOCO},every=15", local),
-        entrant("SparseLoCo, every 15", f"{SPARSE_LOCO},every=15", local),
-        entrant("SparDL, every 15", f"{OURS},every=15", local, whole=True),
-        entrant("DiLoCo, every 5", f"{DILOCO},every=5", local),
-        entrant("SparDL, every 5", f"{OURS},every=5", local),
+        always("dense DDP", "ddp", dense, whole=True),
+        always("bf16 (torch)", "torch.bf16", casts),
+        always("PowerSGD (torch)", "torch.powersgd,rank=4", casts),
+        always("int8", "spardl.int8", casts),
+        always("SparDL", "spardl.spardl,density=0.01,optimizer=True", moved),
+        now_and_then("local SGD", ALL, 15, LOCAL_SGD),
+        now_and_then("DiLoCo", ALL, 15, DILOCO, CALMER),
+        now_and_then("SparseLoCo", SPARSE_LOCO, 15, ONE, AROUND),
+        now_and_then("SparDL", OURS, 15, ONE, AROUND, whole=True),
+        now_and_then("DiLoCo", ALL, 5, DILOCO, CALMER),
+        now_and_then("SparDL", OURS, 5, ONE, AROUND),
     )
 
 
@@ -76,7 +106,7 @@ SMOKE = Course(
     (*LETTERS.words, "model.num_layers=1", "training.batch_size=2", "training.eval_examples=16"),
     (
         Entrant("dense DDP", "ddp", 0.01, (0.01,), whole=True),
-        Entrant("SparDL, every 5", f"{OURS},every=5", 0.01, (0.02,)),
+        Entrant("SparDL, every 5", ONE.case(OURS, 5), 0.01, (0.02,), (Outer(0.7).case(OURS, 5),)),
     ),
     (0.1,),
     (1,),

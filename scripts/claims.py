@@ -1,9 +1,9 @@
 """What the papers claim, beside what the results on disk say, with verdicts by rule; see scripts/exhibits/claims/.
 
-python scripts/claims.py --scale laptop
-python scripts/claims.py --scale laptop --write docs/claims.md
-python scripts/claims.py --scale laptop --check
-python scripts/claims.py --scale laptop --outputs outputs --report report
+python scripts/claims.py
+python scripts/claims.py --write docs/claims.md
+python scripts/claims.py --check
+python scripts/claims.py --outputs outputs --report report
 
 Runs nothing: what is missing is made by scripts/reproduce.py, and not judged until then. A page (--write, --check) is
 made of the records in the repository alone, as in any clone, unless --outputs names a folder of runs; else what is
@@ -71,7 +71,7 @@ def main() -> int:
         The exit code: 1 if the page is to be made again.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scale", choices=SCALES, default="laptop", help="of the results (default: laptop)")
+    parser.add_argument("--scale", choices=SCALES, default="evening", help="of the results (default: evening)")
     parser.add_argument("--outputs", type=Path, help=f"folder of the runs (default: {OUTPUTS}; of a page, none)")
     parser.add_argument("--records", type=Path, default=SHIPPED, help=f"folder of the records (default: {SHIPPED})")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="write the page there")

@@ -96,7 +96,7 @@ def test_the_report_gets_a_section(one_claim: list[Any], tmp_path: Path, monkeyp
 @pytest.mark.slow
 def test_the_page_in_the_docs_is_that_of_the_records(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.chdir(ROOT)
-    assert script(monkeypatch, "--scale=evening", "--check") == 0, capsys.readouterr().err
+    assert script(monkeypatch, "--check") == 0, capsys.readouterr().err
 
 
 def test_the_page_in_the_docs_names_every_claim() -> None:

@@ -140,22 +140,30 @@ def test_other_outer_steps_are_tried_once_and_shown_beside_those_used() -> None:
     shown = exhibit()
     (course,) = shown.courses["smoke"]
     dense, local, lost = course.entrants
-    used, *others = (f"{local.case},lr={lr},momentum={of}" for lr, of in ((0.7, 0.9), (0.4, 0.9), (0.7, 0.5)))
-    course = replace(course, entrants=(dense, local._replace(case=used, others=tuple(others)), lost))
+    steps = tuple(f"{local.case},lr={lr},momentum={of}" for lr, of in ((0.7, 0.9), (0.4, 0.9), (0.7, 0.5)))
+    published, used, other = steps
+    course = replace(course, entrants=(dense, local._replace(case=used, steps=steps), lost))
     shown = replace(shown, courses={"smoke": (course,)})
-    lessons = [job for job in course.lessons() if dict(job.arguments)["case"] in others]
-    assert [(dict(job.arguments)["seed"], dict(job.arguments)["train"]) for job in lessons] == [
-        (1, "model=x,optimizer.lr=0.1")
-    ] * 2
-    table = shown.variants(course, results(shown, lost=frozenset(lessons[1:])))
+    given = [dict(job.arguments) for job in course.lessons()]
+    tried = [(each["case"], each["seed"], each["train"].rpartition("=")[2]) for each in given if each["case"] in steps]
+    assert sorted(tried) == sorted(
+        [(published, 1, "0.1"), (published, 1, "0.2"), (used, 1, "0.1"), (used, 2, "0.1"), (other, 1, "0.1")]
+    )
+    lost_one = frozenset(job for job in course.lessons() if dict(job.arguments)["case"] == other)
+    table = shown.variants(course, results(shown, lost=lost_one))
     assert [(row.name, *(cell.text for cell in row.cells)) for row in table.rows] == [
-        (f"{LOCAL}: lr=0.7, momentum=0.9", "1.02 *"),
-        (f"{LOCAL}: lr=0.4, momentum=0.9", "1.02"),
+        (f"{LOCAL}: lr=0.7, momentum=0.9", "1.02"),
+        (f"{LOCAL}: lr=0.4, momentum=0.9", "1.02 *"),
         (f"{LOCAL}: lr=0.7, momentum=0.5", "not run yet"),
     ]
-    assert [row.jobs for row in table.rows[1:]] == [[job] for job in lessons]
-    assert table in shown.tables("smoke", results(shown, lost=frozenset(lessons[1:])))
-    assert not set(others) & set(dict(course.pacing(0.1).arguments)["words"])
+    assert table.rows[2].jobs == list(lost_one)
+    assert table in shown.tables("smoke", results(shown, lost=lost_one))
+    # Learning rates were tried with published outer steps, whose seconds are those of the others.
+    assert cells(shown.rates(course, results(shown)), LOCAL) == {"0.1": "1.02 *", "0.2": "1.02"}
+    words = dict(course.pacing(0.1).arguments)["words"]
+    assert published in words
+    assert not {used, other} & set(words)
+    assert cells(shown.link(course, 0.1, results(shown)), LOCAL)["ms a step"] == "250"
 
 
 def test_whole_trainings_check_what_is_put_together() -> None:
@@ -204,7 +212,9 @@ def test_turns_have_whole_periods_and_every_case_exists(scale: str) -> None:
             assert list(course.gbits) == sorted(course.gbits)
             for entrant in course.entrants:
                 way, options = ddp_hooks.parsed(entrant.case)
-                assert way.local == ("every" in options)
+                assert way.local == ("every" in options) == bool(entrant.steps)
+                assert not entrant.steps or entrant.case in entrant.steps
+                assert entrant.rate in entrant.tried or scale == "smoke"
                 assert course.every % options.get("every", 1) == 0
             words = shlex.split(course.pacing(course.gbits[0]).command)
             arguments = lab.netlab.parse(words[2:])
@@ -256,15 +266,21 @@ def test_the_page_is_that_of_the_records() -> None:
     assert frontier.page(text, FRONTIER, found) == text
 
 
-def test_the_rates_are_the_best_of_those_on_record() -> None:
+def test_the_rates_and_outer_steps_are_the_best_of_those_on_record() -> None:
     shelf = records.Shelf(ROOT / "docs" / "results")
     found = base.Results.on_disk(ROOT / "docs" / "results", FRONTIER.jobs("laptop"), shelf)
+
+    def best(course: Any, tried: Mapping[Any, Any], used: Any) -> Any:
+        ends = {name: found.of(course.lesson(*each, 1)) for name, each in tried.items()}
+        losses = {name: each.data["evaluations"][-1]["loss"] for name, each in ends.items() if each.reason is None}
+        return min(losses, key=lambda name: losses[name] if losses[name] is not None else 1e9, default=used)
+
     for course in FRONTIER.courses["laptop"]:
         for entrant in course.entrants:
-            tried = {rate: found.of(course.lesson(entrant, rate, 1)) for rate in {entrant.rate, *entrant.tried}}
-            ends = {rate: each.data["evaluations"][-1]["loss"] for rate, each in tried.items() if each.reason is None}
-            best = min(ends, key=lambda rate: ends[rate] if ends[rate] is not None else 1e9, default=entrant.rate)
-            assert best == entrant.rate, entrant.name
+            rates = {rate: (entrant.published, rate) for rate in {entrant.rate, *entrant.tried}}
+            assert best(course, rates, entrant.rate) == entrant.rate, entrant.name
+            steps = {each.case: (each, entrant.rate) for each in entrant.variants}
+            assert best(course, steps, entrant.case) == entrant.case, entrant.name
 
 
 @in_a_lab

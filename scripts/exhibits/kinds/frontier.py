@@ -140,7 +140,7 @@ class Frontier(Exhibit):
         found = results.of(course.pacing(gbit))
         if found.reason is not None:
             return None
-        own, alone = (found.data["cases"][case] for case in (entrant.case, ALONE))
+        own, alone = (found.data["cases"][case] for case in (entrant.published.case, ALONE))
         seconds = median(own["seconds"])
         return Pace(seconds, mean(own["sent"]), median(alone["seconds"]) / seconds)
 
@@ -219,7 +219,7 @@ class Frontier(Exhibit):
         rates = sorted({rate for entrant in course.entrants for rate in (entrant.rate, *entrant.tried)})
         rows = []
         for entrant in course.entrants:
-            jobs = {rate: course.lesson(entrant, rate, first) for rate in {entrant.rate, *entrant.tried}}
+            jobs = {rate: course.lesson(entrant.published, rate, first) for rate in {entrant.rate, *entrant.tried}}
             cells = [
                 _tried(results.of(jobs[rate]), rate == entrant.rate) if rate in jobs else Cell("") for rate in rates
             ]
@@ -231,7 +231,7 @@ class Frontier(Exhibit):
         """Final losses with the outer steps that were tried."""
         first, rows = course.seeds[0], []
         for entrant in course.entrants:
-            for each in (entrant, *entrant.variants) if entrant.others else ():
+            for each in entrant.variants if len(entrant.steps) > 1 else ():
                 job = course.lesson(each, each.rate, first)
                 cell = _tried(results.of(job), each.case == entrant.case)
                 rows.append(Row(f"{entrant.name}: {_apart(each.case, entrant)}", [cell], [job]))
@@ -331,7 +331,7 @@ def _tried(outcome: Outcome, used: bool) -> Cell:
 
 def _apart(case: str, entrant: Entrant) -> str:
     """The words of a case that not all of those have which are tried in one place."""
-    tried = [set(each.split(",")) for each in (entrant.case, *entrant.others)]
+    tried = [set(each.split(",")) for each in entrant.steps]
     return ", ".join(word for word in case.split(",") if word not in set.intersection(*tried))
 
 

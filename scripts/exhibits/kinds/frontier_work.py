@@ -42,7 +42,8 @@ class Entrant(NamedTuple):
         case: of bench_accuracy.py.
         rate: its learning rate: that of ``tried`` which ended best with the first seed.
         tried: learning rates, each with the first seed.
-        others: cases that have other outer steps, tried at its rate with the first seed; its own ended best.
+        steps: where steps are local, its cases of all outer steps that were tried: the published ones first, at every
+            learning rate, then the others, at its own. The best became its case.
         whole: whether it is also trained whole on the slowest and the fastest link, to check what is put together.
     """
 
@@ -50,13 +51,18 @@ class Entrant(NamedTuple):
     case: str
     rate: float
     tried: tuple[float, ...]
-    others: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()
     whole: bool = False
 
     @property
     def variants(self) -> list[Entrant]:
-        """Those that are tried in its place, at its learning rate."""
-        return [self._replace(case=case, others=()) for case in self.others]
+        """It with each of the outer steps tried."""
+        return [self._replace(case=case) for case in self.steps]
+
+    @property
+    def published(self) -> Entrant:
+        """It with the published outer steps; these compute and send what all others do, so they are what is timed."""
+        return (*self.variants, self)[0]
 
 
 @dataclass(frozen=True)
@@ -111,14 +117,14 @@ class Course:
         """All of them: every method as it is used first, then what else is tried, then the other seeds."""
         first, *others = self.seeds
         own = [self.lesson(each, each.rate, first) for each in self.entrants]
-        rates = [self.lesson(each, rate, first) for each in self.entrants for rate in each.tried]
+        rates = [self.lesson(each.published, rate, first) for each in self.entrants for rate in each.tried]
         variants = [self.lesson(other, other.rate, first) for each in self.entrants for other in each.variants]
         rest = [self.lesson(each, each.rate, seed) for seed in others for each in self.entrants]
         return list(dict.fromkeys((*own, *rates, *variants, *rest)))
 
     def pacing(self, gbit: float) -> Measurement:
         """Seconds and bytes of a step of all entrants, in turns, on one link."""
-        cases = (ALONE, *dict.fromkeys(entrant.case for entrant in self.entrants))
+        cases = (ALONE, *dict.fromkeys(entrant.published.case for entrant in self.entrants))
         counts = ("--seeds", "1", "--settle", str(self.every), "--rounds", str(TURNS), "--steps", str(self.every))
         words = (HOOKS, *counts, "--train", self.train(CALM * self.entrants[0].rate), "--cases", *cases)
         arguments = (("workers", self.workers), ("gbit", gbit), ("limit", LIMIT), ("words", words))

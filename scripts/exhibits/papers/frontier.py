@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -40,51 +40,102 @@ class Outer(NamedTuple):
         return f"{name},lr={self.lr}{moved}{comma}{options},every={every}"
 
 
-# Averages of weights; DiLoCo's own (Douillard et al. 2023), and what is tried in their place; SparseLoCo's, likewise.
-LOCAL_SGD = Outer(1.0, 0.0)
-DILOCO, CALMER = Outer(0.7, 0.9), (Outer(0.4, 0.9), Outer(0.7, 0.5))
-ONE, AROUND = Outer(1.0), (Outer(0.7), Outer(1.5))
+# As published first, then what is tried in their place. Local SGD averages weights; DiLoCo has Nesterov's momentum
+# (Douillard et al. 2023); SparseLoCo has none, nor have ours.
+LOCAL_SGD = (Outer(1.0, 0.0),)
+DILOCO = (Outer(0.7, 0.9), Outer(0.4, 0.9), Outer(0.7, 0.5))
+SPARSE = (Outer(1.0), Outer(0.7), Outer(1.5))
 
 
-def _entrants(dense: float, casts: float, moved: float, local: float, tried: tuple[float, ...]) -> tuple[Entrant, ...]:
+class Tuned(NamedTuple):
+    """What ended best with the first seed.
+
+    Attributes:
+        rate: the learning rate.
+        outer: the outer steps; ``None``: as published, or none at all.
+        more: learning rates that were tried besides those of the course.
+    """
+
+    rate: float
+    outer: Outer | None = None
+    more: tuple[float, ...] = ()
+
+
+class Way(NamedTuple):
+    """What takes part, before it is tuned.
+
+    Attributes:
+        name: of it.
+        sent: of bench_accuracy.py; where steps are local, without their words.
+        every: steps between two exchanges; 1: no local steps.
+        steps: outer ones, of local steps.
+        whole: see :class:`Entrant`.
+    """
+
+    name: str
+    sent: str
+    every: int = 1
+    steps: Sequence[Outer] = ()
+    whole: bool = False
+
+    @property
+    def title(self) -> str:
+        """Names it in tables."""
+        return f"{self.name}, every {self.every}" if self.steps else self.name
+
+    def entrant(self, tuned: Tuned, tried: tuple[float, ...]) -> Entrant:
+        """It takes part so; ``tried``: learning rates of all."""
+        rates = (*tried, *tuned.more)
+        if not self.steps:
+            return Entrant(self.title, self.sent, tuned.rate, rates, whole=self.whole)
+        own = (tuned.outer or self.steps[0]).case(self.sent, self.every)
+        cases = tuple(each.case(self.sent, self.every) for each in self.steps)
+        return Entrant(self.title, own, tuned.rate, rates, cases, self.whole)
+
+
+WAYS = (
+    Way("dense DDP", "ddp", whole=True),
+    Way("bf16 (torch)", "torch.bf16"),
+    Way("PowerSGD (torch)", "torch.powersgd,rank=4"),
+    Way("int8", "spardl.int8"),
+    Way("SparDL", "spardl.spardl,density=0.01,optimizer=True"),
+    Way("local SGD", ALL, 15, LOCAL_SGD),
+    Way("DiLoCo", ALL, 15, DILOCO),
+    Way("SparseLoCo", SPARSE_LOCO, 15, SPARSE),
+    Way("SparDL", OURS, 15, SPARSE, whole=True),
+    Way("DiLoCo", ALL, 5, DILOCO),
+    Way("SparDL", OURS, 5, SPARSE),
+)
+
+
+def _entrants(tried: tuple[float, ...], rest: Tuned, tuned: Mapping[str, Tuned]) -> tuple[Entrant, ...]:
     """All of them.
 
     Args:
-        dense: learning rate of plain DDP.
-        casts: of 16 and 8 bits, and of low ranks.
-        moved: of SparDL, which is given the optimizer.
-        local: of local steps.
-        tried: of each besides its own.
+        tried: learning rates.
+        rest: of those that ``tuned`` does not name.
+        tuned: by title.
     """
-
-    def always(name: str, case: str, rate: float, *, whole: bool = False) -> Entrant:
-        return Entrant(name, case, rate, tried, whole=whole)
-
-    def now_and_then(
-        name: str, sent: str, every: int, used: Outer, others: Sequence[Outer] = (), *, whole: bool = False
-    ) -> Entrant:
-        cases = (each.case(sent, every) for each in others)
-        return Entrant(f"{name}, every {every}", used.case(sent, every), local, tried, tuple(cases), whole)
-
-    return (
-        always("dense DDP", "ddp", dense, whole=True),
-        always("bf16 (torch)", "torch.bf16", casts),
-        always("PowerSGD (torch)", "torch.powersgd,rank=4", casts),
-        always("int8", "spardl.int8", casts),
-        always("SparDL", "spardl.spardl,density=0.01,optimizer=True", moved),
-        now_and_then("local SGD", ALL, 15, LOCAL_SGD),
-        now_and_then("DiLoCo", ALL, 15, DILOCO, CALMER),
-        now_and_then("SparseLoCo", SPARSE_LOCO, 15, ONE, AROUND),
-        now_and_then("SparDL", OURS, 15, ONE, AROUND, whole=True),
-        now_and_then("DiLoCo", ALL, 5, DILOCO, CALMER),
-        now_and_then("SparDL", OURS, 5, ONE, AROUND),
-    )
+    return tuple(way.entrant(tuned.get(way.title, rest), tried) for way in WAYS)
 
 
 LETTERS = Course(
     "GPT on characters, AdamW",
     ("model=gpt_chars", "lr_schedule.warmup_epochs=0", "lr_schedule.warmup_fraction=0.2"),
-    _entrants(0.01, 0.02, 0.03, 0.01, (0.01, 0.02)),
+    _entrants(
+        (0.005, 0.01, 0.02),
+        Tuned(0.01),
+        {
+            "bf16 (torch)": Tuned(0.02),
+            "int8": Tuned(0.02),
+            "SparDL": Tuned(0.01, more=(0.03,)),
+            "DiLoCo, every 15": Tuned(0.01, Outer(0.7, 0.5)),
+            "SparseLoCo, every 15": Tuned(0.02),
+            "SparDL, every 15": Tuned(0.01, Outer(1.5)),
+            "DiLoCo, every 5": Tuned(0.01, Outer(0.7, 0.5)),
+            "SparDL, every 5": Tuned(0.02),
+        },
+    ),
     LINKS,
     SEEDS,
     steps=300,
@@ -94,7 +145,7 @@ LETTERS = Course(
 DIGITS = Course(
     "ResNet-20 on digits, SGD",
     ("model=resnet20", "dataset=digits", "lr_schedule.warmup_epochs=0", "lr_schedule.warmup_fraction=0.05"),
-    _entrants(0.05, 0.05, 0.05, 0.05, (0.05,)),
+    _entrants((0.05,), Tuned(0.05), {}),
     LINKS,
     SEEDS,
     steps=300,
@@ -106,7 +157,7 @@ SMOKE = Course(
     (*LETTERS.words, "model.num_layers=1", "training.batch_size=2", "training.eval_examples=16"),
     (
         Entrant("dense DDP", "ddp", 0.01, (0.01,), whole=True),
-        Entrant("SparDL, every 5", ONE.case(OURS, 5), 0.01, (0.02,), (Outer(0.7).case(OURS, 5),)),
+        Way("SparDL", OURS, 5, SPARSE[:2]).entrant(Tuned(0.01), (0.02,)),
     ),
     (0.1,),
     (1,),

@@ -269,18 +269,15 @@ def test_the_page_is_that_of_the_records() -> None:
 def test_the_rates_and_outer_steps_are_the_best_of_those_on_record() -> None:
     shelf = records.Shelf(ROOT / "docs" / "results")
     found = base.Results.on_disk(ROOT / "docs" / "results", FRONTIER.jobs("laptop"), shelf)
-
-    def best(course: Any, tried: Mapping[Any, Any], used: Any) -> Any:
-        ends = {name: found.of(course.lesson(*each, 1)) for name, each in tried.items()}
-        losses = {name: each.data["evaluations"][-1]["loss"] for name, each in ends.items() if each.reason is None}
-        return min(losses, key=lambda name: losses[name] if losses[name] is not None else 1e9, default=used)
-
     for course in FRONTIER.courses["laptop"]:
         for entrant in course.entrants:
-            rates = {rate: (entrant.published, rate) for rate in {entrant.rate, *entrant.tried}}
-            assert best(course, rates, entrant.rate) == entrant.rate, entrant.name
-            steps = {each.case: (each, entrant.rate) for each in entrant.variants}
-            assert best(course, steps, entrant.case) == entrant.case, entrant.name
+            used = (entrant, entrant.rate)
+            tried = [used, *((entrant.published, rate) for rate in entrant.tried)]
+            tried += [(each, entrant.rate) for each in entrant.variants]
+            ends = {each: found.of(course.lesson(*each, 1)) for each in tried}
+            losses = {each: end.data["evaluations"][-1]["loss"] for each, end in ends.items() if end.reason is None}
+            best = min(losses, key=lambda each: losses[each] if losses[each] is not None else 1e9, default=used)
+            assert (best[0].case, best[1]) == (entrant.case, entrant.rate), entrant.name
 
 
 @in_a_lab

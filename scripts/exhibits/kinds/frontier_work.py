@@ -40,10 +40,10 @@ class Entrant(NamedTuple):
     Attributes:
         name: of its rows.
         case: of bench_accuracy.py.
-        rate: its learning rate: that of ``tried`` which ended best with the first seed.
-        tried: learning rates, each with the first seed.
-        steps: where steps are local, its cases of all outer steps that were tried: the published ones first, at every
-            learning rate, then the others, at its own. The best became its case.
+        rate: its learning rate.
+        tried: learning rates, each with the first seed. Its own ended best.
+        steps: where steps are local, its cases of all outer steps that were tried with the first seed: the published
+            ones first, at every learning rate, then the others, at its own. Its case ended best of them all.
         whole: whether it is also trained whole on the slowest and the fastest link, to check what is put together.
     """
 

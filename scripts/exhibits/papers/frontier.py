@@ -48,7 +48,7 @@ SPARSE = (Outer(1.0), Outer(0.7), Outer(1.5))
 
 
 class Tuned(NamedTuple):
-    """What ended best with the first seed.
+    """What ended best with the first seed, of what :class:`Entrant` says is tried.
 
     Attributes:
         rate: the learning rate.
@@ -130,10 +130,10 @@ LETTERS = Course(
             "int8": Tuned(0.02),
             "SparDL": Tuned(0.01, more=(0.03,)),
             "DiLoCo, every 15": Tuned(0.01, Outer(0.7, 0.5)),
-            "SparseLoCo, every 15": Tuned(0.02),
+            "SparseLoCo, every 15": Tuned(0.02, Outer(1.5)),
             "SparDL, every 15": Tuned(0.01, Outer(1.5)),
             "DiLoCo, every 5": Tuned(0.01, Outer(0.7, 0.5)),
-            "SparDL, every 5": Tuned(0.02),
+            "SparDL, every 5": Tuned(0.01, Outer(1.5)),
         },
     ),
     LINKS,
@@ -145,7 +145,16 @@ LETTERS = Course(
 DIGITS = Course(
     "ResNet-20 on digits, SGD",
     ("model=resnet20", "dataset=digits", "lr_schedule.warmup_epochs=0", "lr_schedule.warmup_fraction=0.05"),
-    _entrants((0.05,), Tuned(0.05), {}),
+    _entrants(
+        (0.025, 0.05, 0.1),
+        Tuned(0.05),
+        {
+            "DiLoCo, every 15": Tuned(0.05, Outer(0.7, 0.5)),
+            "SparseLoCo, every 15": Tuned(0.05, Outer(1.5)),
+            "DiLoCo, every 5": Tuned(0.05, Outer(0.7, 0.5)),
+            "SparDL, every 5": Tuned(0.05, Outer(1.5)),
+        },
+    ),
     LINKS,
     SEEDS,
     steps=300,

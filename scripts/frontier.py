@@ -48,7 +48,6 @@ def page(text: str, exhibit: Frontier, results: Results, scale: str = SCALE) -> 
         "where": [exhibit.advice(each, goal, results) for each in courses for goal in exhibit.goals(each, results)],
         "links": [exhibit.link(each, gbit, results) for each in courses for gbit in each.gbits],
         "rates": [exhibit.rates(each, results) for each in courses],
-        "variants": [exhibit.variants(each, results) for each in courses],
         "checks": [exhibit.check(each, results) for each in courses],
     }
     for name, tables in sections.items():

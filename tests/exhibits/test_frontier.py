@@ -142,7 +142,7 @@ def test_other_outer_steps_are_tried_once_and_shown_beside_those_used() -> None:
     dense, local, lost = course.entrants
     steps = tuple(f"{local.case},lr={lr},momentum={of}" for lr, of in ((0.7, 0.9), (0.4, 0.9), (0.7, 0.5)))
     published, used, other = steps
-    course = replace(course, entrants=(dense, local._replace(case=used, steps=steps), lost))
+    course = replace(course, entrants=(dense, local._replace(case=used, steps=steps, around=(0.1,)), lost))
     shown = replace(shown, courses={"smoke": (course,)})
     given = [dict(job.arguments) for job in course.lessons()]
     tried = [(each["case"], each["seed"], each["train"].rpartition("=")[2]) for each in given if each["case"] in steps]
@@ -150,16 +150,16 @@ def test_other_outer_steps_are_tried_once_and_shown_beside_those_used() -> None:
         [(published, 1, "0.1"), (published, 1, "0.2"), (used, 1, "0.1"), (used, 2, "0.1"), (other, 1, "0.1")]
     )
     lost_one = frozenset(job for job in course.lessons() if dict(job.arguments)["case"] == other)
-    table = shown.variants(course, results(shown, lost=lost_one))
-    assert [(row.name, *(cell.text for cell in row.cells)) for row in table.rows] == [
-        (f"{LOCAL}: lr=0.7, momentum=0.9", "1.02"),
-        (f"{LOCAL}: lr=0.4, momentum=0.9", "1.02 *"),
-        (f"{LOCAL}: lr=0.7, momentum=0.5", "not run yet"),
+    table = shown.rates(course, results(shown, lost=lost_one))
+    assert table.columns == ("method", "0.1", "0.2")
+    assert [(row.name, *(cell.text for cell in row.cells)) for row in table.rows[1:4]] == [
+        (f"{LOCAL}: lr=0.7, momentum=0.9", "1.02", "1.02"),
+        (f"{LOCAL}: lr=0.4, momentum=0.9", "1.02 *", ""),
+        (f"{LOCAL}: lr=0.7, momentum=0.5", "not run yet", ""),
     ]
-    assert table.rows[2].jobs == list(lost_one)
+    assert table.rows[3].jobs == list(lost_one)
     assert table in shown.tables("smoke", results(shown, lost=lost_one))
-    # Learning rates were tried with published outer steps, whose seconds are those of the others.
-    assert cells(shown.rates(course, results(shown)), LOCAL) == {"0.1": "1.02 *", "0.2": "1.02"}
+    # Seconds are those of published outer steps.
     words = dict(course.pacing(0.1).arguments)["words"]
     assert published in words
     assert not {used, other} & set(words)
@@ -271,13 +271,11 @@ def test_the_rates_and_outer_steps_are_the_best_of_those_on_record() -> None:
     found = base.Results.on_disk(ROOT / "docs" / "results", FRONTIER.jobs("laptop"), shelf)
     for course in FRONTIER.courses["laptop"]:
         for entrant in course.entrants:
-            used = (entrant, entrant.rate)
-            tried = [used, *((entrant.published, rate) for rate in entrant.tried)]
-            tried += [(each, entrant.rate) for each in entrant.variants]
-            ends = {each: found.of(course.lesson(*each, 1)) for each in tried}
+            tried = {(case, rate): job for case, jobs in course.trials(entrant).items() for rate, job in jobs.items()}
+            ends = {each: found.of(job) for each, job in tried.items()}
             losses = {each: end.data["evaluations"][-1]["loss"] for each, end in ends.items() if end.reason is None}
-            best = min(losses, key=lambda each: losses[each] if losses[each] is not None else 1e9, default=used)
-            assert (best[0].case, best[1]) == (entrant.case, entrant.rate), entrant.name
+            best = min(losses, key=lambda each: losses[each] if losses[each] is not None else 1e9)
+            assert best == (entrant.case, entrant.rate), entrant.name
 
 
 @in_a_lab

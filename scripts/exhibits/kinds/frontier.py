@@ -109,7 +109,7 @@ class Frontier(Exhibit):
             f"that sends nothing, over those of a step. As good as dense: the mean of dense training's last {LAST} "
             f"tests, and {MARGIN:.0%} of what it has learned since its first test more. Half-way: what dense "
             f"training has after {EARLY:.0%} of the steps. Every training has as many steps, so as many tokens. "
-            "Learning rates, then outer rates and momenta: the best of those tried with the first seed, in the tables."
+            "Learning rates, outer rates and momenta: the best of those tried with the first seed, in the tables."
         )
         return " ".join((rules, *(self._what(course) for course in at(scale, self.courses))))
 
@@ -140,7 +140,7 @@ class Frontier(Exhibit):
         found = results.of(course.pacing(gbit))
         if found.reason is not None:
             return None
-        own, alone = (found.data["cases"][case] for case in (entrant.published.case, ALONE))
+        own, alone = (found.data["cases"][case] for case in (entrant.published, ALONE))
         seconds = median(own["seconds"])
         return Pace(seconds, mean(own["sent"]), median(alone["seconds"]) / seconds)
 
@@ -159,7 +159,6 @@ class Frontier(Exhibit):
             *(self.advice(course, goal, results) for course in courses for goal in self.goals(course, results)),
             *(self.link(course, gbit, results) for course in courses for gbit in course.gbits),
             *(self.rates(course, results) for course in courses),
-            *(self.variants(course, results) for course in courses),
             *(self.check(course, results) for course in courses),
         ]
 
@@ -214,29 +213,17 @@ class Frontier(Exhibit):
         ]
 
     def rates(self, course: Course, results: Results) -> Table:
-        """Final losses at the rates that were tried."""
-        first = course.seeds[0]
-        rates = sorted({rate for entrant in course.entrants for rate in (entrant.rate, *entrant.tried)})
+        """Final losses at the learning rates, and with the outer steps, that were tried."""
+        rates = sorted({rate for each in course.entrants for tried in each.trials.values() for rate in tried})
         rows = []
         for entrant in course.entrants:
-            jobs = {rate: course.lesson(entrant.published, rate, first) for rate in {entrant.rate, *entrant.tried}}
-            cells = [
-                _tried(results.of(jobs[rate]), rate == entrant.rate) if rate in jobs else Cell("") for rate in rates
-            ]
-            rows.append(Row(entrant.name, cells, list(jobs.values())))
+            for case, jobs in course.trials(entrant).items():
+                used = entrant.rate if case == entrant.case else None
+                cells = [_tried(results.of(jobs[rate]), rate == used) if rate in jobs else Cell("") for rate in rates]
+                rows.append(Row(_named(entrant, case), cells, list(jobs.values())))
         columns = ("method", *(f"{rate:g}" for rate in rates))
-        return Table(f"{course.name}: final loss at the learning rates tried, seed {first}; * is used", columns, rows)
-
-    def variants(self, course: Course, results: Results) -> Table:
-        """Final losses with the outer steps that were tried."""
-        first, rows = course.seeds[0], []
-        for entrant in course.entrants:
-            for each in entrant.variants if len(entrant.steps) > 1 else ():
-                job = course.lesson(each, each.rate, first)
-                cell = _tried(results.of(job), each.case == entrant.case)
-                rows.append(Row(f"{entrant.name}: {_apart(each.case, entrant)}", [cell], [job]))
-        title = f"{course.name}: final loss with the outer steps tried, seed {first}; * is used"
-        return Table(title, ("outer steps", "final loss"), rows)
+        what = "final loss at the learning rates, and with the outer steps, that were tried"
+        return Table(f"{course.name}: {what}, seed {course.seeds[0]}; * is used", columns, rows)
 
     def check(self, course: Course, results: Results) -> Table:
         """Seconds put together beside those of whole trainings."""
@@ -329,10 +316,12 @@ def _tried(outcome: Outcome, used: bool) -> Cell:
     return Cell(f"{last:.4g}{' *' if used else ''}", last)
 
 
-def _apart(case: str, entrant: Entrant) -> str:
-    """The words of a case that not all of those have which are tried in one place."""
-    tried = [set(each.split(",")) for each in entrant.steps]
-    return ", ".join(word for word in case.split(",") if word not in set.intersection(*tried))
+def _named(entrant: Entrant, case: str) -> str:
+    """An entrant, and the words of a case that not all of those have which are tried in one place."""
+    if len(entrant.trials) == 1:
+        return entrant.name
+    tried = [set(each.split(",")) for each in entrant.trials]
+    return f"{entrant.name}: {', '.join(word for word in case.split(',') if word not in set.intersection(*tried))}"
 
 
 def _best(

@@ -35,15 +35,15 @@ START = 15.0
 
 
 class Entrant(NamedTuple):
-    """A way to average that takes part.
+    """A way to average that takes part. With the first seed its own rate and outer steps ended best of all trials.
 
     Attributes:
         name: of its rows.
         case: of bench_accuracy.py.
         rate: its learning rate.
-        tried: learning rates, each with the first seed. Its own ended best.
-        steps: where steps are local, its cases of all outer steps that were tried with the first seed: the published
-            ones first, at every learning rate, then the others, at its own. Its case ended best of them all.
+        tried: learning rates, where steps are local those of the published outer steps.
+        steps: where steps are local, its cases of all outer steps, the published ones first.
+        around: learning rates at which outer steps are tried that are not the published ones.
         whole: whether it is also trained whole on the slowest and the fastest link, to check what is put together.
     """
 
@@ -52,17 +52,19 @@ class Entrant(NamedTuple):
     rate: float
     tried: tuple[float, ...]
     steps: tuple[str, ...] = ()
+    around: tuple[float, ...] = ()
     whole: bool = False
 
     @property
-    def variants(self) -> list[Entrant]:
-        """It with each of the outer steps tried."""
-        return [self._replace(case=case) for case in self.steps]
+    def published(self) -> str:
+        """The case of published outer steps, whose steps are timed: all others compute and send the same."""
+        return (*self.steps, self.case)[0]
 
     @property
-    def published(self) -> Entrant:
-        """It with the published outer steps; these compute and send what all others do, so they are what is timed."""
-        return (*self.variants, self)[0]
+    def trials(self) -> Mapping[str, tuple[float, ...]]:
+        """Learning rates that are tried, by case."""
+        others = dict.fromkeys(self.steps[1:], self.around)
+        return {self.published: tuple(sorted({self.rate, *self.tried})), **others}
 
 
 @dataclass(frozen=True)
@@ -117,14 +119,20 @@ class Course:
         """All of them: every method as it is used first, then what else is tried, then the other seeds."""
         first, *others = self.seeds
         own = [self.lesson(each, each.rate, first) for each in self.entrants]
-        rates = [self.lesson(each.published, rate, first) for each in self.entrants for rate in each.tried]
-        variants = [self.lesson(other, other.rate, first) for each in self.entrants for other in each.variants]
+        tried = [job for each in self.entrants for jobs in self.trials(each).values() for job in jobs.values()]
         rest = [self.lesson(each, each.rate, seed) for seed in others for each in self.entrants]
-        return list(dict.fromkeys((*own, *rates, *variants, *rest)))
+        return list(dict.fromkeys((*own, *tried, *rest)))
+
+    def trials(self, entrant: Entrant) -> dict[str, dict[float, Lesson]]:
+        """What an entrant's learning rate and outer steps are chosen by: case, then rate."""
+        return {
+            case: {rate: self.lesson(entrant._replace(case=case), rate, self.seeds[0]) for rate in rates}
+            for case, rates in entrant.trials.items()
+        }
 
     def pacing(self, gbit: float) -> Measurement:
         """Seconds and bytes of a step of all entrants, in turns, on one link."""
-        cases = (ALONE, *dict.fromkeys(entrant.published.case for entrant in self.entrants))
+        cases = (ALONE, *dict.fromkeys(entrant.published for entrant in self.entrants))
         counts = ("--seeds", "1", "--settle", str(self.every), "--rounds", str(TURNS), "--steps", str(self.every))
         words = (HOOKS, *counts, "--train", self.train(CALM * self.entrants[0].rate), "--cases", *cases)
         arguments = (("workers", self.workers), ("gbit", gbit), ("limit", LIMIT), ("words", words))

@@ -54,11 +54,13 @@ class Tuned(NamedTuple):
         rate: the learning rate.
         outer: the outer steps; ``None``: as published, or none at all.
         more: learning rates that were tried besides those of the course.
+        around: see :class:`Entrant`; none: its own learning rate.
     """
 
     rate: float
     outer: Outer | None = None
     more: tuple[float, ...] = ()
+    around: tuple[float, ...] = ()
 
 
 class Way(NamedTuple):
@@ -90,7 +92,7 @@ class Way(NamedTuple):
             return Entrant(self.title, self.sent, tuned.rate, rates, whole=self.whole)
         own = (tuned.outer or self.steps[0]).case(self.sent, self.every)
         cases = tuple(each.case(self.sent, self.every) for each in self.steps)
-        return Entrant(self.title, own, tuned.rate, rates, cases, self.whole)
+        return Entrant(self.title, own, tuned.rate, rates, cases, tuned.around or (tuned.rate,), self.whole)
 
 
 WAYS = (
@@ -130,10 +132,10 @@ LETTERS = Course(
             "int8": Tuned(0.02),
             "SparDL": Tuned(0.01, more=(0.03,)),
             "DiLoCo, every 15": Tuned(0.01, Outer(0.7, 0.5)),
-            "SparseLoCo, every 15": Tuned(0.02, Outer(1.5)),
+            "SparseLoCo, every 15": Tuned(0.02, Outer(1.5), around=(0.01, 0.02)),
             "SparDL, every 15": Tuned(0.01, Outer(1.5)),
             "DiLoCo, every 5": Tuned(0.01, Outer(0.7, 0.5)),
-            "SparDL, every 5": Tuned(0.01, Outer(1.5)),
+            "SparDL, every 5": Tuned(0.01, Outer(1.5), around=(0.01, 0.02)),
         },
     ),
     LINKS,
@@ -142,6 +144,7 @@ LETTERS = Course(
     every=15,
     pace=0.2,
 )
+BOTH = (0.025, 0.05)
 DIGITS = Course(
     "ResNet-20 on digits, SGD",
     ("model=resnet20", "dataset=digits", "lr_schedule.warmup_epochs=0", "lr_schedule.warmup_fraction=0.05"),
@@ -149,10 +152,15 @@ DIGITS = Course(
         (0.025, 0.05, 0.1),
         Tuned(0.05),
         {
-            "DiLoCo, every 15": Tuned(0.05, Outer(0.7, 0.5)),
-            "SparseLoCo, every 15": Tuned(0.05, Outer(1.5)),
-            "DiLoCo, every 5": Tuned(0.05, Outer(0.7, 0.5)),
-            "SparDL, every 5": Tuned(0.05, Outer(1.5)),
+            "bf16 (torch)": Tuned(0.025),
+            "PowerSGD (torch)": Tuned(0.025),
+            "int8": Tuned(0.1),
+            "local SGD, every 15": Tuned(0.025),
+            "DiLoCo, every 15": Tuned(0.05, Outer(0.7, 0.5), around=BOTH),
+            "SparseLoCo, every 15": Tuned(0.05, Outer(1.5), around=BOTH),
+            "SparDL, every 15": Tuned(0.025, around=BOTH),
+            "DiLoCo, every 5": Tuned(0.05, Outer(0.7, 0.5), around=BOTH),
+            "SparDL, every 5": Tuned(0.05, Outer(1.5), around=BOTH),
         },
     ),
     LINKS,

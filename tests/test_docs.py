@@ -41,7 +41,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_the_readme_begins_with_the_two_commands() -> None:
     job, tests = (block.strip() for block in blocks(ROOT / "README.md", "sh")[:2])
     assert job.endswith(".venv/bin/python train.py")
-    assert tests.endswith(".venv/bin/python -m pytest")
+    assert tests.endswith(".venv/bin/python -m pytest -n 2")
     assert job.startswith("python3 -m venv .venv && .venv/bin/pip install")
     assert tests.startswith("python3 -m venv .venv && .venv/bin/pip install")
 

@@ -121,11 +121,3 @@ def test_what_is_no_page(
     assert error.startswith("error: ")
     assert said in error
     assert len(error.splitlines()) == 1
-
-
-@pytest.mark.slow
-def test_the_page_has_the_tables(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["break_even.py"])
-    assert tables.main() == 0
-    page = (ROOT / "docs" / "when-not-to-compress.md").read_text()
-    assert capsys.readouterr().out.strip() in page

@@ -61,6 +61,7 @@ def plan(task: Any = None, lr: float = 0.02, clip: float | None = None, **schedu
     )
 
 
+@pytest.mark.slow
 def test_every_entrant_learns_and_all_workers_agree() -> None:
     def work(cluster: ProcessGroupCluster) -> dict[str, Any]:
         return {case: bench.trained(plan(), case, seed=1, steps=41, every=20) for case in CASES}

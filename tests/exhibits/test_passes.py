@@ -79,6 +79,7 @@ def test_slow_passes_leave_less_to_gain_on_the_map(given: Given) -> None:
     assert rows[0][name][:-3] == rows[1][name][:-3]  # messages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "exhibit", [dear.SPEED, dear.BREAKDOWN, dear.TUNING, sketch_fusion.FUSION, sketch_fusion.SCALING]
 )

@@ -121,3 +121,13 @@ def test_what_is_no_page(
     assert error.startswith("error: ")
     assert said in error
     assert len(error.splitlines()) == 1
+
+
+def test_tables_are_printed_where_no_page_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tables, "devices", lambda: ["a", "b"])
+    monkeypatch.setattr(tables, "table", str.upper)
+    monkeypatch.setattr(sys, "argv", ["break_even.py"])
+    assert tables.main() == 0
+    assert capsys.readouterr().out == "A\n\nB\n"

@@ -73,6 +73,7 @@ def test_commands_run(command: str, tmp_path: Path) -> None:
         # Real data are not at hand everywhere, and published experiments are large.
         words += ["scale.stand_in=true", *(["scale=smoke"] if "experiment=" in command and "/" in command else [])]
         words += ["training.max_steps=1", "training.eval_examples=8", "logger=none", f"output_dir={tmp_path}"]
+        words = [word.replace("seed=1,2,3", "seed=1,2") for word in words]  # two make a sweep as three do
     if "outputs/RUN/" in command:  # the run before it, long enough to have chosen its groups
         before = [word for word in words if "outputs/RUN/" not in word]
         subprocess.run([*before, "training.max_steps=10"], cwd=ROOT, capture_output=True, timeout=280, check=True)

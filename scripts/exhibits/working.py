@@ -13,6 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from scripts.exhibits.jobs import Job, Training
 from spardl.basics.errors import ConfigError, SpardlError
+from spardl.clusters.precompile import precompile
 from spardl.clusters.workers.processes import run_each
 
 __all__ = ["FAILED", "FINISHED", "answer", "complete"]
@@ -78,7 +79,7 @@ def _do(missing: Sequence[Job], of: int, outputs: Path, at_once: int, then: Ende
         how = "done" if fault is None else f"failed: {fault}"
         print(f"[{done}/{len(missing)}, {left:.0f} s left] {job.command}: {how}", flush=True)
 
-    _import_once()
+    _load_once()
     _perform([job for job in missing if not job.alone], outputs, at_once, ended)
     _perform([job for job in missing if job.alone], outputs, 1, ended)
 
@@ -104,7 +105,9 @@ def _perform(jobs: Sequence[Job], outputs: Path, at_once: int, ended: Ended) -> 
         run_each(len(jobs), work, outputs / "logs", at_once, lambda number, fault: ended(jobs[number], fault))
 
 
-def _import_once() -> None:
+def _load_once() -> None:
     """Loads what every training would load: seconds in each of the processes that are forked from this one."""
     import sklearn.datasets  # noqa: F401, PLC0415
-    import torch._dynamo  # noqa: F401, PLC0415
+    import torch._dynamo  # noqa: PLC0415
+
+    precompile(torch.float32)

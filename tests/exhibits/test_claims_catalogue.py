@@ -65,9 +65,16 @@ def done(job: Any) -> Any:
     return exhibit_jobs.Outcome(Path("run"), data)
 
 
+def known_with_seeds() -> dict[str, Any]:
+    """The exhibits, trained with as many seeds at the smallest scale as an interval needs."""
+    kind = trainings.MethodComparison
+    known = papers_catalogue.catalogue().items()
+    return {name: exhibit.with_seeds(3) if isinstance(exhibit, kind) else exhibit for name, exhibit in known}
+
+
 def figures_of(claims: Sequence[Any], results: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
     """What each claim finds at the smallest scale, if there is anything."""
-    known = papers_catalogue.catalogue()
+    known = known_with_seeds()
     for made in claims:
         try:
             yield made, made.find(known[made.exhibit], "smoke", results)
@@ -121,9 +128,8 @@ def check(made: Any, found: Sequence[Any]) -> None:
 @pytest.mark.usefixtures("composing")
 def test_claims_of_trainings_find_their_figures() -> None:
     """Claims and exhibits fit together: names of methods and cases, and what a summary holds."""
-    kind = trainings.MethodComparison
-    known = papers_catalogue.catalogue()
-    claims = [each for each in claims_catalogue.CLAIMS if isinstance(known[each.exhibit], kind)]
+    known = known_with_seeds()
+    claims = [each for each in claims_catalogue.CLAIMS if isinstance(known[each.exhibit], trainings.MethodComparison)]
     jobs = {job for each in claims for job in known[each.exhibit].jobs("smoke")}
     results = base.Results(Path("runs"), {job: outcome(0.5) for job in jobs})
     judged = [check(made, found) for made, found in figures_of(claims, results)]
@@ -134,7 +140,7 @@ def test_claims_of_trainings_find_their_figures() -> None:
 @pytest.mark.timeout(900)
 def test_all_claims_find_their_figures(tmp_path: Path) -> None:
     """Likewise: names of tables, rows and columns, and what counts hold."""
-    known, claims = papers_catalogue.catalogue(), claims_catalogue.CLAIMS
+    known, claims = known_with_seeds(), claims_catalogue.CLAIMS
     jobs = {job for each in claims for job in known[each.exhibit].jobs("smoke")}
     results = base.Results(tmp_path, {job: done(job) for job in jobs})
     with choices.composing():
@@ -149,10 +155,7 @@ def test_all_claims_find_their_figures(tmp_path: Path) -> None:
 @pytest.mark.parametrize("part", PARTS)
 def test_nothing_is_judged_without_results(part: str, composing: None, tmp_path: Path) -> None:
     """Which also reads every claim's exhibit at every scale, as far as that goes without results."""
-    known, results = (
-        papers_catalogue.catalogue(),
-        claims_catalogue.OnDemand(tmp_path),
-    )
+    known, results = known_with_seeds(), claims_catalogue.OnDemand(tmp_path)
     for made in module(f"scripts.exhibits.claims.{part}").CLAIMS:
         found = judging.judge(made, known, "smoke", results)
         assert found.finding.verdict.name == "UNJUDGED"

@@ -16,17 +16,18 @@ from scripts.exhibits.papers import study_points as lore
 from tests import test_study
 
 ROOT = Path(__file__).resolve().parents[2]
+GRID = study.GRID.with_seeds(3)
 
 
 def test_all_points_of_the_preset_are_trained_and_no_others() -> None:
     words = [",".join(point) for point in test_study.points()]
-    assert list(study.GRID.compared(study.GRID.plans["laptop"])) == ["dense", *words]
+    assert list(GRID.compared(GRID.plans["laptop"])) == ["dense", *words]
     assert all(study.METHODS[name] == (f"+point=[{name}]",) for name in words)
-    assert len(study.GRID.jobs("laptop")) == 3 * (len(words) + 1)
+    assert len(GRID.jobs("laptop")) == 3 * (len(words) + 1)
 
 
 def test_the_smallest_scale_has_every_choice() -> None:
-    chosen = [study.POINTS[name] for name in study.GRID.compared(study.GRID.plans["smoke"])[1:]]
+    chosen = [study.POINTS[name] for name in GRID.compared(GRID.plans["smoke"])[1:]]
     assert {each for point in chosen for each in enumerate(point)} == {
         each for point in lore.points() for each in enumerate(point)
     }
@@ -51,10 +52,10 @@ def test_any_part_of_the_grid_is_covered(words: list[tuple[str, ...]]) -> None:
 @pytest.mark.parametrize("scale", ["laptop", "paper"])
 def test_points_are_what_they_are_called(scale: str, composing: None) -> None:
     """Also in the presets of the paper's scale; with momentum before compression the threshold is another one."""
-    plan = study.GRID.plans[scale]
+    plan = GRID.plans[scale]
     for case in plan.cases:
         before, after, drawn, dense = (
-            study.GRID.job(plan, case, name, 2).config
+            GRID.job(plan, case, name, 2).config
             for name in (
                 "threshold,none,before,allgather",
                 "threshold,none,after,allgather",
@@ -123,11 +124,17 @@ def test_a_setting_is_chosen_without_the_seed_that_judges_it() -> None:
     assert lore.held_out({steady: candidates[steady]}, lower=False) == candidates[steady]
 
 
+def test_a_single_seed_chooses_for_itself() -> None:
+    steady, lucky = point("topk,model,local,after,allgather"), point("topk,layer,local,after,allgather")
+    assert lore.held_out({steady: [0.6], lucky: [0.99]}, lower=False) == [0.99]
+    assert lore.held_out({steady: [0.6], lucky: [0.99]}, lower=True) == [0.6]
+
+
 def results_of(folder: Path, lost: dict[str, str]) -> Any:
     """Of the smoke scale: dense reaches 0.9, points 0.8, 0.7 and so on, later seeds some more; some are lost."""
-    plan = study.GRID.plans["smoke"]
+    plan = GRID.plans["smoke"]
     found = {}
-    for rank, name in enumerate(study.GRID.compared(plan)):
+    for rank, name in enumerate(GRID.compared(plan)):
         for seed in plan.seeds:
             data = {
                 "metric": "accuracy",
@@ -138,7 +145,7 @@ def results_of(folder: Path, lost: dict[str, str]) -> Any:
                 "steps": 2,
             }
             failed = name in lost and seed == 2
-            job = study.GRID.job(plan, plan.cases[0], name, seed)
+            job = GRID.job(plan, plan.cases[0], name, seed)
             found[job] = jobs.Outcome(folder, {} if failed else data, lost.get(name) if failed else None)
     return base.Results(folder, found)
 
@@ -149,8 +156,8 @@ def cells(table: Any, name: str) -> dict[str, Any]:
 
 
 def test_tables_by_hand(tmp_path: Path) -> None:
-    axes, grid, best = study.GRID.tables("smoke", results_of(tmp_path, {}))
-    names = study.GRID.compared(study.GRID.plans["smoke"])
+    axes, grid, best = GRID.tables("smoke", results_of(tmp_path, {}))
+    names = GRID.compared(GRID.plans["smoke"])
     assert [row.name for row in grid.rows] == list(names)
     topk = cells(axes, "what is sent: topk")
     assert topk["every seed"].text == "0.81, 0.82, 0.83"
@@ -171,10 +178,10 @@ def test_tables_by_hand(tmp_path: Path) -> None:
 
 
 def test_what_failed_is_said(tmp_path: Path) -> None:
-    names = study.GRID.compared(study.GRID.plans["smoke"])
+    names = GRID.compared(GRID.plans["smoke"])
     lost = {name: "out of memory" for name in names if name.startswith(("random_block", "dense"))}
     results = results_of(tmp_path, lost)
-    axes, grid, best = study.GRID.tables("smoke", results)
+    axes, grid, best = GRID.tables("smoke", results)
     gone = cells(axes, "what is sent: random_block")
     assert (gone["points"].text, gone["points"].bad) == ("0 of 1, others failed", True)
     assert gone["mean metric"].text == "failed"
@@ -189,9 +196,9 @@ def test_what_failed_is_said(tmp_path: Path) -> None:
 def test_pictures_show_every_point(tmp_path: Path, failing: str) -> None:
     from matplotlib.figure import Figure
 
-    names = study.GRID.compared(study.GRID.plans["smoke"])
+    names = GRID.compared(GRID.plans["smoke"])
     lost = {name: "out of memory" for name in names if name.startswith(failing)}
-    axes, grid = study.GRID.pictures("smoke", results_of(tmp_path, lost))
+    axes, grid = GRID.pictures("smoke", results_of(tmp_path, lost))
     figure = Figure()
     grid.draw(figure)
     texts = [text.get_text() for text in figure.axes[0].texts]

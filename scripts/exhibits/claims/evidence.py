@@ -15,7 +15,7 @@ from scripts.exhibits.kinds.lab import TURNS
 from scripts.exhibits.kinds.trainings import Case, MethodComparison
 from scripts.exhibits.measures import final_metric
 from scripts.exhibits.papers.study_points import held_out
-from scripts.exhibits.statistics import LEAST
+from scripts.exhibits.statistics import LEAST, seeds
 from scripts.exhibits.tables import Row, Table
 
 __all__ = [
@@ -110,7 +110,7 @@ def turns(found: Sequence[Table]) -> dict[str, Figure]:
     }
     least = min(len(figure.values) for figure in rows.values())
     if least < LEAST:
-        raise NoEvidence(f"{least} turns, where {LEAST} are needed", found[0].rows[0].jobs)
+        raise NoEvidence(f"{least} turn{'s' if least > 1 else ''}, where {LEAST} are needed", found[0].rows[0].jobs)
     return rows
 
 
@@ -147,7 +147,7 @@ def trained(
     }
     every = [job for by_method in jobs.values() for seeds in by_method.values() for job in seeds]
     if len(plan.seeds) < LEAST:
-        raise NoEvidence(f"{len(plan.seeds)} seeds, where {LEAST} are needed", every)
+        raise NoEvidence(f"{seeds(len(plan.seeds))}, where {LEAST} are needed", every)
     numbers = {job: read(data) for job, data in zip(every, required(results, every), strict=True)}
     lost = sum(not math.isfinite(number) for number in numbers.values())
     if lost:

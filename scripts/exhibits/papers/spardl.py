@@ -15,7 +15,7 @@ from scripts.exhibits.kinds.watched import WatchedPlan
 from scripts.exhibits.notes import OKTOPK
 from scripts.exhibits.papers import spardl_contrasts, spardl_lab, spardl_race, spardl_updates
 from scripts.exhibits.papers.real import EVENING, OURS, REAL, REFERENCES, RIVALS, SYNTHETIC, Pace, hours, long_digits
-from scripts.exhibits.papers.small import ON_DIGITS, PICTURES, SEEDS, SMALL, TINY, VIRTUAL, as_published
+from scripts.exhibits.papers.small import ON_DIGITS, ONE_SEED, PICTURES, SEEDS, SMALL, TINY, VIRTUAL, as_published
 
 __all__ = ["EXHIBITS"]
 
@@ -29,7 +29,7 @@ ALL = MappingProxyType(
         "dense": ("compressor=none",),
     }
 )
-TWO, FIVE = (1, 2), (1, 2, 3, 4, 5)
+FIVE = (1, 2, 3, 4, 5)
 FOURTEEN, SIXTEEN = (*SMALL, "cluster.workers=14"), "cluster.workers=16"
 
 MORE_PICTURES = Case(
@@ -96,7 +96,7 @@ CASES = (PICTURES, MORE_PICTURES, PRICES, REVIEWS, NEWS, WIKIPEDIA)
 def _plans(smoke: tuple[Case, ...], laptop: Plan, *paper: str) -> Mapping[str, Plan]:
     return MappingProxyType(
         {
-            "smoke": Plan(smoke, TINY, SEEDS, "seconds each"),
+            "smoke": Plan(smoke, TINY, ONE_SEED, "seconds each"),
             "laptop": laptop,
             "paper": as_published(*(f"spardl/{preset}" for preset in paper)),
         }
@@ -184,7 +184,7 @@ REAL_DATA = MethodComparison(
     plans=MappingProxyType(
         {
             "smoke": Plan(
-                tuple(pace.case for pace in SYNTHETIC), EVENING, TWO[:1], "seconds each", only=("dense", OURS)
+                tuple(pace.case for pace in SYNTHETIC), EVENING, ONE_SEED, "seconds each", only=("dense", OURS)
             ),
             "laptop": Plan((PICTURES,), (*FOURTEEN, "training.max_steps=190"), SEEDS, "about 15 minutes"),
             "evening": Plan(
@@ -315,7 +315,7 @@ MANY_TEAMS = MethodComparison(
     ),
     plans=MappingProxyType(
         {
-            "smoke": Plan((PICTURES,), (*TINY, SIXTEEN), SEEDS, "seconds each"),
+            "smoke": Plan((PICTURES,), (*TINY, SIXTEEN), ONE_SEED, "seconds each"),
             "laptop": Plan((PICTURES,), (*SMALL, SIXTEEN, "training.epochs=15"), SEEDS, "about 15 minutes"),
             "paper": replace(as_published("spardl/vgg16_cifar10"), words=(SIXTEEN,)),
         }

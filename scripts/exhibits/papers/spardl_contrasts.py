@@ -9,7 +9,7 @@ from typing import NamedTuple
 from scripts.exhibits.kinds.contrasts import Contrasts, Pair
 from scripts.exhibits.kinds.trainings import Plan
 from scripts.exhibits.papers.real import EVENING, hours, long_digits
-from scripts.exhibits.papers.small import PICTURES, SEEDS, SMALL, TINY, VIRTUAL, as_published
+from scripts.exhibits.papers.small import ONE_SEED, PICTURES, SEEDS, SMALL, TINY, VIRTUAL, as_published
 
 __all__ = ["RESIDUALS_WHY"]
 
@@ -79,7 +79,7 @@ RESIDUALS_WHY = Contrasts(
     question="GRES less LRES:",
     plans=MappingProxyType(
         {
-            "smoke": Plan((PICTURES,), (*TINY, EIGHT), SEEDS, "seconds each"),
+            "smoke": Plan((PICTURES,), (*TINY, EIGHT), ONE_SEED, "seconds each"),
             "laptop": Plan((PICTURES,), (*SMALL, EIGHT, "training.max_steps=300"), SEEDS, "about 25 minutes"),
             "evening": Plan((LONG.timed,), EVENING, SEEDS, hours((LONG,), tuple(CELLS), SEEDS, WORKERS)),
             "paper": as_published("spardl/vgg16_cifar10"),

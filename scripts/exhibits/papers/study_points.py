@@ -146,17 +146,17 @@ Setting = TypeVar("Setting")
 def held_out(candidates: Mapping[Setting, Sequence[float]], lower: bool) -> list[float]:
     """For each seed, its metric at the setting that is best for the other seeds.
 
-    So who has more settings to choose from has not more luck.
+    So who has more settings to choose from has not more luck. A single seed has no others: it chooses for itself.
 
     Args:
-        candidates: at least one setting, with at least two seeds.
+        candidates: at least one setting, with at least one seed, as many for each.
         lower: whether a lower metric is a better one.
     """
     (count,) = {len(seeds) for seeds in candidates.values()}
     found = []
     for left in range(count):
         others = {
-            point: mean(value for seed, value in enumerate(seeds) if seed != left)
+            point: mean([value for seed, value in enumerate(seeds) if seed != left] or seeds)
             for point, seeds in candidates.items()
         }
         found.append(candidates[best_of(others, lower)][left])

@@ -13,7 +13,7 @@ from scripts.exhibits.failures import failed
 from scripts.exhibits.kinds.trainings import DENSE as DENSE_WORDS
 from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan
 from scripts.exhibits.measures import final_metric, share_of_bytes
-from scripts.exhibits.papers.small import SEEDS, SMALL, VIRTUAL
+from scripts.exhibits.papers.small import ONE_SEED, SEEDS, SMALL, VIRTUAL
 from scripts.exhibits.papers.study_points import PRESET, Point, best_of, held_out, points
 from scripts.exhibits.statistics import INTERVAL, shown_interval, spread
 from scripts.exhibits.tables import Cell, Row, Table
@@ -174,7 +174,7 @@ RATES = StudyRates(
             "smoke": Plan(
                 (DIGITS,),
                 (*ONE_RUN, *SMALL, "logger.mode=disabled", "training.max_steps=2", "training.eval_examples=8"),
-                SEEDS,
+                ONE_SEED,
                 "half a second each",
                 only=tuple(name for name, (row, _) in SETTINGS.items() if row in (DENSE, POINTS[0].name)),
             ),

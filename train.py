@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -34,6 +34,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
 from hydra.utils import instantiate
@@ -63,7 +64,7 @@ from spardl.training.loggers import Logger
 from spardl.training.lr import LrSchedule
 from spardl.training.parts import Kind, check_switches
 from spardl.training.recipe import settled
-from spardl.training.runs import finished_run
+from spardl.training.runs import UnfinishedError, finished_run
 from spardl.training.settings import Settings
 from spardl.training.targets import public
 from spardl.training.task import Task
@@ -95,21 +96,6 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 )
 
 
-class UnfinishedError(Exception):
-    """A run without a result, and all is said: Hydra's launchers carry it on, and its sweepers count a failure.
-
-    Args:
-        code: the exit code.
-    """
-
-    def __init__(self, code: int) -> None:
-        super().__init__(code)
-        self.code = code
-
-    def __str__(self) -> str:
-        return f"it ended with exit code {self.code}"
-
-
 def _offer_points() -> None:
     """Makes Hydra's group ``point`` of one file: choices too small for a file each."""
     for name, point in OmegaConf.load(CONFIGURATIONS / "points.yaml").items():
@@ -130,14 +116,8 @@ def build(config: DictConfig) -> Experiment:
     with announced("preparing the data", quiet=quiet):
         dataset = build_dataset(plain)
     with announced("checking that the parts fit together", quiet=quiet):
-        return _experiment(plain, dataset)
-
-
-def _experiment(plain: Mapping[str, Any], dataset: Any) -> Experiment:
-    caveat = getattr(dataset, "caveat", None)
-    plan = build_plan(plain, dataset)
-    caveats = (caveat,) if caveat else ()
-    return Experiment(plain, _label(), plan, _make(plain, "cluster"), _make(plain, "logger"), caveats, _recall)
+        parts = build_plan(plain, dataset), _make(plain, "cluster"), _make(plain, "logger")
+        return Experiment(plain, _label(), *parts, tuple(filter(None, [getattr(dataset, "caveat", None)])), _recall)
 
 
 def _recall(folder: Path) -> dict[str, Any]:
@@ -283,7 +263,7 @@ def main() -> int:
     try:
         with listening(lambda: True, _stop_early):
             _check_words(sys.argv[1:])
-            with _listing_at_once() if {"-h", "--help"} & set(sys.argv) else nullcontext():
+            with _quick():
                 job()
     except UnfinishedError as unfinished:
         if not codes:  # it ran in another process, where a launcher had put it
@@ -302,11 +282,32 @@ def main() -> int:
 
 
 class _QuickLoader(ConfigLoaderImpl):
-    """Lists a group without a copy of all that Hydra knows: for the groups of ``--help``, the copies take a second."""
+    """Hydra's own, without what Hydra does twice or for nothing."""
+
+    _single = "hydra.mode=RUN"  # what Hydra adds to the words of a run that is no sweep
+    _kept: tuple[Any, ...] = ()
 
     def get_group_options(self, group_name: str, *what: Any, **more: Any) -> list[str]:
-        """Those of the search path as it is; only overrides, which are not given here, could change a copy's."""
+        """Those of the search path as it is, for ``--help``; overrides, which it has not, could change a copy of it."""
         return list(self.repository.get_group_options(group_name, *what, **more))
+
+    def load_configuration(
+        self, config_name: str | None, overrides: list[str], run_mode: RunMode, *shell: bool, **more: bool
+    ) -> DictConfig:
+        """Hydra composes to learn whether this is a sweep, and if not, once more: what it has by then, serves."""
+        words, (kept, self._kept) = [config_name, *overrides], (self._kept, ())
+        if more.get("validate_sweep_overrides") is False:
+            with suppress(HydraException):
+                composed = super().load_configuration(config_name, overrides, RunMode.RUN, *shell, **more)
+                self._kept = ([*words, self._single], composed)
+                return composed
+        elif words in kept and kept[1].hydra.mode is None:
+            self.validate_sweep_overrides_legal(OverridesParser.create().parse_overrides(overrides), run_mode, True)
+            composed = kept[1]
+            composed.hydra.mode = RunMode.RUN
+            composed.hydra.overrides.hydra.append(self._single)
+            return composed
+        return super().load_configuration(config_name, overrides, run_mode, *shell, **more)
 
 
 class _QuickHydra(GlobalHydra):
@@ -319,9 +320,9 @@ class _QuickHydra(GlobalHydra):
 
 
 @contextmanager
-def _listing_at_once() -> Iterator[None]:
+def _quick() -> Iterator[None]:
     before = GlobalHydra.instance()
-    GlobalHydra.set_instance(_QuickHydra())
+    GlobalHydra.set_instance(type.__call__(_QuickHydra))  # a new one, though singletons are not made twice
     try:
         yield
     finally:

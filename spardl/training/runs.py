@@ -18,11 +18,26 @@ from spardl.basics.files import naming, write_atomically
 from spardl.training.checkpoint import find_checkpoint
 from spardl.training.strict import to_json
 
-__all__ = ["Claimed", "Run", "continue_from", "finished_run", "flat", "new_run", "run_id", "runs_of"]
+__all__ = ["Claimed", "Run", "UnfinishedError", "continue_from", "finished_run", "flat", "new_run", "run_id", "runs_of"]
 
 
 # Bytes; a summary has some thousand, and disks have blocks.
 _RESERVE = 1 << 14
+
+
+class UnfinishedError(Exception):
+    """A run without a result, and all is said: Hydra's launchers carry it on, and its sweepers count a failure.
+
+    Args:
+        code: the exit code.
+    """
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+    def __str__(self) -> str:
+        return f"it ended with exit code {self.code}"
 
 
 def run_id(config: Mapping[str, Any]) -> str:

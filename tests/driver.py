@@ -16,10 +16,9 @@ from typing import Any
 # What a run would import first thing: once here instead of in each process that is forked from this one.
 import sklearn.datasets  # noqa: F401
 import torch._dynamo  # noqa: F401
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
 import train
+from scripts import choices
 from spardl.clusters.workers.processes import leave
 from spardl.training.loggers import Logger
 from spardl.training.parts import Kind
@@ -33,10 +32,8 @@ STARTED_BY = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", 
 
 def composed(*words: str) -> dict[str, Any]:
     """The resolved configuration of a command line, as plain data."""
-    with initialize_config_dir(str(train.CONFIGURATIONS), version_base="1.3"):
-        config = compose("train", overrides=list(words))
-    plain: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
-    return plain
+    with choices.composing():
+        return choices.composed(*words)
 
 
 def here(*words: str) -> int:

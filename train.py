@@ -285,28 +285,28 @@ class _QuickLoader(ConfigLoaderImpl):
     """Hydra's own, without what Hydra does twice or for nothing."""
 
     _single = "hydra.mode=RUN"  # what Hydra adds to the words of a run that is no sweep
-    _kept: tuple[Any, ...] = ()
+    _kept: Mapping[tuple[str | None, ...], DictConfig] = MappingProxyType({})
 
     def get_group_options(self, group_name: str, *what: Any, **more: Any) -> list[str]:
-        """Those of the search path as it is, for ``--help``; overrides, which it has not, could change a copy of it."""
-        return list(self.repository.get_group_options(group_name, *what, **more))
+        """Without a copy of all that Hydra knows, which only overrides could change: for ``--help``, it makes many."""
+        who: Any = super() if "overrides" in more else self.repository
+        return list(who.get_group_options(group_name, *what, **more))
 
     def load_configuration(
         self, config_name: str | None, overrides: list[str], run_mode: RunMode, *shell: bool, **more: bool
     ) -> DictConfig:
         """Hydra composes to learn whether this is a sweep, and if not, once more: what it has by then, serves."""
-        words, (kept, self._kept) = [config_name, *overrides], (self._kept, ())
+        words, (kept, self._kept) = (config_name, *overrides), (self._kept, {})
         if more.get("validate_sweep_overrides") is False:
             with suppress(HydraException):
                 composed = super().load_configuration(config_name, overrides, RunMode.RUN, *shell, **more)
-                self._kept = ([*words, self._single], composed)
+                self._kept = {(*words, self._single): composed}
                 return composed
-        elif words in kept and kept[1].hydra.mode is None:
+        elif words in kept and kept[words].hydra.mode is None:
             self.validate_sweep_overrides_legal(OverridesParser.create().parse_overrides(overrides), run_mode, True)
-            composed = kept[1]
-            composed.hydra.mode = RunMode.RUN
-            composed.hydra.overrides.hydra.append(self._single)
-            return composed
+            kept[words].hydra.mode = RunMode.RUN
+            kept[words].hydra.overrides.hydra.append(self._single)
+            return kept[words]
         return super().load_configuration(config_name, overrides, run_mode, *shell, **more)
 
 

@@ -15,7 +15,7 @@ from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from tests.driver import here, only_run, summary
+from tests.driver import command, here, only_run, summary
 from train import CONFIGURATIONS, _quick
 
 WORDS = (
@@ -69,6 +69,17 @@ def test_the_same_is_listed_without_copies(monkeypatch: pytest.MonkeyPatch) -> N
     assert GlobalHydra.instance() is before
     with pytest.raises(TypeError):
         listed()
+
+
+def completed(line: str) -> str:
+    """What Hydra's shell completion prints."""
+    environment = {"COMP_LINE": line, "COMP_POINT": str(len(line))}
+    return str(command("--shell-completion", "query=bash", env=environment).stdout)
+
+
+def test_the_shell_completes() -> None:
+    found = completed("python train.py compressor=topk").split()
+    assert found == ["compressor=topk", "compressor=topka", "compressor=topkdsa"]
 
 
 @pytest.mark.parametrize("words", WORDS, ids=" ".join)

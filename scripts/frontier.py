@@ -16,7 +16,7 @@ from pathlib import Path
 
 from scripts.docs.marked import replace
 from scripts.exhibits.base import Results
-from scripts.exhibits.charts.axes import SIZE, TEXT, drawing
+from scripts.exhibits.charts.axes import SIZE, TEXT, check_drawing, drawing
 from scripts.exhibits.charts.labels import explain
 from scripts.exhibits.kinds.frontier import Frontier
 from scripts.exhibits.papers.frontier import FRONTIER
@@ -86,6 +86,8 @@ def act(arguments: argparse.Namespace) -> int:
         OSError: if the page cannot be read or written.
         ValueError: if it lacks a section.
     """
+    if arguments.write:
+        check_drawing()
     results = Results.on_disk(arguments.records, FRONTIER.jobs(SCALE), Shelf(arguments.records))
     text = page((ROOT / PAGE).read_text(), FRONTIER, results)
     if arguments.check:

@@ -25,7 +25,7 @@ from markupsafe import Markup
 
 from scripts import choices
 from scripts.exhibits.base import Basis, Picture
-from scripts.exhibits.charts.axes import SIZE, drawing
+from scripts.exhibits.charts.axes import SIZE, check_drawing, drawing
 from scripts.exhibits.charts.curves import draw_means, key_of
 from scripts.exhibits.charts.labels import explain
 from scripts.exhibits.measures import Curve
@@ -34,6 +34,7 @@ from scripts.exhibits.pages.runs import Comparison, Finished, Method, Unfinished
 from scripts.exhibits.papers.small import VIRTUAL
 from scripts.exhibits.statistics import INTERVAL, shown_interval, spread
 from scripts.exhibits.tables import Cell, Row, Table, markdown
+from spardl.basics.errors import ConfigError
 from spardl.basics.files import write_atomically
 
 FINISHED, BAD_INPUT = 0, 2
@@ -210,10 +211,15 @@ def main() -> int:
         print("error: none of these folders holds a finished run; python train.py makes one", file=sys.stderr)
         return BAD_INPUT
     try:
+        if arguments.html or arguments.plot:
+            check_drawing()
         if arguments.html:
             write_page(arguments.html, comparisons, finished, others)
         if arguments.plot:
             plot(comparisons, arguments.plot)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_INPUT
     except (OSError, ValueError) as error:
         print(f"error: the report cannot be written ({error}); name other files", file=sys.stderr)
         return BAD_INPUT

@@ -30,6 +30,7 @@ import torch
 
 from scripts import choices
 from scripts.exhibits.base import INSTEAD, SCALES, Exhibit, Results
+from scripts.exhibits.charts.axes import check_drawing
 from scripts.exhibits.claims.catalogue import claims_section, judge_all
 from scripts.exhibits.jobs import Job
 from scripts.exhibits.pages.page import Section
@@ -223,6 +224,7 @@ def act(arguments: argparse.Namespace) -> int:
             for exhibit in exhibits:
                 print(explain(exhibit, arguments.scale, arguments.explain, arguments.outputs, shelf))
             return FINISHED
+        check_drawing()
         jobs = list(dict.fromkeys(job for exhibit in exhibits for job in exhibit.jobs(arguments.scale)))
         todo = missing(jobs, shelf)
         elsewhere = [] if arguments.done else complete(todo, arguments.outputs, arguments.jobs)

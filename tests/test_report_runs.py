@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from scripts import report
+from scripts.exhibits.charts import axes
 from scripts.exhibits.pages import runs
 from tests.run_folders import SUMMARY, write_run
 
@@ -219,6 +220,16 @@ def test_a_file_that_cannot_be_written(
     told = capsys.readouterr().err
     assert told.startswith("error: the report cannot be written (")
     assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--html=page.html", "--plot=picture.png"])
+def test_what_draws_is_missing(option: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+    write_run(tmp_path / "run")
+    monkeypatch.setattr(axes, "find_spec", lambda _: None)
+    assert called(monkeypatch, tmp_path, option) == 2
+    told = capsys.readouterr()
+    assert told.err == "error: figures need matplotlib, which is not installed: pip install -e '.[report]'\n"
+    assert "Accuracy on digits" in told.out
 
 
 def test_a_figure_that_was_not_finite(

@@ -19,6 +19,7 @@ import pytest
 
 from scripts import choices, reproduce
 from scripts.exhibits import base, jobs, statistics, tables, working
+from scripts.exhibits.charts import axes
 from scripts.exhibits.kinds import trainings
 from spardl.basics.errors import ConfigError, WorkerError
 from tests.labs import missing
@@ -235,6 +236,15 @@ def test_what_cannot_be_asked_for(
     told = capsys.readouterr().err
     assert told.startswith(complaint)
     assert told.count("\n") == 1
+
+
+def test_what_draws_is_missed_before_the_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+    monkeypatch.setattr(axes, "find_spec", lambda _: None)
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", "spardl.complexity", "--own", f"--outputs={tmp_path / 'runs'}"])
+    assert reproduce.main() == 2
+    missing = "error: figures need matplotlib, which is not installed: pip install -e '.[report]'\n"
+    assert capsys.readouterr() == ("", missing)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_list_names_source_and_cost_of_each(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from importlib.util import find_spec
 from typing import Any
 
 from scripts.exhibits.charts import palette
+from spardl.basics.errors import ConfigError
 
-__all__ = ["SIZE", "SMALL", "TEXT", "drawing", "logarithmic", "plain"]
+__all__ = ["SIZE", "SMALL", "TEXT", "check_drawing", "drawing", "logarithmic", "plain"]
 
 # Inches; two panels fit side by side on a page, one on a telephone.
 SIZE = (4.4, 2.7)
 # Sizes of letters in points: of what is read, and of numbers beside axes.
 TEXT, SMALL = 8, 7.5
+
+
+def check_drawing() -> None:
+    """Tells whether figures can be drawn, before the work that they are to show.
+
+    Raises:
+        ConfigError: if not.
+    """
+    if find_spec("matplotlib") is None:
+        raise ConfigError("figures need matplotlib, which is not installed: pip install -e '.[report]'")
 
 
 def drawing(**more: Any) -> Any:

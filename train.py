@@ -62,7 +62,7 @@ from spardl.training.launcher import Launcher
 from spardl.training.learner import Plan, sample_optimizer
 from spardl.training.loggers import Logger
 from spardl.training.lr import LrSchedule
-from spardl.training.parts import Kind, check_switches
+from spardl.training.parts import Kind, check_switches, whole
 from spardl.training.recipe import settled
 from spardl.training.runs import UnfinishedError, finished_run
 from spardl.training.settings import Settings
@@ -111,7 +111,7 @@ def build(config: DictConfig) -> Experiment:
     Raises:
         ConfigError: if they do not, or a value is out of range.
     """
-    plain: dict[str, Any] = public(OmegaConf.to_container(config, resolve=True))
+    plain: dict[str, Any] = whole(public(OmegaConf.to_container(config, resolve=True)))
     quiet = not leads(os.environ)
     with announced("preparing the data", quiet=quiet):
         dataset = build_dataset(plain)
@@ -268,7 +268,7 @@ def main() -> int:
     except UnfinishedError as unfinished:
         if not codes:  # it ran in another process, where a launcher had put it
             codes.append(_complain("a run of the sweep failed, see above", unfinished.code))
-    except (HydraException, OmegaConfBaseException, OSError, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, OSError, ValueError, YAMLError) as error:
         return _complain(_plainly(error), BAD_INPUT)
     except AskedToStopError:
         return _say("stopped, as asked, before training began", STOPPED)

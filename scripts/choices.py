@@ -57,7 +57,7 @@ def _sets_a_value(override: Override) -> bool:
     if override.is_sweep_override() or override.is_hydra_override() or override.package is not None:
         return False
     loader: Any = GlobalHydra.instance().config_loader()
-    return not loader.repository.group_exists(override.key_or_group)
+    return isinstance(override.value(), dict) or not loader.repository.group_exists(override.key_or_group)
 
 
 @lru_cache(maxsize=128)

@@ -26,7 +26,7 @@ from scripts import choices
 from scripts.docs.marked import replace
 from scripts.evidence.plans import Task, tasks_in
 from scripts.evidence.tables import summary_of, table_of
-from scripts.exhibits.jobs import Training
+from scripts.exhibits.jobs import Job, Training
 from scripts.exhibits.records import Records, on_record, record, unshippable
 from scripts.exhibits.tables import markdown
 from scripts.exhibits.working import FAILED, FINISHED, answer, complete
@@ -41,12 +41,8 @@ PAGE, SUMMARY = ROOT / "docs" / "learning.md", ROOT / "docs" / "tuning.md"
 
 
 def missing(task: Task, records: Records) -> list[Training]:
-    """The runs of a task that are to be done next: those that choose learning rates, then the others."""
-    for runs in (task.first(), task.rest(records)):
-        found = [run for run in runs if run.command not in records]
-        if found:
-            return found
-    return []
+    """The runs of a task that can be done next: those that choose learning rates, and others where a rate is chosen."""
+    return [run for run in (*task.first(), *task.rest(records)) if run.command not in records]
 
 
 def stale(tasks: Sequence[Task], records: Records) -> list[str]:
@@ -57,29 +53,29 @@ def stale(tasks: Sequence[Task], records: Records) -> list[str]:
 
 
 def run(tasks: Sequence[Task], folder: Path, outputs: Path, jobs: int) -> int:
-    """Trains what is missing; returns how many runs failed."""
-    faults = 0
+    """Trains what is missing; returns how many runs failed, which keep no others from being trained."""
+    failed: set[str] = set()
 
-    def ended(training: object, fault: SpardlError | None) -> None:
-        nonlocal faults
+    def ended(training: Job, fault: SpardlError | None) -> None:
         try:
             if fault is None and isinstance(training, Training) and (found := training.find(outputs)):
                 record(training, found, folder)
         except ConfigError as error:  # the code was changed meanwhile
             fault = error
             print(f"error: {error}", file=sys.stderr)
-        faults += fault is not None
+        if fault is not None:
+            failed.add(training.command)
 
-    while not faults:
+    while True:
         records = on_record(folder)
-        todo = [each for task in tasks for each in missing(task, records)]
+        todo = [each for task in tasks for each in missing(task, records) if each.command not in failed]
         for each in todo:  # done, but stopped before it was recorded
             if found := each.find(outputs):
                 record(each, found, folder)
         if not todo:
             break
         complete(todo, outputs, jobs, ended)
-    return faults
+    return len(failed)
 
 
 def pages(records: Records) -> dict[Path, str]:
@@ -100,6 +96,10 @@ def act(arguments: argparse.Namespace) -> int:
     """
     if arguments.seeds is not None and not arguments.run:
         raise ConfigError("--seeds says what to train: it goes with --run")
+    if arguments.only and arguments.write:
+        raise ConfigError("--write makes the tables of both pages: leave out --only")
+    if arguments.jobs < 1:
+        raise ConfigError(f"--jobs must be at least 1, got {arguments.jobs}")
     tasks = [task.cut(arguments.seeds) for task in tasks_in(PLANS) if arguments.only in (None, task.name)]
     if not tasks:
         raise ConfigError(f"there is no table {arguments.only}; {PLANS.name} has them")

@@ -34,6 +34,7 @@ from pathlib import Path
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from scripts.submission.cluster import Slurm
 from scripts.submission.here import Here
@@ -216,7 +217,7 @@ def main() -> int:
         if words and words[0] in COMMANDS:
             return _attend(words[0], words[1:])
         return submit(_parser().parse_intermixed_args(words))
-    except (ConfigError, HydraException, OmegaConfBaseException, OSError) as error:
+    except (ConfigError, HydraException, OmegaConfBaseException, OSError, YAMLError) as error:
         text = " ".join(str(error).split("Config search path")[0].split())
         print(f"error: {text}", file=sys.stderr, flush=True)
         return BAD_INPUT

@@ -55,6 +55,8 @@ CASES = {
     "logger=foo": "Available options in 'logger': none wandb",
     "compressor=null": "must be a string or a list",
     "~optimizer": "this configuration has no optimizer; choose one with optimizer=NAME",
+    "~training": "this configuration has no training; leave ~training away",
+    "~output_dir": "this configuration has no output_dir; leave ~output_dir away",
     "nonsense=1": "Could not override 'nonsense'",
     "compressor.nonsense=1": "Could not override 'compressor.nonsense'",
     "+compressor.nonsense=1": "unexpected keyword argument 'nonsense'",
@@ -154,6 +156,14 @@ def test_one_line_and_exit_code_2(typed: str, tmp_path: Path, capfd: pytest.Capt
     assert CASES[typed] in one_line(output.err)
     assert output.out == ""
     assert not list((tmp_path / "out").glob("[!.]*"))
+
+
+@pytest.mark.parametrize("text", ["seed: 1\n  model: a", "seed: 1\nseed: 2"])
+def test_a_file_that_is_no_yaml(text: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(text)
+    assert here("--config-dir", str(tmp_path), "+experiment=mine", f"output_dir={tmp_path / 'out'}") == 2
+    assert "mine.yaml" in one_line(capfd.readouterr().err)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", ""])

@@ -24,6 +24,8 @@ LINES = (
     ("model=bert_tiny", "momentum=adam", "momentum.betas=[0,0.95]", "optimizer.lr=${optimizer.weight_decay}"),
     ("+point=[signsgd,layer,local,after,allgather_codes]", "experiment=sparse_communication_study", "seed=2"),
     ("hydra.job.chdir=true", "~dataset", "+dataset=digits"),
+    ("compressor.density=0.5", "compressor={density:0.1}"),
+    ("compressor={density:0.1}", "compressor.density=0.5", "seed=3", "seed=3"),
 )
 
 

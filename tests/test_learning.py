@@ -17,7 +17,7 @@ from scripts.evidence.tables import summary_of, table_of
 from scripts.exhibits.jobs import Outcome, Training
 from scripts.exhibits.records import on_record, record
 from scripts.exhibits.tables import markdown
-from spardl.basics.errors import ConfigError
+from spardl.basics.errors import ConfigError, TrainingError
 from spardl.training import summary
 from tests.driver import ROOT, here
 
@@ -56,10 +56,10 @@ def test_rates_of_references_are_chosen_on_all_seeds_and_others_on_the_first(fil
     assert len(TASK.first()) == 2 * 4 + 1
     assert len(TASK.rest(records)) == 1
     assert learning.missing(TASK, records) == []
-    for line, rate, seed in ((LINES[3], 0.1, 2), (LINES[0], 0.1, 2)):
-        gone = TASK.training(line, rate, seed)
-        del records[gone.command]
-        assert learning.missing(TASK, records) == [gone]
+    gone = [TASK.training(LINES[0], 0.1, 2), TASK.training(LINES[3], 0.1, 2)]
+    for each in gone:
+        del records[each.command]
+    assert learning.missing(TASK, records) == gone
 
 
 def test_the_first_seed_only(filled: Path) -> None:
@@ -166,26 +166,63 @@ def test_the_records_are_those_of_today() -> None:
     learning.check(tasks_in(learning.PLANS), on_record(ROOT / "docs" / "results" / "learning"))
 
 
-def test_commands_that_cannot_be(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.argv", ["learning.py", "--only", "nothing"])
-    assert learning.main() == 2
-    assert capsys.readouterr().err == "error: there is no table nothing; learning.yaml has them\n"
-    monkeypatch.setattr("sys.argv", ["learning.py", "--seeds", "1"])
-    assert learning.main() == 2
-    assert capsys.readouterr().err == "error: --seeds says what to train: it goes with --run\n"
-    monkeypatch.setattr("sys.argv", ["learning.py", "--run", "--seeds", "0"])
-    assert learning.main() == 2
-    assert capsys.readouterr().err == "error: 0 seeds: a table takes at least one\n"
-
-
-def test_trainings_that_could_not_be_recorded_are_not_begun(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("--only nothing", "there is no table nothing; learning.yaml has them"),
+        ("--seeds 1", "--seeds says what to train: it goes with --run"),
+        ("--write --only digits", "--write makes the tables of both pages: leave out --only"),
+        ("--run --jobs 0", "--jobs must be at least 1, got 0"),
+    ],
+)
+def test_commands_that_cannot_be(
+    words: str, complaint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(summary, "_commit", lambda: "0123456789ab-dirty")
-    monkeypatch.setattr(learning, "run", None)
-    monkeypatch.setattr("sys.argv", ["learning.py", "--run"])
+    monkeypatch.setattr("sys.argv", ["learning.py", *words.split()])
     assert learning.main() == 2
-    assert capsys.readouterr().err == (
-        "error: trainings would be done with uncommitted changes (0123456789ab-dirty), "
-        "and have no record; commit first\n"
-    )
+    assert capsys.readouterr().err == f"error: {complaint}\n"
+
+
+def test_a_row_of_which_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    plan = {"rows": {"dense": "", "alone": "", "published": "compresor=none"}, "tasks": {}}
+    plan["tasks"]["toy"] = {"title": "", "words": "cluster.workers=2", "metric": "loss", "lower": True, "seeds": [1]}
+    plan["tasks"]["toy"] |= {"rates": {name: [1] for name in plan["rows"]}, "compared": {}}
+    (tmp_path / "plan.yaml").write_text(json.dumps(plan))
+    monkeypatch.setattr(learning, "PLANS", tmp_path / "plan.yaml")
+    monkeypatch.setattr(learning, "unshippable", lambda _: "")
+    monkeypatch.setattr("os.nice", lambda _: 0)  # the tests go on at their own pace
+    monkeypatch.setattr("sys.argv", ["learning.py", "--run", f"--outputs={tmp_path}", f"--records={tmp_path}"])
+    assert learning.main() == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: Could not override 'compresor'.")
+
+
+def test_a_run_that_fails_keeps_no_others_from_being_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad, tried = TASK.training(LINES[2], 0.1, 2).command, []
+
+    def complete(todo: list[Training], outputs: Path, jobs: int, ended: Any) -> None:
+        for each in todo:
+            tried.append(each.command)
+            if each.command == bad:
+                ended(each, TrainingError("the loss is not finite"))
+            else:
+                keep(each, tmp_path)
+
+    monkeypatch.setattr(learning, "complete", complete)
+    monkeypatch.setattr(Training, "find", lambda *_: None)
+    assert learning.run([TASK], tmp_path, tmp_path / "runs", 1) == 1
+    assert len(tried) == len(set(tried)) == len(TASK.first()) + 1
+    assert learning.missing(TASK, on_record(tmp_path)) == [TASK.training(LINES[2], 0.1, 2)]
+
+
+def test_seeds_that_no_rows_share_close_no_gap(tmp_path: Path) -> None:
+    for line, seed in ((LINES[0], 1), (LINES[0], 2), (LINES[1], 2), (LINES[2], 2), (LINES[3], 1)):
+        for rate in line.rates:
+            keep(TASK.training(line, rate, seed), tmp_path)
+    assert markdown(table_of(TASK, on_record(tmp_path))).splitlines()[-1].split(" | ")[4] == ""
+
+
+def test_what_waits_is_a_mean(tmp_path: Path) -> None:
+    for seed, age in ((1, 10.0), (2, 20.0)):
+        keep(TASK.training(LINES[3], 0.1, seed), tmp_path, residual_age=age)
+    assert markdown(table_of(TASK, on_record(tmp_path))).splitlines()[-1].endswith("| 15 steps |")

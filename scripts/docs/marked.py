@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from spardl.basics.errors import ConfigError
+
 __all__ = ["replace"]
 
 
@@ -11,10 +13,10 @@ def replace(text: str, section: str, content: str) -> str:
     """Puts content between the marks of a section.
 
     Raises:
-        ValueError: if the text has no such section.
+        ConfigError: if the text has no such section.
     """
     pattern = rf"(<!-- {section}: .*? -->\n).*?(<!-- end of {section} -->)"
     changed, count = re.subn(pattern, lambda marks: f"{marks[1]}{content}\n{marks[2]}", text, flags=re.DOTALL)
     if count != 1:
-        raise ValueError(f"a page needs one section between '<!-- {section}: ... -->' and its end, and it has {count}")
+        raise ConfigError(f"a page needs one section between '<!-- {section}: ... -->' and its end, and it has {count}")
     return changed

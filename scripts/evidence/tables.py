@@ -61,15 +61,14 @@ def _cells(
         return [Cell("not run yet"), *[Cell("")] * len(_COLUMNS)]
     rate, records = found
     values = [each.final(task.metric) for each in records.values()]
-    first = next(iter(records.values()))
-    age = first.figures.get("residual_age")
+    ages = [each.figures["residual_age"] for each in records.values() if each.figures.get("residual_age")]
     return [
         Cell(f"{rate:g}"),
         Cell(spread(values)),
         Cell(", ".join(f"{value:.4g}" for value in values)),
         Cell(_gap(line.name, losses)),
-        Cell("0" if line.name == ALONE else f"{first.share:.2%}"),
-        Cell(f"{age:.0f} steps" if age else ""),
+        Cell("0" if line.name == ALONE else f"{mean(each.share for each in records.values()):.2%}"),
+        Cell(f"{mean(ages):.0f} steps" if ages else ""),
     ]
 
 
@@ -81,6 +80,8 @@ def _gap(name: str, losses: Mapping[str, Mapping[int, float]]) -> str:
     if name == ALONE or not {DENSE, PUBLISHED, ALONE} <= losses.keys():
         return ""
     seeds = set.intersection(*(set(losses[each]) for each in (name, DENSE, PUBLISHED, ALONE)))
+    if not seeds:
+        return ""
     own, dense, published, alone = (
         mean(losses[each][seed] for seed in seeds) for each in (name, DENSE, PUBLISHED, ALONE)
     )

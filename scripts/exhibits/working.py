@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
 
 from scripts.exhibits.jobs import Job, Training
 from spardl.basics.errors import ConfigError, SpardlError
@@ -37,8 +39,9 @@ def answer(act: Callable[[argparse.Namespace], int], arguments: argparse.Namespa
     """
     try:
         return act(arguments)
-    except (ConfigError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (ConfigError, HydraException, OmegaConfBaseException, OSError) as error:
+        text = " ".join(str(error).split("Config search path")[0].split())
+        print(f"error: {text}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
         print("error: interrupted; the same command goes on from here", file=sys.stderr)

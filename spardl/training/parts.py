@@ -11,8 +11,9 @@ from typing import Any
 
 from spardl.basics.errors import ConfigError
 
-__all__ = ["Kind", "check_switches"]
+__all__ = ["Kind", "check_switches", "whole"]
 
+_NEEDED = ("training", "resume", "output_dir")  # beside the nodes of which something is made
 _TARGET, _PARTIAL = "_target_", "_partial_"
 
 
@@ -76,6 +77,21 @@ class Kind:
 
     def _makes(self, found: Any) -> bool:
         return issubclass(found, self.base) if inspect.isclass(found) else self.functions and callable(found)
+
+
+def whole(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration, as it was given.
+
+    Args:
+        config: resolved, as plain data.
+
+    Raises:
+        ConfigError: if it lacks something that is no choice of a file.
+    """
+    for name in _NEEDED:
+        if name not in config:
+            raise ConfigError(f"this configuration has no {name}; leave ~{name} away")
+    return config
 
 
 def check_switches(name: str, node: Mapping[str, Any]) -> None:

@@ -67,7 +67,7 @@ def check_extras(findings: Findings) -> None:
     missing = {extra: [name for name in names if not installed(name)] for extra, names in sorted(extras.items())}
     if lacks := missing.get(_FAST):
         findings.warn(
-            f"extras: without {', '.join(lacks)} selection takes up to three times as long; pip install 'spardl[{_FAST}]'"
+            f"extras: without {', '.join(lacks)} selection takes three times as long; pip install 'spardl[{_FAST}]'"
         )
     there = ", ".join(extra for extra, names in missing.items() if not names) or "none"
     others = ", ".join(f"{extra} (without {', '.join(names)})" for extra, names in missing.items() if names)

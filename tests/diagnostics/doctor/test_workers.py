@@ -164,6 +164,6 @@ def test_missing_libraries_are_named(doctor: Doctor, findings: Collected, monkey
     monkeypatch.setattr("spardl.diagnostics.doctor.installation.metadata.requires", lambda name: wanted)
     installation.check_extras(findings)
     assert findings.lines == [
-        "warning extras: without none-9 selection takes up to three times as long; pip install 'spardl[fast]'",
+        "warning extras: without none-9 selection takes three times as long; pip install 'spardl[fast]'",
         "ok extras: dev; not complete: fast (without none-9); pip install 'spardl[NAME]' if you want it",
     ]

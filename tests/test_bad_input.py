@@ -162,7 +162,8 @@ def test_one_line_and_exit_code_2(typed: str, tmp_path: Path, capfd: pytest.Capt
 def test_a_file_that_is_no_yaml(text: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(text)
-    assert here("--config-dir", str(tmp_path), "+experiment=mine", f"output_dir={tmp_path / 'out'}") == 2
+    place = f"hydra.searchpath=[file://{tmp_path}]"
+    assert here(place, "+experiment=mine", f"output_dir={tmp_path / 'out'}") == 2
     assert "mine.yaml" in one_line(capfd.readouterr().err)
 
 

@@ -49,6 +49,7 @@ def line(fixed: float, per_entry: float) -> Callable[[str, Mapping[str, Any]], L
     return lambda name, options: Linear(0.0, 0.0) if name == "bf16" else Linear(fixed, per_entry)
 
 
+@pytest.mark.slow
 def test_below_the_break_even_bandwidth_a_sparse_method_wins() -> None:
     found = float(tables.break_even(profile(), 8, line(1e-3, 2e-9)))
     below, above = (

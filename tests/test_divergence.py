@@ -46,6 +46,7 @@ def test_a_rate_that_is_far_too_high(rate: str, tmp_path: Path, capfd: pytest.Ca
             strict(folder / name)
 
 
+@pytest.mark.slow
 def test_what_a_diverged_run_advises_works(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = (*RUN, *EXPLODING, f"output_dir={tmp_path}")
     assert here(*words, "lr_schedule.gamma=1e30") == 1

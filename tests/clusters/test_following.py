@@ -156,6 +156,7 @@ print(sum(ledger.bytes_sent for ledger in cluster.ledgers))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ["0", "1"])
 def test_the_variable_prints_lines(value: str) -> None:
     """On standard error, and nothing else there."""

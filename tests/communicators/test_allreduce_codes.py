@@ -81,6 +81,7 @@ def test_no_two_messages_draw_alike() -> None:
     assert len(set(steps)) == len(steps)
 
 
+@pytest.mark.slow
 def test_two_roundings_at_random_are_right_on_average() -> None:
     vector = torch.linspace(-1, 1, 64, dtype=torch.float64)
     found = Bench.build(Method(QSGD(bits=2, bucket_entries=16, norm="max"), AllReduceCodes(), NoResidual()), 4, 64)

@@ -29,6 +29,8 @@ from spardl.method.residuals import GlobalResidual
 from spardl.vector.sparse import SparseVector
 from tests import harness
 
+pytestmark = pytest.mark.slow
+
 WORKERS, LENGTH, DENSITY, SEEDS = 3, 200, 0.1, (1, 2, 3)
 STEPS, LR = 200, 0.03  # more than are needed to judge; a third of what still converges when ten steps late
 FLOOR = 1.0  # of the loss

@@ -73,7 +73,8 @@ def test_comes_near_whatever_the_seed(
     assert all(nearness(curve, tuned(curve, noise, seed)) >= 0.95 for seed in range(3))
 
 
-@pytest.mark.parametrize("preset", ["ethernet_10g", pytest.param("infiniband_100g", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["ethernet_10g", "infiniband_100g"])
 @pytest.mark.parametrize("model", MODELS)
 def test_comes_near_the_best_of_a_sweep_on_the_timeline_model(model: str, preset: str) -> None:
     """DeAR at P = 64; the passes take 0.3 s, as on the GPUs of the paper, so that the network matters."""

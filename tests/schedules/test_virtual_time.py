@@ -48,6 +48,7 @@ def predicted(name: str, method: Method, network: Network, groups: Any) -> Timel
     return make[name]()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gbit", [0.002, 0.01, 1.0], ids=["network bound", "balanced", "compute bound"])
 @pytest.mark.parametrize("method", [dense(), spardl(0.3)], ids=["dense", "spardl"])
 @pytest.mark.parametrize(

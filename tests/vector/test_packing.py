@@ -121,6 +121,7 @@ def test_nothing_one_and_the_last(name: str, length: int) -> None:
             assert_same(unpack(message, Slot(capacity, length), torch.float32, torch.float32), vector)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PATHS)
 @pytest.mark.parametrize("chunks", [1, 5])
 @given(data=st.data())

@@ -24,6 +24,7 @@ def _never(place: Place) -> Any:
 INSTALLED, UNKNOWN = Check("installation", 60, _never), Check("no such check", 60, _never)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_check_that_breaks_off_stops_no_other(
     doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -32,10 +32,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
+from scripts.complaints import REFUSALS, complain
 from scripts.submission.cluster import Slurm
 from scripts.submission.here import Here
 from scripts.submission.places import Place
@@ -217,9 +214,8 @@ def main() -> int:
         if words and words[0] in COMMANDS:
             return _attend(words[0], words[1:])
         return submit(_parser().parse_intermixed_args(words))
-    except (ConfigError, HydraException, OmegaConfBaseException, OSError, YAMLError) as error:
-        text = " ".join(str(error).split("Config search path")[0].split())
-        print(f"error: {text}", file=sys.stderr, flush=True)
+    except REFUSALS as error:
+        complain(error)
         return BAD_INPUT
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr, flush=True)

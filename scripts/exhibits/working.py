@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
 
+from scripts.complaints import REFUSALS, complain
 from scripts.exhibits.jobs import Job, Training
-from spardl.basics.errors import ConfigError, SpardlError
+from spardl.basics.errors import SpardlError
 from spardl.clusters.precompile import precompile
 from spardl.clusters.workers.processes import run_each
 
@@ -39,9 +38,8 @@ def answer(act: Callable[[argparse.Namespace], int], arguments: argparse.Namespa
     """
     try:
         return act(arguments)
-    except (ConfigError, HydraException, OmegaConfBaseException, OSError) as error:
-        text = " ".join(str(error).split("Config search path")[0].split())
-        print(f"error: {text}", file=sys.stderr)
+    except REFUSALS as error:
+        complain(error)
         return BAD_INPUT
     except KeyboardInterrupt:
         print("error: interrupted; the same command goes on from here", file=sys.stderr)

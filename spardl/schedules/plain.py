@@ -108,9 +108,12 @@ def decay_of(momentum: Momentum, optimizer: torch.optim.Optimizer | None) -> Cal
     if optimizer is None or not momentum.moved:
         return None
     groups: dict[nn.Parameter, dict[str, Any]] = {}
+    read: list[dict[str, Any]] | None = None
 
     def decay(parameter: nn.Parameter) -> float:
-        if parameter not in groups:
+        nonlocal read
+        if parameter not in groups or read is not optimizer.param_groups:  # loading a state puts others in their place
+            read = optimizer.param_groups
             groups.update({each: group for group in optimizer.param_groups for each in group["params"]})
         return coupled_decay(optimizer, groups[parameter]) if parameter in groups else 0.0
 

@@ -18,6 +18,7 @@ from weakref import ref
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 from spardl.clusters.base import Cluster, gather_rows
@@ -29,7 +30,7 @@ from spardl.schedules.fusion import Range
 from spardl.schedules.in_backward import InBackward
 from spardl.schedules.partition import is_partition
 
-__all__ = ["AsGiven", "Buckets", "Formed", "as_saved", "end_to_end"]
+__all__ = ["AsGiven", "Buckets", "Formed", "as_saved", "end_to_end", "views_of"]
 
 _LIMIT = 25 * 2**20
 _FIRST = 2**20
@@ -157,3 +158,25 @@ def end_to_end(views: Iterable[Tensor], buffer: Tensor) -> bool:
             return False
         place += view.numel()
     return place == buffer.numel()
+
+
+def views_of(bucket: GradBucket) -> dict[Tensor, Tensor]:
+    """The gradients of a bucket, by parameter, where DDP has put them.
+
+    DDP lays out a gradient as its parameter is (channels_last, transposed), and ``bucket.gradients()`` does not know.
+
+    Args:
+        bucket: of DDP.
+
+    Returns:
+        Views of its buffer, each of its parameter's shape.
+    """
+    pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
+    return {parameter: _as_laid_out(view, parameter) for parameter, view in pairs}
+
+
+def _as_laid_out(view: Tensor, like: Tensor) -> Tensor:
+    # Strides are kept in a copy of what is dense and does not overlap; DDP takes anything else for contiguous.
+    if like.is_contiguous() or torch.empty_like(like, device="meta").stride() != like.stride():
+        return view
+    return view.as_strided(like.shape, like.stride(), view.storage_offset())

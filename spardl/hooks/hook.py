@@ -16,7 +16,7 @@ from spardl.basics.checks import check_kind, check_real, check_seconds
 from spardl.basics.errors import ConfigError
 from spardl.clusters.precompile import prepare
 from spardl.hooks.averager import SAVED, Averager, Beside, Named
-from spardl.hooks.buckets import Buckets, Formed, as_saved, end_to_end
+from spardl.hooks.buckets import Buckets, Formed, as_saved, end_to_end, views_of
 from spardl.hooks.choosing import check_covered, check_update, choose_schedule, options_of
 from spardl.hooks.delayed import DelayedUpdate
 from spardl.hooks.stats import Meter, Stats
@@ -151,7 +151,7 @@ class Hook:
             return _dense(bucket, self._cluster.group)
         if bucket.index() == 0:
             self._begin()
-        views = dict(zip(bucket.parameters(), bucket.gradients(), strict=True))
+        views = views_of(bucket)
         ready: torch.futures.Future[Tensor] = torch.futures.Future(
             devices=[self._device] if self._device.type == "cuda" else []
         )

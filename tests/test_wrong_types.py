@@ -6,6 +6,7 @@ import inspect
 import math
 import types
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import pytest
@@ -112,31 +113,44 @@ def test_a_wrong_type_is_refused(place: Place) -> None:
             pytest.fail(f"{value!r} is taken: {made}")
 
 
-def _refused_by_attach(cluster: spardl.ProcessGroupCluster) -> list[tuple[str, str]]:
-    """What one option of ``attach``, or of a cluster of processes, is, and what is said of it."""
+def _refused_by_handles(cluster: spardl.ProcessGroupCluster) -> list[tuple[str, str]]:
+    """What one option of a handle, or of a cluster of processes, is, and what is said of it."""
     model = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))
     attached = places(spardl.attach, "attach", ddp=model)
+    own = {"parameters": list(model.parameters())}
+    alone = places(spardl.Synchronizer, "Synchronizer", **own)
+    outer = places(spardl.Outer, "Outer", **own, optimizer=torch.optim.SGD(model.parameters()), method="none")
+    called = places(spardl.all_reduce, "all_reduce", tensor=torch.ones(3))
     processes = places(spardl.ProcessGroupCluster, "ProcessGroupCluster")
     told = []
-    for place in (*attached, *processes):
-        # Any group, and any device that torch knows, will do; torch's own words are enough for others.
-        for value in place.wrong() if place.name.split(".")[1] not in ("group", "device") else ():
+    for place in (*attached, *alone, *outer, *called, *processes):
+        # Any tensor, any group, and any device that torch knows, will do; torch's own words are enough for others.
+        for value in place.wrong() if place.name.split(".")[1] not in ("group", "device", "tensor") else ():
             try:
                 place.make(value)
                 told.append((place.name, f"takes {value!r}"))
             except ConfigError as error:
                 told.append((place.name, str(error)))
+    for make in (spardl.ProcessGroupCluster, partial(spardl.Synchronizer, own["parameters"])):
+        with pytest.raises(ConfigError, match="group must be a ProcessGroup or None, got 'gloo'"):
+            make(group="gloo")
+    other = torch.optim.SGD([nn.Parameter(torch.ones(1))])
+    with pytest.raises(ConfigError, match="the optimizer has none of the parameters"):
+        spardl.Outer(model.parameters(), other, "none")
     return told
 
 
 @pytest.mark.timeout(60)
-def test_attach_and_clusters_of_processes_refuse_wrong_types() -> None:
-    (told,) = run_workers(1, _refused_by_attach)
-    assert {name for name, _ in told} == {
-        *(
-            f"attach.{name}"
-            for name in (*("ddp", "method", "bucket_mb", "timeout", "scaler"), *("schedule", "optimizer", "clip_norm"))
-        ),
-        *(f"ProcessGroupCluster.{name}" for name in ("timeout", "throttle", "streams")),
+def test_handles_and_clusters_of_processes_refuse_wrong_types() -> None:
+    (told,) = run_workers(1, _refused_by_handles)
+    common = ("method", "bucket_mb", "timeout", "scaler", "schedule", "optimizer", "clip_norm")
+    counts = ("every", "lr", "momentum", "fragments", "delay", "mixing")
+    wanted: dict[str, tuple[str, ...]] = {
+        "attach": ("ddp", *common),
+        "Synchronizer": ("parameters", "find_unused", *common),
+        "Outer": ("parameters", "optimizer", "method", *counts, "bucket_mb", "timeout"),
+        "all_reduce": ("method", "step", "compare"),
+        "ProcessGroupCluster": ("timeout", "throttle", "streams"),
     }
+    assert {name for name, _ in told} == {f"{of}.{name}" for of, names in wanted.items() for name in names}
     assert not [line for line in told if line[1].startswith("takes") or "\n" in line[1]]

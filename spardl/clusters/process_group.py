@@ -65,6 +65,7 @@ class ProcessGroupCluster(Cluster):
                 "this process is no member of the process group; give a group that it is in, or None for the default "
                 "one"
             )
+        check_kind("group", group, dist.ProcessGroup, optional=True)
         self._group = dist.group.WORLD if group is None else group
         self._timeout = timedelta(seconds=timeout)
         self._throttle = throttle

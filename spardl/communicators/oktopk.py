@@ -103,6 +103,10 @@ class OkTopkState(State):
     borders: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     threshold: float = 0.0
 
+    def rescale(self, factor: float) -> None:
+        """The threshold is in the units of gradients."""
+        self.threshold *= factor
+
 
 class Region(NamedTuple):
     """One worker's share of the sum.

@@ -51,6 +51,10 @@ class EF21State(State):
     total: Tensor
     begun: bool = False
 
+    def rescale(self, factor: float) -> None:
+        """All three are in the units of gradients."""
+        self.mean, self.sent, self.total = (cut(each * factor) for each in (self.mean, self.sent, self.total))
+
 
 @dataclass(frozen=True)
 class ARCTopKEF21(ARCTopK):

@@ -54,6 +54,7 @@ class Compressor(ABC):
         mass: what becomes of the rest, whatever the options are; see ``own_mass``.
         sparsifies: whether it sends some entries at their own value and nothing of the others.
         by_matrix: whether how much it sends depends on the shapes of the tensors, which it takes for matrices.
+        absolute: whether it compares gradients with a number of its own, so that their scale matters.
     """
 
     name: ClassVar[str]
@@ -61,6 +62,7 @@ class Compressor(ABC):
     mass: ClassVar[Mass]
     sparsifies: ClassVar[bool] = False
     by_matrix: ClassVar[bool] = False
+    absolute: ClassVar[bool] = False
 
     @property
     def own_mass(self) -> Mass:

@@ -46,6 +46,10 @@ class ReusedThresholdState(State):
 
     thresholds: Tensor
 
+    def rescale(self, factor: float) -> None:
+        """Thresholds are in the units of gradients."""
+        self.thresholds = self.thresholds * factor
+
     def set(self, part: int, threshold: float) -> None:
         """Replaces one threshold. The tensor is a new one, since a saved state may share the old."""
         self.thresholds = self.thresholds.clone()

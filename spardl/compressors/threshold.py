@@ -47,6 +47,7 @@ class Threshold(SparseCompressor):
 
     name = "threshold"
     output = Output.ANY_COUNT
+    absolute = True
 
     def __post_init__(self) -> None:
         if not is_a(float, self.threshold) or not 0 <= self.threshold < math.inf:

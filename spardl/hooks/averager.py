@@ -23,13 +23,13 @@ from spardl.schedules.in_backward import InBackward
 from spardl.schedules.training import Training
 from spardl.vector.storage import CopiedGradient
 
-__all__ = ["SAVED", "Averager", "Beside", "Named"]
+__all__ = ["LOOKED", "SAVED", "Averager", "Beside", "Named"]
 
 # What every saved state has, besides its owner.
 SAVED: Mapping[str, Any] = MappingProxyType({"names": [], "groups": [], "skipped": [], "factor": 1.0})
 
 # How many steps there are to one in which somebody looks whether averages were changed before they are used.
-_LOOKED = 16
+LOOKED = 16
 _VECTORS = ("memory", "velocity", "variance")
 
 T = TypeVar("T")
@@ -81,6 +81,7 @@ class Averager:
         method.communicator.check_workers(cluster.size)
         assert isinstance(training.gradient, CopiedGradient)
         self.method, self.gradient, self._cluster = method, training.gradient, cluster
+        self.known = frozenset(self.gradient.parameters)
         self._scaled = training.scale is not None
         engine = schedule.make(method, cluster, training)
         assert isinstance(engine, InBackward)
@@ -239,20 +240,19 @@ class Averager:
         Raises:
             ConfigError: if they are others.
         """
-        if self.engine.steps % _LOOKED != 1:
+        if self.engine.steps % LOOKED != 1:
             return
         numbers = {parameter: number for number, parameter in enumerate(self.gradient.parameters)}
         for parameter in parameters:
-            if (number := numbers.get(parameter)) is None:
-                continue
+            number = numbers[parameter]
             assert parameter.grad is not None
             average = self.gradient.part(number).view(parameter.shape)
             multiples = {1.0, 1 / self.engine.scale}
             if not any(torch.allclose(parameter.grad, average * each, rtol=1e-2) for each in multiples):
                 raise ConfigError(
                     f"the gradient of {self.gradient.names[number]} was changed between backward() and step(), and is "
-                    "an update by then; give clip_norm= to this handle in place of clip_grad_norm_(), or use "
-                    'recipe="published"'
+                    "an update by then; give this handle clip_norm= in place of clip_grad_norm_(), scaler= with a "
+                    'GradScaler, or recipe="published"'
                 )
 
     # --- what lasts

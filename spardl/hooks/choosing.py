@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 
 from spardl.basics.checks import is_a, is_finite
 from spardl.basics.errors import ConfigError
+from spardl.hooks.averager import Named
 from spardl.method.method import Method
 from spardl.method.recipes import Recipe, find_recipe, make_method
 from spardl.schedules import Dear, LayerFusion, MgWfbp, Schedule, Wfbp
 
-__all__ = ["check_covered", "check_update", "choose_method", "choose_schedule", "options_of"]
+__all__ = ["check_covered", "check_known", "check_update", "choose_method", "choose_schedule", "options_of"]
 
 _KINDS: tuple[type[Schedule], ...] = (Wfbp, MgWfbp, LayerFusion, Dear)
 # What a limit on the size of groups is called, where there is one.
@@ -77,7 +79,13 @@ def _limited(kind: type[Schedule], bucket_mb: float | None) -> Schedule:
     return kind(**{name: bucket_mb})
 
 
-def check_update(schedule: Schedule, method: Method, optimizer: object, clip_norm: float | None) -> None:
+def check_update(
+    schedule: Schedule,
+    method: Method,
+    optimizer: torch.optim.Optimizer | None,
+    clip_norm: float | None,
+    scaler: GradScaler | None = None,
+) -> None:
     """Accepts what a handle needs to know of the update, and nothing of no use.
 
     Args:
@@ -85,12 +93,20 @@ def check_update(schedule: Schedule, method: Method, optimizer: object, clip_nor
         method: likewise.
         optimizer: that it was given.
         clip_norm: largest norm of a gradient.
+        scaler: of the loss.
 
     Raises:
-        ConfigError: if something is missing, is of no use, or is none.
+        ConfigError: if something is missing, is of no use, contradicts the method, or is none.
     """
+    if scaler is not None and scaler.is_enabled() and method.compressor.absolute:
+        raise ConfigError(
+            f"compressor={method.compressor.name} compares gradients with a fixed number, and a GradScaler multiplies "
+            'them by what changes; train without one (in bfloat16), or use "topka"'
+        )
     if optimizer is None:
         _check_without(schedule, method)
+    else:
+        _check_once(method, optimizer)
     if clip_norm is None:
         return
     if not (is_finite(clip_norm) and clip_norm > 0):
@@ -102,26 +118,59 @@ def check_update(schedule: Schedule, method: Method, optimizer: object, clip_nor
         )
 
 
-def check_covered(method: Method, optimizer: torch.optim.Optimizer | None, averaged: Iterable[nn.Parameter]) -> None:
-    """Accepts an optimizer all of whose parameters are averaged, where its step would only apply averages.
+def check_covered(
+    schedule: Schedule, method: Method, optimizer: torch.optim.Optimizer | None, averaged: Sequence[Named]
+) -> None:
+    """Accepts an optimizer of just what is averaged, where its step applies averages, and gradients are no longer any.
 
     Args:
-        method: of a handle.
+        schedule: of a handle.
+        method: likewise.
         optimizer: that it was given.
         averaged: the parameters that the handle averages.
 
     Raises:
-        ConfigError: if it has others.
+        ConfigError: if one of the two has others.
     """
-    if optimizer is None or not method.momentum.moved:
+    if optimizer is None or not (method.momentum.moved or isinstance(schedule, Dear)):
         return
-    own = set(averaged)
     trained = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
-    others = [each for each in trained if each not in own]
+    if method.momentum.moved:
+        check_known(trained, {pair.parameter for pair in averaged})
+    own = set(trained)
+    others = [pair.name for pair in averaged if pair.parameter not in own]
     if others:
         raise ConfigError(
-            f"{len(others)} of the optimizer's {len(trained)} parameters are none that this handle averages, and its "
+            f"{len(others)} of the {len(averaged)} parameters that this handle averages are none of the optimizer's "
+            f"({others[0]}), and would have no gradients for another one; give it all of them, or set "
+            "requires_grad_(False) before the model is wrapped for those that are not to be trained"
+        )
+
+
+def check_known(parameters: Sequence[nn.Parameter], averaged: Container[nn.Parameter]) -> None:
+    """Accepts parameters that an optimizer is to update with averages.
+
+    Args:
+        parameters: of the optimizer.
+        averaged: those that there are averages of.
+
+    Raises:
+        ConfigError: if there are others.
+    """
+    if others := sum(each not in averaged for each in parameters):
+        raise ConfigError(
+            f"{others} of the optimizer's {len(parameters)} parameters are none that this handle averages, and its "
             "step would no longer train them; give them an optimizer of their own"
+        )
+
+
+def _check_once(method: Method, optimizer: torch.optim.Optimizer) -> None:
+    momentum = method.momentum
+    has_own = any(group.get("momentum") or "betas" in group for group in optimizer.param_groups)
+    if momentum.remembers and not momentum.moved and has_own:
+        raise ConfigError(
+            f"momentum={momentum.name} is what each worker applies, and {type(optimizer).__name__} would apply its own "
+            "to that again; give it torch.optim.SGD with momentum=0"
         )
 
 

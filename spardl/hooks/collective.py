@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from spardl.basics.checks import check_flag, check_whole
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
 from spardl.hooks.choosing import choose_method
@@ -74,7 +75,7 @@ def all_reduce(
         >>> reduced.residual
         tensor([ 0.0000, -1.0000,  0.5000,  0.0000])
     """
-    _check(tensor)
+    _check(tensor, step, compare)
     made = definite(choose_method(method, options), None)
     cluster = ProcessGroupCluster(group, tensor.device)
     made.communicator.check_workers(cluster.size)
@@ -99,7 +100,9 @@ def all_reduce(
     return Reduced(average.view(tensor.shape), residual.view(tensor.shape), cost)
 
 
-def _check(tensor: Tensor) -> None:
+def _check(tensor: Tensor, step: int, compare: bool) -> None:
+    check_whole("step", step, least=0)
+    check_flag("compare", compare)
     if not isinstance(tensor, Tensor):
         raise ConfigError(
             f"all_reduce() averages a tensor, got a {type(tensor).__name__}; torch.tensor(...) makes one of it"

@@ -12,11 +12,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from spardl.basics.errors import ConfigError
-from spardl.hooks.averager import Averager
+from spardl.basics.uncopied import Uncopied
+from spardl.hooks.averager import LOOKED, Averager
 from spardl.schedules.dear import InHalves
 
 __all__ = ["DelayedUpdate"]
@@ -35,14 +36,15 @@ class DelayedUpdate:
         assert isinstance(averager.engine, InHalves)
         self._averager, self._engine = averager, averager.engine
         self._collected = False
+        self._sent: tuple[int, Tensor] | None = None
         self._hidden = ExitStack()
         self._hooks = list(self._register(model, optimizer))
 
     def _register(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[RemovableHandle]:
         # Before those of the engine, which then know that a step has begun.
-        yield model.register_forward_pre_hook(self._forward, prepend=True)
+        yield model.register_forward_pre_hook(Uncopied(self._forward), prepend=True)
         # What watches the first forward pass cannot be taken off during a backward pass: autograd hides it there.
-        yield model.register_forward_hook(lambda *_: self._engine.forward_ended(), always_call=True)
+        yield model.register_forward_hook(Uncopied(lambda *_: self._engine.forward_ended()), always_call=True)
         yield optimizer.register_step_pre_hook(self._order)
         yield optimizer.register_step_post_hook(self._ordered)
         for number, parameter in enumerate(self._averager.gradient.parameters):
@@ -68,7 +70,30 @@ class DelayedUpdate:
         self._averager.begun = False
         self._engine.collect()
         self._collected = True
+        self._sent = self._sample() if self._engine.steps % LOOKED == 1 else None
         return self._engine.agree()
+
+    def _sample(self) -> tuple[int, Tensor] | None:
+        """The smallest gradient that is not zero, and its parameter's number."""
+        parameters = self._averager.gradient.parameters
+        for number in sorted(range(len(parameters)), key=lambda number: parameters[number].numel()):
+            gradient = parameters[number].grad
+            if gradient is not None and gradient.any():
+                return number, gradient.clone()
+        return None
+
+    def _check_sent(self) -> None:
+        """Sees to it that nobody limits what is on its way already."""
+        if self._sent is None:
+            return
+        number, sent = self._sent
+        now = self._averager.gradient.parameters[number].grad
+        if now is None or not any(torch.allclose(now, sent * each, rtol=1e-2) for each in (1, 1 / self._engine.scale)):
+            raise ConfigError(
+                f"the gradient of {self._averager.gradient.names[number]} was changed between backward() and step(), "
+                "and was sent before, by schedule=dear; give attach() clip_norm= in place of clip_grad_norm_(), and "
+                "scaler= with a GradScaler"
+            )
 
     def _drop(self) -> None:
         """The loop did not call the optimizer; a GradScaler does not after an overflow."""
@@ -84,6 +109,7 @@ class DelayedUpdate:
         if len(arguments) > 1 or options.get("closure") is not None:
             raise ConfigError("schedule=dear updates later, and cannot run a closure; use schedule=wfbp")
         if self._collected:
+            self._check_sent()
             self._collected = False
             self._engine.finish()
             self._averager.tell_refusals()

@@ -17,9 +17,10 @@ from spardl.basics.errors import ConfigError
 from spardl.clusters.precompile import prepare
 from spardl.hooks.averager import SAVED, Averager, Beside, Named
 from spardl.hooks.buckets import Buckets, Formed, as_saved, end_to_end, views_of
-from spardl.hooks.choosing import check_covered, check_update, choose_schedule, options_of
+from spardl.hooks.choosing import check_covered, check_known, check_update, choose_schedule, options_of
 from spardl.hooks.delayed import DelayedUpdate
 from spardl.hooks.stats import Meter, Stats
+from spardl.hooks.unapplied import Unapplied
 from spardl.method.method import Method
 from spardl.method.moving import definite
 from spardl.method.provenance import check_owner, check_whole, owner_of
@@ -85,11 +86,13 @@ class Hook:
             if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
                 raise ConfigError(f"{name or 'the model'} has sparse gradients; make it with sparse=False")
         self.method, self._schedule = definite(method, optimizer), choose_schedule(schedule, bucket_mb)
-        check_update(self._schedule, self.method, optimizer, clip_norm)
+        check_update(self._schedule, self.method, optimizer, clip_norm, scaler)
         self._schedule.check(self.method, clips=clip_norm is not None and not self.method.momentum.moved)
         self._named = [Named(*pair) for pair in ddp.module.named_parameters()]
         check_real(self._named)
-        check_covered(self.method, optimizer, (pair.parameter for pair in self._named))
+        left_out = getattr(ddp, "parameters_to_ignore", ())
+        trained = [pair for pair in self._named if pair.parameter.requires_grad and pair.name not in left_out]
+        check_covered(self._schedule, self.method, optimizer, trained)
         self._device = self._named[0].parameter.device
         self._cluster = Beside(ddp.process_group, self._device, timeout)
         parameters = (pair.parameter for pair in self._named)
@@ -113,12 +116,13 @@ class Hook:
         self._clip_norm, self._decay = clip_norm, decay_of(self.method.momentum, optimizer)
         if optimizer is not None and isinstance(self._schedule, Dear):
             # The first forward pass is watched, so this cannot wait for DDP to show its buckets.
-            left_out = getattr(ddp, "parameters_to_ignore", ())
-            named = [pair for pair in self._named if pair.parameter.requires_grad and pair.name not in left_out]
-            made = self._made(self._training(CopiedGradient(named), ddp.module, optimizer), self._schedule)
+            training = self._training(CopiedGradient(trained), ddp.module, optimizer)
+            made = self._made(training._replace(find_unused=ddp.find_unused_parameters), self._schedule)
             self._update = DelayedUpdate(made, ddp.module, optimizer)
         # After that, whose hook hides from an ordered step what is none of its own.
         self._plain = PlainSteps.of(self.method.momentum, optimizer, self._look)
+        lasts = self._plain or (self._update and self.method.carries)
+        self._unapplied = Unapplied(trained, optimizer) if optimizer is not None and lasts else None
 
     def _training(
         self,
@@ -129,7 +133,10 @@ class Hook:
         return Training(model, gradient, optimizer, self._clip_norm, self._scale, decay=self._decay)
 
     def _look(self, parameters: list[nn.Parameter]) -> None:
-        if self._averager is not None and self._update is None:
+        if self._averager is None:
+            return
+        check_known(parameters, self._averager.known)
+        if self._update is None:  # otherwise these are none of ours
             self._averager.check_unchanged(parameters)
 
     def average(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
@@ -184,6 +191,9 @@ class Hook:
         else:
             # DDP would wait, too, but raise another error than what it waits for: one of many lines.
             averager.wait()
+            usable = not averager.engine.overflowed
+        if self._unapplied and usable:
+            self._unapplied.averaged()
         self._meter.step()
         for views, buffer, ready in self._buckets:
             if self._update is None:
@@ -292,6 +302,7 @@ class Hook:
                 another ``bucket_mb``, or lacks something; of the last three in a fresh process, in the first step.
         """
         fresh = isinstance(values, Mapping) and not values
+        self.flush()
         self._before = None  # what was carried over is replaced
         if not fresh:
             check_owner(values, owner_of(self.method, self._cluster.local_ranks[0], self._cluster.size), "groups")
@@ -348,6 +359,8 @@ class Hook:
             self._update = None
         if self._plain is not None:
             self._plain.close()
+        if self._unapplied is not None:
+            self._unapplied.close()
         if self._formed is not None:
             self._formed.close()
         self._attached, self._buckets = False, []

@@ -20,7 +20,7 @@ from spardl.hooks.averager import Averager, Beside
 from spardl.hooks.choosing import choose_method, choose_schedule, options_of
 from spardl.hooks.fragments import Fragment, cut
 from spardl.hooks.stats import Meter, Stats
-from spardl.hooks.synchronizer import named_parameters
+from spardl.hooks.synchronizer import check_frozen, trained_and_frozen
 from spardl.method.method import Method
 from spardl.method.moving import definite
 from spardl.method.names import MethodName
@@ -109,10 +109,11 @@ class Outer:
         check_kind("optimizer", optimizer, torch.optim.Optimizer)
         outer = OuterSteps(every, lr, momentum, fragments, delay, mixing)
         check_seconds("timeout", timeout)
-        named = [pair for pair in named_parameters(parameters) if pair.parameter.requires_grad]
+        named, self._frozen = trained_and_frozen(parameters)
         if not named:
             raise ConfigError("there are no parameters to average")
         check_real(named)
+        _check_trains(optimizer, {pair.parameter for pair in named})
         self.method = definite(choose_method(method, options), None)
         outer.check(self.method, clips=False)
         parts = cut(named, fragments)
@@ -167,6 +168,7 @@ class Outer:
             ConfigError: on all workers, in the first exchange, if they were not given the same.
             PeerError: if another worker is lost, or does not answer in time.
         """
+        check_frozen(self._frozen)
         self._since += 1
         due = self._turns.step()
         for number in due.landing:
@@ -300,3 +302,10 @@ class Outer:
     def close(self) -> None:
         """Gives back what this took of the process group."""
         self._cluster.release()
+
+
+def _check_trains(optimizer: torch.optim.Optimizer, parameters: set[nn.Parameter]) -> None:
+    if parameters.isdisjoint(each for group in optimizer.param_groups for each in group["params"]):
+        raise ConfigError(
+            "the optimizer has none of the parameters, so they would never change; give that of the model"
+        )

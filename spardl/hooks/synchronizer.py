@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from spardl.basics.checks import check_kind, check_real, check_seconds
+from spardl.basics.checks import check_flag, check_kind, check_real, check_seconds
 from spardl.basics.errors import ConfigError
 from spardl.clusters.precompile import prepare
 from spardl.hooks.averager import Averager, Beside, Named
-from spardl.hooks.choosing import check_covered, check_update, choose_method, choose_schedule, options_of
+from spardl.hooks.choosing import check_covered, check_known, check_update, choose_method, choose_schedule, options_of
 from spardl.hooks.stats import Meter, Stats
+from spardl.hooks.unapplied import Unapplied
 from spardl.method.method import Method
 from spardl.method.moving import definite
 from spardl.method.names import MethodName
@@ -26,7 +27,7 @@ from spardl.schedules.plain import PlainSteps, decay_of
 from spardl.schedules.scaling import scale_of
 from spardl.vector.storage import CopiedGradient
 
-__all__ = ["Synchronizer", "named_parameters"]
+__all__ = ["Synchronizer", "check_frozen", "trained_and_frozen"]
 
 
 class Synchronizer:
@@ -94,6 +95,7 @@ class Synchronizer:
     ) -> None:
         check_seconds("timeout", timeout)
         check_kind("scaler", scaler, GradScaler, optional=True)
+        check_flag("find_unused", find_unused)
         chosen = choose_schedule(schedule, bucket_mb)
         if isinstance(chosen, Dear):
             raise ConfigError(
@@ -101,12 +103,12 @@ class Synchronizer:
                 'model in DDP, and call spardl.attach(ddp_model, ..., schedule="dear", optimizer=optimizer)'
             )
         self.method = definite(choose_method(method, options), optimizer)
-        check_update(chosen, self.method, optimizer, clip_norm)
-        named = [pair for pair in named_parameters(parameters) if pair.parameter.requires_grad]
+        check_update(chosen, self.method, optimizer, clip_norm, scaler)
+        named, self._frozen = trained_and_frozen(parameters)
         if not named:
             raise ConfigError("there are no parameters to average the gradients of")
         check_real(named)
-        check_covered(self.method, optimizer, (pair.parameter for pair in named))
+        check_covered(chosen, self.method, optimizer, named)
         gradient = CopiedGradient(named)
         self._parameters = gradient.parameters
         self._cluster = Beside(group, self._parameters[0].device, timeout)
@@ -123,13 +125,18 @@ class Synchronizer:
         )
         given = {"handle": "Synchronizer", **options_of(chosen), "find_unused": find_unused}
         self._averager = Averager(self.method, chosen, training, self._cluster, given)
-        self._plain = PlainSteps.of(self.method.momentum, optimizer, self._averager.check_unchanged)
+        self._plain = PlainSteps.of(self.method.momentum, optimizer, self._look)
+        self._unapplied = Unapplied(named, optimizer) if optimizer is not None and self._plain else None
         self._meter = Meter(self._cluster.ledgers[0], self._cluster.size)
         self._watches, self._detached = True, False
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._arrive, number))
             for number, parameter in enumerate(self._parameters)
         ]
+
+    def _look(self, parameters: list[nn.Parameter]) -> None:
+        check_known(parameters, self._averager.known)
+        self._averager.check_unchanged(parameters)
 
     def _arrive(self, number: int, parameter: Tensor) -> None:
         self._averager.engine.note(number)
@@ -149,13 +156,17 @@ class Synchronizer:
         """Waits until every ``.grad`` is an average. One that is known to be nobody's stays ``None``.
 
         Raises:
+            ConfigError: if a parameter is trained that was frozen when this was made.
             PeerError: if another worker is lost, or does not answer in time.
         """
         if self._detached:
             return
+        check_frozen(self._frozen)
         for number in self._averager.missing():
             self._averager.put(number, self._parameters[number].grad)
         self._averager.wait()
+        if self._unapplied and not self._averager.engine.overflowed:
+            self._unapplied.averaged()
         self._meter.step()
         unused = set(self._averager.engine.unused())
         for number, parameter in enumerate(self._parameters):
@@ -207,19 +218,39 @@ class Synchronizer:
             hook.remove()
         if self._plain is not None:
             self._plain.close()
+        if self._unapplied is not None:
+            self._unapplied.close()
         self._cluster.release()
 
 
-def named_parameters(parameters: Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]]) -> list[Named]:
-    """Parameters and their names, those that come without one numbered.
+def trained_and_frozen(
+    parameters: Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]],
+) -> tuple[list[Named], list[Named]]:
+    """Parameters and their names, those that come without one numbered: those that are trained, and the others.
 
     Raises:
         ConfigError: if something else is among them.
     """
     found = []
-    for number, each in enumerate([parameters] if isinstance(parameters, nn.Module) else parameters):
+    several = isinstance(parameters, Iterable) and not isinstance(parameters, nn.Module)
+    for number, each in enumerate(parameters if several else [parameters]):
         named = Named(str(number), each) if isinstance(each, nn.Parameter) else each
         if not (isinstance(named, tuple) and len(named) == 2 and isinstance(named[1], nn.Parameter)):
             raise ConfigError(f"parameters has a {type(each).__name__}; give model.named_parameters()")
         found.append(Named(*named))
-    return found
+    trained = [pair for pair in found if pair.parameter.requires_grad]
+    return trained, [pair for pair in found if not pair.parameter.requires_grad]
+
+
+def check_frozen(named: Iterable[Named]) -> None:
+    """Accepts parameters that were frozen when a handle was made, and still are.
+
+    Raises:
+        ConfigError: if one is trained now.
+    """
+    for name, parameter in named:
+        if parameter.requires_grad:
+            raise ConfigError(
+                f"{name} is trained, and was frozen when this handle was made, which leaves it alone: workers would "
+                "drift apart; make the handle anew after requires_grad_(True)"
+            )

@@ -60,7 +60,7 @@ class MethodState:
         """Changes what is carried over, between two steps.
 
         Args:
-            factor: the factor that residual and velocity are multiplied by.
+            factor: the factor that all that is in the units of gradients is multiplied by.
             more: what is added to the residual, shape (n,), finite.
         """
         if more is not None:
@@ -68,6 +68,8 @@ class MethodState:
         if factor != 1:
             self.memory.mul_(factor)
             self.moments.velocity.mul_(factor)
+            self.compression.rescale(factor)
+            self.communication.rescale(factor)
         found = [self.bound.look(self.memory), self.moments.bound.look(self.moments.velocity)]
         if any(found):
             self.refuse()

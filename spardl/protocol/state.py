@@ -18,6 +18,9 @@ class State:
     An operator without state uses this class itself.
     """
 
+    def rescale(self, factor: float) -> None:
+        """Follows gradients that are multiplied by ``factor`` from here on; tensors are replaced, not changed."""
+
     def state_dict(self) -> dict[str, Any]:
         """The fields by name. Tensors are shared, not copied."""
         return {field.name: getattr(self, field.name) for field in fields(self)}

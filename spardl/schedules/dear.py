@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from spardl.basics.checks import is_a
 from spardl.basics.errors import ConfigError, TrainingError
+from spardl.basics.uncopied import Uncopied
 from spardl.clusters.base import Cluster, Flight, gather_rows
 from spardl.method.method import Method
 from spardl.protocol.programs import Phase
@@ -135,9 +136,13 @@ class InHalves(InBackward):
         super().__init__(method, cluster, training, cut(megabytes))
         assert training.model and training.optimizer
         self._uses = FirstUses(training.model, training.gradient.layer_of(), self._need)
+        model, optimizer, flush = training.model, training.optimizer, Uncopied(lambda *_: self.flush())
         self._hooks += [
-            training.model.register_state_dict_pre_hook(lambda *_: self.flush()),
-            training.optimizer.register_state_dict_pre_hook(lambda *_: self.flush()),
+            model.register_state_dict_pre_hook(flush),
+            optimizer.register_state_dict_pre_hook(flush),
+            # What was ordered before is for the weights that are there, not for those that take their place.
+            model.register_load_state_dict_pre_hook(flush),
+            optimizer.register_load_state_dict_pre_hook(flush),
         ]
 
     def begin(self, local: int = 0) -> None:

@@ -16,6 +16,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from spardl.basics.uncopied import Uncopied
+
 __all__ = ["FirstUses"]
 
 
@@ -38,7 +40,7 @@ class FirstUses:
         self._last: nn.Module | None = None
         self._watch: _Watch | None = _Watch(self._note)
         self._entered = False
-        self._hooks = [module.register_forward_pre_hook(self._before) for module in self._of]
+        self._hooks = [module.register_forward_pre_hook(Uncopied(self._before)) for module in self._of]
 
     def begin(self) -> None:
         """A forward pass may begin."""

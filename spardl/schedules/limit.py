@@ -28,15 +28,18 @@ class Limit:
         """Limits a worker's own gradient, in place.
 
         Args:
-            vectors: that hold it, shape (m,) each; one with a NaN or an infinity stays as it is.
+            vectors: that hold it, shape (m,) each; one with a NaN or an infinity stays as it is, and does not count.
             length: of all of them.
             scale: that it is multiplied by.
         """
         if self.before is None:
             return
-        norm = norm_in(vectors, length) / scale
+        finite = vectors
+        if not math.isfinite(norm := norm_in(vectors, length) / scale):
+            finite = [vector for vector in vectors if math.isfinite(largest([vector]))]
+            norm = norm_in(finite, length) / scale
         if math.isfinite(norm) and (factor := clip_factor(norm, self.before)) != 1:
-            for vector in vectors:
+            for vector in finite:
                 vector.mul_(factor)
 
     def factor(self, norm: Callable[[], float], scale: float) -> float | None:

@@ -93,6 +93,9 @@ class PlainSteps:
         """The optimizer's steps are its own again; its state begins anew."""
         for hook in self._hooks:
             hook.remove()
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                self._optimizer.state.pop(parameter, None)  # of steps before it was moved
 
 
 def decay_of(momentum: Momentum, optimizer: torch.optim.Optimizer | None) -> Callable[[nn.Parameter], float] | None:
@@ -115,6 +118,8 @@ def decay_of(momentum: Momentum, optimizer: torch.optim.Optimizer | None) -> Cal
         if parameter not in groups or read is not optimizer.param_groups:  # loading a state puts others in their place
             read = optimizer.param_groups
             groups.update({each: group for group in optimizer.param_groups for each in group["params"]})
-        return coupled_decay(optimizer, groups[parameter]) if parameter in groups else 0.0
+        # What is frozen has no update, and its weights must not take part in a selection.
+        known = parameter in groups and parameter.requires_grad
+        return coupled_decay(optimizer, groups[parameter]) if known else 0.0
 
     return decay

@@ -46,7 +46,8 @@ class Updater:
         groups = self._optimizer.param_groups
         before = [dict(group) for group in groups]
         try:
-            for group, held in zip(groups, self._held, strict=True):
+            # A group that was added meanwhile has none of them.
+            for group, held in zip(groups, self._held, strict=False):
                 group.update(held, params=[each for each in group["params"] if each in wanted])
             # Not every optimizer accepts a group without parameters.
             self._optimizer.param_groups = [group for group in groups if group["params"]]

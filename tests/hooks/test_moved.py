@@ -279,10 +279,11 @@ ADAM = spardl.Method(spardl.TopK(0.1), spardl.SparDL(), spardl.GlobalResidual(),
             lambda: Loop(attached(spardl.make_method("none")), clip_norm=1.0),
             "with schedule=wfbp and momentum=optimizer your loop clips",
         ),
+        (lambda: Loop(attached(spardl.make_method("dgc")), sgd), "give it torch.optim.SGD with momentum=0"),
     ],
     ids=[
         *("clipped", "cycled", "amsgrad", "maximize", "groups", "adagrad", "without", "other", "word"),
-        *("another", "another_alone", "clip", "dense_clip"),
+        *("another", "another_alone", "clip", "dense_clip", "twice"),
     ],
 )
 def test_what_cannot_be_moved_is_refused(work: Callable[[], Any], words: str) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 
 import spardl
+from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
 from tests.harness import run_workers
 from tests.hooks.loops import Ddp, Hooks, Path, batches, loss_of, made, overflow_is_told, weights
@@ -90,11 +91,11 @@ def test_no_mass_is_lost_in_a_skipped_step(kind: str) -> None:
 def test_residuals_follow_the_scale() -> None:
     """Powers of two change no bit: with any scale the weights are those without one."""
 
-    def work(cluster: ProcessGroupCluster) -> bool:
-        found, _, scaler = scaled("hooks", SPARSE, {})
+    def same(options: dict[str, Any]) -> bool:
+        found, _, scaler = scaled("hooks", options, {})
         assert scaler.get_scale() == 2.0**12
         model = made("cnn", torch.float32)
-        path = Hooks(model, SPARSE)
+        path = Hooks(model, options)
         rule = torch.optim.SGD(model.parameters(), lr=0.1)
         for batch in batches(model, range(8)):
             rule.zero_grad()
@@ -102,7 +103,21 @@ def test_residuals_follow_the_scale() -> None:
             rule.step()
         return torch.equal(weights(model), found)
 
-    assert all(run_workers(2, work))
+    def work(cluster: ProcessGroupCluster) -> dict[str, bool]:
+        methods = ("spardl", "oktopk", "reused_threshold", "arc_topk_ef21")
+        return {method: same({**SPARSE, "method": method}) for method in methods}
+
+    for found in run_workers(2, work):
+        assert all(found.values()), found
+
+
+def test_a_fixed_threshold_takes_no_scaler() -> None:
+    def work(cluster: ProcessGroupCluster) -> str:
+        with pytest.raises(ConfigError) as caught:
+            spardl.Synchronizer(made("cnn").named_parameters(), "threshold", scaler=GradScaler("cpu"))
+        return str(caught.value)
+
+    assert all("compares gradients with a fixed number" in each for each in run_workers(1, work))
 
 
 def test_without_a_scaler_an_overflow_is_left_out_and_counted() -> None:

@@ -22,3 +22,6 @@ def test_weight_decay_is_that_of_the_optimizer_after_a_state_was_loaded() -> Non
 
     optimizer.add_param_group({"params": [late], "weight_decay": 0.125})
     assert decay(late) == 0.125
+
+    late.requires_grad_(False)
+    assert decay(late) == 0

@@ -1,0 +1,313 @@
+"""Loops in which the next step does not apply an average: what would go wrong is refused or told."""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import spardl
+from spardl.basics.errors import ConfigError
+from tests.harness import run_workers
+from tests.hooks.loops import weights
+
+WHOLE = spardl.Method(spardl.TopK(1.0), spardl.SparDL(), spardl.GlobalResidual(), spardl.AutoMomentum())
+DENSE = spardl.make_method("none")
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+class Loop:
+    """A small model, in DDP, and an optimizer that has its parameters, or others, too."""
+
+    def __init__(self, method: spardl.Method | None, schedule: str = "wfbp", *, without: int = 0, **ddp: Any) -> None:
+        torch.manual_seed(4)
+        self.model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+        self.ddp = DistributedDataParallel(self.model, **ddp)
+        self.optimizer = sgd(list(self.model.parameters())[without:])
+        self.handle: Any = None
+        if method is not None:
+            self.handle = spardl.attach(self.ddp, method, schedule=schedule, optimizer=self.optimizer)
+
+    def backward(self, step: int) -> None:
+        source = torch.Generator().manual_seed(10 * step + torch.distributed.get_rank())
+        self.ddp(torch.randn(5, 4, dtype=torch.float64, generator=source)).square().mean().backward()
+
+    def step(self, step: int) -> None:
+        self.optimizer.zero_grad()
+        self.backward(step)
+        self.optimizer.step()
+
+    def end(self) -> Tensor:
+        if self.handle is not None:
+            self.handle.flush()
+        return weights(self.model)
+
+
+def told(work: Callable[[], Any]) -> str:
+    """The error, or the warnings, or nothing."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            work()
+        except ConfigError as error:
+            return str(error)
+    return "; ".join(line for each in caught if (line := str(each.message)).startswith("spardl"))
+
+
+def accumulated(method: spardl.Method, schedule: str, *, zeros: bool = False) -> Callable[[], Tensor]:
+    def work() -> Tensor:
+        loop = Loop(method, schedule)
+        for step in range(4):
+            loop.optimizer.zero_grad(set_to_none=not zeros)
+            loop.backward(2 * step)
+            loop.backward(2 * step + 1)
+            loop.optimizer.step()
+        return loop.end()
+
+    return work
+
+
+def thrown_away(method: spardl.Method, schedule: str, *, zeros: bool = False) -> Callable[[], Tensor]:
+    def work() -> Tensor:
+        loop = Loop(method, schedule)
+        for step in range(6):
+            loop.optimizer.zero_grad(set_to_none=not zeros)
+            loop.backward(step)
+            if step % 2:
+                loop.optimizer.step()
+        return loop.end()
+
+    return work
+
+
+def of_a_synchronizer() -> None:
+    model = nn.Linear(4, 3)
+    synchronizer = spardl.Synchronizer(model.named_parameters(), WHOLE, optimizer=sgd(model.parameters()))
+    for _ in range(2):
+        with synchronizer:
+            model(torch.ones(2, 4)).sum().backward()
+
+
+def with_two_optimizers(schedule: str, method: spardl.Method = WHOLE) -> Callable[[], object]:
+    return lambda: Loop(method, schedule, without=1)
+
+
+def with_a_new_group(schedule: str) -> Callable[[], None]:
+    def work() -> None:
+        loop = Loop(WHOLE, schedule)
+        loop.step(0)
+        other = nn.Parameter(torch.ones(2))
+        loop.optimizer.add_param_group({"params": [other]})
+        for step in range(3):
+            other.grad = torch.ones(2)
+            loop.backward(step)
+            loop.optimizer.step()
+
+    return work
+
+
+def unfrozen(handle_of: Callable[[nn.Module], Any]) -> Callable[[], None]:
+    def work() -> None:
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+        model[0].requires_grad_(False)
+        handle = handle_of(model)
+        for step in range(3):
+            model[0].requires_grad_(step > 0)
+            model(torch.ones(2, 4)).sum().backward()
+            handle.wait() if isinstance(handle, spardl.Synchronizer) else handle.step()
+
+    return work
+
+
+def clipped_by_the_loop() -> None:
+    loop = Loop(DENSE, "dear")
+    loop.backward(0)
+    nn.utils.clip_grad_norm_(loop.model.parameters(), 0.01)
+    loop.optimizer.step()
+
+
+NO_SYNC = "leave all backward passes of a step but the last to no_sync()"
+CASES: dict[str, tuple[Callable[[], Any], str]] = {
+    "accumulated": (accumulated(WHOLE, "wfbp"), NO_SYNC),
+    "accumulated on zeros": (accumulated(WHOLE, "wfbp", zeros=True), NO_SYNC),
+    "accumulated, dear": (accumulated(WHOLE, "dear"), NO_SYNC),
+    "accumulated, dense": (accumulated(DENSE, "dear"), ""),
+    "accumulated, synchronizer": (of_a_synchronizer, NO_SYNC),
+    "thrown away": (thrown_away(WHOLE, "wfbp"), "averages were thrown away"),
+    "thrown away, zeros": (thrown_away(WHOLE, "wfbp", zeros=True), "averages were thrown away"),
+    "thrown away, dear": (thrown_away(WHOLE, "dear"), "averages were thrown away"),
+    "thrown away, dense": (thrown_away(DENSE, "dear"), ""),
+    "two optimizers": (
+        with_two_optimizers("wfbp"),
+        "1 of the 4 parameters that this handle averages are none of the optimizer's (0.weight)",
+    ),
+    "two optimizers, dear": (with_two_optimizers("dear", DENSE), "are none of the optimizer's"),
+    "two optimizers, dense": (with_two_optimizers("wfbp", DENSE), ""),
+    "new group": (with_a_new_group("wfbp"), "1 of the optimizer's 5 parameters are none that this handle averages"),
+    "new group, dear": (with_a_new_group("dear"), "parameters are none that this handle averages"),
+    "unfrozen": (
+        unfrozen(lambda model: spardl.Synchronizer(model.named_parameters(), "none")),
+        "0.weight is trained, and was frozen when this handle was made",
+    ),
+    "unfrozen, outer": (
+        unfrozen(lambda model: spardl.Outer(model.named_parameters(), sgd(model.parameters()), "none", every=2)),
+        "make the handle anew after requires_grad_(True)",
+    ),
+    "clipped, dear": (clipped_by_the_loop, "give attach() clip_norm="),
+}
+
+
+def test_what_would_go_wrong_is_refused_or_told() -> None:
+    found = run_workers(2, lambda cluster: {name: told(work) for name, (work, _) in CASES.items()})
+    for name, (_, words) in CASES.items():
+        for line in (each[name] for each in found):
+            assert words in line if words else line == "", (name, line)
+
+
+def test_dense_halves_leave_out_or_add_what_ddp_does() -> None:
+    """What does not last may be thrown away, or added up."""
+
+    def plain(work: Callable[..., Callable[[], Tensor]]) -> float:
+        expected, found = (work(method, schedule)() for method, schedule in ((None, "wfbp"), (DENSE, "dear")))
+        return float((found - expected).abs().max())
+
+    for differences in run_workers(2, lambda cluster: [plain(accumulated), plain(thrown_away)]):
+        assert max(differences) < 1e-12
+
+
+def loaded(loop: Loop, what: str, saved: dict[str, Any]) -> Tensor:
+    """Loads between a step and the next forward pass, when DeAR's update is still on its way."""
+    loop.step(3)
+    getattr(loop, what).load_state_dict(saved[what])
+    loop.step(4)
+    return loop.end()
+
+
+def saved_of(loop: Loop) -> dict[str, Any]:
+    buffer = io.BytesIO()
+    torch.save({what: getattr(loop, what).state_dict() for what in ("model", "ddp", "optimizer")}, buffer)
+    buffer.seek(0)
+    return torch.load(buffer)
+
+
+@pytest.mark.parametrize("method", [DENSE, WHOLE], ids=["dense", "whole"])
+def test_dear_has_updated_before_something_is_loaded(method: spardl.Method) -> None:
+    def work(cluster: object) -> dict[str, float]:
+        found = {}
+        for what in ("model", "ddp", "optimizer") if method is DENSE else ("model",):
+            ends = []
+            for loop in (Loop(None), Loop(method, "dear")):
+                for step in range(3):
+                    loop.step(step)
+                ends.append(loaded(loop, what, saved_of(loop)))
+            found[what] = float((ends[0] - ends[1]).abs().max())
+        return found
+
+    for found in run_workers(2, work):
+        assert max(found.values()) < 1e-12, found
+
+
+def test_dears_own_state_is_loaded_when_nothing_is_under_way() -> None:
+    def work(cluster: object) -> bool:
+        loop = Loop(spardl.make_method("spardl", density=0.3), "dear")
+        for step in range(3):
+            loop.step(step)
+        saved = {what: copy.deepcopy(getattr(loop, what).state_dict()) for what in ("model", "optimizer", "handle")}
+        ends = []
+        for _ in range(2):
+            loop.step(3)
+            for what in ("handle", "model", "optimizer"):
+                getattr(loop, what).load_state_dict(copy.deepcopy(saved[what]))
+            loop.step(4)
+            ends.append(loop.end())
+        return torch.equal(*ends)
+
+    assert all(run_workers(2, work))
+
+
+class Parts(nn.Module):
+    """Of which one can be left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.first, self.second = nn.Linear(3, 3).double(), nn.Linear(3, 3).double()
+
+    def forward(self, inputs: Tensor, whole: bool) -> Tensor:
+        return self.second(self.first(inputs)) if whole else self.first(inputs)
+
+
+def test_dear_leaves_alone_what_nobody_used() -> None:
+    """Where DDP is told to look for it, after a step with all, too."""
+
+    def trained(method: spardl.Method | None) -> Tensor:
+        model = Parts()
+        ddp = DistributedDataParallel(model, find_unused_parameters=True)
+        optimizer = sgd(model.parameters())
+        handle = spardl.attach(ddp, method, schedule="dear", optimizer=optimizer) if method else None
+        for step in range(5):
+            optimizer.zero_grad()
+            ddp(torch.full((2, 3), 1.0 + step, dtype=torch.float64), step < 2).square().mean().backward()
+            optimizer.step()
+        if handle:
+            handle.flush()
+        return weights(model)
+
+    def work(cluster: object) -> list[float]:
+        plain = trained(None)
+        return [float((trained(method) - plain).abs().max()) for method in (DENSE, WHOLE)]
+
+    for found in run_workers(2, work):
+        assert max(found) < 1e-12
+
+
+def test_copies_of_a_model_that_dear_trains_are_plain_models() -> None:
+    def work(cluster: object) -> None:
+        loop = Loop(WHOLE, "dear")
+        loop.step(0)
+        loop.step(1)
+        loop.handle.flush()
+        buffer = io.BytesIO()
+        torch.save(loop.model, buffer)
+        buffer.seek(0)
+        copies = [
+            copy.deepcopy(loop.model),
+            torch.optim.swa_utils.AveragedModel(loop.model).module,
+            torch.load(buffer, weights_only=False),
+        ]
+        loop.step(2)
+        for each in copies:
+            assert torch.equal(weights(each), weights(copies[0]))
+            each(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
+            assert not torch.equal(weights(each), loop.end())
+
+    run_workers(2, work)
+
+
+def test_after_detach_the_optimizers_state_begins_anew() -> None:
+    def work(cluster: object) -> float:
+        loop = Loop(None)
+        loop.step(0)
+        loop.handle = spardl.attach(loop.ddp, WHOLE, optimizer=loop.optimizer)
+        loop.step(1)
+        loop.handle.detach()
+        before = weights(loop.model)
+        anew = Loop(None)
+        anew.model.load_state_dict(loop.model.state_dict())
+        for each in (loop, anew):
+            each.handle = None
+            each.step(2)
+        assert not torch.equal(before, anew.end())
+        return float((loop.end() - anew.end()).abs().max())
+
+    assert max(run_workers(2, work)) < 1e-12

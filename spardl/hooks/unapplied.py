@@ -19,7 +19,7 @@ class Unapplied:
     """Sees what becomes of averages until the next ones.
 
     Args:
-        named: the parameters whose gradients are averaged.
+        named: the parameters whose gradients are averaged; each is trained.
         optimizer: whose steps apply the averages.
     """
 
@@ -27,8 +27,8 @@ class Unapplied:
         self._due = self._told = False
         self._hooks = [optimizer.register_step_pre_hook(self._applied)]
         # Not of the parameters, whose own hooks would be seen by torch.compile.
-        self._nodes = [get_gradient_edge(each.parameter).node for each in named if each.parameter.requires_grad]
-        pairs = zip(self._nodes, (each for each in named if each.parameter.requires_grad), strict=True)
+        self._nodes = [get_gradient_edge(each.parameter).node for each in named]
+        pairs = zip(self._nodes, named, strict=True)
         self._hooks += [node.register_prehook(partial(self._look, each)) for node, each in pairs]
 
     def averaged(self) -> None:

@@ -121,8 +121,10 @@ class Hook:
             self._update = DelayedUpdate(made, ddp.module, optimizer)
         # After that, whose hook hides from an ordered step what is none of its own.
         self._plain = PlainSteps.of(self.method.momentum, optimizer, self._look)
+        self._unapplied: Unapplied | None = None
         lasts = self._plain or (self._update and self.method.carries)
-        self._unapplied = Unapplied(trained, optimizer) if optimizer is not None and lasts else None
+        if optimizer is not None and lasts:
+            self._unapplied = Unapplied(trained, optimizer, in_place=self._update is None)
 
     def _training(
         self,

@@ -126,7 +126,7 @@ class Synchronizer:
         given = {"handle": "Synchronizer", **options_of(chosen), "find_unused": find_unused}
         self._averager = Averager(self.method, chosen, training, self._cluster, given)
         self._plain = PlainSteps.of(self.method.momentum, optimizer, self._look)
-        self._unapplied = Unapplied(named, optimizer) if optimizer is not None and self._plain else None
+        self._unapplied = Unapplied(named, optimizer, in_place=True) if optimizer is not None and self._plain else None
         self._meter = Meter(self._cluster.ledgers[0], self._cluster.size)
         self._watches, self._detached = True, False
         self._hooks = [

@@ -10,9 +10,11 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from spardl.basics.errors import ConfigError
-from spardl.hooks.averager import Named
+from spardl.hooks.averager import LOOKED, Named
 
 __all__ = ["Unapplied"]
+
+_ZERO = "call optimizer.zero_grad() before the first backward pass of each step, as what is there is an update"
 
 
 class Unapplied:
@@ -21,10 +23,13 @@ class Unapplied:
     Args:
         named: the parameters whose gradients are averaged; each is trained.
         optimizer: whose steps apply the averages.
+        in_place: whether gradients are the averages after a backward pass, and not each worker's own.
     """
 
-    def __init__(self, named: Sequence[Named], optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, named: Sequence[Named], optimizer: torch.optim.Optimizer, *, in_place: bool) -> None:
+        self._in_place, self._steps = in_place, 0
         self._due = self._told = False
+        self._added: set[str] = set()
         self._hooks = [optimizer.register_step_pre_hook(self._applied)]
         # Not of the parameters, whose own hooks would be seen by torch.compile.
         self._nodes = [get_gradient_edge(each.parameter).node for each in named]
@@ -42,18 +47,23 @@ class Unapplied:
             )
             self._told = True
         self._due = True
+        self._steps += 1
+        self._added.clear()
 
     def _applied(self, *_: object) -> None:
         self._due = False
 
     def _look(self, named: Named, *_: object) -> None:
-        """Is called before a backward pass adds to a gradient."""
+        """Is called before a backward pass adds to a gradient; looks at the first one since there were averages."""
+        if named.name in self._added:
+            return
+        self._added.add(named.name)
         before = named.parameter.grad
-        if self._due and before is not None and before.any():
-            raise ConfigError(
-                f"a backward pass adds to the gradient of {named.name}, which was averaged, and carried over, before; "
-                "leave all backward passes of a step but the last to no_sync()"
-            )
+        # Most loops have none then. Where there are zeros, to look costs time.
+        looks = self._due or (self._in_place and self._steps % LOOKED == 1)
+        if looks and before is not None and before.any():
+            way = "leave all backward passes of a step but the last to no_sync()" if self._due else _ZERO
+            raise ConfigError(f"a backward pass adds to the gradient of {named.name}, which was averaged before; {way}")
 
     def close(self) -> None:
         """Looks no more."""

@@ -45,6 +45,7 @@ def compiled_in_training(path: type[Path], options: dict[str, Any]) -> int:
     made = path(model, {"optimizer": optimizer, **options})
     before = signatures()
     for _ in range(2):
+        optimizer.zero_grad()
         made.backward([torch.randn(4, 200, dtype=torch.float64)], lambda model, part: model(part).square().mean())
         optimizer.step()
     return signatures() - before

@@ -90,6 +90,31 @@ def thrown_away(method: spardl.Method, schedule: str, *, zeros: bool = False) ->
     return work
 
 
+def never_zeroed(schedule: str) -> Callable[[], Tensor]:
+    def work() -> Tensor:
+        loop = Loop(WHOLE, schedule)
+        for step in range(4):
+            loop.backward(step)
+            loop.optimizer.step()
+        return loop.end()
+
+    return work
+
+
+def thrown_away_and_accumulated() -> None:
+    """The first is told; then there is nothing wrong."""
+    loop = Loop(WHOLE)
+    for step in range(4):
+        loop.optimizer.zero_grad()
+        loop.backward(step)
+        loop.optimizer.zero_grad()
+        with loop.ddp.no_sync():
+            loop.backward(step)
+            loop.backward(step + 10)
+        loop.backward(step + 20)
+        loop.optimizer.step()
+
+
 def of_a_synchronizer() -> None:
     model = nn.Linear(4, 3)
     synchronizer = spardl.Synchronizer(model.named_parameters(), WHOLE, optimizer=sgd(model.parameters()))
@@ -109,6 +134,7 @@ def with_a_new_group(schedule: str) -> Callable[[], None]:
         other = nn.Parameter(torch.ones(2))
         loop.optimizer.add_param_group({"params": [other]})
         for step in range(3):
+            loop.optimizer.zero_grad()
             other.grad = torch.ones(2)
             loop.backward(step)
             loop.optimizer.step()
@@ -146,6 +172,9 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "thrown away": (thrown_away(WHOLE, "wfbp"), "averages were thrown away"),
     "thrown away, zeros": (thrown_away(WHOLE, "wfbp", zeros=True), "averages were thrown away"),
     "thrown away, dear": (thrown_away(WHOLE, "dear"), "averages were thrown away"),
+    "thrown away, accumulated": (thrown_away_and_accumulated, "averages were thrown away"),
+    "never zeroed": (never_zeroed("wfbp"), "call optimizer.zero_grad() before the first backward pass"),
+    "never zeroed, dear": (never_zeroed("dear"), ""),
     "thrown away, dense": (thrown_away(DENSE, "dear"), ""),
     "two optimizers": (
         with_two_optimizers("wfbp"),

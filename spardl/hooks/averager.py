@@ -246,6 +246,8 @@ class Averager:
         for parameter in parameters:
             number = numbers[parameter]
             assert parameter.grad is not None
+            if not parameter.requires_grad or not parameter.grad.any():
+                continue  # nobody used it, and DDP leaves it as it was
             average = self.gradient.part(number).view(parameter.shape)
             multiples = {1.0, 1 / self.engine.scale}
             if not any(torch.allclose(parameter.grad, average * each, rtol=1e-2) for each in multiples):

@@ -30,7 +30,7 @@ from spardl.schedules.fusion import Range
 from spardl.schedules.in_backward import InBackward
 from spardl.schedules.partition import is_partition
 
-__all__ = ["AsGiven", "Buckets", "Formed", "as_saved", "end_to_end", "views_of"]
+__all__ = ["AsGiven", "Buckets", "Formed", "as_saved", "dense", "end_to_end", "views_of"]
 
 _LIMIT = 25 * 2**20
 _FIRST = 2**20
@@ -180,3 +180,10 @@ def _as_laid_out(view: Tensor, like: Tensor) -> Tensor:
     if like.is_contiguous() or torch.empty_like(like, device="meta").stride() != like.stride():
         return view
     return view.as_strided(like.shape, like.stride(), view.storage_offset())
+
+
+def dense(bucket: GradBucket, group: Any) -> torch.futures.Future[Tensor]:
+    """The mean of a bucket over the workers of a group, as DDP makes it without a hook: its buffer, shape (n,)."""
+    buffer = bucket.buffer().div_(dist.get_world_size(group))
+    reduced = dist.all_reduce(buffer, group=group, async_op=True).get_future()
+    return reduced.then(lambda done: done.value()[0])

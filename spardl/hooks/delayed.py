@@ -6,6 +6,7 @@ should look at it; the optimizer finds none when the loop calls it, and does not
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -35,7 +36,7 @@ class DelayedUpdate:
     def __init__(self, averager: Averager, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         assert isinstance(averager.engine, InHalves)
         self._averager, self._engine = averager, averager.engine
-        self._collected = False
+        self._collected = self._dropped = False
         self._sent: tuple[int, Tensor] | None = None
         self._hidden = ExitStack()
         self._hooks = list(self._register(model, optimizer))
@@ -53,7 +54,7 @@ class DelayedUpdate:
     def _forward(self, model: nn.Module, arguments: object) -> None:
         if not torch.is_grad_enabled():
             return  # an evaluation: waits for what it uses, too, but begins no step
-        self._drop()
+        self.drop()
         if self._averager.begun:
             self._engine.forward_again()
         self._averager.begin()
@@ -69,7 +70,7 @@ class DelayedUpdate:
         """
         self._averager.begun = False
         self._engine.collect()
-        self._collected = True
+        self._collected, self._dropped = True, False
         self._sent = self._sample() if self._engine.steps % LOOKED == 1 else None
         return self._engine.agree()
 
@@ -95,10 +96,10 @@ class DelayedUpdate:
                 "scaler= with a GradScaler"
             )
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
         """The loop did not call the optimizer; a GradScaler does not after an overflow."""
         if self._collected:
-            self._collected = False
+            self._collected, self._dropped = False, True
             self._engine.drop()
             self._averager.tell_refusals()
 
@@ -106,14 +107,20 @@ class DelayedUpdate:
         """Is called before each of the optimizer's steps, ours and the loop's."""
         if self._engine.updates:
             return
-        if len(arguments) > 1 or options.get("closure") is not None:
+        if any(each is not None for each in (*arguments[1:], options.get("closure"))):
             raise ConfigError("schedule=dear updates later, and cannot run a closure; use schedule=wfbp")
+        parameters = self._averager.gradient.parameters
+        if self._dropped and any(each.grad is not None for each in parameters):
+            raise ConfigError(
+                "a forward pass came between backward() and step(), and schedule=dear has dropped the averages; call "
+                "step() first, or make that pass in torch.no_grad()"
+            )
         if self._collected:
             self._check_sent()
             self._collected = False
             self._engine.finish()
             self._averager.tell_refusals()
-        self._hidden.enter_context(self._averager.gradient.hidden(self._averager.gradient.parameters))
+        self._hidden.enter_context(self._averager.gradient.hidden(parameters))
 
     def _ordered(self, *_: object) -> None:
         if not self._engine.updates:
@@ -121,11 +128,16 @@ class DelayedUpdate:
 
     def flush(self) -> None:
         """Sees to it that weights are those after the last step."""
-        self._drop()
-        self._engine.flush()
+        if not self._collected:  # else a step is to be ordered still, and all before it were made
+            self._engine.flush()
 
     def close(self) -> None:
         """Flushes, and takes everything off the model and its optimizer."""
+        if self._collected:
+            warnings.warn("spardl: detached between backward() and step(): that step changes nothing.", stacklevel=3)
+            for parameter in self._averager.gradient.parameters:
+                parameter.grad = None  # its own, of this worker alone
+        self.drop()
         self.flush()
         for hook in self._hooks:
             hook.remove()

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
@@ -16,7 +15,7 @@ from spardl.basics.checks import check_kind, check_real, check_seconds
 from spardl.basics.errors import ConfigError
 from spardl.clusters.precompile import prepare
 from spardl.hooks.averager import SAVED, Averager, Beside, Named
-from spardl.hooks.buckets import Buckets, Formed, as_saved, end_to_end, views_of
+from spardl.hooks.buckets import Buckets, Formed, as_saved, dense, end_to_end, views_of
 from spardl.hooks.choosing import check_covered, check_known, check_update, choose_schedule, options_of
 from spardl.hooks.delayed import DelayedUpdate
 from spardl.hooks.stats import Meter, Stats
@@ -139,6 +138,8 @@ class Hook:
             return
         check_known(parameters, self._averager.known)
         if self._update is None:  # otherwise these are none of ours
+            if self._unapplied:
+                self._unapplied.check_due(parameters)
             self._averager.check_unchanged(parameters)
 
     def average(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
@@ -157,7 +158,7 @@ class Hook:
         if self._last is not None:
             return self._last.average(bucket)
         if not self._attached:
-            return _dense(bucket, self._cluster.group)
+            return dense(bucket, self._cluster.group)
         if bucket.index() == 0:
             self._begin()
         views = views_of(bucket)
@@ -261,7 +262,8 @@ class Hook:
             named = [Named(*pair) for pair in zip(names, parameters, strict=True)]
             self._made(*self._laid_out(Formed(named, self._schedule)))
         averager, self._averager = self._averager, None
-        return averager
+        # One that made no step has what the one before it left.
+        return averager or (self._before._handed_over(to) if self._before else None)
 
     def follow(self, last: "Hook") -> None:
         """Leaves all to another hook of the same model, ``last``, which goes on with what this one carries.
@@ -304,7 +306,11 @@ class Hook:
                 another ``bucket_mb``, or lacks something; of the last three in a fresh process, in the first step.
         """
         fresh = isinstance(values, Mapping) and not values
-        self.flush()
+        if self._update is not None:
+            self._update.drop()
+            self._update.flush()
+        if self._unapplied is not None:
+            self._unapplied.forget()
         self._before = None  # what was carried over is replaced
         if not fresh:
             check_owner(values, owner_of(self.method, self._cluster.local_ranks[0], self._cluster.size), "groups")
@@ -387,9 +393,3 @@ def hook(state: Hook, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         The bucket's buffer, shape (n,), once it holds the averages.
     """
     return state.average(bucket)
-
-
-def _dense(bucket: GradBucket, group: Any) -> torch.futures.Future[Tensor]:
-    buffer = bucket.buffer().div_(dist.get_world_size(group))
-    reduced = dist.all_reduce(buffer, group=group, async_op=True).get_future()
-    return reduced.then(lambda done: done.value()[0])

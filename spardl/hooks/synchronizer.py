@@ -136,6 +136,8 @@ class Synchronizer:
 
     def _look(self, parameters: list[nn.Parameter]) -> None:
         check_known(parameters, self._averager.known)
+        if self._unapplied:
+            self._unapplied.check_due(parameters)
         self._averager.check_unchanged(parameters)
 
     def _arrive(self, number: int, parameter: Tensor) -> None:
@@ -201,6 +203,8 @@ class Synchronizer:
         if isinstance(values, Mapping) and "usage" not in values:
             raise ConfigError("this is no state of a Synchronizer; load what its state_dict() gave")
         self._averager.load_state_dict(values)
+        if self._unapplied is not None:
+            self._unapplied.forget()
 
     def stats(self) -> Stats:
         """What this worker sent and spent so far; see :class:`Stats`."""

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
+from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from spardl.basics.errors import ConfigError
 from spardl.hooks.averager import LOOKED, Named
 
 __all__ = ["Unapplied"]
-
-_ZERO = "call optimizer.zero_grad() before the first backward pass of each step, as what is there is an update"
 
 
 class Unapplied:
@@ -30,6 +29,7 @@ class Unapplied:
         self._in_place, self._steps = in_place, 0
         self._due = self._told = False
         self._added: set[str] = set()
+        self._noted: set[str] = set()
         self._hooks = [optimizer.register_step_pre_hook(self._applied)]
         # Not of the parameters, whose own hooks would be seen by torch.compile.
         self._nodes = [get_gradient_edge(each.parameter).node for each in named]
@@ -37,7 +37,17 @@ class Unapplied:
         self._hooks += [node.register_prehook(partial(self._look, each)) for node, each in pairs]
 
     def averaged(self) -> None:
-        """There are averages, which the optimizer is to apply; warns, once, where those before were not."""
+        """There are averages, which the optimizer is to apply; warns, once, where those before were not.
+
+        Raises:
+            ConfigError: if what was averaged before is in them again.
+        """
+        if self._noted:
+            raise ConfigError(
+                f"the gradient of {min(self._noted)} was averaged together with what had been averaged before; call "
+                "optimizer.zero_grad() before the first backward pass of each step, and leave all backward passes of "
+                "a step but the last to no_sync(), as well as those that are to change nothing"
+            )
         if self._due and not self._told:
             warnings.warn(
                 "spardl: averages were thrown away before the optimizer's step(), but the gradients are in what each "
@@ -50,20 +60,40 @@ class Unapplied:
         self._steps += 1
         self._added.clear()
 
+    def check_due(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Accepts a step that applies averages.
+
+        Args:
+            parameters: that have gradients.
+
+        Raises:
+            ConfigError: if there were no averages since the last one.
+        """
+        if not self._due and any(each.grad is not None and each.grad.any() for each in parameters):
+            raise ConfigError(
+                "step() would apply gradients that were not averaged since the last step(); call it once after each "
+                "backward pass outside no_sync(), and detach() the handle before the model is trained without it"
+            )
+
+    def forget(self) -> None:
+        """What was carried over was replaced."""
+        self._due = False
+        self._added.clear()
+        self._noted.clear()
+
     def _applied(self, *_: object) -> None:
         self._due = False
 
     def _look(self, named: Named, *_: object) -> None:
         """Is called before a backward pass adds to a gradient; looks at the first one since there were averages."""
-        if named.name in self._added:
-            return
+        before, first = named.parameter.grad, named.name not in self._added
         self._added.add(named.name)
-        before = named.parameter.grad
         # Most loops have none then. Where there are zeros, to look costs time.
         looks = self._due or (self._in_place and self._steps % LOOKED == 1)
-        if looks and before is not None and before.any():
-            way = "leave all backward passes of a step but the last to no_sync()" if self._due else _ZERO
-            raise ConfigError(f"a backward pass adds to the gradient of {named.name}, which was averaged before; {way}")
+        if first and looks and before is not None and before.any():
+            self._noted.add(named.name)
+        elif named.name in self._noted and (before is None or not before.any()):
+            self._noted.remove(named.name)  # it was cleared after that pass
 
     def close(self) -> None:
         """Looks no more."""

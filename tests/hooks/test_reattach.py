@@ -67,6 +67,7 @@ def test_another_method_goes_on_with_the_residual(between: int) -> None:
             job.step(number)
         found = [job.lost(first)]
         first.detach()
+        spardl.attach(job.ddp, **SECOND).detach()  # makes no step, and loses nothing
         for number in range(5, 5 + between):  # plain averages, while the residual waits
             job.step(number)
             exact = torch.cat([parameter.grad.flatten() for parameter in job.model.parameters()])  # type: ignore[union-attr]

@@ -6,6 +6,7 @@ import copy
 import io
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -115,6 +116,60 @@ def thrown_away_and_accumulated() -> None:
         loop.optimizer.step()
 
 
+def gan(inside: Callable[[Loop], nn.Module], *, quiet: bool) -> Callable[[], None]:
+    """The discriminator's gradients of the generator's pass are cleared before its next one."""
+
+    def work() -> None:
+        loop, generator = Loop(WHOLE), nn.Linear(4, 4).double()
+        for step in range(4):
+            loop.step(step)
+            with loop.ddp.no_sync() if quiet else nullcontext():
+                inside(loop)(generator(torch.ones(2, 4, dtype=torch.float64))).sum().backward()
+
+    return work
+
+
+def stepped_without_an_average() -> None:
+    loop = Loop(WHOLE)
+    loop.step(0)
+    loop.optimizer.zero_grad()
+    with loop.ddp.no_sync():
+        loop.backward(1)
+    loop.optimizer.step()
+
+
+def unused_and_zeroed() -> None:
+    model = Parts()
+    ddp = DistributedDataParallel(model, find_unused_parameters=True)
+    optimizer = sgd(model.parameters())
+    spardl.attach(ddp, WHOLE, optimizer=optimizer)
+    for step in range(18):
+        optimizer.zero_grad(set_to_none=False)
+        ddp(torch.ones(2, 3, dtype=torch.float64), step < 16).square().mean().backward()
+        optimizer.step()
+
+
+def looked_in_between() -> None:
+    loop = Loop(DENSE, "dear")
+    loop.backward(0)
+    loop.ddp(torch.ones(2, 4, dtype=torch.float64))
+    loop.optimizer.step()
+
+
+def rolled_back(schedule: str) -> Callable[[], None]:
+    def work() -> None:
+        loop = Loop(WHOLE, schedule)
+        for step in range(3):
+            loop.step(step)
+        loop.optimizer.zero_grad()
+        loop.backward(3)
+        for each in (loop.model, loop.optimizer, loop.handle):
+            each.load_state_dict(copy.deepcopy(each.state_dict()))
+        loop.step(4)
+
+    return work
+
+
 def of_a_synchronizer() -> None:
     model = nn.Linear(4, 3)
     synchronizer = spardl.Synchronizer(model.named_parameters(), WHOLE, optimizer=sgd(model.parameters()))
@@ -175,6 +230,14 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "thrown away, accumulated": (thrown_away_and_accumulated, "averages were thrown away"),
     "never zeroed": (never_zeroed("wfbp"), "call optimizer.zero_grad() before the first backward pass"),
     "never zeroed, dear": (never_zeroed("dear"), ""),
+    "gan": (gan(lambda loop: loop.ddp, quiet=False), NO_SYNC),
+    "gan, in no_sync": (gan(lambda loop: loop.ddp, quiet=True), ""),
+    "gan, without ddp": (gan(lambda loop: loop.model, quiet=False), ""),
+    "no average": (stepped_without_an_average, "gradients that were not averaged since the last step()"),
+    "unused and zeroed": (unused_and_zeroed, ""),
+    "looked in between, dear": (looked_in_between, "a forward pass came between backward() and step()"),
+    "rolled back": (rolled_back("wfbp"), ""),
+    "rolled back, dear": (rolled_back("dear"), ""),
     "thrown away, dense": (thrown_away(DENSE, "dear"), ""),
     "two optimizers": (
         with_two_optimizers("wfbp"),
@@ -262,6 +325,39 @@ def test_dears_own_state_is_loaded_when_nothing_is_under_way() -> None:
         return torch.equal(*ends)
 
     assert all(run_workers(2, work))
+
+
+def test_dears_flush_between_backward_and_step_loses_nothing() -> None:
+    def trained(method: spardl.Method | None) -> Tensor:
+        loop = Loop(method, "dear")
+        for step in range(4):
+            loop.optimizer.zero_grad()
+            loop.backward(step)
+            if loop.handle is not None:
+                loop.handle.flush()
+            loop.optimizer.step(None)  # type: ignore[call-overload]
+        return loop.end()
+
+    def work(cluster: object) -> list[float]:
+        plain = trained(None)
+        return [float((trained(method) - plain).abs().max()) for method in (DENSE, WHOLE)]
+
+    for found in run_workers(2, work):
+        assert max(found) < 1e-12
+
+
+def test_dear_detached_before_a_step_leaves_equal_weights() -> None:
+    def work(cluster: object) -> list[float]:
+        loop = Loop(DENSE, "dear")
+        loop.step(0)
+        loop.backward(1)
+        with pytest.warns(UserWarning, match="detached between backward"):
+            loop.handle.detach()
+        loop.optimizer.step()
+        return weights(loop.model).tolist()
+
+    first, second = run_workers(2, work)
+    assert first == second
 
 
 class Parts(nn.Module):

@@ -249,13 +249,22 @@ class Averager:
             if not parameter.requires_grad or not parameter.grad.any():
                 continue  # nobody used it, and DDP leaves it as it was
             average = self.gradient.part(number).view(parameter.shape)
-            multiples = {1.0, 1 / self.engine.scale}
-            if not any(torch.allclose(parameter.grad, average * each, rtol=1e-2) for each in multiples):
+            if not self.is_still(parameter.grad, average):
                 raise ConfigError(
                     f"the gradient of {self.gradient.names[number]} was changed between backward() and step(), and is "
                     "an update by then; give this handle clip_norm= in place of clip_grad_norm_(), scaler= with a "
                     'GradScaler, or recipe="published"'
                 )
+
+    def is_still(self, gradient: Tensor, before: Tensor) -> bool:
+        """Whether nobody changed a gradient, but for a scaler that took its scale off.
+
+        Args:
+            gradient: as it is, of any shape.
+            before: as it was, of the same shape as now.
+        """
+        multiples = {1.0, 1 / self.engine.scale}
+        return any(torch.allclose(gradient, before * each, rtol=1e-2) for each in multiples)
 
     # --- what lasts
 

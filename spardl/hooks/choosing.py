@@ -84,7 +84,7 @@ def check_update(
     method: Method,
     optimizer: torch.optim.Optimizer | None,
     clip_norm: float | None,
-    scaler: GradScaler | None = None,
+    scaler: GradScaler | None,
 ) -> None:
     """Accepts what a handle needs to know of the update, and nothing of no use.
 

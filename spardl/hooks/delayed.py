@@ -20,6 +20,7 @@ from spardl.basics.errors import ConfigError
 from spardl.basics.uncopied import Uncopied
 from spardl.hooks.averager import LOOKED, Averager
 from spardl.schedules.dear import InHalves
+from spardl.schedules.update import runs_closure
 
 __all__ = ["DelayedUpdate"]
 
@@ -89,7 +90,7 @@ class DelayedUpdate:
             return
         number, sent = self._sent
         now = self._averager.gradient.parameters[number].grad
-        if now is None or not any(torch.allclose(now, sent * each, rtol=1e-2) for each in (1, 1 / self._engine.scale)):
+        if now is None or not self._averager.is_still(now, sent):
             raise ConfigError(
                 f"the gradient of {self._averager.gradient.names[number]} was changed between backward() and step(), "
                 "and was sent before, by schedule=dear; give attach() clip_norm= in place of clip_grad_norm_(), and "
@@ -107,7 +108,7 @@ class DelayedUpdate:
         """Is called before each of the optimizer's steps, ours and the loop's."""
         if self._engine.updates:
             return
-        if any(each is not None for each in (*arguments[1:], options.get("closure"))):
+        if runs_closure(arguments, options):
             raise ConfigError("schedule=dear updates later, and cannot run a closure; use schedule=wfbp")
         parameters = self._averager.gradient.parameters
         if self._dropped and any(each.grad is not None for each in parameters):
@@ -131,14 +132,18 @@ class DelayedUpdate:
         if not self._collected:  # else a step is to be ordered still, and all before it were made
             self._engine.flush()
 
+    def settle(self) -> None:
+        """Drops what no step has ordered, and flushes."""
+        self.drop()
+        self.flush()
+
     def close(self) -> None:
         """Flushes, and takes everything off the model and its optimizer."""
         if self._collected:
             warnings.warn("spardl: detached between backward() and step(): that step changes nothing.", stacklevel=3)
             for parameter in self._averager.gradient.parameters:
                 parameter.grad = None  # its own, of this worker alone
-        self.drop()
-        self.flush()
+        self.settle()
         for hook in self._hooks:
             hook.remove()
         self._engine.close()

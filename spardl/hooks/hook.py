@@ -307,8 +307,7 @@ class Hook:
         """
         fresh = isinstance(values, Mapping) and not values
         if self._update is not None:
-            self._update.drop()
-            self._update.flush()
+            self._update.settle()
         if self._unapplied is not None:
             self._unapplied.forget()
         self._before = None  # what was carried over is replaced

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from spardl.basics.errors import ConfigError
 from spardl.method.momentum import Momentum
 from spardl.method.moving import check_moved, coupled_decay, rule_of
+from spardl.schedules.update import runs_closure
 
 __all__ = ["PlainSteps", "decay_of"]
 
@@ -59,7 +60,7 @@ class PlainSteps:
         return cls(optimizer, momentum, check) if optimizer is not None and momentum.moved else None
 
     def _hide(self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        if any(each is not None for each in (*arguments[1:], options.get("closure"))):
+        if runs_closure(arguments, options):
             raise ConfigError("the optimizer's state is each worker's, and a closure would skip it; call step() alone")
         if getattr(optimizer, "grad_scale", None) is not None:
             raise ConfigError("a fused optimizer takes off a scale by itself; make it without fused=True")

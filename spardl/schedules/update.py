@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,17 @@ from torch import nn
 
 from spardl.basics.errors import ConfigError
 
-__all__ = ["Updater"]
+__all__ = ["Updater", "runs_closure"]
+
+
+def runs_closure(arguments: Sequence[Any], options: Mapping[str, Any]) -> bool:
+    """Whether an optimizer's step was called with a closure; what wraps optimizers often gives ``None`` for one.
+
+    Args:
+        arguments: that a hook before the step was given, the optimizer among them.
+        options: likewise.
+    """
+    return any(each is not None for each in (*arguments[1:], options.get("closure")))
 
 
 class Updater:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import io
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -18,40 +16,7 @@ import spardl
 from spardl.basics.errors import ConfigError
 from tests.harness import run_workers
 from tests.hooks.loops import weights
-
-WHOLE = spardl.Method(spardl.TopK(1.0), spardl.SparDL(), spardl.GlobalResidual(), spardl.AutoMomentum())
-DENSE = spardl.make_method("none")
-
-
-def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01)
-
-
-class Loop:
-    """A small model, in DDP, and an optimizer that has its parameters, or others, too."""
-
-    def __init__(self, method: spardl.Method | None, schedule: str = "wfbp", *, without: int = 0, **ddp: Any) -> None:
-        torch.manual_seed(4)
-        self.model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
-        self.ddp = DistributedDataParallel(self.model, **ddp)
-        self.optimizer = sgd(list(self.model.parameters())[without:])
-        self.handle: Any = None
-        if method is not None:
-            self.handle = spardl.attach(self.ddp, method, schedule=schedule, optimizer=self.optimizer)
-
-    def backward(self, step: int) -> None:
-        source = torch.Generator().manual_seed(10 * step + torch.distributed.get_rank())
-        self.ddp(torch.randn(5, 4, dtype=torch.float64, generator=source)).square().mean().backward()
-
-    def step(self, step: int) -> None:
-        self.optimizer.zero_grad()
-        self.backward(step)
-        self.optimizer.step()
-
-    def end(self) -> Tensor:
-        if self.handle is not None:
-            self.handle.flush()
-        return weights(self.model)
+from tests.hooks.small import DENSE, WHOLE, Loop, Parts, sgd
 
 
 def told(work: Callable[[], Any]) -> str:
@@ -275,148 +240,6 @@ def test_dense_halves_leave_out_or_add_what_ddp_does() -> None:
 
     for differences in run_workers(2, lambda cluster: [plain(accumulated), plain(thrown_away)]):
         assert max(differences) < 1e-12
-
-
-def loaded(loop: Loop, what: str, saved: dict[str, Any]) -> Tensor:
-    """Loads between a step and the next forward pass, when DeAR's update is still on its way."""
-    loop.step(3)
-    getattr(loop, what).load_state_dict(saved[what])
-    loop.step(4)
-    return loop.end()
-
-
-def saved_of(loop: Loop) -> dict[str, Any]:
-    buffer = io.BytesIO()
-    torch.save({what: getattr(loop, what).state_dict() for what in ("model", "ddp", "optimizer")}, buffer)
-    buffer.seek(0)
-    return torch.load(buffer)
-
-
-@pytest.mark.parametrize("method", [DENSE, WHOLE], ids=["dense", "whole"])
-def test_dear_has_updated_before_something_is_loaded(method: spardl.Method) -> None:
-    def work(cluster: object) -> dict[str, float]:
-        found = {}
-        for what in ("model", "ddp", "optimizer") if method is DENSE else ("model",):
-            ends = []
-            for loop in (Loop(None), Loop(method, "dear")):
-                for step in range(3):
-                    loop.step(step)
-                ends.append(loaded(loop, what, saved_of(loop)))
-            found[what] = float((ends[0] - ends[1]).abs().max())
-        return found
-
-    for found in run_workers(2, work):
-        assert max(found.values()) < 1e-12, found
-
-
-def test_dears_own_state_is_loaded_when_nothing_is_under_way() -> None:
-    def work(cluster: object) -> bool:
-        loop = Loop(spardl.make_method("spardl", density=0.3), "dear")
-        for step in range(3):
-            loop.step(step)
-        saved = {what: copy.deepcopy(getattr(loop, what).state_dict()) for what in ("model", "optimizer", "handle")}
-        ends = []
-        for _ in range(2):
-            loop.step(3)
-            for what in ("handle", "model", "optimizer"):
-                getattr(loop, what).load_state_dict(copy.deepcopy(saved[what]))
-            loop.step(4)
-            ends.append(loop.end())
-        return torch.equal(*ends)
-
-    assert all(run_workers(2, work))
-
-
-def test_dears_flush_between_backward_and_step_loses_nothing() -> None:
-    def trained(method: spardl.Method | None) -> Tensor:
-        loop = Loop(method, "dear")
-        for step in range(4):
-            loop.optimizer.zero_grad()
-            loop.backward(step)
-            if loop.handle is not None:
-                loop.handle.flush()
-            loop.optimizer.step(None)  # type: ignore[call-overload]
-        return loop.end()
-
-    def work(cluster: object) -> list[float]:
-        plain = trained(None)
-        return [float((trained(method) - plain).abs().max()) for method in (DENSE, WHOLE)]
-
-    for found in run_workers(2, work):
-        assert max(found) < 1e-12
-
-
-def test_dear_detached_before_a_step_leaves_equal_weights() -> None:
-    def work(cluster: object) -> list[float]:
-        loop = Loop(DENSE, "dear")
-        loop.step(0)
-        loop.backward(1)
-        with pytest.warns(UserWarning, match="detached between backward"):
-            loop.handle.detach()
-        loop.optimizer.step()
-        return weights(loop.model).tolist()
-
-    first, second = run_workers(2, work)
-    assert first == second
-
-
-class Parts(nn.Module):
-    """Of which one can be left out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(4)
-        self.first, self.second = nn.Linear(3, 3).double(), nn.Linear(3, 3).double()
-
-    def forward(self, inputs: Tensor, whole: bool) -> Tensor:
-        return self.second(self.first(inputs)) if whole else self.first(inputs)
-
-
-def test_dear_leaves_alone_what_nobody_used() -> None:
-    """Where DDP is told to look for it, after a step with all, too."""
-
-    def trained(method: spardl.Method | None) -> Tensor:
-        model = Parts()
-        ddp = DistributedDataParallel(model, find_unused_parameters=True)
-        optimizer = sgd(model.parameters())
-        handle = spardl.attach(ddp, method, schedule="dear", optimizer=optimizer) if method else None
-        for step in range(5):
-            optimizer.zero_grad()
-            ddp(torch.full((2, 3), 1.0 + step, dtype=torch.float64), step < 2).square().mean().backward()
-            optimizer.step()
-        if handle:
-            handle.flush()
-        return weights(model)
-
-    def work(cluster: object) -> list[float]:
-        plain = trained(None)
-        return [float((trained(method) - plain).abs().max()) for method in (DENSE, WHOLE)]
-
-    for found in run_workers(2, work):
-        assert max(found) < 1e-12
-
-
-def test_copies_of_a_model_that_dear_trains_are_plain_models() -> None:
-    def work(cluster: object) -> None:
-        loop = Loop(WHOLE, "dear")
-        loop.step(0)
-        loop.step(1)
-        loop.handle.flush()
-        buffer = io.BytesIO()
-        torch.save(loop.model, buffer)
-        buffer.seek(0)
-        copies = [
-            copy.deepcopy(loop.model),
-            torch.optim.swa_utils.AveragedModel(loop.model).module,
-            torch.load(buffer, weights_only=False),
-        ]
-        loop.step(2)
-        for each in copies:
-            assert torch.equal(weights(each), weights(copies[0]))
-            each(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
-            assert not torch.equal(weights(each), loop.end())
-
-    run_workers(2, work)
 
 
 def test_after_detach_the_optimizers_state_begins_anew() -> None:

@@ -1,0 +1,65 @@
+"""A small model in DDP, its loop, and methods that send all, with which training must be that of plain DDP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import spardl
+from tests.hooks.loops import weights
+
+WHOLE = spardl.Method(spardl.TopK(1.0), spardl.SparDL(), spardl.GlobalResidual(), spardl.AutoMomentum())
+DENSE = spardl.make_method("none")
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+class Loop:
+    """A small model, in DDP, and an optimizer that has its parameters, or others, too."""
+
+    def __init__(self, method: spardl.Method | None, schedule: str = "wfbp", *, without: int = 0, **ddp: Any) -> None:
+        torch.manual_seed(4)
+        self.model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+        self.ddp = DistributedDataParallel(self.model, **ddp)
+        self.optimizer = sgd(list(self.model.parameters())[without:])
+        self.handle: Any = None
+        if method is not None:
+            self.handle = spardl.attach(self.ddp, method, schedule=schedule, optimizer=self.optimizer)
+
+    def backward(self, step: int) -> None:
+        source = torch.Generator().manual_seed(10 * step + torch.distributed.get_rank())
+        self.ddp(torch.randn(5, 4, dtype=torch.float64, generator=source)).square().mean().backward()
+
+    def step(self, step: int) -> None:
+        self.optimizer.zero_grad()
+        self.backward(step)
+        self.optimizer.step()
+
+    def end(self) -> Tensor:
+        if self.handle is not None:
+            self.handle.flush()
+        return weights(self.model)
+
+
+class Parts(nn.Module):
+    """Of which one can be left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.first, self.second = nn.Linear(3, 3).double(), nn.Linear(3, 3).double()
+
+    def forward(self, inputs: Tensor, whole: bool) -> Tensor:
+        return self.second(self.first(inputs)) if whole else self.first(inputs)
+
+
+def apart(trained: Callable[[spardl.Method | None], Tensor]) -> list[float]:
+    """How far each method that sends all ends from plain DDP."""
+    plain = trained(None)
+    return [float((trained(method) - plain).abs().max()) for method in (DENSE, WHOLE)]

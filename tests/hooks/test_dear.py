@@ -1,0 +1,139 @@
+"""DeAR in a loop of a user's: what is loaded, read, copied or left out while an update is still to be made."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+import spardl
+from tests.harness import run_workers
+from tests.hooks.loops import weights
+from tests.hooks.small import DENSE, WHOLE, Loop, Parts, apart, sgd
+
+
+def loaded(loop: Loop, what: str, saved: dict[str, Any]) -> Tensor:
+    """Loads between a step and the next forward pass, when DeAR's update is still on its way."""
+    loop.step(3)
+    getattr(loop, what).load_state_dict(saved[what])
+    loop.step(4)
+    return loop.end()
+
+
+def saved_of(loop: Loop) -> dict[str, Any]:
+    buffer = io.BytesIO()
+    torch.save({what: getattr(loop, what).state_dict() for what in ("model", "ddp", "optimizer")}, buffer)
+    buffer.seek(0)
+    return torch.load(buffer)
+
+
+@pytest.mark.parametrize("method", [DENSE, WHOLE], ids=["dense", "whole"])
+def test_dear_has_updated_before_something_is_loaded(method: spardl.Method) -> None:
+    def work(cluster: object) -> dict[str, float]:
+        found = {}
+        for what in ("model", "ddp", "optimizer") if method is DENSE else ("model",):
+            ends = []
+            for loop in (Loop(None), Loop(method, "dear")):
+                for step in range(3):
+                    loop.step(step)
+                ends.append(loaded(loop, what, saved_of(loop)))
+            found[what] = float((ends[0] - ends[1]).abs().max())
+        return found
+
+    for found in run_workers(2, work):
+        assert max(found.values()) < 1e-12, found
+
+
+def test_dears_own_state_is_loaded_when_nothing_is_under_way() -> None:
+    def work(cluster: object) -> bool:
+        loop = Loop(spardl.make_method("spardl", density=0.3), "dear")
+        for step in range(3):
+            loop.step(step)
+        saved = {what: copy.deepcopy(getattr(loop, what).state_dict()) for what in ("model", "optimizer", "handle")}
+        ends = []
+        for _ in range(2):
+            loop.step(3)
+            for what in ("handle", "model", "optimizer"):
+                getattr(loop, what).load_state_dict(copy.deepcopy(saved[what]))
+            loop.step(4)
+            ends.append(loop.end())
+        return torch.equal(*ends)
+
+    assert all(run_workers(2, work))
+
+
+def test_dears_flush_between_backward_and_step_loses_nothing() -> None:
+    def trained(method: spardl.Method | None) -> Tensor:
+        loop = Loop(method, "dear")
+        for step in range(4):
+            loop.optimizer.zero_grad()
+            loop.backward(step)
+            if loop.handle is not None:
+                loop.handle.flush()
+            loop.optimizer.step(None)  # type: ignore[call-overload]
+        return loop.end()
+
+    for found in run_workers(2, lambda cluster: apart(trained)):
+        assert max(found) < 1e-12
+
+
+def test_dear_detached_before_a_step_leaves_equal_weights() -> None:
+    def work(cluster: object) -> list[float]:
+        loop = Loop(DENSE, "dear")
+        loop.step(0)
+        loop.backward(1)
+        with pytest.warns(UserWarning, match="detached between backward"):
+            loop.handle.detach()
+        loop.optimizer.step()
+        return weights(loop.model).tolist()
+
+    first, second = run_workers(2, work)
+    assert first == second
+
+
+def test_dear_leaves_alone_what_nobody_used() -> None:
+    """Where DDP is told to look for it, after a step with all, too."""
+
+    def trained(method: spardl.Method | None) -> Tensor:
+        model = Parts()
+        ddp = DistributedDataParallel(model, find_unused_parameters=True)
+        optimizer = sgd(model.parameters())
+        handle = spardl.attach(ddp, method, schedule="dear", optimizer=optimizer) if method else None
+        for step in range(5):
+            optimizer.zero_grad()
+            ddp(torch.full((2, 3), 1.0 + step, dtype=torch.float64), step < 2).square().mean().backward()
+            optimizer.step()
+        if handle:
+            handle.flush()
+        return weights(model)
+
+    for found in run_workers(2, lambda cluster: apart(trained)):
+        assert max(found) < 1e-12
+
+
+def test_copies_of_a_model_that_dear_trains_are_plain_models() -> None:
+    def work(cluster: object) -> None:
+        loop = Loop(WHOLE, "dear")
+        loop.step(0)
+        loop.step(1)
+        loop.handle.flush()
+        buffer = io.BytesIO()
+        torch.save(loop.model, buffer)
+        buffer.seek(0)
+        copies = [
+            copy.deepcopy(loop.model),
+            torch.optim.swa_utils.AveragedModel(loop.model).module,
+            torch.load(buffer, weights_only=False),
+        ]
+        loop.step(2)
+        for each in copies:
+            assert torch.equal(weights(each), weights(copies[0]))
+            each(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
+            assert not torch.equal(weights(each), loop.end())
+
+    run_workers(2, work)

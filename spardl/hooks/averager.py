@@ -220,12 +220,17 @@ class Averager:
             self.begun = False
             self.engine.give_up()
 
-    def tell_refusals(self) -> None:
-        """The user at once, the other workers now and then."""
+    def tell_refusals(self, advice: str | None = None) -> None:
+        """The user at once, the other workers now and then.
+
+        Args:
+            advice: what is said after it; ``None``: how a GradScaler learns of it, where none was given.
+        """
         (own,) = self.engine.carried.refusals()
         line = self._refusals.notice({self._rank: own})
         if line:
-            advice = "" if self._scaled else ". A GradScaler learns of it only if it is given (scaler=scaler)"
+            if advice is None:
+                advice = "" if self._scaled else ". A GradScaler learns of it only if it is given (scaler=scaler)"
             warnings.warn(f"spardl: {line}{advice}.", stacklevel=3)
         if is_due(self.engine.steps) and self._cluster.size > 1:
             row = torch.tensor([own.number], device=self._cluster.device)

@@ -45,10 +45,11 @@ class Outer:
             outer.step()
 
     The model is not wrapped in DDP, or only within a node, with ``group`` between nodes. Parameters that are trained
-    begin as rank 0 of the group has them, and are equal on all workers after each exchange; what is not trained, such
-    as the statistics of batch normalization, stays each worker's own, and so does the optimizer's state. A residual
-    keeps what a method does not send of a difference. With ``fragments``, ``delay`` and ``mixing``, parts of the model
-    are sent in turns beside the next local steps, as in Streaming DiLoCo; call ``exchange()`` after the last step then.
+    begin as rank 0 of the group has them when this is made, so load a checkpoint before. They are equal on all workers
+    after each exchange; what is not trained, such as the statistics of batch normalization, stays each worker's own,
+    and so does the optimizer's state. A residual keeps what a method does not send of a difference. With ``fragments``,
+    ``delay`` and ``mixing``, parts of the model are sent in turns beside the next local steps, as in Streaming DiLoCo;
+    call ``exchange()`` after the last step then.
     With a ``GradScaler`` call ``scaler.step(optimizer)`` and then ``outer.count()`` in place of ``outer.step()``.
 
     Args:
@@ -132,6 +133,8 @@ class Outer:
         self._fragments = [Fragment(part, self.method, schedule, self._cluster, given) for part in parts]
         self._meter = Meter(self._cluster.ledgers[0], self._cluster.size)
         self._begin_alike(group)
+        self._begun = self._closed = False
+        self._hook = optimizer.register_step_pre_hook(lambda *_: self._begin())
 
     @torch.no_grad()
     def _begin_alike(self, group: Any) -> None:
@@ -141,6 +144,23 @@ class Outer:
             dist.broadcast(first, dist.get_global_rank(group, 0) if group else 0, group)
             parameter.copy_(first)
             anchor.copy_(first)
+
+    def _begin(self) -> None:
+        """Before the first step, weights are those that all workers were given when this was made."""
+        if self._begun:
+            return
+        own = {each for group in self._optimizer.param_groups for each in group["params"]}
+        pairs = zip(self._parameters, self._anchors, strict=True)
+        if not all(torch.equal(*pair) for pair in pairs if pair[0] in own):  # others may have an optimizer before this
+            raise ConfigError(
+                "weights were changed since this Outer was made, and its first exchange would take that back; load "
+                "them first, on rank 0 at least, and make it then"
+            )
+        self._begun = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConfigError("this Outer was closed, and exchanges nothing more; make another to go on")
 
     @property
     def _averagers(self) -> list[Averager]:
@@ -155,9 +175,11 @@ class Outer:
         """A step of this worker's own, and an exchange if one is due.
 
         Raises:
-            ConfigError: on all workers, in the first exchange, if they were not given the same.
+            ConfigError: on all workers, in the first exchange, if they were not given the same; if weights were changed
+                before the first step, or this was closed.
             PeerError: if another worker is lost, or does not answer in time.
         """
+        self._check_open()
         self._optimizer.step()
         self.count()
 
@@ -165,9 +187,10 @@ class Outer:
         """Is told of a step that somebody else made, and exchanges what it is time for.
 
         Raises:
-            ConfigError: on all workers, in the first exchange, if they were not given the same.
+            ConfigError: on all workers, in the first exchange, if they were not given the same; if this was closed.
             PeerError: if another worker is lost, or does not answer in time.
         """
+        self._check_open()
         check_frozen(self._frozen)
         self._since += 1
         due = self._turns.step()
@@ -183,9 +206,11 @@ class Outer:
         What is under way arrives first; turns of fragments begin anew.
 
         Raises:
-            ConfigError: on all workers, in the first exchange, if they were not given the same.
+            ConfigError: as ``step``.
             PeerError: if another worker is lost, or does not answer in time.
         """
+        self._check_open()
+        self._begin()
         for number in list(self._turns.aloft):
             self._land(number)
         for number in self._turns.begun or range(len(self._fragments)):
@@ -208,7 +233,7 @@ class Outer:
         """This worker goes on from what an exchange led to."""
         self._outer_step(number)
         # All of them do so after the same step, whoever has looked at averages before, to save them.
-        self._fragments[number].averager.tell_refusals()
+        self._fragments[number].averager.tell_refusals("; all go on from the weights of the last exchange")
         self._turns.land(number)
         for place in self._fragments[number].places:
             go_on(self._parameters[place], self._anchors[place], self._outer.mixing)
@@ -285,6 +310,7 @@ class Outer:
         self._turns.left = list(own["left"]) if own["fragments"] else whole
         self._turns.aloft = dict(own["aloft"])
         self._rule.load_state_dict({**self._rule.state_dict(), "state": copied(own["rule"])})
+        self._begun = True
         with torch.no_grad():
             for into, name in ((self._parameters, "weights"), (self._anchors, "anchors")):
                 for tensor, saved in zip(into, own[name], strict=True):
@@ -300,7 +326,9 @@ class Outer:
         return self._meter.stats(nbytes, refused, on_average(each.engine.waiting() for each in self._averagers))
 
     def close(self) -> None:
-        """Gives back what this took of the process group."""
+        """Gives back what this took of the process group; the optimizer is the caller's alone."""
+        self._closed = True
+        self._hook.remove()
         self._cluster.release()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -210,3 +211,103 @@ def test_a_state_of_something_else_is_refused() -> None:
         return ""
 
     assert "load what its state_dict() gave" in run_workers(1, work)[0]
+
+
+@pytest.mark.parametrize("first", ["step", "exchange"])
+def test_weights_loaded_after_it_was_made_are_no_steps(first: str) -> None:
+    """Its first exchange would have set them back to those it was made with."""
+
+    def work(cluster: ProcessGroupCluster) -> str:
+        model, trained = made(), made(seed=1)
+        outer = spardl.Outer(model.named_parameters(), rule(model), "none", every=1)
+        model.load_state_dict(trained.state_dict())
+        backward(model, 0, 0)
+        try:
+            getattr(outer, first)()
+        except ConfigError as error:
+            assert same_bits(weights(model), weights(trained))
+            return str(error)
+        finally:
+            outer.close()
+        return ""
+
+    assert all("make it then" in line for line in run_workers(2, work))
+
+
+def test_a_state_and_then_a_model_may_be_loaded() -> None:
+    def work(cluster: ProcessGroupCluster) -> bool:
+        (rank,) = cluster.local_ranks
+        found = []
+        saved: list[Any] = []
+        for _ in range(2):
+            model = made()
+            outer = spardl.Outer(model.named_parameters(), rule(model), "none", every=3)
+            if saved:
+                outer.load_state_dict(saved[0])
+                model.load_state_dict(saved[1])
+            for step in range(4):
+                backward(model, rank, step)
+                outer.step()
+                if step == 1 and not saved:
+                    saved += [copy.deepcopy(outer.state_dict()), copy.deepcopy(model.state_dict())]
+            outer.close()
+            found.append(weights(model))
+        return not same_bits(*found)
+
+    assert run_workers(2, work) == [True, True]
+
+
+def test_parameters_with_an_optimizer_of_their_own_may_have_made_a_step_before() -> None:
+    def work(cluster: ProcessGroupCluster) -> bool:
+        (rank,) = cluster.local_ranks
+        model = made()
+        first, *others = model.parameters()
+        other = torch.optim.SGD([first], lr=0.1)
+        outer = spardl.Outer(model.named_parameters(), torch.optim.SGD(others, lr=0.1), "none", every=1)
+        backward(model, rank, 0)
+        other.step()
+        outer.step()
+        outer.close()
+        return True
+
+    assert run_workers(2, work) == [True, True]
+
+
+def test_closed_it_makes_no_steps() -> None:
+    def work(cluster: ProcessGroupCluster) -> list[str]:
+        model = made()
+        optimizer = rule(model)
+        outer = spardl.Outer(model.named_parameters(), optimizer, "none", every=1)
+        outer.close()
+        backward(model, 0, 0)
+        before, said = weights(model), []
+        for call in (outer.step, outer.count, outer.exchange):
+            try:
+                call()
+            except ConfigError as error:
+                said.append(str(error))
+        assert same_bits(weights(model), before)
+        optimizer.step()
+        assert not same_bits(weights(model), before)
+        return said
+
+    assert all(len(said) == 3 and "closed" in said[0] for said in run_workers(2, work))
+
+
+def test_differences_that_are_not_finite_are_told_without_advice_about_scalers() -> None:
+    def work(cluster: ProcessGroupCluster) -> str:
+        model = made()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        outer = spardl.Outer(model.named_parameters(), optimizer, "spardl", every=1, density=0.5)
+        backward(model, 0, 0)
+        next(model.parameters()).grad[0] = torch.inf
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            outer.step()
+        outer.close()
+        assert torch.isfinite(weights(model)).all()
+        return "".join(str(each.message) for each in caught if "spardl" in str(each.message))
+
+    for said in run_workers(1, work):
+        assert "all go on from the weights of the last exchange" in said
+        assert "scaler" not in said

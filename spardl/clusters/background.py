@@ -63,9 +63,13 @@ class Background:
 
     def close(self) -> None:
         """Ends the thread, unless it still waits for somebody."""
+        self.leave()
+        self._thread.join(_PATIENCE)
+
+    def leave(self) -> None:
+        """Lets the thread end when it has done its jobs, and waits for nothing: may be called while memory is freed."""
         atexit.unregister(self.close)
         self._jobs.put(None)
-        self._thread.join(_PATIENCE)
 
     def _mark(self) -> torch.cuda.Event | None:
         if self._stream is None:
@@ -76,8 +80,15 @@ class Background:
 
     def _work(self) -> None:
         with torch.no_grad(), torch.cuda.stream(self._stream) if self._stream else nullcontext():
-            while (entry := self._jobs.get()) is not None:
-                self._do(*entry)
+            while self._next():
+                pass
+
+    def _next(self) -> bool:
+        # Of its own, so that nothing here keeps a job, and all that belongs to it, until there is another.
+        entry = self._jobs.get()
+        if entry is not None:
+            self._do(*entry)
+        return entry is not None
 
     def _do(self, future: Future[Any], job: Callable[[], Any], after: torch.cuda.Event | None) -> None:
         if self._failure is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+import warnings
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
@@ -82,6 +84,7 @@ class ProcessGroupCluster(Cluster):
         # Nothing here may refer to this object, or the group would outlive it, and destroy_process_group(), until the
         # next garbage collection: its threads then abort a process that ends meanwhile.
         self._stack = PhaseStack(lambda phase, local, seconds: ledger.spend(phase, seconds))
+        weakref.finalize(self, _forgotten, self._beside).atexit = False  # Background sees to that
 
     @property
     def group(self) -> Any:
@@ -196,6 +199,22 @@ class _Beside:
     group: dist.ProcessGroup
     channel: Channel
     thread: Background
+
+
+def _forgotten(beside: Sequence[_Beside]) -> None:
+    """Nobody has the cluster any more; streams that it did not release are idle, or their programs would have it.
+
+    Their groups stay: to destroy one changes what torch knows of all, and memory may be freed at any time.
+    """
+    for each in beside:
+        each.thread.leave()
+    if beside:
+        warnings.warn(
+            "spardl: a handle was dropped without detach() (Outer: close()); its process group, of threads and "
+            "sockets, stays until the process ends",
+            ResourceWarning,
+            stacklevel=2,
+        )
 
 
 class ProcessFlight(Flight[T]):

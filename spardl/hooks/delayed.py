@@ -9,7 +9,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from spardl.basics.errors import ConfigError
 from spardl.basics.uncopied import Uncopied
+from spardl.basics.weak import weakly
 from spardl.hooks.averager import LOOKED, Averager
 from spardl.schedules.dear import InHalves
 from spardl.schedules.update import runs_closure
@@ -50,7 +50,7 @@ class DelayedUpdate:
         yield optimizer.register_step_pre_hook(self._order)
         yield optimizer.register_step_post_hook(self._ordered)
         for number, parameter in enumerate(self._averager.gradient.parameters):
-            yield parameter.register_post_accumulate_grad_hook(partial(self._note, number))
+            yield parameter.register_post_accumulate_grad_hook(weakly(self._note, number))
 
     def _forward(self, model: nn.Module, arguments: object) -> None:
         if not torch.is_grad_enabled():

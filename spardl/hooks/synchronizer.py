@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from spardl.basics.checks import check_flag, check_kind, check_real, check_seconds
 from spardl.basics.errors import ConfigError
+from spardl.basics.weak import weakly
 from spardl.clusters.precompile import prepare
 from spardl.hooks.averager import Averager, Beside, Named
 from spardl.hooks.choosing import check_covered, check_known, check_update, choose_method, choose_schedule, options_of
@@ -130,7 +130,7 @@ class Synchronizer:
         self._meter = Meter(self._cluster.ledgers[0], self._cluster.size)
         self._watches, self._detached = True, False
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(self._arrive, number))
+            parameter.register_post_accumulate_grad_hook(weakly(self._arrive, number))
             for number, parameter in enumerate(self._parameters)
         ]
 

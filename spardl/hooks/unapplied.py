@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from spardl.basics.errors import ConfigError
+from spardl.basics.weak import weakly
 from spardl.hooks.averager import LOOKED, Named
 
 __all__ = ["Unapplied"]
@@ -34,7 +34,7 @@ class Unapplied:
         # Not of the parameters, whose own hooks would be seen by torch.compile.
         self._nodes = [get_gradient_edge(each.parameter).node for each in named]
         pairs = zip(self._nodes, named, strict=True)
-        self._hooks += [node.register_prehook(partial(self._look, each)) for node, each in pairs]
+        self._hooks += [node.register_prehook(weakly(self._look, each)) for node, each in pairs]
 
     def averaged(self) -> None:
         """There are averages, which the optimizer is to apply; warns, once, where those before were not.

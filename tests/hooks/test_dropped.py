@@ -1,0 +1,97 @@
+"""Handles that a loop forgets: their memory and threads are given back, and who asks is told of what is not."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import spardl
+from spardl.clusters import ProcessGroupCluster
+from tests.harness import run_workers
+from tests.hooks.alone import made, rule
+
+
+def attached(**options: Any) -> Callable[[nn.Module], Any]:
+    def train(model: nn.Module) -> Any:
+        optimizer = rule(model)
+        ddp = DistributedDataParallel(model)
+        handle = spardl.attach(ddp, **options, optimizer=optimizer)
+        for _ in range(2):
+            optimizer.zero_grad()
+            ddp(torch.ones(3, 6, dtype=torch.float64)).sum().backward()
+            optimizer.step()
+        return handle
+
+    return train
+
+
+def synchronized(model: nn.Module) -> Any:
+    optimizer = rule(model)
+    handle = spardl.Synchronizer(model.named_parameters(), optimizer=optimizer)
+    for _ in range(2):
+        optimizer.zero_grad()
+        with handle:
+            model(torch.ones(3, 6, dtype=torch.float64)).sum().backward()
+        optimizer.step()
+    return handle
+
+
+def outer(model: nn.Module) -> Any:
+    handle = spardl.Outer(model.named_parameters(), rule(model), every=1)
+    for _ in range(2):
+        model.zero_grad()
+        model(torch.ones(3, 6, dtype=torch.float64)).sum().backward()
+        handle.step()
+    return handle
+
+
+def talking() -> int:
+    return sum(each.name == "spardl-communication" for each in threading.enumerate())
+
+
+def settled(left: Callable[[], int]) -> int:
+    """What is left, once threads have ended what they were at."""
+    until = time.monotonic() + 20
+    while left() and time.monotonic() < until:
+        time.sleep(0.05)
+        gc.collect()
+    return left()
+
+
+@pytest.mark.parametrize(
+    "train",
+    [attached(method="spardl"), attached(method="none"), attached(method="none", schedule="dear"), synchronized, outer],
+    ids=["spardl", "none", "dear", "Synchronizer", "Outer"],
+)
+@pytest.mark.parametrize("ended", [False, True], ids=["dropped", "detached"])
+def test_nothing_of_it_is_left_but_its_group(train: Callable[[nn.Module], Any], ended: bool) -> None:
+    def work(cluster: ProcessGroupCluster) -> tuple[int, int, list[str]]:
+        def trained() -> list[weakref.ref[Any]]:
+            model = made()
+            handle = train(model)
+            if ended:
+                (handle.close if isinstance(handle, spardl.Outer) else handle.detach)()
+            return [weakref.ref(model), weakref.ref(handle), *map(weakref.ref, model.parameters())]
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", ResourceWarning)
+            known = trained()
+            alive = settled(lambda: sum(each() is not None for each in known))
+            threads = settled(talking)
+        said = [str(each.message) for each in caught if issubclass(each.category, ResourceWarning)]
+        return alive, threads, [each for each in said if "spardl" in each]
+
+    ((alive, threads, said),) = run_workers(1, work)
+    assert (alive, threads) == (0, 0)
+    assert len(said) == (not ended)
+    assert ended or "without detach()" in said[0]

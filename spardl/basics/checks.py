@@ -6,11 +6,13 @@ import math
 from collections.abc import Collection, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from spardl.basics.errors import ConfigError
 
 __all__ = [
+    "AVERAGED",
     "check_choice",
     "check_flag",
     "check_kind",
@@ -20,6 +22,9 @@ __all__ = [
     "is_a",
     "is_finite",
 ]
+
+# Types of numbers that can be averaged.
+AVERAGED = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 
 # Eleven days. Libraries count milliseconds in 31 bits.
 _LONGEST = 1_000_000
@@ -104,13 +109,13 @@ def check_real(named: Iterable[tuple[str, Tensor]]) -> None:
         named: the parameters, of any shape, with their names; those that are not trained do not matter.
 
     Raises:
-        ConfigError: if one of them is not a floating-point tensor.
+        ConfigError: if one of them is not of ``AVERAGED``.
     """
     for name, parameter in named:
-        if parameter.requires_grad and not parameter.is_floating_point():
+        if parameter.requires_grad and parameter.dtype not in AVERAGED:
             raise ConfigError(
-                f"{name} is {str(parameter.dtype).removeprefix('torch.')}, and only floating-point gradients are "
-                "averaged; keep a complex parameter as torch.view_as_real(...) of it"
+                f"{name} is {str(parameter.dtype).removeprefix('torch.')}, and only floating-point gradients of at "
+                "least 16 bits are averaged; keep a complex parameter as torch.view_as_real(...) of it"
             )
 
 

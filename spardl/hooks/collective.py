@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import check_flag, check_whole
+from spardl.basics.checks import AVERAGED, check_flag, check_whole
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
 from spardl.hooks.choosing import choose_method
@@ -87,7 +87,7 @@ def all_reduce(
         facts |= {"shape": str(tuple(tensor.shape)), "dtype": str(tensor.dtype).removeprefix("torch.")}
         cluster.run_aside([agreement.compare(cluster.local_workers[0], facts, cluster.device)])
     with torch.no_grad():
-        made.accumulate(tensor.detach().reshape(-1), state)
+        made.accumulate(tensor.detach().resolve_neg().reshape(-1), state)
         (total,) = cluster.run([made.average(cluster.local_workers[0], state)])
         average = torch.empty_like(state.memory)
         write(total, average)
@@ -107,6 +107,12 @@ def _check(tensor: Tensor, step: int, compare: bool) -> None:
         raise ConfigError(
             f"all_reduce() averages a tensor, got a {type(tensor).__name__}; torch.tensor(...) makes one of it"
         )
-    if not tensor.is_floating_point():
+    if tensor.dtype not in AVERAGED:
         way = "; give torch.view_as_real(tensor)" if tensor.is_complex() else ""
-        raise ConfigError(f"all_reduce() averages floating-point tensors, got {tensor.dtype}{way}")
+        raise ConfigError(f"all_reduce() averages floating-point tensors of at least 16 bits, got {tensor.dtype}{way}")
+    if tensor.layout is not torch.strided:
+        raise ConfigError(
+            f"all_reduce() averages dense tensors, got one of layout {tensor.layout}; tensor.to_dense() makes one of it"
+        )
+    if tensor.is_meta:
+        raise ConfigError("all_reduce() averages dense tensors, got one on the meta device, which has no values")

@@ -2,6 +2,7 @@
 
 # torch looks at the annotations of a hook, and they must not be strings.
 
+import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -13,18 +14,20 @@ from torch.nn.parallel import DistributedDataParallel
 
 from spardl.basics.checks import check_kind, check_real, check_seconds
 from spardl.basics.errors import ConfigError
+from spardl.basics.weak import weakly
 from spardl.clusters.precompile import prepare
 from spardl.hooks.averager import SAVED, Averager, Beside, Named
 from spardl.hooks.buckets import Buckets, Formed, as_saved, dense, end_to_end, views_of
-from spardl.hooks.choosing import check_covered, check_known, check_update, choose_schedule, options_of
+from spardl.hooks.choosing import check_covered, check_update, choose_schedule, options_of
 from spardl.hooks.delayed import DelayedUpdate
+from spardl.hooks.models import check_joined, check_modules
+from spardl.hooks.optimizer_steps import OptimizerSteps
 from spardl.hooks.stats import Meter, Stats
-from spardl.hooks.unapplied import Unapplied
 from spardl.method.method import Method
 from spardl.method.moving import definite
 from spardl.method.provenance import check_owner, check_whole, owner_of
 from spardl.schedules import Dear, Schedule, Training, Wfbp
-from spardl.schedules.plain import PlainSteps, decay_of
+from spardl.schedules.plain import decay_of
 from spardl.schedules.scaling import scale_of
 from spardl.vector.storage import CopiedGradient
 
@@ -81,10 +84,8 @@ class Hook:
     ) -> None:
         check_seconds("timeout", timeout)
         check_kind("scaler", scaler, GradScaler, optional=True)
-        for name, module in ddp.module.named_modules():
-            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-                raise ConfigError(f"{name or 'the model'} has sparse gradients; make it with sparse=False")
         self.method, self._schedule = definite(method, optimizer), choose_schedule(schedule, bucket_mb)
+        check_modules(ddp.module, self._schedule)
         check_update(self._schedule, self.method, optimizer, clip_norm, scaler)
         self._schedule.check(self.method, clips=clip_norm is not None and not self.method.momentum.moved)
         self._named = [Named(*pair) for pair in ddp.module.named_parameters()]
@@ -119,11 +120,13 @@ class Hook:
             made = self._made(training._replace(find_unused=ddp.find_unused_parameters), self._schedule)
             self._update = DelayedUpdate(made, ddp.module, optimizer)
         # After that, whose hook hides from an ordered step what is none of its own.
-        self._plain = PlainSteps.of(self.method.momentum, optimizer, self._look)
-        self._unapplied: Unapplied | None = None
-        lasts = self._plain or (self._update and self.method.carries)
-        if optimizer is not None and lasts:
-            self._unapplied = Unapplied(trained, optimizer, in_place=self._update is None)
+        delayed = self._update is not None
+        # torch has this object where Python's garbage collector does not look: it must not have the model's wrapper.
+        self._ddp = weakref.ref(ddp)
+        self._applied = OptimizerSteps(self.method, optimizer, trained, weakly(self._now), delayed=delayed)
+
+    def _now(self) -> Averager | None:
+        return self._averager
 
     def _training(
         self,
@@ -132,15 +135,6 @@ class Hook:
         optimizer: torch.optim.Optimizer | None = None,
     ) -> Training:
         return Training(model, gradient, optimizer, self._clip_norm, self._scale, decay=self._decay)
-
-    def _look(self, parameters: list[nn.Parameter]) -> None:
-        if self._averager is None:
-            return
-        check_known(parameters, self._averager.known)
-        if self._update is None:  # otherwise these are none of ours
-            if self._unapplied:
-                self._unapplied.check_due(parameters)
-            self._averager.check_unchanged(parameters)
 
     def average(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Averages a bucket's gradients over all workers, beside the backward pass.
@@ -175,6 +169,7 @@ class Hook:
 
     def _begin(self) -> None:
         """If the last backward pass ended early, what was sent is waited for, and the rest left out."""
+        check_joined(self._ddp(), together=self._update is not None or self.method.momentum.moved)
         self._buckets = []
         if self._averager is not None:
             self._averager.give_up()
@@ -195,8 +190,8 @@ class Hook:
             # DDP would wait, too, but raise another error than what it waits for: one of many lines.
             averager.wait()
             usable = not averager.engine.overflowed
-        if self._unapplied and usable:
-            self._unapplied.averaged()
+        if usable:
+            self._applied.averaged()
         self._meter.step()
         for views, buffer, ready in self._buckets:
             if self._update is None:
@@ -308,8 +303,7 @@ class Hook:
         fresh = isinstance(values, Mapping) and not values
         if self._update is not None:
             self._update.settle()
-        if self._unapplied is not None:
-            self._unapplied.forget()
+        self._applied.forget()
         self._before = None  # what was carried over is replaced
         if not fresh:
             check_owner(values, owner_of(self.method, self._cluster.local_ranks[0], self._cluster.size), "groups")
@@ -364,10 +358,7 @@ class Hook:
         if self._update is not None:
             self._update.close()
             self._update = None
-        if self._plain is not None:
-            self._plain.close()
-        if self._unapplied is not None:
-            self._unapplied.close()
+        self._applied.close()
         if self._formed is not None:
             self._formed.close()
         self._attached, self._buckets = False, []

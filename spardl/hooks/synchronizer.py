@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -10,20 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.utils.hooks import RemovableHandle
 
 from spardl.basics.checks import check_flag, check_kind, check_real, check_seconds
 from spardl.basics.errors import ConfigError
 from spardl.basics.weak import weakly
 from spardl.clusters.precompile import prepare
 from spardl.hooks.averager import Averager, Beside, Named
-from spardl.hooks.choosing import check_covered, check_known, check_update, choose_method, choose_schedule, options_of
+from spardl.hooks.choosing import check_covered, check_update, choose_method, choose_schedule, options_of
+from spardl.hooks.optimizer_steps import OptimizerSteps
 from spardl.hooks.stats import Meter, Stats
-from spardl.hooks.unapplied import Unapplied
 from spardl.method.method import Method
 from spardl.method.moving import definite
 from spardl.method.names import MethodName
 from spardl.schedules import Dear, Schedule, Training
-from spardl.schedules.plain import PlainSteps, decay_of
+from spardl.schedules.plain import decay_of
 from spardl.schedules.scaling import scale_of
 from spardl.vector.storage import CopiedGradient
 
@@ -125,20 +128,18 @@ class Synchronizer:
         )
         given = {"handle": "Synchronizer", **options_of(chosen), "find_unused": find_unused}
         self._averager = Averager(self.method, chosen, training, self._cluster, given)
-        self._plain = PlainSteps.of(self.method.momentum, optimizer, self._look)
-        self._unapplied = Unapplied(named, optimizer, in_place=True) if optimizer is not None and self._plain else None
+        self._applied = OptimizerSteps(self.method, optimizer, named, weakly(self._now))
         self._meter = Meter(self._cluster.ledgers[0], self._cluster.size)
         self._watches, self._detached = True, False
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(weakly(self._arrive, number))
             for number, parameter in enumerate(self._parameters)
         ]
+        self._ends = weakref.finalize(self, _left, self._hooks, self._applied, self._meter)
+        self._ends.atexit = False
 
-    def _look(self, parameters: list[nn.Parameter]) -> None:
-        check_known(parameters, self._averager.known)
-        if self._unapplied:
-            self._unapplied.check_due(parameters)
-        self._averager.check_unchanged(parameters)
+    def _now(self) -> Averager:
+        return self._averager
 
     def _arrive(self, number: int, parameter: Tensor) -> None:
         self._averager.engine.note(number)
@@ -167,8 +168,8 @@ class Synchronizer:
         for number in self._averager.missing():
             self._averager.put(number, self._parameters[number].grad)
         self._averager.wait()
-        if self._unapplied and not self._averager.engine.overflowed:
-            self._unapplied.averaged()
+        if not self._averager.engine.overflowed:
+            self._applied.averaged()
         self._meter.step()
         unused = set(self._averager.engine.unused())
         for number, parameter in enumerate(self._parameters):
@@ -203,8 +204,7 @@ class Synchronizer:
         if isinstance(values, Mapping) and "usage" not in values:
             raise ConfigError("this is no state of a Synchronizer; load what its state_dict() gave")
         self._averager.load_state_dict(values)
-        if self._unapplied is not None:
-            self._unapplied.forget()
+        self._applied.forget()
 
     def stats(self) -> Stats:
         """What this worker sent and spent so far; see :class:`Stats`."""
@@ -218,13 +218,26 @@ class Synchronizer:
     def detach(self) -> None:
         """Takes the hooks off the parameters: gradients are each worker's own again."""
         self._detached = True
-        for hook in self._hooks:
-            hook.remove()
-        if self._plain is not None:
-            self._plain.close()
-        if self._unapplied is not None:
-            self._unapplied.close()
+        if self._ends.detach():
+            _leave(self._hooks, self._applied)
         self._cluster.release()
+
+
+def _leave(hooks: Iterable[RemovableHandle], applied: OptimizerSteps) -> None:
+    for hook in hooks:
+        hook.remove()
+    applied.close()
+
+
+def _left(hooks: Iterable[RemovableHandle], applied: OptimizerSteps, meter: Meter) -> None:
+    """Nobody has the synchronizer any more, so nothing would see what its hooks bring."""
+    _leave(hooks, applied)
+    if not meter.steps:
+        warnings.warn(
+            "spardl: a Synchronizer was dropped before it averaged anything, and gradients stay each worker's own; "
+            "keep it, and in every step call wait(), or run the backward pass in a with block of it",
+            stacklevel=2,
+        )
 
 
 def trained_and_frozen(

@@ -53,7 +53,7 @@ class Unapplied:
                 "spardl: averages were thrown away before the optimizer's step(), but the gradients are in what each "
                 "worker carries over; make a backward pass that is to change nothing (a discriminator's, while the "
                 "generator learns) in no_sync(), before zero_grad(), on all workers.",
-                stacklevel=3,
+                stacklevel=4,
             )
             self._told = True
         self._due = True

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import spardl
+from spardl.basics.errors import ConfigError
 from tests.harness import run_workers
 from tests.hooks.loops import weights
 from tests.hooks.small import DENSE, WHOLE, Loop, Parts, apart, sgd
@@ -94,6 +95,29 @@ def test_dear_detached_before_a_step_leaves_equal_weights() -> None:
 
     first, second = run_workers(2, work)
     assert first == second
+
+
+# torch itself asks for it while it compiles.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_dear_waits_in_models_compiled_in_place_and_refuses_wrappers_inside() -> None:
+    def trained(method: spardl.Method | None) -> Tensor:
+        loop = Loop(None)
+        loop.model.compile(backend="eager")
+        if method is not None:
+            loop.handle = spardl.attach(loop.ddp, method, schedule="dear", optimizer=loop.optimizer)
+        for step in range(4):
+            loop.step(step)
+        return loop.end()
+
+    def work(cluster: object) -> list[float]:
+        model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3))
+        model[1] = torch.compile(model[1], backend="eager")
+        with pytest.raises(ConfigError, match=r"1 is a wrapper .* compile in place .* model.compile\(\)"):
+            spardl.attach(DistributedDataParallel(model), schedule="dear", optimizer=sgd(model.parameters()))
+        return apart(trained)
+
+    for found in run_workers(2, work, 120):
+        assert max(found) < 1e-12
 
 
 def test_dear_leaves_alone_what_nobody_used() -> None:

@@ -95,3 +95,27 @@ def test_nothing_of_it_is_left_but_its_group(train: Callable[[nn.Module], Any], 
     assert (alive, threads) == (0, 0)
     assert len(said) == (not ended)
     assert ended or "without detach()" in said[0]
+
+
+def test_a_synchronizer_that_nobody_keeps() -> None:
+    """It cannot average, says so if it never did, and leaves parameters and optimizer as they would be without it."""
+
+    def work(cluster: ProcessGroupCluster) -> tuple[list[str], bool]:
+        model, alone = made(), made()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            synchronized(model)  # did, and says nothing
+            alone.load_state_dict(model.state_dict())
+            optimizers = [rule(model), rule(alone)]
+            spardl.Synchronizer(model.named_parameters(), optimizer=optimizers[0])
+            for _ in range(2):
+                for each, optimizer in zip([model, alone], optimizers, strict=True):
+                    optimizer.zero_grad()
+                    each(torch.ones(3, 6, dtype=torch.float64)).sum().backward()
+                    optimizer.step()
+        said = [str(each.message) for each in caught if each.category is UserWarning]
+        return said, all(map(torch.equal, model.parameters(), alone.parameters()))
+
+    (((said,), same),) = run_workers(1, work)
+    assert same
+    assert said.startswith("spardl: a Synchronizer was dropped before it averaged anything")

@@ -83,9 +83,12 @@ def _averages(path: str, group: Any) -> None:
     if path == "all_reduce":
         spardl.all_reduce(torch.ones(50), "spardl", density=0.1, group=group)
     else:
-        synchronizer = spardl.Synchronizer([parameter], "spardl", density=0.1, group=group)
+        optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9) if "optimizer" in path else None
+        synchronizer = spardl.Synchronizer([parameter], "spardl", density=0.1, group=group, optimizer=optimizer)
         with synchronizer:
             parameter.sum().backward()
+        if optimizer:
+            optimizer.step()
         synchronizer.detach()
 
 
@@ -93,7 +96,7 @@ def _threads() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
 
-@pytest.mark.parametrize("path", ["all_reduce", "Synchronizer"])
+@pytest.mark.parametrize("path", ["all_reduce", "Synchronizer", "Synchronizer, optimizer"])
 def test_a_destroyed_group_is_gone_at_once(path: str) -> None:
     """Or its threads, of which one may be letting go of a tensor, abort a process that ends."""
 
@@ -135,11 +138,12 @@ def test_all_reduce() -> None:
 def test_a_second_backward_pass_too_early() -> None:
     def work(cluster: ProcessGroupCluster) -> str:
         model = made("cnn")
-        spardl.Synchronizer(model.named_parameters(), "spardl")
+        synchronizer = spardl.Synchronizer(model.named_parameters(), "spardl")
         (batch,) = batches(model, [0])
         loss_of(model, batch).backward()
         with pytest.raises(SpardlError) as error:
             loss_of(model, batch).backward()
+        synchronizer.detach()
         return str(error.value)
 
     (said,) = run_workers(1, work)
@@ -226,6 +230,16 @@ def test_a_disabled_scaler_is_none() -> None:
     assert run_workers(2, work) == [(True, 1)] * 2
 
 
+def test_a_tensor_that_is_the_negative_of_what_lies_in_memory() -> None:
+    def work(cluster: ProcessGroupCluster) -> bool:
+        conjugate = torch.complex(torch.arange(6.0), torch.arange(6.0) - 2).conj()
+        found = spardl.all_reduce(conjugate.imag, "spardl", density=0.5)
+        expected = spardl.all_reduce(conjugate.imag.clone(), "spardl", density=0.5)
+        return torch.equal(found.average, expected.average) and torch.equal(found.residual, expected.residual)
+
+    assert run_workers(2, work) == [True, True]
+
+
 def test_what_cannot_be_averaged_is_told_at_the_start() -> None:
     def work(cluster: ProcessGroupCluster) -> list[str]:
         model = nn.Sequential(nn.Embedding(4, 3, sparse=True))
@@ -239,11 +253,14 @@ def test_what_cannot_be_averaged_is_told_at_the_start() -> None:
             lambda: spardl.all_reduce(torch.ones(3, dtype=torch.int64)),
             lambda: spardl.all_reduce([1.0]),
             lambda: spardl.all_reduce(torch.ones(3, dtype=torch.complex64)),
+            lambda: spardl.all_reduce(torch.ones(3).to(torch.float8_e5m2)),
+            lambda: spardl.all_reduce(torch.eye(3).to_sparse()),
+            lambda: spardl.all_reduce(torch.ones(3, device="meta")),
             lambda: spardl.Synchronizer(complex_one.parameters()),
             lambda: spardl.attach(nn.parallel.DistributedDataParallel(complex_one)),
             lambda: spardl.attach(torch.compile(nn.parallel.DistributedDataParallel(nn.Linear(2, 2)), backend="eager")),
             lambda: spardl.Synchronizer([nn.Parameter(torch.ones(3))], group=dist.GroupMember.NON_GROUP_MEMBER),
-            lambda: spardl.Synchronizer(model.parameters()) and model(torch.tensor([1])).sum().backward(),
+            lambda: (spardl.Synchronizer(model.parameters()), model(torch.tensor([1])).sum().backward()),
         ]
         said = []
         for call in calls:
@@ -259,13 +276,17 @@ def test_what_cannot_be_averaged_is_told_at_the_start() -> None:
         "parameters has a Sequential; give model.named_parameters()",
         "bucket_mb must be above 0, got 'x'",
         "timeout must be above 0 seconds, and at most 1000000, got -1",
-        "all_reduce() averages floating-point tensors, got torch.int64",
+        "all_reduce() averages floating-point tensors of at least 16 bits, got torch.int64",
         "all_reduce() averages a tensor, got a list; torch.tensor(...) makes one of it",
-        "all_reduce() averages floating-point tensors, got torch.complex64; give torch.view_as_real(tensor)",
-        "0 is complex64, and only floating-point gradients are averaged; keep a complex parameter as "
-        "torch.view_as_real(...) of it",
-        "0 is complex64, and only floating-point gradients are averaged; keep a complex parameter as "
-        "torch.view_as_real(...) of it",
+        "all_reduce() averages floating-point tensors of at least 16 bits, got torch.complex64; give "
+        "torch.view_as_real(tensor)",
+        "all_reduce() averages floating-point tensors of at least 16 bits, got torch.float8_e5m2",
+        "all_reduce() averages dense tensors, got one of layout torch.sparse_coo; tensor.to_dense() makes one of it",
+        "all_reduce() averages dense tensors, got one on the meta device, which has no values",
+        "0 is complex64, and only floating-point gradients of at least 16 bits are averaged; keep a complex "
+        "parameter as torch.view_as_real(...) of it",
+        "0 is complex64, and only floating-point gradients of at least 16 bits are averaged; keep a complex "
+        "parameter as torch.view_as_real(...) of it",
         "attach() needs the DistributedDataParallel itself, and torch.compile() has wrapped it; call "
         "spardl.attach(ddp_model, ...) first, then torch.compile(ddp_model)",
         "this process is no member of the process group; give a group that it is in, or None for the default one",

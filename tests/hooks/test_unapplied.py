@@ -6,23 +6,27 @@ import copy
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import spardl
 from spardl.basics.errors import ConfigError
+from spardl.clusters import ProcessGroupCluster
 from tests.harness import run_workers
 from tests.hooks.loops import weights
-from tests.hooks.small import DENSE, WHOLE, Loop, Parts, sgd
+from tests.hooks.small import DENSE, WHOLE, Loop, Parts, apart, sgd
 
 
 def told(work: Callable[[], Any]) -> str:
     """The error, or the warnings, or nothing."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        warnings.simplefilter("ignore", ResourceWarning)  # nothing here is detached
         try:
             work()
         except ConfigError as error:
@@ -259,3 +263,27 @@ def test_after_detach_the_optimizers_state_begins_anew() -> None:
         return float((loop.end() - anew.end()).abs().max())
 
     assert max(run_workers(2, work)) < 1e-12
+
+
+def test_workers_that_run_out_of_batches() -> None:
+    """With DDP's join(): as without this library where the optimizer has its state, and refused elsewhere."""
+
+    def trained(method: spardl.Method | None, schedule: str = "", *, rank: int = 0) -> Tensor:
+        loop = Loop(None)
+        if method is not None:
+            moved = {"schedule": schedule, "optimizer": loop.optimizer} if schedule else {}
+            loop.handle = spardl.attach(loop.ddp, method, **moved)
+        with loop.ddp.join():
+            for step in range(2 + 2 * rank):
+                loop.step(step)
+        return loop.end()
+
+    def work(cluster: ProcessGroupCluster) -> list[float]:
+        (rank,) = cluster.local_ranks
+        for method, schedule in ((WHOLE, "wfbp"), (WHOLE, "dear"), (DENSE, "dear")):
+            with pytest.raises(ConfigError, match=r"with ddp.join\(\) some workers make fewer steps"):
+                trained(method, schedule, rank=rank)
+        return apart(partial(trained, rank=rank))
+
+    for found in run_workers(2, work):
+        assert max(found) < 1e-12

@@ -1,0 +1,48 @@
+"""What a model must not have, or do, to be averaged in DistributedDataParallel."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from spardl.basics.errors import ConfigError
+from spardl.schedules import Dear, Schedule
+
+__all__ = ["check_joined", "check_modules"]
+
+
+def check_modules(model: nn.Module, schedule: Schedule) -> None:
+    """Accepts a model of modules whose gradients, and forward passes, are what a handle can deal with.
+
+    Args:
+        model: that was wrapped.
+        schedule: of the handle.
+
+    Raises:
+        ConfigError: if it has sparse gradients, or is compiled where each of its modules is to wait.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise ConfigError(f"{name or 'the model'} has sparse gradients; make it with sparse=False")
+        if isinstance(schedule, Dear) and hasattr(module, "_orig_mod"):
+            raise ConfigError(
+                f"{name or 'the model'} is a wrapper that torch.compile() made, inside which schedule=dear cannot wait "
+                "for updates; compile in place before it is wrapped in DDP, model.compile(), or use schedule=wfbp"
+            )
+
+
+def check_joined(ddp: nn.Module | None, *, together: bool) -> None:
+    """Accepts a backward pass of a model in DDP, whose workers may make other numbers of steps.
+
+    Args:
+        ddp: whose pass it is.
+        together: whether each worker has a part in every step of the optimizer.
+
+    Raises:
+        ConfigError: if workers may leave others alone (``ddp.join()``), and would be missed.
+    """
+    if together and getattr(getattr(ddp, "_join_config", None), "enable", False):
+        raise ConfigError(
+            "with ddp.join() some workers make fewer steps, and with optimizer= each keeps a part of the optimizer's "
+            "state, for all of them; give all workers as many batches (a DistributedSampler does), or leave "
+            'optimizer= out, and use recipe="published" with schedule="wfbp"'
+        )

@@ -208,12 +208,12 @@ def _forgotten(beside: Sequence[_Beside]) -> None:
     """
     for each in beside:
         each.thread.leave()
-    if beside:
+    if beside and dist.is_initialized():
         warnings.warn(
             "spardl: a handle was dropped without detach() (Outer: close()); its process group, of threads and "
             "sockets, stays until the process ends",
             ResourceWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
 
 

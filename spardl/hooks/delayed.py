@@ -19,6 +19,7 @@ from spardl.basics.errors import ConfigError
 from spardl.basics.uncopied import Uncopied
 from spardl.basics.weak import weakly
 from spardl.hooks.averager import LOOKED, Averager
+from spardl.hooks.unapplied import refuse_gradients
 from spardl.schedules.dear import InHalves
 from spardl.schedules.update import runs_closure
 
@@ -116,7 +117,9 @@ class DelayedUpdate:
                 "a forward pass came between backward() and step(), and schedule=dear has dropped the averages; call "
                 "step() first, or make that pass in torch.no_grad()"
             )
-        if self._collected:
+        if not self._collected:
+            refuse_gradients(parameters)
+        else:
             self._check_sent()
             self._collected = False
             self._engine.finish()

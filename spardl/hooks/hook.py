@@ -20,7 +20,7 @@ from spardl.hooks.averager import SAVED, Averager, Beside, Named
 from spardl.hooks.buckets import Buckets, Formed, as_saved, dense, end_to_end, views_of
 from spardl.hooks.choosing import check_covered, check_update, choose_schedule, options_of
 from spardl.hooks.delayed import DelayedUpdate
-from spardl.hooks.models import check_joined, check_modules
+from spardl.hooks.models import check_joined, check_modules, joining
 from spardl.hooks.optimizer_steps import OptimizerSteps
 from spardl.hooks.stats import Meter, Stats
 from spardl.method.method import Method
@@ -122,8 +122,10 @@ class Hook:
         # After that, whose hook hides from an ordered step what is none of its own.
         delayed = self._update is not None
         # torch has this object where Python's garbage collector does not look: it must not have the model's wrapper.
-        self._ddp = weakref.ref(ddp)
+        self._ddp, self._joined = weakref.ref(ddp), joining(ddp)
         self._applied = OptimizerSteps(self.method, optimizer, trained, weakly(self._now), delayed=delayed)
+        self._ends = weakref.finalize(self, self._applied.left)
+        self._ends.atexit = False
 
     def _now(self) -> Averager | None:
         return self._averager
@@ -169,7 +171,8 @@ class Hook:
 
     def _begin(self) -> None:
         """If the last backward pass ended early, what was sent is waited for, and the rest left out."""
-        check_joined(self._ddp(), together=self._update is not None or self.method.momentum.moved)
+        if self._update is not None or self.method.momentum.moved:
+            check_joined(self._ddp(), self._joined)
         self._buckets = []
         if self._averager is not None:
             self._averager.give_up()
@@ -358,7 +361,8 @@ class Hook:
         if self._update is not None:
             self._update.close()
             self._update = None
-        self._applied.close()
+        if self._ends.detach():
+            self._applied.close()
         if self._formed is not None:
             self._formed.close()
         self._attached, self._buckets = False, []

@@ -7,7 +7,7 @@ from torch import nn
 from spardl.basics.errors import ConfigError
 from spardl.schedules import Dear, Schedule
 
-__all__ = ["check_joined", "check_modules"]
+__all__ = ["check_joined", "check_modules", "joining"]
 
 
 def check_modules(model: nn.Module, schedule: Schedule) -> None:
@@ -25,24 +25,33 @@ def check_modules(model: nn.Module, schedule: Schedule) -> None:
             raise ConfigError(f"{name or 'the model'} has sparse gradients; make it with sparse=False")
         if isinstance(schedule, Dear) and hasattr(module, "_orig_mod"):
             raise ConfigError(
-                f"{name or 'the model'} is a wrapper that torch.compile() made, inside which schedule=dear cannot wait "
-                "for updates; compile in place before it is wrapped in DDP, model.compile(), or use schedule=wfbp"
+                f"{name or 'the model'} is a wrapper that torch.compile() made, and what it compiled before would not "
+                "wait for schedule=dear's updates; compile in place before it is wrapped in DDP, model.compile(), or "
+                "use schedule=wfbp"
             )
 
 
-def check_joined(ddp: nn.Module | None, *, together: bool) -> None:
-    """Accepts a backward pass of a model in DDP, whose workers may make other numbers of steps.
+def check_joined(ddp: nn.Module | None, before: object) -> None:
+    """Accepts a backward pass of a model in DDP, in all steps of whose optimizer each worker has a part.
 
     Args:
         ddp: whose pass it is.
-        together: whether each worker has a part in every step of the optimizer.
+        before: what ``joining`` gave when the handle was made: torch does not take back what a ``join()`` sets.
 
     Raises:
         ConfigError: if workers may leave others alone (``ddp.join()``), and would be missed.
     """
-    if together and getattr(getattr(ddp, "_join_config", None), "enable", False):
+    now = joining(ddp)
+    uneven = getattr(now, "enable", False) and not getattr(now, "throw_on_early_termination", False)
+    if uneven and now is not before:
         raise ConfigError(
             "with ddp.join() some workers make fewer steps, and with optimizer= each keeps a part of the optimizer's "
-            "state, for all of them; give all workers as many batches (a DistributedSampler does), or leave "
-            'optimizer= out, and use recipe="published" with schedule="wfbp"'
+            "state, for all of them; give all workers as many batches (a DistributedSampler does, and "
+            "join(throw_on_early_termination=True) sees to it), or leave optimizer= out, and use "
+            'recipe="published" with schedule="wfbp"; after a join() block, wrap the model in DDP anew'
         )
+
+
+def joining(ddp: nn.Module | None) -> object:
+    """How the last ``join()`` of a model in DDP was set, or is."""
+    return getattr(ddp, "_join_config", None)

@@ -66,6 +66,11 @@ class OptimizerSteps:
         if self._unapplied:
             self._unapplied.forget()
 
+    def left(self) -> None:
+        """The handle was dropped: as ``close``, but for steps that are made later, which the model still waits for."""
+        if not self._delayed:
+            self.close()
+
     def close(self) -> None:
         """The optimizer's steps are its own again."""
         if self._plain:

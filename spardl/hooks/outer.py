@@ -5,6 +5,8 @@ Source: that of :class:`spardl.OuterSteps`, which does the same in the trainer, 
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -15,6 +17,7 @@ from torch import nn
 
 from spardl.basics.checks import check_kind, check_real, check_seconds
 from spardl.basics.errors import ConfigError
+from spardl.basics.weak import weakly
 from spardl.clusters.precompile import prepare
 from spardl.hooks.averager import Averager, Beside
 from spardl.hooks.choosing import choose_method, choose_schedule, options_of
@@ -29,6 +32,7 @@ from spardl.protocol.state import copied
 from spardl.schedules import OuterSteps
 from spardl.schedules.quality import on_average
 from spardl.schedules.turns import Turns, go_on
+from spardl.schedules.update import unwrapped
 
 __all__ = ["Outer"]
 
@@ -134,7 +138,8 @@ class Outer:
         self._meter = Meter(self._cluster.ledgers[0], self._cluster.size)
         self._begin_alike(group)
         self._begun = self._closed = False
-        self._hook = optimizer.register_step_pre_hook(lambda *_: self._begin())
+        self._hook = unwrapped(optimizer).register_step_pre_hook(weakly(self._begin))
+        weakref.finalize(self, self._hook.remove).atexit = False
 
     @torch.no_grad()
     def _begin_alike(self, group: Any) -> None:
@@ -145,16 +150,24 @@ class Outer:
             parameter.copy_(first)
             anchor.copy_(first)
 
-    def _begin(self) -> None:
+    def _begin(self, *_: object) -> None:
         """Before the first step, weights are those that all workers were given when this was made."""
         if self._begun:
             return
         own = {each for group in self._optimizer.param_groups for each in group["params"]}
         pairs = zip(self._parameters, self._anchors, strict=True)
-        if not all(torch.equal(*pair) for pair in pairs if pair[0] in own):  # others may have an optimizer before this
+        # Others may have an optimizer that made a step before this.
+        same = [torch.equal(*pair) for pair in pairs if pair[0] in own]
+        if not any(same):
             raise ConfigError(
                 "weights were changed since this Outer was made, and its first exchange would take that back; load "
                 "them first, on rank 0 at least, and make it then"
+            )
+        if not all(same):  # by a forward pass, as max_norm of an embedding does, or by loading some
+            warnings.warn(
+                f"spardl: {same.count(False)} of {len(same)} parameters were changed since this Outer was made, and "
+                "its first exchange takes that for steps of this worker; if they were loaded, load before it is made.",
+                stacklevel=3,
             )
         self._begun = True
 
@@ -192,6 +205,7 @@ class Outer:
         """
         self._check_open()
         check_frozen(self._frozen)
+        self._begun = True
         self._since += 1
         due = self._turns.step()
         for number in due.landing:

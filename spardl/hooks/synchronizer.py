@@ -236,7 +236,7 @@ def _left(hooks: Iterable[RemovableHandle], applied: OptimizerSteps, meter: Mete
         warnings.warn(
             "spardl: a Synchronizer was dropped before it averaged anything, and gradients stay each worker's own; "
             "keep it, and in every step call wait(), or run the backward pass in a with block of it",
-            stacklevel=2,
+            stacklevel=3,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from spardl.basics.errors import ConfigError
 from spardl.basics.weak import weakly
 from spardl.hooks.averager import LOOKED, Named
 
-__all__ = ["Unapplied"]
+__all__ = ["Unapplied", "refuse_gradients"]
 
 
 class Unapplied:
@@ -69,11 +69,8 @@ class Unapplied:
         Raises:
             ConfigError: if there were no averages since the last one.
         """
-        if not self._due and any(each.grad is not None and each.grad.any() for each in parameters):
-            raise ConfigError(
-                "step() would apply gradients that were not averaged since the last step(); call it once after each "
-                "backward pass outside no_sync(), and detach() the handle before the model is trained without it"
-            )
+        if not self._due:
+            refuse_gradients(parameters)
 
     def forget(self) -> None:
         """What was carried over was replaced."""
@@ -100,3 +97,19 @@ class Unapplied:
         for hook in self._hooks:
             hook.remove()
         self._nodes = []
+
+
+def refuse_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Accepts a step before which nothing was averaged, if there is nothing to apply.
+
+    Args:
+        parameters: of the optimizer.
+
+    Raises:
+        ConfigError: if one has a gradient that is not zero.
+    """
+    if any(each.grad is not None and each.grad.any() for each in parameters):
+        raise ConfigError(
+            "step() would apply gradients that were not averaged since the last step(); call it once after each "
+            "backward pass outside no_sync(), and detach() the handle before the model is trained without it"
+        )

@@ -10,7 +10,7 @@ from torch import nn
 
 from spardl.basics.errors import ConfigError
 
-__all__ = ["Updater", "runs_closure"]
+__all__ = ["Updater", "runs_closure", "unwrapped"]
 
 
 def runs_closure(arguments: Sequence[Any], options: Mapping[str, Any]) -> bool:
@@ -21,6 +21,11 @@ def runs_closure(arguments: Sequence[Any], options: Mapping[str, Any]) -> bool:
         options: likewise.
     """
     return any(each is not None for each in (*arguments[1:], options.get("closure")))
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """The optimizer itself: Accelerate's only passes steps on to it, and has it as an attribute."""
+    return getattr(optimizer, "optimizer", optimizer)
 
 
 class Updater:

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import spardl
+from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
 from tests.harness import run_workers
 from tests.hooks.alone import made, rule
@@ -119,3 +120,71 @@ def test_a_synchronizer_that_nobody_keeps() -> None:
     (((said,), same),) = run_workers(1, work)
     assert same
     assert said.startswith("spardl: a Synchronizer was dropped before it averaged anything")
+
+
+@pytest.mark.parametrize("method", ["spardl", "none"])
+def test_an_optimizer_whose_handle_was_dropped_is_its_own(method: str) -> None:
+    """Its state begins anew, as after ``detach()``."""
+
+    def work(cluster: ProcessGroupCluster) -> bool:
+        model, alone = made(), made()
+        optimizers = [rule(model), rule(alone)]
+        ddp = DistributedDataParallel(model)
+        handle = spardl.attach(ddp, method, optimizer=optimizers[0])
+        assert handle.method.momentum.moved == (method == "spardl")
+        if method == "spardl":  # otherwise its state is of the steps before
+            optimizers[0].zero_grad()
+            ddp(torch.ones(3, 6, dtype=torch.float64)).sum().backward()
+            optimizers[0].step()
+        del ddp, handle
+        gc.collect()
+        alone.load_state_dict(model.state_dict())
+        for _ in range(2):
+            for each, optimizer in zip([model, alone], optimizers, strict=True):
+                optimizer.zero_grad()
+                each(torch.ones(3, 6, dtype=torch.float64)).sum().backward()
+                optimizer.step()
+        return all(map(torch.equal, model.parameters(), alone.parameters()))
+
+    assert run_workers(2, work) == [True, True]
+
+
+def test_a_delayed_update_whose_handle_was_dropped_refuses_steps() -> None:
+    """What was ordered before is still made; gradients that nobody averages are not applied, and that is told."""
+
+    def work(cluster: ProcessGroupCluster) -> str:
+        model = made()
+        optimizer = rule(model)
+        ddp = DistributedDataParallel(model)
+        spardl.attach(ddp, "none", schedule="dear", optimizer=optimizer)
+        ddp(torch.ones(3, 6, dtype=torch.float64)).sum().backward()
+        optimizer.step()
+        del ddp
+        gc.collect()
+        before = [each.detach().clone() for each in model.parameters()]
+        optimizer.zero_grad()
+        model(torch.ones(3, 6, dtype=torch.float64)).sum().backward()
+        assert not any(map(torch.equal, before, model.parameters()))
+        with pytest.raises(ConfigError) as error:
+            optimizer.step()
+        return str(error.value)
+
+    assert all("detach() the handle before" in line for line in run_workers(2, work))
+
+
+def test_an_outer_that_is_dropped_is_gone_though_its_optimizer_is_not() -> None:
+    def work(cluster: ProcessGroupCluster) -> tuple[int, int]:
+        model = made()
+        optimizer = rule(model)
+
+        def trained() -> weakref.ref[Any]:
+            handle = spardl.Outer(model.named_parameters(), optimizer, every=1)
+            model(torch.ones(3, 6, dtype=torch.float64)).sum().backward()
+            handle.step()
+            return weakref.ref(handle)
+
+        known = [trained() for _ in range(2)]
+        alive = settled(lambda: sum(each() is not None for each in known))
+        return alive, settled(talking)
+
+    assert run_workers(1, work) == [(0, 0)]

@@ -234,6 +234,68 @@ def test_weights_loaded_after_it_was_made_are_no_steps(first: str) -> None:
     assert all("make it then" in line for line in run_workers(2, work))
 
 
+@pytest.mark.parametrize("how", ["max_norm", "some loaded"])
+def test_weights_that_a_forward_pass_changes_are_this_worker_s(how: str) -> None:
+    """Or some that were loaded: which of the two it is cannot be told, so it is said."""
+
+    def work(cluster: ProcessGroupCluster) -> tuple[int, list[str]]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(4, 3, max_norm=0.1 if how == "max_norm" else None), nn.Linear(3, 1))
+        outer = spardl.Outer(model.named_parameters(), rule(model), "none", every=1)
+        if how == "some loaded":
+            model[1].load_state_dict(nn.Linear(3, 1).state_dict())
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                model.zero_grad()
+                model(torch.arange(4)).square().mean().backward()
+                outer.step()
+        outer.close()
+        return outer.stats().steps, [line for each in caught if (line := str(each.message)).startswith("spardl")]
+
+    for steps, said in run_workers(2, work):
+        assert steps == 2
+        assert len(said) == 1
+        assert "of 3 parameters were changed since this Outer was made" in said[0]
+
+
+def test_steps_that_somebody_else_made_come_first() -> None:
+    """With an optimizer that the other one knows nothing of: ``count()`` is told."""
+
+    def work(cluster: ProcessGroupCluster) -> int:
+        model = made()
+        first, outer = rule(model), spardl.Outer(model.named_parameters(), rule(model), "none", every=1)
+        backward(model, 0, 0)
+        first.step()
+        outer.count()
+        backward(model, 0, 1)
+        outer.step()
+        outer.close()
+        return outer.stats().steps
+
+    assert run_workers(2, work) == [2, 2]
+
+
+@pytest.mark.slow  # accelerate takes seconds to import
+def test_an_optimizer_that_accelerate_wrapped() -> None:
+    def work(cluster: ProcessGroupCluster) -> Tensor:
+        from accelerate import Accelerator
+
+        (rank,) = cluster.local_ranks
+        found = []
+        for wrap in (lambda optimizer: optimizer, Accelerator(cpu=True).prepare_optimizer):
+            model = made()
+            outer = spardl.Outer(model.named_parameters(), wrap(rule(model)), "none", every=2)
+            for step in range(4):
+                backward(model, rank, step)
+                outer.step()
+            outer.close()
+            found.append(weights(model))
+        return same_bits(*found)
+
+    assert run_workers(2, work) == [True, True]
+
+
 def test_a_state_and_then_a_model_may_be_loaded() -> None:
     def work(cluster: ProcessGroupCluster) -> bool:
         (rank,) = cluster.local_ranks

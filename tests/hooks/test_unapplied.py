@@ -287,3 +287,23 @@ def test_workers_that_run_out_of_batches() -> None:
 
     for found in run_workers(2, work):
         assert max(found) < 1e-12
+
+
+def test_workers_that_stop_together_and_join_blocks_that_are_over() -> None:
+    """In neither does a worker miss another; torch does not take back what a join() sets."""
+
+    def trained(method: spardl.Method, *, within: bool) -> Tensor:
+        loop = Loop(None)
+        with loop.ddp.join():
+            loop.step(0)
+        loop.handle = spardl.attach(loop.ddp, method, optimizer=loop.optimizer)
+        with loop.ddp.join(throw_on_early_termination=True) if within else nullcontext():
+            for step in range(1, 4):
+                loop.step(step)
+        return loop.end()
+
+    def work(cluster: ProcessGroupCluster) -> bool:
+        # Momentum begins where the handle takes over, so plain DDP is no comparison.
+        return torch.equal(trained(WHOLE, within=True), trained(WHOLE, within=False))
+
+    assert run_workers(2, work) == [True, True]

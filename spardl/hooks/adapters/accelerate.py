@@ -15,6 +15,7 @@ from spardl.hooks.adapters.wrapped import distributed
 from spardl.hooks.hook import Hook
 from spardl.method.method import Method
 from spardl.method.names import MethodName
+from spardl.schedules.update import unwrapped
 
 __all__ = ["attach"]
 
@@ -51,9 +52,7 @@ def attach(
         CheckpointError: in ``load_state``, if it finds no state of this worker.
     """
     wrapped = distributed(model, "accelerate launch, or torchrun")
-    # What prepare() returns only passes steps on to the optimizer itself, which it has as an attribute.
-    own = getattr(optimizer, "optimizer", optimizer)
-    handle = ddp.attach(wrapped, method, scaler=accelerator.scaler, optimizer=own, **options)
+    handle = ddp.attach(wrapped, method, scaler=accelerator.scaler, optimizer=unwrapped(optimizer), **options)
     first = next(model.parameters())
 
     def prefixes(models: list[nn.Module]) -> list[str]:

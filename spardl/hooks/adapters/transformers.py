@@ -19,6 +19,7 @@ from spardl.method.method import Method
 from spardl.method.moving import definite
 from spardl.method.names import MethodName
 from spardl.method.recipes import make_method
+from spardl.schedules.update import unwrapped
 
 __all__ = ["SpardlCallback", "attach_trainer"]
 
@@ -66,8 +67,7 @@ class SpardlCallback(TrainerCallback):
         if state.is_hyper_param_search:
             raise ConfigError("attach_trainer() does not work in hyperparameter_search(): call train() for each trial")
         model = distributed(self._trainer.model_wrapped, "torchrun --nproc-per-node N")
-        # What the trainer has prepared only passes steps on to the optimizer itself, which it has as an attribute.
-        optimizer = getattr(self._trainer.optimizer, "optimizer", self._trainer.optimizer)
+        optimizer = unwrapped(self._trainer.optimizer)
         if self.handle is not None and self._attached != (model, optimizer):
             self.handle.detach()
             self.handle = None

@@ -93,10 +93,24 @@ class OptimizerMomentum(Momentum):
         return gradient
 
 
+@dataclass(frozen=True)
 class AutoMomentum(OptimizerMomentum):
-    """What the optimizer has is each worker's, as far as the optimizer is known; see ``spardl.method.moving``."""
+    """What the optimizer has is each worker's, as far as the optimizer is known; see ``spardl.method.moving``.
+
+    Args:
+        beta2: share of Adam's squares that is left in the next step; ``None``: the optimizer's, at most 0.95.
+
+    Raises:
+        ConfigError: if it is not at least 0 and below 1.
+    """
+
+    beta2: float | None = None
 
     name = "auto"
+
+    def __post_init__(self) -> None:
+        if self.beta2 is not None and (not is_a(float, self.beta2) or not 0 <= self.beta2 < 1):
+            raise ConfigError(f"beta2 must be at least 0 and below 1, got {self.beta2!r}")
 
 
 @dataclass(frozen=True)

@@ -55,23 +55,28 @@ def definite(method: Method, optimizer: torch.optim.Optimizer | None) -> Method:
 
     Returns:
         The same; in place of ``momentum=auto``, what has proved best with such an optimizer: SGD's own momentum; of
-        Adam's moments, the second one with a share of 0.95 at most, and a residual that decays by 0.98 in each step
-        unless it has a decay already.
+        Adam's moments, the second one with a share of 0.95 at most, unless another was chosen, and a residual that
+        decays by 0.98 in each step unless it has a decay already.
 
     Raises:
-        ConfigError: if its state cannot be moved.
+        ConfigError: if its state cannot be moved, or a share of squares was chosen, and it has none.
     """
     check_kind("optimizer", optimizer, torch.optim.Optimizer, optional=True)
     if not isinstance(method.momentum, AutoMomentum):
         return method
     rule = rule_of(optimizer) if optimizer else OptimizerMomentum()
+    beta2 = method.momentum.beta2
     if not isinstance(rule, AdamMomentum):
+        if beta2 is not None:
+            reason = f"{type(optimizer).__name__} has none" if optimizer else "there is no optimizer="
+            raise ConfigError(f"beta2={beta2} is the share of Adam's squares that is left, and {reason}; leave it out")
         plain = isinstance(rule, SgdMomentum) and not rule.factor
         return replace(method, momentum=OptimizerMomentum() if plain else rule)
     residual = method.residual
     if isinstance(residual, ErrorFeedback) and residual.decay is None:
         residual = replace(residual, decay=_DECAY)
-    return replace(method, momentum=replace(rule, betas=(0.0, min(rule.betas[1], _SQUARES))), residual=residual)
+    squares = min(rule.betas[1], _SQUARES) if beta2 is None else beta2
+    return replace(method, momentum=replace(rule, betas=(0.0, squares)), residual=residual)
 
 
 def check_moved(momentum: Momentum, optimizer: torch.optim.Optimizer) -> None:

@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from spardl.method.names import MethodName
-from spardl.method.recipes import Recipe, find_recipe, has_factor
+from spardl.method.recipes import Recipe, find_recipe, has_factor, has_squares
 
 __all__ = ["Option", "method_options"]
 
@@ -61,6 +61,7 @@ def method_options(method: MethodName | str) -> list[Option]:
         residual_decay: float | None = None
         wire: str = 'exact'
         dense_steps: int | None = 0
+        beta2: float | None = None
         recipe: str = 'recommended'
     """
     recipe = find_recipe(method)
@@ -82,10 +83,14 @@ def _of_recipe(recipe: Recipe) -> Iterator[Option]:
         "residual": recipe.residual.name,
         "dense_steps": recipe.dense_steps,
     }
+    lacking = {"momentum_factor", "beta2"}
     if has_factor(recipe.momentum):
         defaults["momentum_factor"] = recipe.momentum.factor  # type: ignore[attr-defined]
+        lacking.remove("momentum_factor")
+    if has_squares(recipe.momentum):
+        lacking.remove("beta2")
     for option in _of_call(recipe.__call__):
-        if option.name != "momentum_factor" or option.name in defaults:
+        if option.name not in lacking:
             yield option._replace(default=defaults.get(option.name, option.default))
 
 

@@ -34,6 +34,7 @@ __all__ = [
     "Recipe",
     "find_recipe",
     "has_factor",
+    "has_squares",
     "make_method",
     "method_names",
     "published",
@@ -99,6 +100,7 @@ class Recipe:
         wire: str = "exact",
         dense_steps: int | None = None,
         momentum_factor: float | None = None,
+        beta2: float | None = None,
         recipe: str = "recommended",
         **options: Any,
     ) -> Method:
@@ -114,6 +116,8 @@ class Recipe:
             momentum_factor: share of each worker's velocity that is left in the next step, at least 0 and below 1, for
                 methods with a momentum of their own (``dgc``); ``None`` is the rule's default. Not to be mixed up with
                 ``factor``, an option of some compressors.
+            beta2: share of the squares that each worker keeps in a step, where ``optimizer=`` is Adam or AdamW;
+                ``None``: the optimizer's, at most 0.95. 0.99 is better where thousands of steps are made.
             recipe: ``recommended``, or ``published``: as its paper has it, with the optimizer's state left after
                 averaging.
             options: of the compressor and the communicator, such as ``density`` and ``teams``; one that both have goes
@@ -137,7 +141,7 @@ class Recipe:
             _make(self.compressor, {**self.compressor_options, **options}),
             _make(adds_up, {**(self.communicator_options if adds_up is self.communicator else {}), **options}),
             _residual(rule, residual_decay),
-            _momentum(published(self.momentum) if recipe == "published" else self.momentum, momentum_factor),
+            _momentum(published(self.momentum) if recipe == "published" else self.momentum, momentum_factor, beta2),
             Warmup(self.dense_steps if dense_steps is None else dense_steps),
             Wire(wire),
         )
@@ -151,7 +155,10 @@ class Recipe:
 
     def _check_known(self, options: Mapping[str, Any], communicator: type[Communicator[Any]]) -> None:
         known = sorted({*_options(self.compressor), *_options(communicator)})
-        more = ["momentum_factor"] if has_factor(self.momentum) else []
+        more = [
+            *(["momentum_factor"] if has_factor(self.momentum) else []),
+            *(["beta2"] if has_squares(self.momentum) else []),
+        ]
         general = ("communicator", "residual", "residual_decay", "wire", "dense_steps", "recipe")
         _refuse(set(options) - set(known), [*known, *more, *general])
 
@@ -279,14 +286,22 @@ def has_factor(rule: type[Momentum]) -> bool:
     return hasattr(rule, "factor")
 
 
-def _momentum(rule: type[Any], factor: float | None) -> Momentum:
-    if factor is None:
-        made: Momentum = rule()
-    elif has_factor(rule):
-        made = rule(factor=factor)
-    else:
+def has_squares(rule: type[Momentum]) -> bool:
+    """Whether the momentum of a ``rule`` can become Adam's."""
+    return issubclass(rule, AutoMomentum)
+
+
+def _momentum(rule: type[Any], factor: float | None, beta2: float | None) -> Momentum:
+    if factor is not None and not has_factor(rule):
         raise ConfigError(
             f"momentum_factor={factor!r}: the momentum of this method, {rule.name}, has no factor; leave it out, and "
             "set the optimizer's"
         )
+    if beta2 is not None and not has_squares(rule):
+        raise ConfigError(
+            f"beta2={beta2!r}: the momentum of this method, {rule.name}, never is Adam's; leave it out, and set the "
+            "optimizer's"
+        )
+    given = {"factor": factor, "beta2": beta2}
+    made: Momentum = rule(**{name: value for name, value in given.items() if value is not None})
     return made

@@ -105,6 +105,22 @@ def test_a_name_that_is_none(name: Any) -> None:
         assert str(caught.value) == f"there is no method {name!r}; use one of {', '.join(spardl.method_names())}"
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("none", {"beta2": 0.9}, "the momentum of this method, optimizer, never is Adam's"),
+        ("spardl", {"beta2": 0.9, "recipe": "published"}, "the momentum of this method, optimizer, never is Adam's"),
+        ("dgc", {"beta2": 0.9}, "the momentum of this method, corrected, never is Adam's"),
+        ("spardl", {"beta2": 1.0}, "beta2 must be at least 0 and below 1, got 1.0"),
+        ("spardl", {"beta2": "0.9"}, "beta2 must be at least 0 and below 1, got '0.9'"),
+    ],
+)
+def test_a_share_of_squares_that_cannot_be(name: str, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        spardl.make_method(name, **options)
+    assert words in str(error.value)
+
+
 # --- options
 
 
@@ -119,7 +135,9 @@ def test_options_say_what_they_are() -> None:
         "k / n, the share of entries that is sent, in (0, 1]; lower is more aggressive.",
     )
     assert (found["momentum_factor"].part, found["momentum_factor"].default) == ("method", 0.9)
+    assert "beta2" not in found
     assert "momentum_factor" not in {option.name for option in spardl.method_options("spardl")}
+    assert "beta2" in {option.name for option in spardl.method_options("spardl")}
     twice = [(each.part, each.default) for each in spardl.method_options("oktopk_lstm") if each.name == "lower_factor"]
     assert twice == [("compressor", 1.012), ("communicator", 1.01)]
 

@@ -1,12 +1,12 @@
-"""Methods that keep nothing alive."""
+"""What keeps nothing alive: methods, and what is done once an object is gone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakMethod
+from weakref import WeakMethod, finalize
 
-__all__ = ["weakly"]
+__all__ = ["weakly", "when_dropped"]
 
 
 def weakly(method: Callable[..., Any], *first: Any) -> Callable[..., Any]:
@@ -29,3 +29,19 @@ def weakly(method: Callable[..., Any], *first: Any) -> Callable[..., Any]:
         return None if alive is None else alive(*first, *arguments)
 
     return call
+
+
+def when_dropped(owner: Any, then: Callable[..., Any], *arguments: Any) -> finalize[..., Any]:
+    """Does something once an object is gone, but not at the end of the program.
+
+    Args:
+        owner: the object.
+        then: what is called.
+        *arguments: of it; none of them may have the object.
+
+    Returns:
+        What takes that back: its ``detach()`` gives ``None`` once it is called, or was taken back before.
+    """
+    made = finalize(owner, then, *arguments)
+    made.atexit = False
+    return made

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
@@ -17,6 +16,7 @@ import torch.distributed as dist
 
 from spardl.basics.checks import check_kind, check_seconds, check_whole
 from spardl.basics.errors import ConfigError
+from spardl.basics.weak import when_dropped
 from spardl.clusters.background import Background
 from spardl.clusters.base import Cluster, Flight
 from spardl.clusters.channel import Channel, Journey
@@ -84,7 +84,7 @@ class ProcessGroupCluster(Cluster):
         # Nothing here may refer to this object, or the group would outlive it, and destroy_process_group(), until the
         # next garbage collection: its threads then abort a process that ends meanwhile.
         self._stack = PhaseStack(lambda phase, local, seconds: ledger.spend(phase, seconds))
-        weakref.finalize(self, _forgotten, self._beside).atexit = False  # Background sees to that
+        when_dropped(self, _forgotten, self._beside)  # at the end of the program Background sees to that
 
     @property
     def group(self) -> Any:

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from spardl.basics.checks import check_kind, check_real, check_seconds
 from spardl.basics.errors import ConfigError
-from spardl.basics.weak import weakly
+from spardl.basics.weak import weakly, when_dropped
 from spardl.clusters.precompile import prepare
 from spardl.hooks.averager import SAVED, Averager, Beside, Named
 from spardl.hooks.buckets import Buckets, Formed, as_saved, dense, end_to_end, views_of
@@ -124,8 +124,7 @@ class Hook:
         # torch has this object where Python's garbage collector does not look: it must not have the model's wrapper.
         self._ddp, self._joined = weakref.ref(ddp), joining(ddp)
         self._applied = OptimizerSteps(self.method, optimizer, trained, weakly(self._now), delayed=delayed)
-        self._ends = weakref.finalize(self, self._applied.left)
-        self._ends.atexit = False
+        self._ends = when_dropped(self, self._applied.left)
 
     def _now(self) -> Averager | None:
         return self._averager

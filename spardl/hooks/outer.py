@@ -6,7 +6,6 @@ Source: that of :class:`spardl.OuterSteps`, which does the same in the trainer, 
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -17,7 +16,7 @@ from torch import nn
 
 from spardl.basics.checks import check_kind, check_real, check_seconds
 from spardl.basics.errors import ConfigError
-from spardl.basics.weak import weakly
+from spardl.basics.weak import weakly, when_dropped
 from spardl.clusters.precompile import prepare
 from spardl.hooks.averager import Averager, Beside
 from spardl.hooks.choosing import choose_method, choose_schedule, options_of
@@ -139,7 +138,7 @@ class Outer:
         self._begin_alike(group)
         self._begun = self._closed = False
         self._hook = unwrapped(optimizer).register_step_pre_hook(weakly(self._begin))
-        weakref.finalize(self, self._hook.remove).atexit = False
+        when_dropped(self, self._hook.remove)
 
     @torch.no_grad()
     def _begin_alike(self, group: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -16,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from spardl.basics.checks import check_flag, check_kind, check_real, check_seconds
 from spardl.basics.errors import ConfigError
-from spardl.basics.weak import weakly
+from spardl.basics.weak import weakly, when_dropped
 from spardl.clusters.precompile import prepare
 from spardl.hooks.averager import Averager, Beside, Named
 from spardl.hooks.choosing import check_covered, check_update, choose_method, choose_schedule, options_of
@@ -135,8 +134,7 @@ class Synchronizer:
             parameter.register_post_accumulate_grad_hook(weakly(self._arrive, number))
             for number, parameter in enumerate(self._parameters)
         ]
-        self._ends = weakref.finalize(self, _left, self._hooks, self._applied, self._meter)
-        self._ends.atexit = False
+        self._ends = when_dropped(self, _left, self._hooks, self._applied, self._meter)
 
     def _now(self) -> Averager:
         return self._averager

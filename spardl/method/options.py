@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from spardl.method.names import MethodName
-from spardl.method.recipes import Recipe, find_recipe, has_factor, has_squares
+from spardl.method.recipes import MOMENTUM_OPTIONS, Recipe, find_recipe
 
 __all__ = ["Option", "method_options"]
 
@@ -83,14 +83,11 @@ def _of_recipe(recipe: Recipe) -> Iterator[Option]:
         "residual": recipe.residual.name,
         "dense_steps": recipe.dense_steps,
     }
-    lacking = {"momentum_factor", "beta2"}
-    if has_factor(recipe.momentum):
-        defaults["momentum_factor"] = recipe.momentum.factor  # type: ignore[attr-defined]
-        lacking.remove("momentum_factor")
-    if has_squares(recipe.momentum):
-        lacking.remove("beta2")
+    for name, only in MOMENTUM_OPTIONS.items():
+        if hasattr(recipe.momentum, only.field):
+            defaults[name] = getattr(recipe.momentum, only.field)
     for option in _of_call(recipe.__call__):
-        if option.name not in lacking:
+        if option.name not in MOMENTUM_OPTIONS or option.name in defaults:
             yield option._replace(default=defaults.get(option.name, option.default))
 
 

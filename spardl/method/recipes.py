@@ -13,7 +13,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from inspect import Parameter, signature
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from spardl.basics.checks import check_choice
 from spardl.basics.errors import ConfigError
@@ -30,11 +30,10 @@ from spardl.vector.wire import Wire
 
 __all__ = [
     "GROUP",
+    "MOMENTUM_OPTIONS",
     "RECIPES",
     "Recipe",
     "find_recipe",
-    "has_factor",
-    "has_squares",
     "make_method",
     "method_names",
     "published",
@@ -47,6 +46,23 @@ GROUP = "spardl.methods"
 RECIPES = ("recommended", "published")
 
 T = TypeVar("T")
+
+
+class _Only(NamedTuple):
+    """An option that only some momenta have.
+
+    Attributes:
+        field: of theirs.
+        lacks: what is said of others.
+    """
+
+    field: str
+    lacks: str
+
+
+MOMENTUM_OPTIONS: Mapping[str, _Only] = MappingProxyType(
+    {"momentum_factor": _Only("factor", "has no factor"), "beta2": _Only("beta2", "never is Adam's")}
+)
 
 
 @dataclass(frozen=True)
@@ -141,7 +157,10 @@ class Recipe:
             _make(self.compressor, {**self.compressor_options, **options}),
             _make(adds_up, {**(self.communicator_options if adds_up is self.communicator else {}), **options}),
             _residual(rule, residual_decay),
-            _momentum(published(self.momentum) if recipe == "published" else self.momentum, momentum_factor, beta2),
+            _momentum(
+                published(self.momentum) if recipe == "published" else self.momentum,
+                {"momentum_factor": momentum_factor, "beta2": beta2},
+            ),
             Warmup(self.dense_steps if dense_steps is None else dense_steps),
             Wire(wire),
         )
@@ -155,10 +174,7 @@ class Recipe:
 
     def _check_known(self, options: Mapping[str, Any], communicator: type[Communicator[Any]]) -> None:
         known = sorted({*_options(self.compressor), *_options(communicator)})
-        more = [
-            *(["momentum_factor"] if has_factor(self.momentum) else []),
-            *(["beta2"] if has_squares(self.momentum) else []),
-        ]
+        more = [option for option, each in MOMENTUM_OPTIONS.items() if hasattr(self.momentum, each.field)]
         general = ("communicator", "residual", "residual_decay", "wire", "dense_steps", "recipe")
         _refuse(set(options) - set(known), [*known, *more, *general])
 
@@ -281,27 +297,17 @@ def published(rule: type[Momentum]) -> type[Momentum]:
     return OptimizerMomentum if issubclass(rule, AutoMomentum) else rule
 
 
-def has_factor(rule: type[Momentum]) -> bool:
-    """Whether the momentum of a ``rule`` has a factor."""
-    return hasattr(rule, "factor")
-
-
-def has_squares(rule: type[Momentum]) -> bool:
-    """Whether the momentum of a ``rule`` can become Adam's."""
-    return issubclass(rule, AutoMomentum)
-
-
-def _momentum(rule: type[Any], factor: float | None, beta2: float | None) -> Momentum:
-    if factor is not None and not has_factor(rule):
-        raise ConfigError(
-            f"momentum_factor={factor!r}: the momentum of this method, {rule.name}, has no factor; leave it out, and "
-            "set the optimizer's"
-        )
-    if beta2 is not None and not has_squares(rule):
-        raise ConfigError(
-            f"beta2={beta2!r}: the momentum of this method, {rule.name}, never is Adam's; leave it out, and set the "
-            "optimizer's"
-        )
-    given = {"factor": factor, "beta2": beta2}
-    made: Momentum = rule(**{name: value for name, value in given.items() if value is not None})
+def _momentum(rule: type[Any], given: Mapping[str, float | None]) -> Momentum:
+    values = {}
+    for option, value in given.items():
+        if value is None:
+            continue
+        field_of, lacks = MOMENTUM_OPTIONS[option]
+        if not hasattr(rule, field_of):
+            raise ConfigError(
+                f"{option}={value!r}: the momentum of this method, {rule.name}, {lacks}; leave it out, and set the "
+                "optimizer's"
+            )
+        values[field_of] = value
+    made: Momentum = rule(**values)
     return made

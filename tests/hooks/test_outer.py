@@ -278,7 +278,7 @@ def test_steps_that_somebody_else_made_come_first() -> None:
 
 @pytest.mark.slow  # accelerate takes seconds to import
 def test_an_optimizer_that_accelerate_wrapped() -> None:
-    def work(cluster: ProcessGroupCluster) -> Tensor:
+    def work(cluster: ProcessGroupCluster) -> bool:
         from accelerate import Accelerator
 
         (rank,) = cluster.local_ranks

@@ -134,7 +134,7 @@ def test_a_run_that_fails_while_it_logs_to_wandb(place: Path) -> None:
 @pytest.mark.slow
 def test_a_run_whose_server_cannot_be_reached(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    run = run_here(place, "logger=wandb", "logger.timeout=2")
+    run = run_here(place, "logger=wandb", "logger.timeout=5")
     assert "W&B cannot be reached" in run.stderr
     assert summary(only_run(place / "out"))["status"] == "finished"
 

@@ -92,19 +92,23 @@ class Wandb(Logger):
 
     def open(self, run: Run, config: Mapping[str, Any]) -> Observer:
         """Starts a W&B run."""
+        # Only rank 0 of a run that logs to W&B pays for this import: seconds on a busy machine, for which no server is
+        # to blame.
+        import wandb  # noqa: PLC0415
+
         # With its service stopped, W&B waits for ever.
-        return Bounded(lambda: _WandbObserver(self, run, config, self._chosen), self.timeout)
+        return Bounded(lambda: _WandbObserver(wandb, self, run, config, self._chosen), self.timeout)
 
 
 class _WandbObserver(Observer):
-    def __init__(self, logger: Wandb, run: Run, config: Mapping[str, Any], mode: str) -> None:
+    def __init__(self, wandb: Any, logger: Wandb, run: Run, config: Mapping[str, Any], mode: str) -> None:
         try:
-            self._run = _init(logger, run, config, mode)
+            self._run = _init(wandb, logger, run, config, mode)
         except Exception as error:
             if mode == "offline":
                 raise
             print(f"warning: W&B cannot be reached, logging offline: {first_line(error)}", file=sys.stderr, flush=True)
-            self._run = _init(logger, run, config, "offline")
+            self._run = _init(wandb, logger, run, config, "offline")
 
     def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Logs under ``train/`` or ``eval/``."""
@@ -119,10 +123,7 @@ class _WandbObserver(Observer):
         self._run.finish()
 
 
-def _init(logger: Wandb, run: Run, config: Mapping[str, Any], mode: str) -> Any:
-    # Only rank 0 of a run that logs to W&B pays for this import.
-    import wandb  # noqa: PLC0415
-
+def _init(wandb: Any, logger: Wandb, run: Run, config: Mapping[str, Any], mode: str) -> Any:
     return wandb.init(
         project=logger.project,
         group=logger.group or run.id,

@@ -30,6 +30,8 @@ class Evening(NamedTuple):
 OWN = MappingProxyType(
     {
         "spardl.convergence": Evening(10 * 5),
+        "oktopk.convergence": Evening(6 * 5),
+        "sketch_fusion.accuracy": Evening(4 * 5),
         "spardl.real_data": Evening(4 * 6 * 2, steps=3000),
         "spardl.residuals": Evening(3 * 4 * 5),
         "spardl.residuals_why": Evening(10 * 3, workers=8, steps=900),

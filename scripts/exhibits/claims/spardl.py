@@ -115,7 +115,7 @@ def residuals(exhibit: MethodComparison, scale: str, results: Results) -> Sequen
 
     Rates at which nothing can be judged are left out, if there are others.
     """
-    rules = [method for method in exhibit.methods if method != exhibit.dense]
+    rules = [method for method in exhibit.methods if method not in exhibit.twins]
     found = list(accuracies(exhibit, scale, results, rules).values())
     clear = [figures for figures in found if not any(figure.hindrances for figure in figures.values())]
     return [best_elsewhere(rule, [figures[rule] for figures in clear or found]) for rule in rules]

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scripts.exhibits.base import Results, at
+from scripts.exhibits.base import Results
 from scripts.exhibits.claims.base import Figure
 from scripts.exhibits.claims.evidence import accuracies, against, best_elsewhere
-from scripts.exhibits.claims.judging import STAND_INS, Claim, Known, Published
+from scripts.exhibits.claims.judging import STAND_INS, Claim, Known, NoEvidence, Published
 from scripts.exhibits.claims.seeds import NoLoss
-from scripts.exhibits.papers.study import DENSE, RANDOM_BLOCK, StudyGrid
+from scripts.exhibits.papers.study_points import RANDOM_BLOCK
+from scripts.exhibits.papers.study_rates import DENSE, StudyRates
 
 __all__ = ["CLAIMS"]
 
 
-def random_block(exhibit: StudyGrid, scale: str, results: Results) -> Sequence[Figure]:
-    """The metric of random blocks at the setting that is best for the other seeds, against dense training."""
-    names = [name for name in exhibit.compared(at(scale, exhibit.plans)) if name in exhibit.grid]
-    blocks = [name for name in names if exhibit.grid[name].sent == RANDOM_BLOCK]
+def random_block(exhibit: StudyRates, scale: str, results: Results) -> Sequence[Figure]:
+    """The metric of random blocks against dense training, each at the setting that is best for the other seeds."""
+    blocks, dense = (exhibit.choices_of(sent, scale, results) for sent in (RANDOM_BLOCK, DENSE))
+    if not (blocks and dense):
+        raise NoEvidence("all settings failed", exhibit.jobs(scale))
     return [
-        against(case, best_elsewhere(RANDOM_BLOCK, [figures[name] for name in blocks]), figures[DENSE])
-        for case, figures in accuracies(exhibit, scale, results, (DENSE, *blocks)).items()
+        against(
+            case,
+            best_elsewhere(RANDOM_BLOCK, [figures[name] for name in blocks]),
+            best_elsewhere(DENSE, [figures[name] for name in dense]),
+        )
+        for case, figures in accuracies(exhibit, scale, results, (*dense, *blocks)).items()
     ]
 
 
@@ -29,10 +35,10 @@ CLAIMS = (
         "Study: random blocks",
         "Random-block sparsification stays close to standard SGD, with little communication.",
         Published("close to SGD", Known.ABSTRACT, "figures, models and densities unknown"),
-        "study.grid",
+        "study.rates",
         random_block,
         NoLoss(),
-        "difference of the metric from dense training, at the setting that is best for the other seeds",
+        "difference of the metric from dense training, each at the setting and rate that are best for the other seeds",
         (STAND_INS,),
     ),
 )

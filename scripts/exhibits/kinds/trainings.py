@@ -133,8 +133,8 @@ class MethodComparison(Planned):
         return Training(words, Labels(self.name, method, (case.name,)), plan.cluster, expected)
 
     @property
-    def dense(self) -> str:
-        """The name of the method that sends all.
+    def twins(self) -> Sequence[str]:
+        """The names of methods that send all; of several, settings of one, the best is what accuracies stand beside.
 
         Raises:
             KeyError: if there is none: what is to be judged by accuracy needs one.
@@ -142,7 +142,7 @@ class MethodComparison(Planned):
         found = [name for name, words in self.methods.items() if words == DENSE]
         if not found:
             raise KeyError(f"{self.name} has no dense training to judge accuracies by")
-        return found[0]
+        return found
 
     def jobs(self, scale: str) -> Sequence[Training]:
         """See :meth:`Exhibit.jobs`."""

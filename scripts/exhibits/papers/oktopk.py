@@ -13,6 +13,7 @@ from scripts.exhibits.kinds.updates import Contender, UpdateBreakdown, UpdatePla
 from scripts.exhibits.kinds.watched import WatchedPlan
 from scripts.exhibits.kinds.xi import Selections
 from scripts.exhibits.notes import OKTOPK
+from scripts.exhibits.papers.real import long_digits, with_evening
 from scripts.exhibits.papers.small import KNOWN, ONE_SEED, PICTURES, SEEDS, SMALL, TINY, VIRTUAL
 
 __all__ = ["EXHIBITS"]
@@ -91,7 +92,7 @@ CONVERGENCE = MethodComparison(
     methods=METHODS,
     proposed=("Ok-Topk",),
     leads=True,
-    plans=MappingProxyType(
+    plans=with_evening(
         {
             "smoke": Plan((PICTURES,), TINY, ONE_SEED, "seconds each"),
             "laptop": Plan(
@@ -109,7 +110,10 @@ CONVERGENCE = MethodComparison(
                 SEEDS,
                 "for a cluster of GPUs",
             ),
-        }
+        },
+        tuple(METHODS),
+        # The words of spardl.convergence, so that its trainings are these.
+        (long_digits(1000),),
     ),
 )
 THRESHOLDS = Thresholds(

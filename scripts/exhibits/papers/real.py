@@ -7,10 +7,22 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from scripts.exhibits.kinds.trainings import Case, Own
+from scripts.exhibits.kinds.trainings import Case, Own, Plan
 from scripts.exhibits.papers.small import ON_DIGITS
 
-__all__ = ["EVENING", "OURS", "REAL", "REFERENCES", "RIVALS", "SYNTHETIC", "Pace", "hours", "long_digits"]
+__all__ = [
+    "EVENING",
+    "FIVE",
+    "OURS",
+    "REAL",
+    "REFERENCES",
+    "RIVALS",
+    "SYNTHETIC",
+    "Pace",
+    "hours",
+    "long_digits",
+    "with_evening",
+]
 
 OURS = "SparDL, our recipe"
 # What a compressed training is to be held against, besides dense: the floor, half the bytes, and torch's low ranks.
@@ -25,6 +37,7 @@ RIVALS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 REFERENCES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"dense": ("compressor=none",), "SparDL": ("compressor=spardl",), **RIVALS}
 )
+FIVE = (1, 2, 3, 4, 5)
 WORKERS = 14
 # Hundreds of epochs, so that steps end a training, and a warm-up of as many steps whatever the number of workers.
 EVENING = (
@@ -61,6 +74,21 @@ def hours(paces: Sequence[Pace], rows: Sequence[str], seeds: Sequence[int], work
     """What trainings take; one worker alone takes a share of what all do."""
     shares = sum(1 if row == "alone" else workers for row in rows) / WORKERS
     return f"about {sum(pace.steps * pace.seconds for pace in paces) * shares * len(seeds) / 3600:.1f} hours of a core"
+
+
+def with_evening(
+    plans: Mapping[str, Plan], rows: Sequence[str], paces: Sequence[Pace], sparse: tuple[str, ...] = ()
+) -> Mapping[str, Plan]:
+    """Plans, and one of real length with five seeds.
+
+    Args:
+        plans: the others.
+        rows: of an evening.
+        paces: its tasks.
+        sparse: further words of all rows but dense training.
+    """
+    evening = Plan(tuple(pace.timed for pace in paces), EVENING, FIVE, hours(paces, rows, FIVE), sparse=sparse)
+    return MappingProxyType({**plans, "evening": evening})
 
 
 def long_digits(steps: int, *words: str, name: str = "") -> Pace:

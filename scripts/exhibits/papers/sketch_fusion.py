@@ -11,6 +11,7 @@ from scripts.exhibits.base import Basis
 from scripts.exhibits.charts.sheets import Dots
 from scripts.exhibits.kinds.predictions import Computed, sheet
 from scripts.exhibits.kinds.trainings import MethodComparison, Plan
+from scripts.exhibits.papers.real import long_digits, with_evening
 from scripts.exhibits.papers.small import ONE_SEED, PICTURES, SEEDS, SMALL, TINY, VIRTUAL, as_published
 from spardl.clusters.network import PRESETS
 from spardl.diagnostics.timeline import schedules
@@ -120,6 +121,14 @@ SCALING = Computed(
     charts=(Dots("efficiency", ", by model"),),
     recipe=2,
 )
+SKETCHES = MappingProxyType(
+    {
+        "dense": ("compressor=none",),
+        "sketch of the model": ("compressor=sketch_fusion",),
+        "sketches of groups": ("compressor=sketch_fusion", "schedule=layer_fusion"),
+        "sketches of layers": ("compressor=sketch_fusion", "schedule=wfbp", "schedule.bucket_mb=0"),
+    }
+)
 ACCURACY = MethodComparison(
     name="sketch_fusion.accuracy",
     title="Accuracy with sketches",
@@ -128,22 +137,17 @@ ACCURACY = MethodComparison(
     leads=True,
     shows="what sketches reach, layer by layer, in groups, and of the whole model",
     basis=VIRTUAL,
-    methods=MappingProxyType(
-        {
-            "dense": ("compressor=none",),
-            "sketch of the model": ("compressor=sketch_fusion",),
-            "sketches of groups": ("compressor=sketch_fusion", "schedule=layer_fusion"),
-            "sketches of layers": ("compressor=sketch_fusion", "schedule=wfbp", "schedule.bucket_mb=0"),
-        }
-    ),
-    plans=MappingProxyType(
+    methods=SKETCHES,
+    plans=with_evening(
         {
             "smoke": Plan((PICTURES,), TINY, ONE_SEED, "seconds each"),
             "laptop": Plan(
                 (PICTURES,), (*SMALL, "cluster.workers=16", "training.epochs=12"), SEEDS, "about 10 minutes"
             ),
             "paper": as_published("sketch_fusion/resnet20_cifar10"),
-        }
+        },
+        tuple(SKETCHES),
+        (long_digits(1000),),
     ),
 )
 

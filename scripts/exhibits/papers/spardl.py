@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -14,7 +14,17 @@ from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan
 from scripts.exhibits.kinds.watched import WatchedPlan
 from scripts.exhibits.notes import OKTOPK
 from scripts.exhibits.papers import spardl_contrasts, spardl_lab, spardl_race, spardl_updates
-from scripts.exhibits.papers.real import EVENING, OURS, REAL, REFERENCES, RIVALS, SYNTHETIC, Pace, hours, long_digits
+from scripts.exhibits.papers.real import (
+    EVENING,
+    OURS,
+    REAL,
+    REFERENCES,
+    RIVALS,
+    SYNTHETIC,
+    hours,
+    long_digits,
+    with_evening,
+)
 from scripts.exhibits.papers.small import ON_DIGITS, ONE_SEED, PICTURES, SEEDS, SMALL, TINY, VIRTUAL, as_published
 
 __all__ = ["EXHIBITS"]
@@ -29,7 +39,6 @@ ALL = MappingProxyType(
         "dense": ("compressor=none",),
     }
 )
-FIVE = (1, 2, 3, 4, 5)
 FOURTEEN, SIXTEEN = (*SMALL, "cluster.workers=14"), "cluster.workers=16"
 
 MORE_PICTURES = Case(
@@ -103,21 +112,6 @@ def _plans(smoke: tuple[Case, ...], laptop: Plan, *paper: str) -> Mapping[str, P
     )
 
 
-def _with_evening(
-    plans: Mapping[str, Plan], rows: Sequence[str], paces: Sequence[Pace], sparse: tuple[str, ...] = ()
-) -> Mapping[str, Plan]:
-    """Plans, and one of real length.
-
-    Args:
-        plans: the others.
-        rows: of an evening.
-        paces: its tasks.
-        sparse: further words of all rows but dense training.
-    """
-    evening = Plan(tuple(pace.timed for pace in paces), EVENING, FIVE, hours(paces, rows, FIVE), sparse=sparse)
-    return MappingProxyType({**plans, "evening": evening})
-
-
 def _without_rivals(plans: Mapping[str, Plan]) -> Mapping[str, Plan]:
     return {scale: replace(plan, only=tuple(ALL)) for scale, plan in plans.items()}
 
@@ -154,7 +148,7 @@ CONVERGENCE = MethodComparison(
     proposed=("SparDL",),
     leads=True,
     methods=MappingProxyType({**ALL, **RIVALS}),
-    plans=_with_evening(
+    plans=with_evening(
         _without_rivals(
             _plans(
                 (PICTURES,),
@@ -213,7 +207,7 @@ RESIDUALS = MethodComparison(
     basis=VIRTUAL,
     proposed=("GRES",),
     methods=COLLECTING,
-    plans=_with_evening(
+    plans=with_evening(
         _plans(
             (PICTURES,),
             Plan((PICTURES,), (*FOURTEEN, "training.epochs=15"), SEEDS, "about 8 minutes", sparse=FEW),

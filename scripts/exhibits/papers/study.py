@@ -10,13 +10,14 @@ from types import MappingProxyType
 
 from scripts.exhibits.base import Picture, Results, at
 from scripts.exhibits.failures import failed
-from scripts.exhibits.kinds.trainings import Case, Known, MethodComparison, Plan
+from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan
 from scripts.exhibits.measures import final_metric, share_of_bytes
-from scripts.exhibits.papers.small import ONE_SEED, SEEDS, SMALL, VIRTUAL
+from scripts.exhibits.papers.small import ON_DIGITS_8, ONE_SEED, SEEDS, SMALL, VIRTUAL
 from scripts.exhibits.papers.study_pictures import draw_axes, draw_grid
 from scripts.exhibits.papers.study_points import (
     AXES,
     PRESET,
+    RANDOM_BLOCK,
     Marginal,
     Point,
     best_of,
@@ -32,7 +33,6 @@ from scripts.exhibits.tried import Tried, tried
 
 __all__ = ["DENSE", "EXHIBITS", "GRID", "StudyGrid"]
 
-RANDOM_BLOCK = "random_block"
 ITS = f"its {INTERVAL}"
 
 
@@ -218,7 +218,7 @@ DIGITS = Case(
     "ResNet on digits",
     ("model.depth=8", "training.batch_size=32", "optimizer.lr=0.04"),
     "ResNet-8 on digits, 4 x 32 pictures a step, learning rate 0.04",
-    known=Known(0.985, "ResNet-8 in 440 steps, docs/study.md: 0.9972"),
+    known=ON_DIGITS_8,
 )
 PUBLISHED = (
     Case("ResNet-18 on CIFAR-10", ("experiment=study/resnet_cifar10",), "as we think it was (docs/study.md)"),

@@ -12,9 +12,21 @@ from omegaconf import OmegaConf
 
 from train import CONFIGURATIONS
 
-__all__ = ["AXES", "PRESET", "Marginal", "Point", "Values", "best_of", "covering", "held_out", "marginals", "points"]
+__all__ = [
+    "AXES",
+    "PRESET",
+    "RANDOM_BLOCK",
+    "Marginal",
+    "Point",
+    "Values",
+    "best_of",
+    "covering",
+    "held_out",
+    "marginals",
+    "points",
+]
 
-PRESET = "sparse_communication_study"
+PRESET, RANDOM_BLOCK = "sparse_communication_study", "random_block"
 
 
 class Point(NamedTuple):

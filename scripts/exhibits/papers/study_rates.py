@@ -13,8 +13,8 @@ from scripts.exhibits.failures import failed
 from scripts.exhibits.kinds.trainings import DENSE as DENSE_WORDS
 from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan
 from scripts.exhibits.measures import final_metric, share_of_bytes
-from scripts.exhibits.papers.small import ONE_SEED, SEEDS, SMALL, VIRTUAL
-from scripts.exhibits.papers.study_points import PRESET, Point, best_of, held_out, points
+from scripts.exhibits.papers.small import ON_DIGITS_8, ONE_SEED, SEEDS, SMALL, VIRTUAL
+from scripts.exhibits.papers.study_points import PRESET, RANDOM_BLOCK, Point, best_of, held_out, points
 from scripts.exhibits.statistics import INTERVAL, shown_interval, spread
 from scripts.exhibits.tables import Cell, Row, Table
 
@@ -61,6 +61,23 @@ class StudyRates(MethodComparison):
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
         """None: a line for each training would hide what the tables say."""
         return ()
+
+    @property
+    def twins(self) -> Sequence[str]:
+        """See :attr:`MethodComparison.twins`: dense training at each learning rate."""
+        return [name for name, (row, _) in self.settings.items() if row == DENSE]
+
+    def choices_of(self, sent: str, scale: str, results: Results) -> list[str]:
+        """The methods that send something in some way, dense training among the ways, but for those that failed."""
+        plan = at(scale, self.plans)
+        return [
+            name
+            for name in self.compared(plan)
+            if self.settings[name][0].partition(",")[0] == sent
+            if not any(
+                each.started and each.reason for case in plan.cases for each in self.outcomes(plan, case, name, results)
+            )
+        ]
 
     def _groups(self, plan: Plan) -> dict[str, list[str]]:
         """The methods of each row, one for each learning rate."""
@@ -152,6 +169,7 @@ def _less(chosen: Sequence[float], dense: Sequence[float] | None) -> list[Cell]:
 LEARNING_RATES = (0.01, 0.04, 0.16)
 POINTS = plain(points())
 ROWS = {DENSE: DENSE_WORDS, **{point.name: (f"+point=[{point.name}]",) for point in POINTS}}
+BLOCK = next(point.name for point in POINTS if point.sent == RANDOM_BLOCK)
 SETTINGS = {f"{row}, lr {rate:g}": (row, rate) for row in ROWS for rate in LEARNING_RATES}
 METHODS = MappingProxyType({name: (*ROWS[row], f"optimizer.lr={rate:g}") for name, (row, rate) in SETTINGS.items()})
 ONE_RUN = (f"experiment={PRESET}", "hydra.mode=RUN")
@@ -159,6 +177,7 @@ DIGITS = Case(
     "ResNet on digits",
     ("model.depth=8", "training.batch_size=32"),
     "ResNet-8 on digits, 4 x 32 pictures a step",
+    known=ON_DIGITS_8,
 )
 PUBLISHED = (Case("ResNet-18 on CIFAR-10", ("experiment=study/resnet_cifar10",), "as we think it was (docs/study.md)"),)
 RATES = StudyRates(
@@ -176,7 +195,7 @@ RATES = StudyRates(
                 (*ONE_RUN, *SMALL, "logger.mode=disabled", "training.max_steps=2", "training.eval_examples=8"),
                 ONE_SEED,
                 "half a second each",
-                only=tuple(name for name, (row, _) in SETTINGS.items() if row in (DENSE, POINTS[0].name)),
+                only=tuple(name for name, (row, _) in SETTINGS.items() if row in (DENSE, POINTS[0].name, BLOCK)),
             ),
             "laptop": Plan(
                 (DIGITS,),

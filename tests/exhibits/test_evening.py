@@ -19,11 +19,12 @@ KNOWN = catalogue.catalogue()
 
 
 class Evening(NamedTuple):
-    """What an exhibit is at that scale: trainings, workers of each, and steps at least."""
+    """What an exhibit is at that scale: trainings, workers of each, steps at least, and rows that are another one's."""
 
     jobs: int
     workers: int = 14
     steps: int = 1000
+    shared: int = 0
 
 
 # Those with trainings of their own.
@@ -33,7 +34,7 @@ OWN = MappingProxyType(
         "oktopk.convergence": Evening(6 * 5),
         "sketch_fusion.accuracy": Evening(4 * 5),
         "spardl.real_data": Evening(4 * 6 * 2, steps=3000),
-        "spardl.residuals": Evening(3 * 4 * 5),
+        "spardl.residuals": Evening(4 * 4 * 5, shared=1),
         "spardl.residuals_why": Evening(10 * 3, workers=8, steps=900),
     }
 )
@@ -64,7 +65,7 @@ def test_every_configuration_is_valid(name: str, composing: None) -> None:
     twins = {job.config["dataset"]["_target_"]: job.config for job in one_of_each.values()}
     assert len(work) == evening.jobs
     first = [job for job in work if "seed=1" in job.words]
-    assert len({job.id for job in first}) == len(first)
+    assert len({job.id for job in first}) == len(first) - evening.shared
     for job in first:
         config = job.config
         alone = job.labels.job_type == "alone"
@@ -88,8 +89,21 @@ def test_what_a_row_has_of_its_own_comes_last(composing: None) -> None:
     assert f"{bert.name}, SparDL: optimizer.lr=0.0002" in exhibit.caption("evening")
     first = [job for job in KNOWN["spardl.residuals"].jobs("evening") if "seed=1" in job.words]
     residuals = [job for job in first if job.labels.job_type != "dense"]
-    assert {job.config["compressor"]["density"] for job in residuals} == {0.001}
-    assert {job.config["optimizer"]["lr"] for job in residuals} == {0.01, 0.02, 0.05}
+    few = [job for job in residuals if job.config["compressor"]["density"] == 0.001]
+    assert {job.config["optimizer"]["lr"] for job in few} == {0.01, 0.02, 0.05}
+    assert {job.config["compressor"]["density"] for job in residuals if job not in few} == {0.01}
+
+
+def test_what_exhibits_share_is_one_training(composing: None) -> None:
+    def jobs_of(name: str, row: str) -> set[str]:
+        return {job.id for job in KNOWN[name].jobs("evening") if job.labels.job_type == row}
+
+    for row in ("dense", "SparDL"):
+        assert len(jobs_of("spardl.convergence", row)) == 5
+    assert jobs_of("spardl.convergence", "SparDL") < jobs_of("spardl.residuals", "GRES")
+    for name in ("spardl.residuals", "oktopk.convergence", "sketch_fusion.accuracy"):
+        assert jobs_of("spardl.convergence", "dense") <= jobs_of(name, "dense"), name
+    assert jobs_of("spardl.convergence", "Ok-Topk") == jobs_of("oktopk.convergence", "Ok-Topk")
 
 
 def test_hours_by_hand() -> None:

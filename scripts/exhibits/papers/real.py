@@ -91,18 +91,19 @@ def with_evening(
     return MappingProxyType({**plans, "evening": evening})
 
 
-def long_digits(steps: int, *words: str, name: str = "") -> Pace:
+def long_digits(steps: int, *words: str, name: str = "", own: Own = ()) -> Pace:
     """ResNet-20 on digits for some steps.
 
     Args:
         steps: of each training.
         words: of train.py, besides.
         name: what tells it from others.
+        own: further words of single methods.
     """
     common = ("model=resnet20", "dataset=digits", f"training.max_steps={steps}", "training.eval_every=10")
     task = f"ResNet-20 on digits{name}"
     words = (*common, "lr_schedule.warmup_fraction=0.05", *words)
-    return Pace(Case(task, words, f"{task}, {steps:,} steps", known=ON_DIGITS), steps, 0.25)
+    return Pace(Case(task, words, f"{task}, {steps:,} steps", own=own, known=ON_DIGITS), steps, 0.25)
 
 
 def _rates(published: float, ours: float) -> Own:

@@ -10,7 +10,7 @@ from typing import Any
 from scripts.exhibits.kinds.trainings import Case
 from scripts.exhibits.measures import final_metric
 
-__all__ = ["HIGHER_IS_BETTER", "SWEEPS", "hindrances"]
+__all__ = ["HIGHER_IS_BETTER", "SWEEPS", "hindrances", "planned_long_enough"]
 
 HIGHER_IS_BETTER = frozenset({"accuracy"})  # of all tasks' metrics
 
@@ -36,11 +36,24 @@ def hindrances(
     return [reason for reason in (_length(config, found), _twin(case, twins)) if reason]
 
 
-def _length(config: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> str:
+def planned_long_enough(config: Mapping[str, Any]) -> bool:
+    """Whether a training is meant to be so long, or may be, that its method's accuracy can be judged.
+
+    Args:
+        config: of the training.
+    """
+    steps = config["training"]["max_steps"]
+    return steps is None or steps - config["warmup"]["steps"] >= _needed(config)
+
+
+def _needed(config: Mapping[str, Any]) -> int:
     """Of dense training, and of methods without a density, any number of steps will do."""
     density = config["compressor"].get("density")
-    needed = math.ceil(round(SWEEPS / density, 6)) if density else 0
-    made = min(summary["steps"] for summary in found) - config["warmup"]["steps"]
+    return math.ceil(round(SWEEPS / density, 6)) if density else 0
+
+
+def _length(config: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> str:
+    needed, made = _needed(config), min(summary["steps"] for summary in found) - config["warmup"]["steps"]
     return f"too short: {made} steps where {needed} are needed" if made < needed else ""
 
 

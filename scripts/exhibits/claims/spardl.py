@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from scripts.exhibits.base import Results, at
@@ -24,6 +25,7 @@ from scripts.exhibits.claims.evidence import (
     turns,
 )
 from scripts.exhibits.claims.judging import ASSUMED_GPU, LAB, MODELLED, STAND_INS, Claim, Known, Published
+from scripts.exhibits.claims.lengths import planned_long_enough
 from scripts.exhibits.claims.seeds import InnerBest, NoLoss, Order
 from scripts.exhibits.kinds.counts import CountedCosts
 from scripts.exhibits.kinds.lab import Measured
@@ -113,12 +115,23 @@ def teams_rounds(exhibit: CountedCosts, scale: str, results: Results) -> Sequenc
 def residuals(exhibit: MethodComparison, scale: str, results: Results) -> Sequence[Figure]:
     """The metric of each rule, in the order of the exhibit, at the learning rate that is best for the other seeds.
 
-    Rates at which nothing can be judged are left out, if there are others.
+    Cases that are too short by plan are left out, and rates at which nothing can be judged, if there are others.
     """
     rules = [method for method in exhibit.methods if method not in exhibit.twins]
-    found = list(accuracies(exhibit, scale, results, rules).values())
+    found = list(accuracies(_long_enough(exhibit, scale, rules), scale, results, rules).values())
     clear = [figures for figures in found if not any(figure.hindrances for figure in figures.values())]
     return [best_elsewhere(rule, [figures[rule] for figures in clear or found]) for rule in rules]
+
+
+def _long_enough(exhibit: MethodComparison, scale: str, methods: Sequence[str]) -> MethodComparison:
+    """The exhibit with those of its cases in which accuracies of methods can be judged, if there are any."""
+    plan = at(scale, exhibit.plans)
+    cases = tuple(
+        case
+        for case in plan.cases
+        if all(planned_long_enough(exhibit.job(plan, case, method, plan.seeds[0]).config) for method in methods)
+    )
+    return replace(exhibit, plans={scale: replace(plan, cases=cases or plan.cases)})
 
 
 def against_dense(exhibit: MethodComparison, scale: str, results: Results) -> Sequence[Figure]:

@@ -47,7 +47,7 @@ def planned_long_enough(config: Mapping[str, Any]) -> bool:
 
 
 def _needed(config: Mapping[str, Any]) -> int:
-    """Of dense training, and of methods without a density, any number of steps will do."""
+    """Steps that a verdict takes; of dense training, and of methods without a density, any number will do."""
     density = config["compressor"].get("density")
     return math.ceil(round(SWEEPS / density, 6)) if density else 0
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from scripts.exhibits.jobs import Outcome
 from scripts.exhibits.tables import Cell
 
-__all__ = ["failed", "succeeded"]
+__all__ = ["any_failed", "failed", "succeeded"]
 
 
 def succeeded(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """Those of work that has a result."""
     return [outcome for outcome in outcomes if outcome.reason is None]
+
+
+def any_failed(outcomes: Iterable[Outcome]) -> bool:
+    """Whether work has no result though it was begun."""
+    return any(outcome.reason is not None and outcome.started for outcome in outcomes)
 
 
 def failed(outcomes: Sequence[Outcome], count: int) -> list[Cell]:
@@ -24,5 +29,5 @@ def failed(outcomes: Sequence[Outcome], count: int) -> list[Cell]:
     """
     lost = [outcome for outcome in outcomes if outcome.reason is not None]
     told = "; ".join(sorted({outcome.fault for outcome in lost}))
-    begun = any(outcome.started for outcome in lost)
+    begun = any_failed(lost)
     return [Cell(told, bad=begun), *[Cell("failed" if begun else "not run", bad=begun)] * (count - 1)]

@@ -8,7 +8,7 @@ from hashlib import sha256
 from statistics import mean
 from typing import NamedTuple
 
-from scripts.exhibits.failures import succeeded
+from scripts.exhibits.failures import any_failed, succeeded
 from scripts.exhibits.jobs import Job, Outcome
 from scripts.exhibits.measures import Curve, final_metric, in_words, metric_curve, share_of_bytes
 from scripts.exhibits.statistics import interval, seeds
@@ -117,7 +117,7 @@ def tried(
     """
     good = succeeded(outcomes)
     words = target.words if target else ", ".join({in_words(outcome.data["metric"]) for outcome in good})
-    failed = any(outcome.reason is not None and outcome.started for outcome in outcomes)
+    failed = any_failed(outcomes)
     if not good:
         reason = next(outcome.fault for outcome in outcomes)
         return Tried(task, words, method, reason, "", "", role.value, marks(jobs), failed)

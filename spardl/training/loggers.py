@@ -6,8 +6,9 @@ import netrc
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
@@ -97,18 +98,18 @@ class Wandb(Logger):
         import wandb  # noqa: PLC0415
 
         # With its service stopped, W&B waits for ever.
-        return Bounded(lambda: _WandbObserver(wandb, self, run, config, self._chosen), self.timeout)
+        return Bounded(lambda: _WandbObserver(partial(_init, wandb, self, run, config), self._chosen), self.timeout)
 
 
 class _WandbObserver(Observer):
-    def __init__(self, wandb: Any, logger: Wandb, run: Run, config: Mapping[str, Any], mode: str) -> None:
+    def __init__(self, start: Callable[[str], Any], mode: str) -> None:
         try:
-            self._run = _init(wandb, logger, run, config, mode)
+            self._run = start(mode)
         except Exception as error:
             if mode == "offline":
                 raise
             print(f"warning: W&B cannot be reached, logging offline: {first_line(error)}", file=sys.stderr, flush=True)
-            self._run = _init(wandb, logger, run, config, "offline")
+            self._run = start("offline")
 
     def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Logs under ``train/`` or ``eval/``."""

@@ -173,6 +173,9 @@ def test_results_are_looked_up_once(tmp_path: Path) -> None:
     assert claims_catalogue.OnDemand(tmp_path).of(job).reason == "lost"
 
 
+METRICS = {"GRES": 0.99, "PRES": 0.98, "LRES": 0.97, "dense": 0.99}
+
+
 def planned_longer(exhibit: Any) -> Any:
     """The residual rules with 20,000 steps, which are enough at 0.1%."""
     plan = base.at("evening", exhibit.plans)
@@ -183,9 +186,8 @@ def planned_longer(exhibit: Any) -> Any:
 def test_cases_that_are_too_short_by_plan_are_not_needed() -> None:
     """Residual rules are judged at 1%, whatever there is at 0.1%."""
     exhibit: Any = papers_catalogue.catalogue()["spardl.residuals"]
-    metrics = {"GRES": 0.99, "PRES": 0.98, "LRES": 0.97, "dense": 0.99}
     found = {
-        job: outcome(metrics[job.labels.job_type], steps=1000)
+        job: outcome(METRICS[job.labels.job_type], steps=1000)
         for job in exhibit.jobs("evening")
         if "digits, 1%" in job.labels.tags[0]
     }
@@ -197,7 +199,6 @@ def test_cases_that_are_too_short_by_plan_are_not_needed() -> None:
 @pytest.mark.usefixtures("composing")
 def test_of_several_learning_rates_the_one_that_is_best_elsewhere_counts_if_dense_training_learned_there() -> None:
     exhibit = planned_longer(papers_catalogue.catalogue()["spardl.residuals"])
-    metrics = {"GRES": 0.99, "PRES": 0.98, "LRES": 0.97, "dense": 0.99}
 
     def residuals(*bad: str) -> Any:
         """Cases that are bad have higher metrics, and a dense twin that did not learn."""
@@ -206,14 +207,14 @@ def test_of_several_learning_rates_the_one_that_is_best_elsewhere_counts_if_dens
             name, hit = job.labels.job_type, any(case in job.labels.tags[0] for case in bad)
             better = -0.1 if name == "dense" else 0.005
             penalty = 0.02 if "rate 0.05," in job.labels.tags[0] and not hit else 0
-            value = metrics[name] - (penalty if name != "dense" else 0) + (better if hit else 0)
+            value = METRICS[name] - (penalty if name != "dense" else 0) + (better if hit else 0)
             found[job] = outcome(value, steps=20_000)
         return spardl_claims.residuals(exhibit, "evening", base.Results(Path("x"), found))
 
     for bad in ((), ("rate 0.01,",)):
         figures = residuals(*bad)
         assert [(figure.name, figure.values) for figure in figures] == [
-            (name, [metrics[name]] * 5) for name in ("GRES", "PRES", "LRES")
+            (name, [METRICS[name]] * 5) for name in ("GRES", "PRES", "LRES")
         ]
         assert not any(figure.hindrances for figure in figures)
     nowhere = residuals("digits, 1%", "rate 0.01,", "rate 0.02,", "rate 0.05,")

@@ -191,7 +191,7 @@ def accuracies(
         NoEvidence: see :func:`trained`; a dense twin is needed as well.
     """
     plan = at(scale, exhibit.plans)
-    twins = [name for name in exhibit.twins if name in methods] or exhibit.twins[:1]
+    twins = [name for name in exhibit.twins if name in methods] or exhibit.twins
     found = trained(exhibit, scale, results, tuple(dict.fromkeys((*methods, *twins))), _metric)
 
     def checked(case: Case, method: str, dense: Figure, figure: Figure) -> Figure:

@@ -33,7 +33,8 @@ def hindrances(
     Returns:
         The reasons, in words; empty if it can be judged.
     """
-    return [reason for reason in (_length(config, found), _twin(case, twins)) if reason]
+    steps = min(summary["steps"] for summary in found)
+    return [reason for reason in (_length(config, steps), _twin(case, twins)) if reason]
 
 
 def planned_long_enough(config: Mapping[str, Any]) -> bool:
@@ -43,17 +44,14 @@ def planned_long_enough(config: Mapping[str, Any]) -> bool:
         config: of the training.
     """
     steps = config["training"]["max_steps"]
-    return steps is None or steps - config["warmup"]["steps"] >= _needed(config)
+    return steps is None or not _length(config, steps)
 
 
-def _needed(config: Mapping[str, Any]) -> int:
-    """Steps that a verdict takes; of dense training, and of methods without a density, any number will do."""
+def _length(config: Mapping[str, Any], steps: int) -> str:
+    """Of dense training, and of methods without a density, any number of steps will do."""
     density = config["compressor"].get("density")
-    return math.ceil(round(SWEEPS / density, 6)) if density else 0
-
-
-def _length(config: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> str:
-    needed, made = _needed(config), min(summary["steps"] for summary in found) - config["warmup"]["steps"]
+    needed = math.ceil(round(SWEEPS / density, 6)) if density else 0
+    made = steps - config["warmup"]["steps"]
     return f"too short: {made} steps where {needed} are needed" if made < needed else ""
 
 

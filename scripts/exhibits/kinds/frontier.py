@@ -13,7 +13,7 @@ from scripts.benchmarks.ddp_hooks import ALONE
 from scripts.exhibits.base import Exhibit, Picture, Results, at
 from scripts.exhibits.charts.curves import draw_means
 from scripts.exhibits.charts.palette import looks
-from scripts.exhibits.failures import failed, succeeded
+from scripts.exhibits.failures import any_failed, failed, succeeded
 from scripts.exhibits.jobs import Job, Outcome
 from scripts.exhibits.kinds.crossings import between, stretches
 from scripts.exhibits.kinds.frontier_work import CALM, TURNS, Course, Entrant
@@ -204,7 +204,7 @@ class Frontier(Exhibit):
         until = [_seconds(self._until(course, entrant, goal, results), pace) for goal in goals]
         last = [_curve(each).values[-1] for each in good]
         count = f"{len(good)} of {len(outcomes)}" if len(good) < len(outcomes) else f"{len(good)}"
-        lost = any(each.reason is not None and each.started for each in outcomes)
+        lost = any_failed(outcomes)
         return [
             *(until or [Cell("no target yet")] * 2),
             Cell(spread(last), mean(last)),

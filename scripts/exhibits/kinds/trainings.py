@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from scripts.exhibits.base import Basis, Picture, Planned, Results, at
 from scripts.exhibits.charts.curves import draw_means, key_of
-from scripts.exhibits.failures import failed, succeeded
+from scripts.exhibits.failures import any_failed, failed, succeeded
 from scripts.exhibits.jobs import Labels, Outcome, Training
 from scripts.exhibits.measures import final_metric, metric_curve, share_of_bytes
 from scripts.exhibits.statistics import INTERVAL, shown_interval, spread
@@ -233,7 +233,7 @@ class MethodComparison(Planned):
 def _cells(outcomes: Sequence[Outcome], good: Sequence[Outcome], first: float | None) -> list[Cell]:
     if not good:
         return failed(outcomes, len(COLUMNS) - 1)
-    lost = any(outcome.reason is not None and outcome.started for outcome in outcomes)
+    lost = any_failed(outcomes)
     values = [final_metric(outcome.data) for outcome in good]
     seconds = mean(outcome.data["cluster_seconds"] for outcome in good)
     share = share_of_bytes(outcome.data for outcome in good)

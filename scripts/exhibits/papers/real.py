@@ -12,7 +12,6 @@ from scripts.exhibits.papers.small import ON_DIGITS
 
 __all__ = [
     "EVENING",
-    "FIVE",
     "OURS",
     "REAL",
     "REFERENCES",

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from scripts.exhibits.base import Picture, Results, at
-from scripts.exhibits.failures import failed
+from scripts.exhibits.failures import any_failed, failed
 from scripts.exhibits.kinds.trainings import DENSE as DENSE_WORDS
 from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan
 from scripts.exhibits.measures import final_metric, share_of_bytes
@@ -72,11 +72,8 @@ class StudyRates(MethodComparison):
         plan = at(scale, self.plans)
         return [
             name
-            for name in self.compared(plan)
-            if self.settings[name][0].partition(",")[0] == sent
-            if not any(
-                each.started and each.reason for case in plan.cases for each in self.outcomes(plan, case, name, results)
-            )
+            for name in self._compressors(self._groups(plan)).get(sent, ())
+            if not any(any_failed(self.outcomes(plan, case, name, results)) for case in plan.cases)
         ]
 
     def _groups(self, plan: Plan) -> dict[str, list[str]]:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["kth_largest", "reaching"]
+__all__ = ["kth_largest", "least_of_rows", "reaching"]
 
 
 def reaching(values: Tensor, bound: float) -> Tensor:
@@ -43,6 +43,26 @@ def kth_largest(values: Tensor, k: int) -> Tensor:
     keys = _keys(values)
     keys.partition(place)
     return torch.from_numpy(keys[place : place + 1]).view(values.dtype)[0]
+
+
+def least_of_rows(values: Tensor, wanted: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    """The least magnitude of the largest entries of each row, and where entries reach it.
+
+    Args:
+        values: floating point, shape (r, m), on the CPU, no NaN.
+        wanted: shape (r,): how many are among the largest, from 0 to m.
+
+    Returns:
+        Magnitudes, shape (r,), infinite where none is wanted; and int64 positions in the rows laid end to end, shape
+        (found,), increasing.
+    """
+    keys, length, most = _keys(values), values.shape[1], max(1, int(wanted.max()))
+    parted = keys.copy()
+    parted.partition(length - most, axis=1)
+    top = np.sort(parted[:, length - most :], axis=1)
+    least = np.take_along_axis(top, np.minimum(most - wanted, most - 1)[:, None], axis=1)
+    least[wanted == 0] = _keys(values.new_tensor([float("inf")]))
+    return torch.from_numpy(least[:, 0]).view(values.dtype), torch.from_numpy(np.flatnonzero(keys >= least))
 
 
 def _keys(values: Tensor) -> NDArray[Any]:

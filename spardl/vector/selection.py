@@ -22,6 +22,7 @@ from spardl.vector import magnitudes
 from spardl.vector.adding import Adding, block_of
 from spardl.vector.kernels import compiled, runs_triton
 from spardl.vector.layout import Part, Parts
+from spardl.vector.rows import in_rows, largest_of_rows, runs_of
 
 __all__ = ["Chosen", "Finder", "Integers", "Ranges", "finder_for", "reaching", "top_k"]
 
@@ -42,6 +43,10 @@ class Ranges(NamedTuple):
     stops: Integers
     bounds: Tensor
     rooms: Integers
+
+    def only(self, some: NDArray[np.bool_]) -> Ranges:
+        """Those of which ``some``, shape (r,), is true."""
+        return Ranges(self.starts[some], self.stops[some], self.bounds[torch.from_numpy(some)], self.rooms[some])
 
 
 class Chosen(NamedTuple):
@@ -112,30 +117,23 @@ class PortableFinder(Finder):
 
     def add(self, values: Tensor, gradient: Tensor | None, ranges: Ranges, *, clear: bool = False) -> Integers:
         """Block by block, so that what was added is compared while it is in the cache."""
-        adding = Adding(values, gradient, clear)
-        self._lists, counts = {}, []
-        for start, stop, bound, room in zip(*(each.tolist() for each in ranges), strict=True):
+        adding, alone = Adding(values, gradient, clear), ~in_rows(ranges.starts, ranges.stops)
+        self._lists, counts = {}, np.full(alone.size, -1)
+        listed = zip(*(each.tolist() for each in ranges.only(alone)), strict=True)
+        for place, (start, stop, bound, room) in zip(np.flatnonzero(alone), listed, strict=True):
             positions = _reaching(values, start, stop, bound, adding)
-            fits = positions.numel() <= room
-            counts.append(positions.numel() if fits else -1)
-            if fits:
+            if positions.numel() <= room:
                 self._lists[start, stop] = (positions, bound)
+                counts[place] = positions.numel()
         adding.reach(values.numel())
-        return np.array(counts, np.int64)
+        return counts
 
     def largest(self, values: Tensor, parts: Sequence[Part], touched: Sequence[Tensor]) -> Chosen:
-        """Range by range."""
-        found = [self._largest(values, part, touched) for part in parts]
-        cuts = [
-            values[positions].abs().min() if 0 < part.k < part.stop - part.start else values.new_zeros(())
-            for part, (positions, _) in zip(parts, found, strict=True)
-        ]
-        return Chosen(
-            np.array(parts, np.int64),
-            torch.cat([positions for positions, _ in found]),
-            torch.stack(cuts).cpu(),
-            np.array([looked for _, looked in found]),
-        )
+        """Range by range, but all chunks at once."""
+        ranges = Parts.of(parts)
+        found = [self._of_run(values, ranges[run], touched) for run in runs_of(*ranges.columns[:2])]
+        positions, cuts, looked = zip(*found, strict=True)
+        return Chosen(ranges.columns.T, torch.cat(positions), torch.cat(cuts).cpu(), np.concatenate(looked))
 
     def reaching(self, values: Tensor, part: Part, bound: float, most: int, touched: Sequence[Tensor]) -> Tensor | None:
         """Among what is listed, if that is enough to tell."""
@@ -149,6 +147,15 @@ class PortableFinder(Finder):
     def listed(self, start: int, stop: int) -> Tensor:
         """The positions that the range from ``start`` to ``stop`` has listed: int64, shape (m,); KeyError if none."""
         return self._lists[start, stop][0]
+
+    def _of_run(self, values: Tensor, run: Parts, touched: Sequence[Tensor]) -> tuple[Tensor, Tensor, Integers]:
+        if len(run) > 1:
+            return *largest_of_rows(values, run), np.full(len(run), -1)
+        part = run[0]
+        positions, looked = self._largest(values, part, touched)
+        compared = 0 < part.k < part.stop - part.start
+        cut = values[positions].abs().min() if compared else values.new_zeros(())
+        return positions, cut[None], np.array([looked])
 
     def _largest(self, values: Tensor, part: Part, touched: Sequence[Tensor]) -> tuple[Tensor, int]:
         listed, bound = self._lists.get((part.start, part.stop), (None, 0.0))
@@ -172,9 +179,11 @@ class GpuFinder(PortableFinder):
         """In one kernel, which waits for the GPU once."""
         from spardl.vector.kernels.gpu import add_and_list  # noqa: PLC0415 - triton is there only where CUDA is
 
-        bounds: list[float] = ranges.bounds.tolist()
-        starts, stops = ranges.starts.tolist(), ranges.stops.tolist()
-        positions, counts = add_and_list(values, gradient, starts, stops, bounds, int(ranges.rooms.sum()))
+        alone = ~in_rows(ranges.starts, ranges.stops)
+        own = ranges.only(alone)
+        bounds: list[float] = own.bounds.tolist()
+        starts, stops = own.starts.tolist(), own.stops.tolist()
+        positions, counts = add_and_list(values, gradient, starts, stops, bounds, int(own.rooms.sum()))
         if clear and gradient is not None:
             gradient.zero_()
         self._lists = {}
@@ -182,7 +191,9 @@ class GpuFinder(PortableFinder):
         for start, stop, bound, part, count in zip(starts, stops, bounds, parts, counts, strict=True):
             if count >= 0:
                 self._lists[start, stop] = (part, bound)
-        return np.array(counts, np.int64)
+        found = np.full(alone.size, -1)
+        found[alone] = counts
+        return found
 
 
 class _Kind(NamedTuple):

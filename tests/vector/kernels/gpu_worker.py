@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,6 +62,22 @@ def list_far_out(length: int, marks: Sequence[int], starts: Sequence[int], stops
     gradient[torch.tensor(marks, device="cuda")] = 1
     positions, counts = add_and_list(memory, gradient, starts, stops, [1.0] * len(starts), length)
     return positions.tolist(), counts, bool(memory.equal(gradient))
+
+
+def step_of_finder(
+    memory: Tensor, gradient: Tensor, starts: Sequence[int], stops: Sequence[int], bound: float, wanted: int
+) -> tuple[Tensor, list[int], list[int], list[int]]:
+    """The memory after a gradient was added; how many were listed of each range; the largest; and among how many."""
+    from spardl.vector.layout import Part
+    from spardl.vector.selection import GpuFinder, Ranges
+
+    values, more = (each.to("cuda" if has_gpu() else "cpu", copy=True) for each in (memory, gradient))
+    finder, count = GpuFinder(), len(starts)
+    bounds, rooms = torch.full((count,), bound, dtype=memory.dtype), np.full(count, 64)
+    counts = finder.add(values, more, Ranges(np.array(starts), np.array(stops), bounds, rooms))
+    parts = [Part(start, stop, wanted) for start, stop in zip(starts, stops, strict=True)]
+    found = finder.largest(values, parts, [])
+    return values.cpu(), counts.tolist(), found.positions.tolist(), found.looked.tolist()
 
 
 def compile_for_hopper(kind: str, wide: str, has_gradient: bool, integer: str) -> dict[str, str]:

@@ -13,7 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.vector.kernels.gpu_worker import add_and_list, compile_for_hopper, has_gpu, list_far_out, worker
+from spardl.vector.layout import Part
+from tests.vector.kernels.gpu_worker import (
+    add_and_list,
+    compile_for_hopper,
+    has_gpu,
+    list_far_out,
+    step_of_finder,
+    worker,
+)
+from tests.vector.test_selection import exact
 
 pytestmark = [
     pytest.mark.slow,
@@ -186,3 +195,19 @@ def test_compiles_for_a_gpu_as_meant(
     assert any(f"st.global.{shape}" in text for shape in ("v4.b32", "v2.b64")) == has_gradient
     assert ".ftz" not in text
     assert "fma." not in text
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_chunks_are_looked_at_all_at_once_and_other_ranges_listed(call: Call, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(3)
+    memory, gradient = torch.randn(2, 220, generator=generator).to(dtype)
+    edges = [0, *range(20, 200, 16), 212, 220]
+    starts, stops = edges[:-1], edges[1:]
+    values, counts, positions, looked = call(step_of_finder, memory, gradient, starts, stops, 1.0, 3)
+    total = memory + gradient
+    assert torch.equal(values, total)
+    alone = [stop - start != 16 for start, stop in zip(starts, stops, strict=True)]
+    reached = [int((total[start:stop].abs() >= 1).sum()) for start, stop in zip(starts, stops, strict=True)]
+    assert counts == [count if single else -1 for count, single in zip(reached, alone, strict=True)]
+    assert looked == [count if single and count >= 3 else -1 for count, single in zip(reached, alone, strict=True)]
+    assert positions == exact(total, [Part(*pair, 3) for pair in zip(starts, stops, strict=True)])

@@ -73,7 +73,7 @@ CASES = {
     "compressor=powersgd momentum=corrected": "use momentum=local or momentum=optimizer",
     "compressor=dgc optimizer.momentum=0.9": "use optimizer.momentum=0, or momentum=optimizer",
     "compressor=dgc model=bert_tiny dataset=pydocs": "use optimizer=sgd, or momentum=optimizer",
-    "compressor.scope=tensor": "compressor.scope must be one of model, layer, bucket",
+    "compressor.scope=tensor": "compressor.scope must be one of auto, model, layer, bucket, chunk, got",
     "compressor=qsgd compressor.bits=3": "compressor.bits must be",
     "compressor=gtopk communicator.variant=ring": "communicator.variant must be one of tree, doubling",
     "cluster.streams=0": "cluster.streams must be a whole number, at least 1, got 0",

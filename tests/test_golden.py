@@ -45,6 +45,8 @@ CONFIGURATIONS = (
     # The recommended recipe is younger than 0.1.0.
     "",
     "compressor=oktopk model=bert_tiny",
+    "compressor=spardl compressor.scope=model model=bert_tiny",
+    "compressor=spardl model=bert_tiny",
 )
 # A language model of 6,000 parameters, which trains in half a second.
 TINY = (
@@ -75,6 +77,9 @@ TRAININGS = (
     "compressor=count_sketch cluster=simulated cluster.workers=3 warmup.steps=1",
     "compressor=qsgd cluster=simulated cluster.workers=2 lr_schedule=linear",
     "compressor=spardl cluster.workers=2 schedule=wfbp schedule.bucket_mb=0.01 training.clip_norm=0.5",
+    "compressor=spardl compressor.scope=model cluster=simulated cluster.workers=3 schedule=dear optimizer=adamw "
+    "optimizer.lr=0.01",
+    # Chunks, by default.
     "compressor=spardl cluster=simulated cluster.workers=3 schedule=dear optimizer=adamw optimizer.lr=0.01",
     "compressor=topka momentum=adam cluster=simulated cluster.workers=2 optimizer=adamw optimizer.lr=0.01",
 )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import NamedTuple, overload
+from typing import Any, ClassVar, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -26,10 +26,12 @@ from spardl.vector.accumulator import Accumulator, Select
 from spardl.vector.layout import Layout, Part, Parts
 from spardl.vector.packing import NIBBLE
 
-__all__ = ["CHUNK", "SCOPES", "Budget", "BudgetedCompressor", "Piece", "Pieces", "PiecewiseCompressor", "Scope"]
+__all__ = ["AUTO", "CHUNK", "SCOPES", "Budget", "BudgetedCompressor", "Piece", "Pieces", "PiecewiseCompressor", "Scope"]
 
 CHUNK = 4096
 """Entries of a chunk, as in SparseLoCo (Sarfi et al., arXiv 2508.15706)."""
+AUTO = "auto"
+"""The scope that was not chosen."""
 
 
 class Scope(NamedTuple):
@@ -47,6 +49,7 @@ class Scope(NamedTuple):
 
 SCOPES: Mapping[str, Scope] = MappingProxyType(
     {
+        AUTO: Scope(lambda layout, entries: [(0, layout.length)]),
         "model": Scope(lambda layout, entries: [(0, layout.length)]),
         "layer": Scope(lambda layout, entries: layout.tensors),
         "bucket": Scope(lambda layout, entries: layout.buckets(entries)),
@@ -67,10 +70,15 @@ class Budget:
     Args:
         density: k / n, the share of entries that is sent, in (0, 1]; lower is more aggressive.
         scope: what is compared with what: the whole ``model``, or each ``layer`` (tensor), ``bucket`` of neighbouring
-            tensors or ``chunk`` of 4,096 entries alone. Each part gets at least one entry.
+            tensors or ``chunk`` of 4,096 entries alone. Each part gets at least one entry. ``auto``: the whole model;
+            but for ``TopK`` each chunk, where the updates of Adam or AdamW are compressed (``momentum=auto``), unless
+            the density is below one entry of a chunk.
         bucket_entries: size of a bucket, in entries; used by ``scope=bucket`` only.
         warmup_steps: synchronizations in which the density falls exponentially to its final value.
         warmup_density: k / n at the first of them.
+
+    Attributes:
+        chunks_updates: whether ``auto`` can stand for chunks.
 
     Raises:
         ConfigError: if a value is out of range.
@@ -81,8 +89,10 @@ class Budget:
         [0.25, 0.112, 0.05, 0.022, 0.01, 0.01]
     """
 
+    chunks_updates: ClassVar[bool] = False
+
     density: float = 0.01
-    scope: str = "model"
+    scope: str = "auto"
     bucket_entries: int = 1 << 20
     warmup_steps: int = 0
     warmup_density: float = 0.25
@@ -97,6 +107,19 @@ class Budget:
         check_choice("compressor.scope", self.scope, SCOPES)
         check_whole("compressor.bucket_entries", self.bucket_entries, least=1)
         check_whole("compressor.warmup_steps", self.warmup_steps, least=0)
+
+    @classmethod
+    def takes_chunks(cls, scope: Any, density: Any) -> bool:
+        """Looks up what an open scope comes to.
+
+        Args:
+            scope: of such a budget.
+            density: of the same; neither has been checked.
+
+        Returns:
+            Whether the scope stands for chunks where Adam's updates are compressed.
+        """
+        return cls.chunks_updates and scope == AUTO and is_a(float, density) and density * CHUNK >= 1
 
     def density_at(self, step: int) -> float:
         """The density, k / n, at ``step``: a geometric sequence from ``warmup_density`` to ``density``."""

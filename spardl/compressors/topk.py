@@ -27,6 +27,7 @@ class TopK(BudgetedCompressor):
     """Keeps the k largest entries of the model, or of each layer or bucket; see ``Budget`` for the arguments."""
 
     name = "topk"
+    chunks_updates = True
     output = Output.AT_MOST_K
 
     def choose_all(self, accumulated: Accumulator, pieces: Pieces, context: Context, state: State) -> list[Tensor]:

@@ -98,7 +98,8 @@ class AutoMomentum(OptimizerMomentum):
     """What the optimizer has is each worker's, as far as the optimizer is known; see ``spardl.method.moving``.
 
     Args:
-        beta2: share of Adam's squares that is left in the next step; ``None``: the optimizer's, at most 0.95.
+        beta2: share of Adam's squares that is left in the next step; ``None``: the optimizer's, at most 0.99 where
+            ``scope=auto`` takes a share of each chunk, else 0.95.
 
     Raises:
         ConfigError: if it is not at least 0 and below 1.

@@ -15,6 +15,7 @@ import torch
 
 from spardl.basics.checks import check_kind
 from spardl.basics.errors import ConfigError
+from spardl.compressors.budget import Budget
 from spardl.method.adam import AdamMomentum
 from spardl.method.method import Method
 from spardl.method.momentum import AutoMomentum, Momentum, OptimizerMomentum, SgdMomentum
@@ -37,9 +38,12 @@ _RULES: Mapping[type[torch.optim.Optimizer], Callable[[_Group], Momentum]] = Map
     {torch.optim.SGD: _sgd, torch.optim.Adam: _adam, torch.optim.AdamW: _adam}
 )
 # What goes with sparse updates, as measured in docs/learning.md: the residual does the work of Adam's first moment,
-# whose own inertia would come on top; a short memory of squares follows what is late sooner; and an update that has
-# waited for longer than some dozens of steps does more harm than good.
-_SQUARES, _DECAY = 0.95, 0.98
+# whose own inertia would come on top; an update that has waited for longer than some dozens of steps does more harm
+# than good; and updates are of one size everywhere, so that a share of each chunk is better than the largest of all.
+_DECAY = 0.98
+# A memory of squares as long as Adam's own follows too late. A longer one needs a share of each chunk: of all entries
+# together, it would favour those that have been rare.
+_SQUARES, _SQUARES_OF_CHUNKS = 0.95, 0.99
 # Options under which the update is another one: what they must be.
 _PLAIN: Mapping[str, Any] = MappingProxyType(
     {"dampening": 0, "amsgrad": False, "maximize": False, "differentiable": False}
@@ -55,8 +59,9 @@ def definite(method: Method, optimizer: torch.optim.Optimizer | None) -> Method:
 
     Returns:
         The same; in place of ``momentum=auto``, what has proved best with such an optimizer: SGD's own momentum; of
-        Adam's moments, the second one with a share of 0.95 at most, unless another was chosen, and a residual that
-        decays by 0.98 in each step unless it has a decay already.
+        Adam's moments, the second one with a share of 0.99 at most where ``scope=auto`` becomes a share of each chunk,
+        else 0.95, unless another was chosen, and a residual that decays by 0.98 in each step unless it has a decay
+        already.
 
     Raises:
         ConfigError: if its state cannot be moved, or a share of squares was chosen, and it has none.
@@ -75,8 +80,11 @@ def definite(method: Method, optimizer: torch.optim.Optimizer | None) -> Method:
     residual = method.residual
     if isinstance(residual, ErrorFeedback) and residual.decay is None:
         residual = replace(residual, decay=_DECAY)
-    squares = min(rule.betas[1], _SQUARES) if beta2 is None else beta2
-    return replace(method, momentum=replace(rule, betas=(0.0, squares)), residual=residual)
+    compressor, most = method.compressor, _SQUARES
+    if isinstance(compressor, Budget) and compressor.takes_chunks(compressor.scope, compressor.density):
+        compressor, most = replace(compressor, scope="chunk"), _SQUARES_OF_CHUNKS
+    squares = min(rule.betas[1], most) if beta2 is None else beta2
+    return replace(method, compressor=compressor, momentum=replace(rule, betas=(0.0, squares)), residual=residual)
 
 
 def check_moved(momentum: Momentum, optimizer: torch.optim.Optimizer) -> None:

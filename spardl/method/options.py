@@ -50,7 +50,7 @@ def method_options(method: MethodName | str) -> list[Option]:
         >>> for option in spardl.method_options("spardl"):
         ...     print(f"{option.name}: {option.type} = {option.default!r}")
         density: float = 0.01
-        scope: str = 'model'
+        scope: str = 'auto'
         bucket_entries: int = 1048576
         warmup_steps: int = 0
         warmup_density: float = 0.25

@@ -133,7 +133,7 @@ class Recipe:
                 methods with a momentum of their own (``dgc``); ``None`` is the rule's default. Not to be mixed up with
                 ``factor``, an option of some compressors.
             beta2: share of the squares that each worker keeps in a step, where ``optimizer=`` is Adam or AdamW;
-                ``None``: the optimizer's, at most 0.95. 0.99 is better where thousands of steps are made.
+                ``None``: the optimizer's, at most 0.99 where ``scope=auto`` takes a share of each chunk, else 0.95.
             recipe: ``recommended``, or ``published``: as its paper has it, with the optimizer's state left after
                 averaging.
             options: of the compressor and the communicator, such as ``density`` and ``teams``; one that both have goes

@@ -28,7 +28,7 @@ from spardl.training.learner import Plan
 from spardl.training.loggers import Logger
 from spardl.training.memory import available_bytes, what_does_not_fit
 from spardl.training.observers import Beside, Guarded, MetricsFile, Observer, attempt
-from spardl.training.recipe import settled
+from spardl.training.recipe import scoped, settled
 from spardl.training.report import print_report
 from spardl.training.runs import Run, continue_from, flat, new_run, run_id
 from spardl.training.targets import first_edition
@@ -60,7 +60,7 @@ def experiment_id(config: Mapping[str, Any], workers: int) -> str:
 
 def decisive(config: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a resolved configuration, plain data, that can change a run's result."""
-    kept = _deciding("", settled(config))
+    kept = _deciding("", scoped(settled(config)))
     for node in ({*_INCIDENTAL, *_OPTIONAL}) & set(kept):
         kept[node] = _deciding(node, kept[node])
     if _elastic(config):

@@ -31,7 +31,7 @@ def optimizer(kind: type[torch.optim.Optimizer], **options: Any) -> torch.optim.
             spardl.SgdMomentum(0.9, nesterov=True),
             None,
         ),
-        (torch.optim.Adam, {}, spardl.AdamMomentum((0.0, 0.95)), 0.98),
+        (torch.optim.Adam, {}, spardl.AdamMomentum((0.0, 0.99)), 0.98),
         (torch.optim.AdamW, {"betas": (0.5, 0.9), "eps": 1e-5}, spardl.AdamMomentum((0.0, 0.9), 1e-5), 0.98),
     ],
 )
@@ -42,7 +42,29 @@ def test_what_the_optimizer_has_is_the_workers(
     assert type(found.momentum) is type(momentum)
     assert found.momentum == momentum or not momentum.moved
     assert found.residual.decay == decay
-    assert (found.compressor, found.communicator) == (AUTO.compressor, AUTO.communicator)
+    assert found.compressor == spardl.TopK(0.1, scope="chunk" if isinstance(momentum, spardl.AdamMomentum) else "auto")
+    assert found.communicator == AUTO.communicator
+
+
+@pytest.mark.parametrize(
+    ("compressor", "scope"),
+    [
+        (spardl.TopK(0.1, scope="model"), "model"),
+        (spardl.TopK(0.1, scope="layer"), "layer"),
+        (spardl.TopK(0.1, scope="chunk"), "chunk"),
+        # Of a chunk less than one entry would be sent.
+        (spardl.TopK(0.0002), "auto"),
+        # A threshold for each chunk would be too much work.
+        (spardl.ReusedThreshold(0.1), "auto"),
+    ],
+    ids=["model", "layer", "chunk", "a low density", "thresholds"],
+)
+def test_a_scope_that_was_chosen_stays_and_a_memory_of_squares_with_it(compressor: Any, scope: str) -> None:
+    method = spardl.Method(compressor, spardl.AllGather(), spardl.LocalResidual(), spardl.AutoMomentum())
+    found = definite(method, optimizer(torch.optim.AdamW))
+    assert found.compressor == compressor
+    assert found.compressor.scope == scope
+    assert found.momentum == spardl.AdamMomentum((0.0, 0.95))
 
 
 def test_a_decay_that_was_chosen_stays() -> None:

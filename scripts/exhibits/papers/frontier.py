@@ -100,7 +100,7 @@ WAYS = (
     Way("bf16 (torch)", "torch.bf16"),
     Way("PowerSGD (torch)", "torch.powersgd,rank=4"),
     Way("int8", "spardl.int8"),
-    Way("SparDL", "spardl.spardl,density=0.01,optimizer=True"),
+    Way("SparDL", "spardl.spardl,density=0.01,scope=model,optimizer=True"),
     Way("local SGD", ALL, 15, LOCAL_SGD),
     Way("DiLoCo", ALL, 15, DILOCO),
     Way("SparseLoCo", SPARSE_LOCO, 15, SPARSE),

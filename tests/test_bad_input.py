@@ -6,11 +6,13 @@ import json
 import shutil
 import socket
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from tests.driver import ROOT, command, events, here, only_run, results, summary
+from tests.quick import some_quick
 
 # What is typed, and what the line must say.
 CASES = {
@@ -145,7 +147,7 @@ def one_line(err: str) -> str:
     return err
 
 
-@pytest.mark.parametrize("typed", CASES)
+@pytest.mark.parametrize("typed", some_quick(CASES, 3))
 def test_one_line_and_exit_code_2(typed: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     words = typed.replace("{tmp}", str(tmp_path)).split()
@@ -245,8 +247,10 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-@pytest.mark.parametrize("harm", [flip, truncate, Path.unlink])
-@pytest.mark.parametrize("name", ["shared.pt", "rank-3.pt", "manifest.json"])
+@pytest.mark.parametrize(
+    ("harm", "name"),
+    some_quick(product([flip, truncate, Path.unlink], ["shared.pt", "rank-3.pt", "manifest.json"]), 4),
+)
 def test_the_newest_checkpoint_is_bad(
     harm, name: str, corrupt: Corrupt, finished: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,6 +16,7 @@ from spardl.training.observers import Observer
 from spardl.training.runs import Run
 from spardl.training.trainer import Trainer
 from tests.driver import composed, here, only_run, summary
+from tests.quick import some_quick
 from train import CONFIGURATIONS, build_dataset, build_plan
 
 FOLDER = CONFIGURATIONS / "experiment"
@@ -76,7 +77,7 @@ def test_a_preset_says_what_it_is_and_what_is_uncertain(preset: str) -> None:
     assert "Uncertain" in words or "released code" in words
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", some_quick(PRESETS, 4))
 def test_the_model_has_the_published_size(preset: str) -> None:
     """On stand-in data, which have the shapes of the real ones."""
     plain = composed(f"experiment={preset}", "scale.stand_in=true")

@@ -56,7 +56,9 @@ def test_rows_of_an_evening_are_in_no_other_plan() -> None:
     assert len(found["laptop"]) == 6
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "spardl.real_data" else name for name in OWN]
+)
 def test_every_configuration_is_valid(name: str, composing: None) -> None:
     """Parts are built and fit together; for real data, which may not be here, stands what is generated in its shape."""
     exhibit: Any = KNOWN[name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from spardl.vector.flat import FlatGradient
 from tests.driver import composed
 from tests.harness import NETWORK, dense, run_workers, same_bits, topka
 from tests.harness import spardl as sparse
+from tests.quick import some_quick
 from tests.schedules.loops import SETTINGS, Loop, Setting, adamw, batch, loss_of, make_model, weights
 from tests.training.toy import Notebook, ToyTask, plan, simulated, trainer
 from train import build_dataset, build_plan
@@ -153,9 +155,9 @@ def test_the_library_s_fragments_are_the_same_to_the_last_bit() -> None:
     assert not same_bits(wanted[0][-1], wanted[1][-1])
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("stop", [2, 3, 5, 7])
-@pytest.mark.parametrize("schedule", [OuterSteps(every=3), STREAMING], ids=["whole", "fragments"])
+@pytest.mark.parametrize(
+    ("schedule", "method", "stop"), some_quick(product([OuterSteps(every=3), STREAMING], METHODS, [2, 3, 5, 7]), 5)
+)
 def test_to_save_and_continue_is_never_to_have_stopped(schedule: OuterSteps, method: str, stop: int) -> None:
     def loop() -> Loop:
         return Loop(schedule, SimulatedCluster(3, NETWORK), SETTINGS["adamw"], METHODS[method])

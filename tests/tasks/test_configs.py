@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from spardl.basics.errors import ConfigError
 from spardl.training.task import Task
 from tasks.datasets.base import Dataset
 from tests.driver import composed
+from tests.quick import some_quick
 from train import CONFIGURATIONS, build_dataset, build_plan
 
 MODELS = sorted(path.stem for path in (CONFIGURATIONS / "model").glob("*.yaml"))
@@ -82,7 +84,7 @@ def test_all_files_are_there() -> None:
     assert embedded <= set(DATASETS) - set(REAL)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", some_quick(MODELS, 2))
 def test_a_model_file_makes_a_task_and_its_model(name: str) -> None:
     task = task_of(f"model={name}")
     assert isinstance(task, Task)
@@ -114,8 +116,7 @@ def test_a_model_file_sets_only_what_it_may(name: str) -> None:
     assert config.model._partial_ is True
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "optimizer"), some_quick(product(MODELS, OPTIMIZERS), 3))
 def test_a_model_has_values_for_each_optimizer(model: str, optimizer: str) -> None:
     presets = OmegaConf.load(CONFIGURATIONS / "model" / f"{model}.yaml").presets
     assert set(presets) == set(OPTIMIZERS)

@@ -41,8 +41,8 @@ _RULES: Mapping[type[torch.optim.Optimizer], Callable[[_Group], Momentum]] = Map
 # whose own inertia would come on top; an update that has waited for longer than some dozens of steps does more harm
 # than good; and updates are of one size everywhere, so that a share of each chunk is better than the largest of all.
 _DECAY = 0.98
-# A memory of squares as long as Adam's own follows too late. A longer one needs a share of each chunk: of all entries
-# together, it would favour those that have been rare.
+# A memory of squares as long as Adam's own follows what is late too slowly. The longer of these two gains nothing
+# without a share for each chunk.
 _SQUARES, _SQUARES_OF_CHUNKS = 0.95, 0.99
 # Options under which the update is another one: what they must be.
 _PLAIN: Mapping[str, Any] = MappingProxyType(

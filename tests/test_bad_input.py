@@ -147,7 +147,7 @@ def one_line(err: str) -> str:
     return err
 
 
-@pytest.mark.parametrize("typed", some_quick(CASES, 3))
+@pytest.mark.parametrize("typed", some_quick(CASES, 4))
 def test_one_line_and_exit_code_2(typed: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     words = typed.replace("{tmp}", str(tmp_path)).split()

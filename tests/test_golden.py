@@ -2,7 +2,7 @@
 
 ``tests/golden`` holds them as the first edition (0.1.0) made them. Where a change of results is meant, write them anew:
 
-    SPARDL_WRITE_GOLDEN=1 python -m pytest tests/test_golden.py tests/hooks/test_golden.py
+    SPARDL_WRITE_GOLDEN=1 python -m pytest -m "slow or not slow" tests/test_golden.py tests/hooks/test_golden.py
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from spardl.training.experiment import experiment_id
 from spardl.training.summary import environment
 from tests.driver import ROOT, composed, here, only_run, results
+from tests.quick import some_quick
 
 GOLDEN = ROOT / "tests" / "golden"
 SAVED = GOLDEN / "stopped-run"
@@ -148,7 +149,7 @@ def compare(words: str, found: tuple[str, float], book: Book) -> None:
     assert digest == entry["digests"].get(bits_depend_on(), digest)
 
 
-@pytest.mark.parametrize("words", TRAININGS)
+@pytest.mark.parametrize("words", some_quick(TRAININGS, 3))
 def test_weights(words: str, digests: Book, tmp_path: Path) -> None:
     compare(words, outcome(words, tmp_path), digests)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from spardl.protocol.context import Context
 from spardl.protocol.programs import Worker
 from tests.communicators.test_allgather_codes import Whole
 from tests.harness import Bench, context, layout_of, same_bits
+from tests.quick import some_quick
 
 
 def bench(workers: int, length: int) -> Bench:
@@ -132,9 +134,17 @@ def test_the_average_is_written_where_there_is_room() -> None:
         assert same_bits(one.memory, other.memory)
 
 
-@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-@pytest.mark.parametrize("name", ["int8", "int4", "int2", "fp8"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("name", "rounding", "dtype"),
+    some_quick(
+        product(
+            ["int8", "int4", "int2", "fp8"],
+            ["nearest", "stochastic"],
+            [torch.float32, torch.float64, torch.float16, torch.bfloat16],
+        ),
+        3,
+    ),
+)
 def test_no_residual_is_above_its_bound(name: str, rounding: str, dtype: torch.dtype) -> None:
     """Of a sum, which can be as many times as large as there are workers, more can be left than of any gradient."""
     method = spardl.make_method(name, exempt=0, block=16, **({} if name == "fp8" else {"rounding": rounding}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from spardl.protocol.programs import Worker
 from spardl.vector.sparse import SparseVector
 from tests.communicators.oktopk_cluster import PUBLISHED, cluster, count, published
 from tests.harness import Bench, layout_of, same_bits
+from tests.quick import some_quick
 
 Make = Callable[[torch.Generator, int, int], Tensor]
 
@@ -65,8 +67,7 @@ def words_of(bench: Bench, gradients: list[Tensor]) -> tuple[SparseVector, list[
     return averages[0], words
 
 
-@pytest.mark.parametrize("beyond", [2.0, None])
-@pytest.mark.parametrize("workers", [2, 3, 5, 8, 14])
+@pytest.mark.parametrize(("workers", "beyond"), some_quick(product([2, 3, 5, 8, 14], [2.0, None]), 3))
 def test_a_cold_start_stays_within_the_bound(workers: int, beyond: float | None) -> None:
     """6k(P-1)/P words on every worker, numbers included, in all steps between two evaluations."""
     length, k = 3000 * workers, 30 * workers
@@ -83,8 +84,9 @@ def test_a_cold_start_stays_within_the_bound(workers: int, beyond: float | None)
         torch.testing.assert_close(bench.residuals() + workers * average.dense(), before, rtol=1e-12, atol=1e-11)
 
 
-@pytest.mark.parametrize("make", [normal, heavy, grows, shrinks, jumps, layers], ids=lambda one: str(one.__name__))
-@pytest.mark.parametrize("workers", [3, 7])
+@pytest.mark.parametrize(
+    ("workers", "make"), some_quick(product([3, 7], [normal, heavy, grows, shrinks, jumps, layers]), 5)
+)
 def test_the_mean_never_exceeds_the_published_formula(workers: int, make: Make) -> None:
     """However gradients change, as long as regions hold equal shares; over both kinds of evaluations."""
     length = 4000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from spardl.method.residuals import LocalResidual
 from spardl.protocol.programs import Worker
 from spardl.vector.sparse import SparseVector
 from tests.harness import Bench, context, layout_of, run_method, run_workers, same_bits, to_dense
+from tests.quick import some_quick
 from tests.vector.test_sketch import key, slow_estimates, slow_table
 
 SMALL = CountSketch(density=0.02, rows=3, columns_per_entry=4, candidates=2.5, seed=11)
@@ -90,8 +92,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("workers", [1, 3, 8])
-@pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
+@pytest.mark.parametrize(("case", "workers"), some_quick(product(CASES, [1, 3, 8]), 2))
 def test_equals_the_reference(case: Case, workers: int) -> None:
     length, sketched = 300, 0
     factor = case.momentum.factor if isinstance(case.momentum, CorrectedMomentum) else 0.0

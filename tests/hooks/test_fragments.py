@@ -16,6 +16,7 @@ from spardl.basics.errors import ConfigError, WorkerError
 from spardl.clusters import ProcessGroupCluster
 from tests.harness import run_workers, same_bits
 from tests.hooks.alone import OPTIONS, backward, made, rule, weights
+from tests.quick import some_quick
 
 STREAMING: dict[str, Any] = {"every": 4, "fragments": 2, "delay": 2, "mixing": 0.5}
 
@@ -30,7 +31,7 @@ def streamed(method: str, rank: int, state: dict[str, Any] | None = None) -> tup
     return model, own, outer
 
 
-@pytest.mark.parametrize("method", ["spardl", "none"])
+@pytest.mark.parametrize("method", some_quick(["spardl", "none"], 2))
 def test_fragments_go_on_to_the_same_bits_wherever_they_were_saved(method: str) -> None:
     """Also while one is under way, and on one worker alone: another who looks at another step, or never."""
     steps = 13

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch.amp.grad_scaler import GradScaler
 from spardl.clusters import ProcessGroupCluster
 from tests.harness import run_workers
 from tests.hooks.loops import Ddp, Hooks, Path, batches, loss_of, made, weights
+from tests.quick import some_quick
 from tests.test_golden import GOLDEN, HALF_ELSEWHERE, Book, bits_depend_on
 
 KINDS: dict[str, type[Path]] = {"attach": Ddp, "Synchronizer": Hooks}
@@ -83,8 +85,7 @@ class Rounding(nn.Module):
         return values.float()
 
 
-@pytest.mark.parametrize("method", OPTIONS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "method"), some_quick(product(KINDS, OPTIONS), 5))
 def test_weights(kind: str, method: str, book: Book) -> None:
     def work(cluster: ProcessGroupCluster) -> torch.Tensor:
         training = Training(kind, OPTIONS[method])

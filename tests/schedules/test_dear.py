@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from spardl.protocol.programs import Phase
 from spardl.schedules import AfterBackward, Dear, Schedule, Training, Wfbp
 from spardl.vector.flat import FlatGradient
 from tests.harness import NETWORK, dense, run_workers, spardl, topka
+from tests.quick import some_quick
 from tests.schedules.loops import SETTINGS, Loop, Setting, batch, one_step, weights
 
 
@@ -24,8 +26,9 @@ def simulated(workers: int = 3) -> SimulatedCluster:
     return SimulatedCluster(workers, NETWORK, count_local=False)
 
 
-@pytest.mark.parametrize("method", [spardl(0.2), spardl(0.2, teams=3)], ids=["one team", "three teams"])
-@pytest.mark.parametrize("setting", ["momentum", "everything"])
+@pytest.mark.parametrize(
+    ("method", "setting"), some_quick(product([spardl(0.2), spardl(0.2, teams=3)], ["momentum", "everything"]), 3)
+)
 def test_sparse_halves_train_like_sparse_buckets(method: Method, setting: str) -> None:
     """With the same groups: same weights and residuals, to the last bit, however late the all-gather is."""
     late = Loop(Dear(threshold_mb=0.002), simulated(), SETTINGS[setting], method)

@@ -37,7 +37,7 @@ def simulated(setting: str, schedule: str, workers: int) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("setting", "schedule"), some_quick(product(SETTINGS, [name for name in SCHEDULES if name != "after_backward"]), 3)
+    ("setting", "schedule"), some_quick(product(SETTINGS, [name for name in SCHEDULES if name != "after_backward"]), 5)
 )
 def test_same_bits_as_after_the_backward_pass(setting: str, schedule: str) -> None:
     workers = 2 if SETTINGS[setting].accumulation > 1 else 3

@@ -159,7 +159,7 @@ def size(task: Task) -> int:
         return sum(parameter.numel() for parameter in task.build_model().parameters())
 
 
-@pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.parametrize("name", some_quick(DATASETS, 2))
 def test_a_dataset_file_names_a_loader(name: str) -> None:
     assert callable(get_object(composed(f"dataset={name}")["dataset"]["_target_"]))
 

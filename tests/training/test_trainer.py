@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from spardl.training.runs import Run
 from spardl.training.task import Batch
 from spardl.training.trainer import Trainer
 from tests.harness import dense, run_workers, spardl, topka
+from tests.quick import some_quick
 from tests.training.toy import Notebook, ToyTask, plan, simulated, trainer
 
 METHODS = {
@@ -63,8 +65,7 @@ def figures(book: Notebook, kind: str) -> list[tuple[int, dict[str, float]]]:
     ]
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("stop", [1, 4, 7])
+@pytest.mark.parametrize(("method", "stop"), some_quick(product(METHODS, [1, 4, 7]), 4))
 def test_stopped_and_continued_equals_undisturbed(method: str, stop: int, tmp_path: Path) -> None:
     """Weights, losses, metrics, counts: of a run with dropout, batch normalisation, noise and a warm-up."""
     changes: dict[str, Any] = {"max_steps": 8, "log_every": 3, "checkpoint_every": 1, "eval_every": 0.3}

@@ -47,10 +47,11 @@ class Scope(NamedTuple):
     index_step: int = NIBBLE
 
 
+_WHOLE = Scope(lambda layout, entries: [(0, layout.length)])
 SCOPES: Mapping[str, Scope] = MappingProxyType(
     {
-        AUTO: Scope(lambda layout, entries: [(0, layout.length)]),
-        "model": Scope(lambda layout, entries: [(0, layout.length)]),
+        AUTO: _WHOLE,
+        "model": _WHOLE,
         "layer": Scope(lambda layout, entries: layout.tensors),
         "bucket": Scope(lambda layout, entries: layout.buckets(entries)),
         "chunk": Scope(

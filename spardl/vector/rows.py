@@ -17,7 +17,7 @@ from spardl.vector import magnitudes
 from spardl.vector.adding import block_of
 from spardl.vector.layout import Parts
 
-__all__ = ["in_rows", "largest_of_rows", "runs_of"]
+__all__ = ["Integers", "in_rows", "largest_of_rows", "runs_of"]
 
 # Entries of the longest row, and rows of the smallest matrix: fewer or longer ranges are looked at one by one.
 _LONGEST, _FEWEST = 1 << 14, 8

@@ -22,11 +22,9 @@ from spardl.vector import magnitudes
 from spardl.vector.adding import Adding, block_of
 from spardl.vector.kernels import compiled, runs_triton
 from spardl.vector.layout import Part, Parts
-from spardl.vector.rows import in_rows, largest_of_rows, runs_of
+from spardl.vector.rows import Integers, in_rows, largest_of_rows, runs_of
 
 __all__ = ["Chosen", "Finder", "Integers", "Ranges", "finder_for", "reaching", "top_k"]
-
-Integers = NDArray[np.int64]
 
 
 class Ranges(NamedTuple):
@@ -116,15 +114,22 @@ class PortableFinder(Finder):
         self._lists: dict[tuple[int, int], tuple[Tensor, float]] = {}
 
     def add(self, values: Tensor, gradient: Tensor | None, ranges: Ranges, *, clear: bool = False) -> Integers:
+        """Lists the ranges that are no rows: rows are looked at whole."""
+        self._lists = {}
+        alone = ~in_rows(ranges.starts, ranges.stops)
+        counts = np.full(alone.size, -1)
+        counts[alone] = self._add(values, gradient, ranges.only(alone), clear)
+        return counts
+
+    def _add(self, values: Tensor, gradient: Tensor | None, ranges: Ranges, clear: bool) -> list[int]:
         """Block by block, so that what was added is compared while it is in the cache."""
-        adding, alone = Adding(values, gradient, clear), ~in_rows(ranges.starts, ranges.stops)
-        self._lists, counts = {}, np.full(alone.size, -1)
-        listed = zip(*(each.tolist() for each in ranges.only(alone)), strict=True)
-        for place, (start, stop, bound, room) in zip(np.flatnonzero(alone), listed, strict=True):
+        adding, counts = Adding(values, gradient, clear), []
+        for start, stop, bound, room in zip(*(each.tolist() for each in ranges), strict=True):
             positions = _reaching(values, start, stop, bound, adding)
-            if positions.numel() <= room:
+            fits = positions.numel() <= room
+            counts.append(positions.numel() if fits else -1)
+            if fits:
                 self._lists[start, stop] = (positions, bound)
-                counts[place] = positions.numel()
         adding.reach(values.numel())
         return counts
 
@@ -175,25 +180,20 @@ class PortableFinder(Finder):
 class GpuFinder(PortableFinder):
     """For CUDA: adds and compares in one pass."""
 
-    def add(self, values: Tensor, gradient: Tensor | None, ranges: Ranges, *, clear: bool = False) -> Integers:
+    def _add(self, values: Tensor, gradient: Tensor | None, ranges: Ranges, clear: bool) -> list[int]:
         """In one kernel, which waits for the GPU once."""
         from spardl.vector.kernels.gpu import add_and_list  # noqa: PLC0415 - triton is there only where CUDA is
 
-        alone = ~in_rows(ranges.starts, ranges.stops)
-        own = ranges.only(alone)
-        bounds: list[float] = own.bounds.tolist()
-        starts, stops = own.starts.tolist(), own.stops.tolist()
-        positions, counts = add_and_list(values, gradient, starts, stops, bounds, int(own.rooms.sum()))
+        bounds: list[float] = ranges.bounds.tolist()
+        starts, stops = ranges.starts.tolist(), ranges.stops.tolist()
+        positions, counts = add_and_list(values, gradient, starts, stops, bounds, int(ranges.rooms.sum()))
         if clear and gradient is not None:
             gradient.zero_()
-        self._lists = {}
         parts = positions.split([max(0, count) for count in counts])
         for start, stop, bound, part, count in zip(starts, stops, bounds, parts, counts, strict=True):
             if count >= 0:
                 self._lists[start, stop] = (part, bound)
-        found = np.full(alone.size, -1)
-        found[alone] = counts
-        return found
+        return counts
 
 
 class _Kind(NamedTuple):

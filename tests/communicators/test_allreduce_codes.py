@@ -144,6 +144,7 @@ def test_the_average_is_written_where_there_is_room() -> None:
         ),
         3,
     ),
+    ids=str,
 )
 def test_no_residual_is_above_its_bound(name: str, rounding: str, dtype: torch.dtype) -> None:
     """Of a sum, which can be as many times as large as there are workers, more can be left than of any gradient."""

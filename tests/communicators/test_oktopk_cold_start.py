@@ -85,7 +85,9 @@ def test_a_cold_start_stays_within_the_bound(workers: int, beyond: float | None)
 
 
 @pytest.mark.parametrize(
-    ("workers", "make"), some_quick(product([3, 7], [normal, heavy, grows, shrinks, jumps, layers]), 5)
+    ("workers", "make"),
+    some_quick(product([3, 7], [normal, heavy, grows, shrinks, jumps, layers]), 5),
+    ids=lambda one: str(getattr(one, "__name__", one)),
 )
 def test_the_mean_never_exceeds_the_published_formula(workers: int, make: Make) -> None:
     """However gradients change, as long as regions hold equal shares; over both kinds of evaluations."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
+from spardl.basics.weak import weakly
 from spardl.clusters.base import Cluster, gather_rows
 from spardl.hooks.averager import Named
 from spardl.method.method import Method
@@ -79,7 +79,7 @@ class Buckets:
         self._named = [pair for pair in named if pair.parameter.requires_grad]
         self._order: list[int] = []
         self._hooks = [
-            pair.parameter.register_post_accumulate_grad_hook(partial(self._arrive, number))
+            pair.parameter.register_post_accumulate_grad_hook(weakly(self._arrive, number))
             for number, pair in enumerate(self._named)
         ]
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from spardl.basics.weak import weakly
 from spardl.clusters.base import Cluster, gather_rows
 from spardl.method.agreement import compare, facts_of, shapes_of
 from spardl.method.method import Method
@@ -78,7 +78,7 @@ class Engine(ABC):
 
     def _watched(self) -> Iterator[RemovableHandle]:
         for number, parameter in enumerate(self._gradient.parameters):
-            yield parameter.register_post_accumulate_grad_hook(partial(self._arrive, number))
+            yield parameter.register_post_accumulate_grad_hook(weakly(self._arrive, number))
 
     def compare(self, given: Mapping[str, Any] | None = None) -> None:
         """Sees to it that all processes were given the same, before they send gradients.

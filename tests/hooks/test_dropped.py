@@ -22,12 +22,12 @@ from tests.harness import run_workers
 from tests.hooks.alone import made, rule
 
 
-def attached(**options: Any) -> Callable[[nn.Module], Any]:
+def attached(steps: int = 2, **options: Any) -> Callable[[nn.Module], Any]:
     def train(model: nn.Module) -> Any:
         optimizer = rule(model)
         ddp = DistributedDataParallel(model)
         handle = spardl.attach(ddp, **options, optimizer=optimizer)
-        for _ in range(2):
+        for _ in range(steps):
             optimizer.zero_grad()
             ddp(torch.ones(3, 6, dtype=torch.float64)).sum().backward()
             optimizer.step()
@@ -71,8 +71,15 @@ def settled(left: Callable[[], int]) -> int:
 
 @pytest.mark.parametrize(
     "train",
-    [attached(method="spardl"), attached(method="none"), attached(method="none", schedule="dear"), synchronized, outer],
-    ids=["spardl", "none", "dear", "Synchronizer", "Outer"],
+    [
+        attached(method="spardl"),
+        attached(method="none"),
+        attached(method="none", steps=0),
+        attached(method="none", schedule="dear"),
+        synchronized,
+        outer,
+    ],
+    ids=["spardl", "none", "never used", "dear", "Synchronizer", "Outer"],
 )
 @pytest.mark.parametrize("ended", [False, True], ids=["dropped", "detached"])
 def test_nothing_of_it_is_left_but_its_group(train: Callable[[nn.Module], Any], ended: bool) -> None:

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import gc
 import math
+import weakref
+from contextlib import suppress
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,7 +17,7 @@ from spardl.basics.errors import TrainingError
 from spardl.clusters import Cluster
 from spardl.method.method import Method
 from spardl.protocol.programs import Phase
-from spardl.schedules import Engine
+from spardl.schedules import AfterBackward, Dear, Engine, Schedule, Wfbp
 from spardl.training.checkpoint import list_checkpoints
 from spardl.training.lr import Cosine
 from spardl.training.observers import Observer
@@ -84,6 +88,34 @@ def test_stopped_and_continued_equals_undisturbed(method: str, stop: int, tmp_pa
     for kind in ("train", "eval"):
         parts = [item for item in figures(first, kind) if item[0] <= stop] + figures(second, kind)
         assert parts == figures(whole, kind)
+
+
+class Remembering(ToyTask):
+    """Knows its models as long as somebody has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights: list[weakref.ref[nn.Parameter]] = []
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        self.weights += map(weakref.ref, model.parameters())
+        return model
+
+
+@pytest.mark.parametrize("observers", [[], [Stopper(3)]], ids=["at its end", "in the middle"])
+@pytest.mark.parametrize("schedule", [AfterBackward(), Wfbp(bucket_mb=0.001), Dear(threshold_mb=0.001)])
+def test_no_weights_are_left_of_a_training_that_is_over(
+    schedule: Schedule, observers: list[Observer], tmp_path: Path
+) -> None:
+    """The next one of a sweep, in the same process, needs the memory."""
+    task = Remembering()
+    made = replace(plan(dense(), task), schedule=schedule)
+    with suppress(Stopped):
+        trainer(made, tmp_path, observers=observers).fit()
+    gc.collect()
+    assert task.weights
+    assert not any(weights() is not None for weights in task.weights)
 
 
 def test_what_observers_are_told(tmp_path: Path) -> None:

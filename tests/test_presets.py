@@ -17,6 +17,7 @@ from spardl.training.runs import Run
 from spardl.training.trainer import Trainer
 from tests.driver import composed, here, only_run, summary
 from tests.quick import some_quick
+from tests.training.toy import Stopped, Stopper
 from train import CONFIGURATIONS, build_dataset, build_plan
 
 FOLDER = CONFIGURATIONS / "experiment"
@@ -120,16 +121,6 @@ def check_run(outputs: Path) -> None:
     assert all(value == value for value in found["final"].values())  # noqa: PLR0124 - NaN
 
 
-class Stopped(Exception):  # noqa: N818 - nothing went wrong
-    """Ends a run in the middle."""
-
-
-class Stopper(Observer):
-    def step(self, step: int) -> None:
-        if step == 3:
-            raise Stopped
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_continues_in_the_middle_of_an_epoch(preset: str, tmp_path: Path) -> None:
@@ -145,7 +136,7 @@ def test_a_preset_continues_in_the_middle_of_an_epoch(preset: str, tmp_path: Pat
     expected = run("undisturbed")
     assert expected["epochs"] % 1
     with pytest.raises(Stopped):
-        run("stopped", None, Stopper())
+        run("stopped", None, Stopper(3))
     (checkpoint,) = (tmp_path / "stopped" / "checkpoints").iterdir()
     found = run("stopped", checkpoint)
     for name in ("weights_sha256", "final", "steps"):

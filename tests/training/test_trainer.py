@@ -26,7 +26,7 @@ from spardl.training.task import Batch
 from spardl.training.trainer import Trainer
 from tests.harness import dense, run_workers, spardl, topka
 from tests.quick import some_quick
-from tests.training.toy import Notebook, ToyTask, plan, simulated, trainer
+from tests.training.toy import Notebook, Stopped, Stopper, ToyTask, plan, simulated, trainer
 
 METHODS = {
     "none": dense(),
@@ -43,19 +43,6 @@ SECONDS = (
     "samples_per_second",
     "break_even_gbit",
 )
-
-
-class Stopped(Exception):  # noqa: N818 - nothing went wrong
-    """Ends a run in the middle."""
-
-
-class Stopper(Observer):
-    def __init__(self, step: int) -> None:
-        self._last = step
-
-    def step(self, step: int) -> None:
-        if step == self._last:
-            raise Stopped
 
 
 def comparable(summary: dict[str, Any]) -> dict[str, Any]:

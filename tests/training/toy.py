@@ -149,3 +149,18 @@ class Notebook(Observer):
 
     def of(self, kind: str) -> list[tuple[int, dict[str, float]]]:
         return [(event[1], event[2]) for event in self.told if event[0] == kind]
+
+
+class Stopped(Exception):  # noqa: N818 - nothing went wrong
+    """Ends a run in the middle."""
+
+
+class Stopper(Observer):
+    """Stops it when the step ``step`` is done."""
+
+    def __init__(self, step: int) -> None:
+        self._last = step
+
+    def step(self, step: int) -> None:
+        if step == self._last:
+            raise Stopped

@@ -53,9 +53,9 @@ def last_epoch_loss(training: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def share_of_bytes(summaries: Iterable[Mapping[str, Any]]) -> float:
-    """Bytes sent, compared with a dense ring, on average over runs; 1 where there is nothing to send."""
+    """Bytes sent, compared with a dense ring, on average over runs; 0 where nothing is to be sent."""
     pairs = [(found["step_bytes"], found["step_bytes_dense"]) for found in summaries]
-    return mean(sent / dense if dense else 1.0 for sent, dense in pairs)
+    return mean(sent / dense if dense else 0.0 for sent, dense in pairs)
 
 
 def metric_curve(summary: Mapping[str, Any], evaluations: Iterable[Mapping[str, Any]]) -> Curve:

@@ -13,7 +13,7 @@ from scripts.exhibits import tables
 from scripts.exhibits.claims import base as claims_base
 from scripts.exhibits.claims import catalogue as claims_catalogue
 from scripts.exhibits.claims import evidence, judging, lengths
-from scripts.exhibits.kinds import lab
+from scripts.exhibits.kinds import lab, trainings
 from tests.claiming import DIGITS, LONG, bound, claim, exhibit_of, figures, judged, outcome, seeded
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,6 +89,45 @@ def test_what_nothing_is_known_of_is_left_out_and_named() -> None:
     assert worse.verdict.name == "NOT"
 
 
+@pytest.mark.parametrize(("alone", "passes"), [((0.9, 0.91, 0.92), True), ((0.6, 0.61, 0.62), False)])
+def test_what_one_worker_alone_reaches_is_told(alone: tuple[float, ...], passes: bool) -> None:
+    """Where it passes the same test, a method that passes has only done no harm."""
+    (ours,) = figures((0.9, 0.91, 0.92), against=[(0.9, 0.91, 0.92)])
+    without, beside = (seeded("NoLoss").judge([each]) for each in (ours, ours._replace(floor=alone)))
+    assert beside.verdict is without.verdict
+    assert "alone" not in without.reason
+    assert ("it passes, too" in beside.reason) == passes
+    assert f"one worker alone, which sends nothing: {'0%' if passes else '-32.97%'}" in beside.reason
+
+
+@pytest.mark.usefixtures("composing")
+def test_the_floor_is_that_of_the_exhibit() -> None:
+    whole = exhibit_of(DIGITS)
+    exhibit = replace(whole, methods={**whole.methods, "alone": trainings.ALONE})
+    made = claim(seeded("NoLoss"), accuracies)
+    kept = judged(made, found=[outcome(value) for value in GOOD * 3], exhibit=exhibit).finding
+    assert "one worker alone, which sends nothing: 0%; it passes" in kept.reason
+    lost = judged(made, found=[outcome(value) for value in (*GOOD, *GOOD)], exhibit=exhibit).finding
+    assert lost.reason == "3 of 9 results that it needs are missing: not run yet"
+
+
+@pytest.mark.usefixtures("composing")
+def test_a_case_that_waits_is_named_and_keeps_no_other_back() -> None:
+    other = replace(DIGITS, words=("cluster.workers=3",), name="BERT", what="a small one")
+    made = claim(seeded("NoLoss"), lambda *words: evidence.metrics_so_far(*words, "one", "two"))
+    both = exhibit_of(DIGITS, other)
+    missing = "3 of 6 results that it needs are missing: not run yet"
+    kept = judged(made, found=[outcome(value) for value in GOOD * 3], exhibit=both)
+    assert kept.finding.verdict.name == "DIRECTION"
+    assert f"left out, for they cannot be judged: {missing} (a small one, for BERT)" in kept.finding.reason
+    assert len(kept.jobs) == 12
+    short = [outcome(value, steps=LONG - 1) for value in GOOD * 3]
+    assert judged(made, found=short, exhibit=both).finding.verdict.name == "UNJUDGED"
+    none = judged(made, exhibit=both)
+    assert (none.finding.verdict.name, none.finding.ours, len(none.jobs)) == ("UNJUDGED", "-", 12)
+    assert none.finding.reason.startswith("a small network on digits, for VGG on CIFAR: 6 of 6 results")
+
+
 @pytest.mark.usefixtures("composing")
 def test_an_order_needs_all_its_trainings() -> None:
     """One that is too short spoils it: there are no cases to be left out."""
@@ -160,8 +199,12 @@ def test_a_remark_stands_beside_every_verdict(value: float) -> None:
 
 
 def test_claims_of_published_seconds_say_what_these_include() -> None:
-    named = [each for each in claims_catalogue.CLAIMS if re.match(r"(SparDL|Ok-Topk): (speed|fast)", each.name)]
-    assert len(named) == 7
+    named = [
+        each
+        for each in claims_catalogue.CLAIMS
+        if re.match(r"(SparDL|Ok-Topk|DeAR): (speed|fast)|Sketch-Fusion: (t|L)", each.name)
+    ]
+    assert len(named) == 12
     assert all("what the published code costs" in each.remark for each in named)
 
 

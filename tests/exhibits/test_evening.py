@@ -31,9 +31,9 @@ class Evening(NamedTuple):
 OWN = MappingProxyType(
     {
         "spardl.convergence": Evening(10 * 5),
-        "oktopk.convergence": Evening(6 * 5),
-        "sketch_fusion.accuracy": Evening(4 * 5),
-        "spardl.real_data": Evening(4 * 6 * 2, steps=3000),
+        "oktopk.convergence": Evening(7 * 5),
+        "sketch_fusion.accuracy": Evening(5 * 5),
+        "spardl.real_data": Evening(4 * 6 * 3, steps=3000),
         "spardl.residuals": Evening(4 * 4 * 5, shared=1),
         "spardl.residuals_why": Evening(10 * 3, workers=8, steps=900),
     }
@@ -143,8 +143,8 @@ def test_a_plan_of_trainings_is_told_in_hours(capsys: Any, tmp_path: Path, monke
     expected = {job.labels.job_type: job.expected for job in work if "IMDB" in job.labels.tags[0]}
     assert expected["dense"] == pytest.approx(14 * expected["alone"])
     hours = sum(job.expected for job in work) / 3600
-    assert f"48 trainings, about {hours:.1f} hours of a core" in KNOWN["spardl.real_data"].cost("evening")
-    few = work[::8]
+    assert f"72 trainings, about {hours:.1f} hours of a core" in KNOWN["spardl.real_data"].cost("evening")
+    few = work[::12]
     working.complete(few, tmp_path, at_once=1)
     hours = sum(job.expected for job in few) / 3600
     assert capsys.readouterr().out == f"6 of 6 jobs to do: about {hours:.1f} hours of a core\n"

@@ -12,7 +12,9 @@ from typing import ClassVar, NamedTuple
 from scripts.exhibits.jobs import Job
 from scripts.exhibits.statistics import LEAST, Range, difference, range_of_mean
 
-__all__ = ["Figure", "Finding", "Rule", "Verdict", "difference_of", "show", "shown", "told"]
+__all__ = ["OVERSHOT", "Figure", "Finding", "Rule", "Verdict", "difference_of", "show", "shown", "told"]
+
+OVERSHOT = ", overshoot"  # what a verdict's label ends with, if ours is far beyond what is published
 
 
 class Verdict(Enum):
@@ -38,6 +40,7 @@ class Figure(NamedTuple):
         jobs: the work behind it.
         remark: what else is to be said of it, such as what it is compared with another rival.
         hindrances: why nothing can be judged by it; empty if something can.
+        floor: what one worker alone reaches, which sends nothing, by seed; empty if that is not known.
     """
 
     name: str
@@ -46,6 +49,7 @@ class Figure(NamedTuple):
     jobs: Sequence[Job] = ()
     remark: str = ""
     hindrances: Sequence[str] = ()
+    floor: Sequence[float] = ()
 
     @property
     def mean(self) -> float:
@@ -76,7 +80,7 @@ class Finding(NamedTuple):
     @property
     def label(self) -> str:
         """The verdict, and whether it is of an overshoot."""
-        return f"{self.verdict}, overshoot" if self.overshoot else str(self.verdict)
+        return f"{self.verdict}{OVERSHOT}" if self.overshoot else str(self.verdict)
 
 
 def _range(values: Sequence[float]) -> Range:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from scripts.exhibits.base import Basis, Exhibit, Results
 from scripts.exhibits.claims import dear, oktopk, sketch_fusion, spardl, study
+from scripts.exhibits.claims.details import detailed_table
 from scripts.exhibits.claims.judging import Judgement, claims_table, judge, summary_table
 from scripts.exhibits.jobs import Job, Outcome
 from scripts.exhibits.pages.page import Section
@@ -64,4 +65,4 @@ def tables_of(judgements: Sequence[Judgement]) -> list[Table]:
 
 def claims_section(judgements: Sequence[Judgement], scale: str, results: Results) -> Section:
     """The claims' section of the report; how many got which verdict stands in the page's summary."""
-    return tables_section(key("claims", scale), "Claims", WORDS, scale, [claims_table(judgements)], BASIS, results)
+    return tables_section(key("claims", scale), "Claims", WORDS, scale, [detailed_table(judgements)], BASIS, results)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from scripts.exhibits.base import Exhibit, Results, at
@@ -25,6 +26,7 @@ __all__ = [
     "cells",
     "fastest",
     "metrics",
+    "metrics_so_far",
     "ratio",
     "required",
     "seconds",
@@ -171,13 +173,46 @@ def _metric(summary: Mapping[str, Any]) -> float:
 
 
 def metrics(exhibit: MethodComparison, scale: str, results: Results, method: str, baseline: str) -> list[Figure]:
-    """A method's metric against a baseline's, in every case, with equal seeds.
+    """A method's metric against a baseline's, in every case, with equal seeds; beside it that of one worker alone.
 
     Raises:
         NoEvidence: see :func:`trained`.
     """
-    found = accuracies(exhibit, scale, results, (method, baseline))
-    return [against(case, figures[method], figures[baseline]) for case, figures in found.items()]
+    compared = exhibit.compared(at(scale, exhibit.plans))
+    floor = tuple(name for name in exhibit.floors if name in compared)
+    found = accuracies(exhibit, scale, results, (method, baseline, *floor))
+    return [
+        against(case, figures[method], figures[baseline])._replace(
+            floor=[value for name in floor for value in figures[name].values]
+        )
+        for case, figures in found.items()
+    ]
+
+
+def metrics_so_far(exhibit: MethodComparison, scale: str, results: Results, method: str, baseline: str) -> list[Figure]:
+    """Likewise of cases whose trainings are done; a case that has to wait says so, and has no figures.
+
+    Raises:
+        NoEvidence: see :func:`trained`; if no case has figures.
+    """
+    plan = at(scale, exhibit.plans)
+    found: list[Figure] = []
+    waiting: dict[str, NoEvidence] = {}
+    for case in plan.cases:
+        try:
+            found += metrics(
+                replace(exhibit, plans={scale: replace(plan, cases=(case,))}), scale, results, method, baseline
+            )
+        except NoEvidence as missing:
+            waiting[case.title] = missing
+    told = [Figure(title, (), (), missing.jobs, hindrances=(str(missing),)) for title, missing in waiting.items()]
+    if not found:
+        raise NoEvidence("; ".join(f"{title}: {missing}" for title, missing in waiting.items()), _all_jobs(told))
+    return [*found, *told]
+
+
+def _all_jobs(figures: Sequence[Figure]) -> Sequence[Job]:
+    return [job for figure in figures for job in figure.jobs]
 
 
 def accuracies(

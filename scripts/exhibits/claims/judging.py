@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
 from scripts.exhibits.base import SCALES, Basis, Exhibit, Results
-from scripts.exhibits.claims.base import Figure, Finding, Rule, Verdict
+from scripts.exhibits.claims.base import OVERSHOT, Figure, Finding, Rule, Verdict
 from scripts.exhibits.jobs import Job
 from scripts.exhibits.tables import Cell, Row, Table
 
@@ -33,7 +33,7 @@ __all__ = [
 # A claim's exhibit, the scale, and the results, to the figures that a rule judges, at least one.
 Find: TypeAlias = Callable[[Any, str, Results], Sequence[Figure]]
 
-COLUMNS = ("claim", "published", "known", "ours", "exhibit", "basis", "verdict", "because")
+COLUMNS = ("claim", "published", "known", "ours", "verdict", "because")
 TRIVIAL = SCALES[0]
 ORDER = tuple(Verdict)
 
@@ -192,7 +192,7 @@ def _ruled(rule: Rule, figures: Sequence[Figure]) -> Finding:
     clear = [figure for figure in figures if not figure.hindrances]
     if len(clear) == len(figures):
         return rule.judge(figures)
-    found = rule.judge(clear if clear and rule.apart else figures)
+    found = rule.judge(clear if clear and rule.apart else [figure for figure in figures if figure.values])
     reasons = dict.fromkeys(reason for figure in figures for reason in figure.hindrances)
     hit = {reason: [figure.name for figure in figures if reason in figure.hindrances] for reason in reasons}
     why = "; ".join(f"{reason} ({', '.join(names)})" for reason, names in hit.items())
@@ -235,19 +235,18 @@ def _why(limits: Sequence[Limit]) -> str:
 
 
 def summary_table(judgements: Sequence[Judgement]) -> Table:
-    """How many claims got which verdict."""
-    rows = []
-    for verdict in Verdict:
-        found = [judgement for judgement in judgements if judgement.finding.verdict is verdict]
-        names = "; ".join(_marked(judgement) for judgement in found)
-        jobs = list(dict.fromkeys(job for judgement in found for job in judgement.jobs))
-        rows.append(Row(str(verdict), [Cell(str(len(found)), len(found)), Cell(names or "-")], jobs))
-    return Table("Verdicts", ("verdict", "claims", "which"), rows)
+    """How many claims got which verdict; overshoots count apart."""
+    labels = [judgement.finding.label for judgement in judgements]
+    named = [label for verdict in Verdict for label in (str(verdict), f"{verdict}{OVERSHOT}")]
+    wanted = [label for label in named if label in labels or not label.endswith(OVERSHOT)]
+    return Table("Verdicts", ("verdict", "claims", "which"), [_counted(label, judgements) for label in wanted])
 
 
-def _marked(judgement: Judgement) -> str:
-    """The claim's name, and whether what was found is an overshoot."""
-    return f"{judgement.claim.name} (overshoot)" if judgement.finding.overshoot else judgement.claim.name
+def _counted(label: str, judgements: Sequence[Judgement]) -> Row:
+    found = [judgement for judgement in judgements if judgement.finding.label == label]
+    names = "; ".join(judgement.claim.name for judgement in found)
+    jobs = list(dict.fromkeys(job for judgement in found for job in judgement.jobs))
+    return Row(label, [Cell(str(len(found)), len(found)), Cell(names or "-")], jobs)
 
 
 def claims_table(judgements: Sequence[Judgement]) -> Table:
@@ -261,14 +260,7 @@ def _row(judgement: Judgement) -> Row:
         Cell(claim.published.figure),
         Cell(claim.published.known.value),
         Cell(finding.ours),
-        Cell(f"{claim.exhibit}, {judgement.scale}"),
-        Cell(", ".join(_kinds(judgement.basis))),
         Cell(finding.label, bad=finding.verdict is Verdict.NOT),
         Cell(finding.reason),
     ]
     return Row(claim.name, cells, judgement.jobs)
-
-
-def _kinds(basis: Basis) -> list[str]:
-    """Which of the three there are."""
-    return [kind for kind, text in basis._asdict().items() if not text.startswith("nothing")]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from scripts.exhibits.claims.base import Verdict
 from scripts.exhibits.claims.bounds import BEYOND
-from scripts.exhibits.claims.judging import TRIVIAL, Claim, Judgement, Limit, claims_table, summary_table
+from scripts.exhibits.claims.judging import TRIVIAL, Judgement, claims_table, summary_table
 from scripts.exhibits.claims.lengths import SWEEPS
 from scripts.exhibits.tables import markdown
 
@@ -42,6 +42,16 @@ whichever way a verdict falls:
 * What rests on a **guess** of what a GPU takes can neither be *{good}* nor *{bad}*.
 * Where the **setting** is not the published one, a verdict is cut down, and the reason says why.
 * Figures over **seeds** have Student's 95% interval of the mean behind them, of three seeds at least.
+
+* One worker **alone** sends nothing. Where it passes the test of a method's accuracy, too, the reason says so: there the
+  method is shown to do no harm, and nothing more.
+
+*GRES*, *PRES* and *LRES* are [rules of residuals](api/residuals.md): of what is lost on the way, all is kept, some of it,
+or nothing. *R-SAG* and *B-SAG* are ways in which [SparDL's d teams](api/communicators.md) exchange their sums: by recursive
+doubling, where d is a power of two, and as Bruck's all-gather does for any d.
+
+Each claim's rule and limits, what ran, and what of it was simulated, measured and assumed, fold out beside its verdict
+in [the report](results/index.html).
 """
 
 
@@ -60,40 +70,5 @@ def page(judgements: Sequence[Judgement], scale: str, outputs: Path | None, path
     names = {"good": Verdict.REPRODUCED, "direction": Verdict.DIRECTION, "unjudged": Verdict.UNJUDGED}
     names |= {"bad": Verdict.NOT, "built_in": Verdict.BUILT_IN}
     head = INTRODUCTION.format(making=making, command=command, trivial=TRIVIAL, sweeps=SWEEPS, beyond=BEYOND, **names)
-    sections = "\n".join(map(_section, judgements))
     tables = f"{markdown(summary_table(judgements))}\n## Claim by claim\n\n{markdown(claims_table(judgements))}"
-    return f"{head}\n## Verdicts\n\n{tables}\n## How each was judged\n\n{sections}"
-
-
-def _section(judgement: Judgement) -> str:
-    claim, basis = judgement.claim, judgement.basis
-    note = f"; {claim.published.note}" if claim.published.note else ""
-    limits = [f"{limit.reason} ({_bounds(limit)})" for limit in claim.limits_at(judgement.scale)]
-    lines = {
-        "Published": f"{claim.published.figure} ({claim.published.known.value}{note})",
-        "Ours": f"{claim.measure}: {judgement.finding.ours}",
-        "Rule": claim.rule.words,
-        "Verdict": f"{judgement.finding.label}. Because: {judgement.finding.reason}",
-        "Limits": "; ".join(limits) or "none",
-        **({"By construction": _built_in(claim)} if claim.construction else {}),
-        "Setting": f"`{claim.exhibit}`, scale {judgement.scale}. {judgement.setting}",
-        **{kind.capitalize(): text for kind, text in basis._asdict().items()},
-    }
-    told = "\n".join(f"* **{name}:** {_escaped(text)}" for name, text in lines.items())
-    return f"### {claim.name}\n\n{claim.states}\n\n{told}\n"
-
-
-def _built_in(claim: Claim) -> str:
-    """Why it has to be true, and what the rule's words become then."""
-    return f"{claim.construction}; what the rule finds true is {Verdict.BUILT_IN}"
-
-
-def _bounds(limit: Limit) -> str:
-    """Between which verdicts it leaves a choice."""
-    worst = "" if limit.at_worst is Verdict.NOT else f", {limit.at_worst} at worst"
-    return f"{limit.at_best} at best{worst}"
-
-
-def _escaped(text: str) -> str:
-    """Without marks that Markdown would take for its own, such as in names of variables."""
-    return text.replace("*", "\\*").replace("<", "&lt;")
+    return f"{head}\n## Verdicts\n\n{tables}"

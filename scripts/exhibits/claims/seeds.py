@@ -35,7 +35,8 @@ class NoLoss(Rule):
             f"is worse. {Verdict.REPRODUCED}: Student's 95% interval of the mean is not below "
             f"-{self.margin:.0%}. {Verdict.DIRECTION}: the mean is not below it. {Verdict.NOT}: the whole "
             f"interval is below zero. Else the seeds spread too widely: {Verdict.UNJUDGED}. Of several cases the "
-            f"worst counts; those that cannot be judged are named, and leave {Verdict.DIRECTION} at best."
+            f"worst counts; those that cannot be judged are named, and leave {Verdict.DIRECTION} at best. What one "
+            "worker alone reaches is told beside it, where it was trained."
         )
 
     def judge(self, figures: Sequence[Figure]) -> Finding:
@@ -49,18 +50,30 @@ class NoLoss(Rule):
 
     def _one(self, figure: Figure) -> Finding:
         scale = abs(mean(figure.against)) or 1.0
-        shares = Range(*(value / scale for value in difference_of(figure.values, figure.against)))
+        shares, margin = _shares(figure.values, figure, scale), f"-{self.margin:.0%}"
+        told = self._of_floor(_shares(figure.floor, figure, scale)) if figure.floor else ""
         ours = f"{figure.name}: {shown(shares, '%')}"
-        margin = f"-{self.margin:.0%}"
         if shares.low >= -self.margin:
-            return Finding(Verdict.REPRODUCED, ours, f"{figure.name}: no worse than {margin}")
+            return Finding(Verdict.REPRODUCED, ours, f"{figure.name}: no worse than {margin}{told}")
         if shares.mean >= -self.margin:
-            told = f"{figure.name}: the mean is no worse than {margin}, but the seeds do not rule that out"
-            return Finding(Verdict.DIRECTION, ours, told)
+            reason = f"{figure.name}: the mean is no worse than {margin}, but the seeds do not rule that out{told}"
+            return Finding(Verdict.DIRECTION, ours, reason)
         if shares.high < 0:
-            return Finding(Verdict.NOT, ours, f"{figure.name}: worse by {-shares.mean:.2%}, beyond the spread of seeds")
-        told = f"{figure.name}: worse by {-shares.mean:.2%} on average, but within the spread of seeds"
-        return Finding(Verdict.UNJUDGED, ours, told)
+            reason = f"{figure.name}: worse by {-shares.mean:.2%}, beyond the spread of seeds{told}"
+            return Finding(Verdict.NOT, ours, reason)
+        reason = f"{figure.name}: worse by {-shares.mean:.2%} on average, but within the spread of seeds{told}"
+        return Finding(Verdict.UNJUDGED, ours, reason)
+
+    def _of_floor(self, shares: Range) -> str:
+        """What one worker alone loses, who sends nothing, and what it means if that is no more than a method may."""
+        passes = "; it passes, too, so no more is shown than that the method does no harm"
+        told = passes if shares.mean >= -self.margin else ""
+        return f" (one worker alone, which sends nothing: {shown(shares, '%')}{told})"
+
+
+def _shares(values: Sequence[float], figure: Figure, scale: float) -> Range:
+    """How much better values are than what a figure is compared with, in units of a scale."""
+    return Range(*(value / scale for value in difference_of(values, figure.against)))
 
 
 @dataclass(frozen=True)

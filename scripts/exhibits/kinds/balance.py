@@ -293,7 +293,7 @@ class Balance(Planned):
         rows = []
         for published in plan.cases:
             job = self.job(plan, published)
-            rows.append(Row(published.case.name, self._cells(results.of(job), published.entries, kind), [job]))
+            rows.append(Row(published.case.title, self._cells(results.of(job), published.entries, kind), [job]))
         return Table(f"{self.title}, {kind.title}", _columns(kind), rows)
 
     def _cells(self, outcome: Outcome, entries: int, kind: Kind) -> list[Cell]:

@@ -18,7 +18,7 @@ from scripts.exhibits.statistics import INTERVAL, shown_interval, spread
 from scripts.exhibits.tables import Cell, Row, Table
 from scripts.exhibits.tried import Role, Target, Tried, tried
 
-__all__ = ["DENSE", "Case", "Known", "MethodComparison", "Own", "Plan"]
+__all__ = ["ALONE", "DENSE", "Case", "Known", "MethodComparison", "Own", "Plan"]
 
 METRIC = "The metric while the methods train, against virtual seconds"
 COLUMNS = ("method", "metric", INTERVAL, "every seed", "sent / dense", "virtual seconds", "seconds / first row's")
@@ -26,6 +26,7 @@ COLUMNS = ("method", "metric", INTERVAL, "every seed", "sent / dense", "virtual 
 
 # The words of the method that sends all; accuracies are judged beside it.
 DENSE = ("compressor=none",)
+ALONE = (*DENSE, "cluster.workers=1")
 
 
 class Known(NamedTuple):
@@ -86,7 +87,7 @@ class Plan:
         cost: about how long all of it takes.
         cluster: choice of ``cluster=``.
         only: names of the methods that are trained; ``None``: all.
-        sparse: further words of all methods but dense training, which has no such settings.
+        sparse: further words of all methods but dense training and one worker alone, which have no such settings.
     """
 
     cases: tuple[Case, ...]
@@ -126,7 +127,7 @@ class MethodComparison(Planned):
     def job(self, plan: Plan, case: Case, method: str, seed: int) -> Training:
         """One training."""
         row = self.methods[method]
-        further = () if row == DENSE else plan.sparse
+        further = () if row in (DENSE, ALONE) else plan.sparse
         own = dict(case.own).get(method, ())
         words = ("recipe=published", *plan.words, *case.words, *row, *further, *own, f"seed={seed}")
         expected = case.worker_seconds and case.worker_seconds * _workers(words)
@@ -143,6 +144,11 @@ class MethodComparison(Planned):
         if not found:
             raise KeyError(f"{self.name} has no dense training to judge accuracies by")
         return found
+
+    @property
+    def floors(self) -> Sequence[str]:
+        """The names of what one worker does alone; empty if nothing is compared with that."""
+        return [name for name, words in self.methods.items() if words == ALONE]
 
     def jobs(self, scale: str) -> Sequence[Training]:
         """See :meth:`Exhibit.jobs`."""

@@ -66,7 +66,7 @@ class Finished(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Bytes sent, compared with a dense ring; 1 where there is nothing to send."""
+        """Bytes sent, compared with a dense ring; 0 where nothing is to be sent."""
         return share_of_bytes([self.summary])
 
     @property

@@ -13,7 +13,7 @@ from scripts.exhibits.kinds.updates import Contender, UpdateBreakdown, UpdatePla
 from scripts.exhibits.kinds.watched import WatchedPlan
 from scripts.exhibits.kinds.xi import Selections
 from scripts.exhibits.notes import OKTOPK
-from scripts.exhibits.papers.real import long_digits, with_evening
+from scripts.exhibits.papers.real import FLOOR, RIVALS, long_digits, only, with_evening
 from scripts.exhibits.papers.small import KNOWN, ONE_SEED, PICTURES, SEEDS, SMALL, TINY, VIRTUAL
 
 __all__ = ["EXHIBITS"]
@@ -89,29 +89,37 @@ CONVERGENCE = MethodComparison(
     shows="what each method reaches, and in how many seconds",
     basis=VIRTUAL,
     note=OKTOPK,
-    methods=METHODS,
+    methods=MappingProxyType({**METHODS, FLOOR: RIVALS[FLOOR]}),
     proposed=("Ok-Topk",),
     leads=True,
     plans=with_evening(
-        {
-            "smoke": Plan((PICTURES,), TINY, ONE_SEED, "seconds each"),
-            "laptop": Plan(
-                CASES,
-                (*SMALL, "cluster.workers=16", "training.eval_every=0.25"),
-                SEEDS,
-                "about 10 minutes",
-            ),
-            "paper": Plan(
-                tuple(
-                    Case(preset, (f"experiment=oktopk/{preset}",), "as published", known=KNOWN.get(f"oktopk/{preset}"))
-                    for preset in ("vgg16_cifar10", "lstm_an4", "bert")
+        only(
+            METHODS,
+            {
+                "smoke": Plan((PICTURES,), TINY, ONE_SEED, "seconds each"),
+                "laptop": Plan(
+                    CASES,
+                    (*SMALL, "cluster.workers=16", "training.eval_every=0.25"),
+                    SEEDS,
+                    "about 10 minutes",
                 ),
-                ("cluster.network=infiniband_100g",),
-                SEEDS,
-                "for a cluster of GPUs",
-            ),
-        },
-        tuple(METHODS),
+                "paper": Plan(
+                    tuple(
+                        Case(
+                            preset,
+                            (f"experiment=oktopk/{preset}",),
+                            "as published",
+                            known=KNOWN.get(f"oktopk/{preset}"),
+                        )
+                        for preset in ("vgg16_cifar10", "lstm_an4", "bert")
+                    ),
+                    ("cluster.network=infiniband_100g",),
+                    SEEDS,
+                    "for a cluster of GPUs",
+                ),
+            },
+        ),
+        (*METHODS, FLOOR),
         # The words of spardl.convergence, so that its trainings are these.
         (long_digits(1000),),
     ),

@@ -11,7 +11,7 @@ from scripts.exhibits.base import Basis
 from scripts.exhibits.charts.sheets import Dots
 from scripts.exhibits.kinds.predictions import Computed, sheet
 from scripts.exhibits.kinds.trainings import MethodComparison, Plan
-from scripts.exhibits.papers.real import long_digits, with_evening
+from scripts.exhibits.papers.real import FLOOR, RIVALS, long_digits, only, with_evening
 from scripts.exhibits.papers.small import ONE_SEED, PICTURES, SEEDS, SMALL, TINY, VIRTUAL, as_published
 from spardl.clusters.network import PRESETS
 from spardl.diagnostics.timeline import schedules
@@ -137,16 +137,19 @@ ACCURACY = MethodComparison(
     leads=True,
     shows="what sketches reach, layer by layer, in groups, and of the whole model",
     basis=VIRTUAL,
-    methods=SKETCHES,
+    methods=MappingProxyType({**SKETCHES, FLOOR: RIVALS[FLOOR]}),
     plans=with_evening(
-        {
-            "smoke": Plan((PICTURES,), TINY, ONE_SEED, "seconds each"),
-            "laptop": Plan(
-                (PICTURES,), (*SMALL, "cluster.workers=16", "training.epochs=12"), SEEDS, "about 10 minutes"
-            ),
-            "paper": as_published("sketch_fusion/resnet20_cifar10"),
-        },
-        tuple(SKETCHES),
+        only(
+            SKETCHES,
+            {
+                "smoke": Plan((PICTURES,), TINY, ONE_SEED, "seconds each"),
+                "laptop": Plan(
+                    (PICTURES,), (*SMALL, "cluster.workers=16", "training.epochs=12"), SEEDS, "about 10 minutes"
+                ),
+                "paper": as_published("sketch_fusion/resnet20_cifar10"),
+            },
+        ),
+        (*SKETCHES, FLOOR),
         (long_digits(1000),),
     ),
 )

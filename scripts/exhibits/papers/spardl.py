@@ -23,6 +23,7 @@ from scripts.exhibits.papers.real import (
     SYNTHETIC,
     hours,
     long_digits,
+    only,
     with_evening,
 )
 from scripts.exhibits.papers.small import ON_DIGITS, ONE_SEED, PICTURES, SEEDS, SMALL, TINY, VIRTUAL, as_published
@@ -112,10 +113,6 @@ def _plans(smoke: tuple[Case, ...], laptop: Plan, *paper: str) -> Mapping[str, P
     )
 
 
-def _without_rivals(plans: Mapping[str, Plan]) -> Mapping[str, Plan]:
-    return {scale: replace(plan, only=tuple(ALL)) for scale, plan in plans.items()}
-
-
 COMPLEXITY = CountedCosts(
     name="spardl.complexity",
     title="Rounds and words",
@@ -149,7 +146,8 @@ CONVERGENCE = MethodComparison(
     leads=True,
     methods=MappingProxyType({**ALL, **RIVALS}),
     plans=with_evening(
-        _without_rivals(
+        only(
+            ALL,
             _plans(
                 (PICTURES,),
                 Plan(
@@ -161,7 +159,7 @@ CONVERGENCE = MethodComparison(
                 "lstm_imdb",
                 "lstm_ptb",
                 "bert_wikipedia",
-            )
+            ),
         ),
         (*ALL, *RIVALS),
         (long_digits(1000),),
@@ -178,12 +176,14 @@ REAL_DATA = MethodComparison(
     plans=MappingProxyType(
         {
             "smoke": Plan(
-                tuple(pace.case for pace in SYNTHETIC), EVENING, ONE_SEED, "seconds each", only=("dense", OURS)
+                tuple(pace.case for pace in SYNTHETIC),
+                EVENING,
+                ONE_SEED,
+                "seconds each",
+                only=("dense", "SparDL", OURS),
             ),
             "laptop": Plan((PICTURES,), (*FOURTEEN, "training.max_steps=190"), SEEDS, "about 15 minutes"),
-            "evening": Plan(
-                tuple(pace.timed for pace in REAL), EVENING, SEEDS[:2], hours(REAL, tuple(REFERENCES), SEEDS[:2])
-            ),
+            "evening": Plan(tuple(pace.timed for pace in REAL), EVENING, SEEDS, hours(REAL, tuple(REFERENCES), SEEDS)),
             "paper": as_published(
                 "spardl/vgg16_cifar10", "spardl/lstm_imdb", "spardl/lstm_ptb", "spardl/bert_wikipedia"
             ),

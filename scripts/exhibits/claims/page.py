@@ -43,8 +43,8 @@ whichever way a verdict falls:
 * Where the **setting** is not the published one, a verdict is cut down, and the reason says why.
 * Figures over **seeds** have Student's 95% interval of the mean behind them, of three seeds at least.
 
-* One worker **alone** sends nothing. Where it passes the test of a method's accuracy, too, the reason says so: there the
-  method is shown to do no harm, and nothing more.
+* One worker **alone** sends nothing. Where it passes the test of a method's accuracy, too, the reason says so: there
+  the method is shown to do no harm, and nothing more.
 
 *GRES*, *PRES* and *LRES* are [rules of residuals](api/residuals.md): of what is lost on the way, all is kept, some of
 it, or nothing. *R-SAG* and *B-SAG* are ways in which [SparDL's d teams](api/communicators.md) exchange their sums: by

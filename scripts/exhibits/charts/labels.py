@@ -100,5 +100,11 @@ def explain(figure: Any, key: Mapping[str, Look]) -> None:
     from matplotlib.lines import Line2D  # noqa: PLC0415 - only figures need it
 
     if key:
-        lines = [Line2D([], [], color=look.color, linestyle=look.dash, marker=look.marker) for look in key.values()]
-        figure.legend(lines, list(key), fontsize=SMALL, loc="outside lower center", ncols=2, frameon=False)
+        small = {"markersize": 3.5, "linewidth": 1.5}
+        lines = [
+            Line2D([], [], color=look.color, linestyle=look.dash, marker=look.marker, **small) for look in key.values()
+        ]
+        # Long enough for a dash to be told from a line.
+        figure.legend(
+            lines, list(key), fontsize=SMALL, loc="outside lower center", ncols=2, frameon=False, handlelength=4
+        )

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from scripts.benchmarks.ddp_hooks import ALONE
 from scripts.exhibits.base import Exhibit, Picture, Results, at
+from scripts.exhibits.charts.axes import logarithmic
 from scripts.exhibits.charts.curves import draw_means
 from scripts.exhibits.charts.palette import looks
 from scripts.exhibits.failures import any_failed, failed, succeeded
@@ -173,7 +174,7 @@ class Frontier(Exhibit):
         jobs = [*course.lessons(), *map(course.pacing, course.gbits)]
         dense = ways.get(course.entrants[0].name)
         rows = [
-            Row(f"{low:.3g} to {high:.3g}", _best(name, low, high, ways, dense), jobs)
+            Row(f"{_digits(low)} to {_digits(high)}", _best(name, low, high, ways, dense), jobs)
             for low, high, name in stretches(ways)
         ]
         title = f"{course.name}: which method where, to a loss of {goal.target.value:.4g} ({goal.name})"
@@ -260,7 +261,8 @@ class Frontier(Exhibit):
         )
         caption = (
             "Loss of texts or pictures that were not trained on, against seconds of training: a panel for each link "
-            f"and task, bands from the least to the most of up to {seeds} seeds. Dotted: as good as dense."
+            f"and task, bands from the least to the most of up to {seeds} seeds, both axes logarithmic. Dotted: as "
+            "good as dense."
         )
         return [
             Picture(
@@ -284,8 +286,19 @@ class Frontier(Exhibit):
         near = goals[0].target.value if goals else None
         draw_means(axes, curves, "seconds", "seconds of training", LOSS, target=near, ratios=True, names=False)
         if goals:
-            # The first tests are of models that have learned nothing, and flatten the rest.
-            axes.set_ylim(0.9 * goals[0].target.value, 2 * goals[1].target.value - 0.8 * goals[0].target.value)
+            _look_at_the_end(axes, [curve for each in curves.values() for curve in each], goals)
+
+
+def _look_at_the_end(axes: Any, curves: Sequence[Curve], goals: Sequence[Goal]) -> None:
+    """Leaves out the first tests, which are of models that have learned nothing and would flatten the rest."""
+    near, half = (goal.target.value for goal in goals)
+    values = [value for curve in curves for value in curve.values if math.isfinite(value)]
+    least, most = min(*values, near), max(2 * half - 0.8 * near, math.sqrt(max(values) * near))
+    logarithmic(axes.yaxis, [least, most])
+    seen = [
+        place for curve in curves for place, value in zip(curve.seconds, curve.values, strict=True) if value <= most
+    ]
+    axes.set_xlim(left=0.9 * min(seen))
 
 
 def _curve(outcome: Outcome, pace: float = 1.0) -> Curve:
@@ -314,6 +327,11 @@ def _tried(outcome: Outcome, used: bool) -> Cell:
         return Cell(outcome.fault, bad=outcome.started)
     last = _curve(outcome).values[-1]
     return Cell(f"{last:.4g}{' *' if used else ''}", last)
+
+
+def _digits(value: float) -> str:
+    """A number to three digits, without an exponent."""
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
 def _named(entrant: Entrant, case: str) -> str:

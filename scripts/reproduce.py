@@ -41,8 +41,8 @@ from scripts.exhibits.passes import MeasuredPasses, read_passes, said_of
 from scripts.exhibits.records import SHIPPED, Shelf, unshippable
 from scripts.exhibits.slurm_arrays import write_arrays
 from scripts.exhibits.tables import Row, Table, markdown
-from scripts.exhibits.working import FAILED, FINISHED, answer, complete
-from spardl.basics.errors import ConfigError
+from scripts.exhibits.working import FAILED, FINISHED, Ended, answer, complete, nothing
+from spardl.basics.errors import ConfigError, SpardlError
 
 EVERYTHING, CLAIMS = "all", "claims"
 
@@ -169,6 +169,18 @@ def keep(jobs: Sequence[Job], outputs: Path, folder: Path, scale: str) -> bool:
     return not refused
 
 
+def _keeper(arguments: argparse.Namespace) -> Ended:
+    """What records each job as soon as it is done, so that nothing is lost if the rest never ends."""
+    shelf = Shelf(arguments.records)
+
+    def ended(job: Job, fault: SpardlError | None) -> None:
+        found = None if fault else job.find(arguments.outputs)
+        if found and unshippable(found.made) is None:  # what cannot be recorded is named when all is done
+            shelf.keep(job, found, arguments.scale)
+
+    return ended
+
+
 def main() -> int:
     """Does what the command line asks for.
 
@@ -227,7 +239,8 @@ def act(arguments: argparse.Namespace) -> int:
         check_drawing()
         jobs = list(dict.fromkeys(job for exhibit in exhibits for job in exhibit.jobs(arguments.scale)))
         todo = missing(jobs, shelf)
-        elsewhere = [] if arguments.done else complete(todo, arguments.outputs, arguments.jobs)
+        then = _keeper(arguments) if arguments.record else nothing
+        elsewhere = [] if arguments.done else complete(todo, arguments.outputs, arguments.jobs, then)
         commands = write_arrays(elsewhere, arguments.outputs, arguments.report, f"trainings-{arguments.scale}")
         results = Results.on_disk(arguments.outputs, jobs, shelf)
         if arguments.record:

@@ -17,7 +17,7 @@ from spardl.basics.errors import SpardlError
 from spardl.clusters.precompile import precompile
 from spardl.clusters.workers.processes import run_each
 
-__all__ = ["FAILED", "FINISHED", "answer", "complete"]
+__all__ = ["FAILED", "FINISHED", "Ended", "answer", "complete", "nothing"]
 
 FINISHED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 # Seconds from which on a plan is told in hours.
@@ -46,7 +46,11 @@ def answer(act: Callable[[argparse.Namespace], int], arguments: argparse.Namespa
         return INTERRUPTED
 
 
-def complete(jobs: Sequence[Job], outputs: Path, at_once: int, then: Ended = lambda job, fault: None) -> list[Training]:
+def nothing(job: Job, fault: SpardlError | None) -> None:
+    """Takes note of how a job ended, and does nothing about it."""
+
+
+def complete(jobs: Sequence[Job], outputs: Path, at_once: int, then: Ended = nothing) -> list[Training]:
     """Does the work of which there is no result yet, and says how it goes; what must run alone comes last.
 
     Args:

@@ -122,6 +122,18 @@ def test_nothing_more_is_done(yours: Clone, capsys: Any) -> None:
     assert not Path("outputs").exists()
 
 
+def test_work_is_recorded_as_soon_as_it_is_done(mine: Clone, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Whatever ends the command after it."""
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reproduce, "write_arrays", interrupted)
+    assert mine(reproduce, "x.y", "--scale=laptop", "--record") == 130
+    assert capsys.readouterr().err == "error: interrupted; the same command goes on from here\n"
+    assert len(list((SHIPPED / "laptop").glob("*.json"))) == 1
+
+
 def test_uncommitted_work_is_not_recorded(mine: Clone, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(summary, "_commit", lambda: f"{COMMIT}-dirty")
     assert mine(reproduce, "x.y", "--scale=laptop", "--record") == 1

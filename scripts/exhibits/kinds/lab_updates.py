@@ -15,7 +15,7 @@ from scripts.exhibits.charts import palette
 from scripts.exhibits.charts.labels import End, name_ends
 from scripts.exhibits.failures import failed
 from scripts.exhibits.kinds.gpu import basis_of
-from scripts.exhibits.kinds.lab import LINKS, Measurement, asleep, in_lab, slept, typed
+from scripts.exhibits.kinds.lab import EDITION, LINKS, Measurement, asleep, in_lab, slept, typed
 from scripts.exhibits.passes import MeasuredPasses
 from scripts.exhibits.tables import Cell, Row, Table
 
@@ -116,7 +116,7 @@ class LabUpdates(Exhibit):
         words = (SCRIPT, *course.words, "--methods", ",".join(self.methods.values()), "--schedules", SCHEDULE)
         arguments = (("workers", place.workers), ("gbit", place.gbit), ("limit", course.limit), ("words", words))
         measured = (("measured", course.measured),) if course.measured else ()
-        return Measurement(self.name, timed_updates, (*arguments, *measured), typed(*place, words))
+        return Measurement(self.name, timed_updates, (*arguments, *measured), typed(*place, words), EDITION)
 
     def jobs(self, scale: str) -> Sequence[Measurement]:
         """See :meth:`Exhibit.jobs`."""

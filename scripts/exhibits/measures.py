@@ -8,7 +8,18 @@ from statistics import mean
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-__all__ = ["Curve", "figure_of", "final_metric", "in_words", "last_epoch_loss", "metric_curve", "share_of_bytes"]
+__all__ = [
+    "HIGHER_IS_BETTER",
+    "Curve",
+    "figure_of",
+    "final_metric",
+    "in_words",
+    "last_epoch_loss",
+    "metric_curve",
+    "share_of_bytes",
+]
+
+HIGHER_IS_BETTER = frozenset({"accuracy"})  # of all tasks' metrics
 
 # What a metric's name stands for.
 WORDS: Mapping[str, str] = MappingProxyType(

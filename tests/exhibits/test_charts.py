@@ -51,6 +51,16 @@ def test_lines_bands_and_names(metric: str, scale: str) -> None:
     assert curves.key_of(["SparDL", "dense"]) == {}
 
 
+@pytest.mark.parametrize(("metric", "shown"), [("accuracy", False), ("loss", True)])
+def test_an_axis_of_accuracy_leaves_the_start_out(metric: str, shown: bool) -> None:
+    axes = figure().subplots()
+    found = {"SparDL": [Curve((0, 1, 2, 4), (0.0, 1.0, 2.0, 4.0), (0.1, 0.97, 0.96, 0.99))], "lost": []}
+    curves.draw_means(axes, found, "steps", "steps", metric)
+    assert (axes.get_ylim()[0] < 0.1) == shown
+    assert axes.get_ylim()[0] < 0.96
+    assert axes.get_ylim()[1] > 0.99
+
+
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=9))
 def test_no_name_is_over_another(places: list[tuple[float, float]]) -> None:

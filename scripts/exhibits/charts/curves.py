@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
 from typing import Any, NamedTuple
 
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts.labels import End, name_ends
 from scripts.exhibits.charts.palette import SOFT, Look, looks
-from scripts.exhibits.measures import Curve, in_words
+from scripts.exhibits.measures import HIGHER_IS_BETTER, Curve, in_words
 
 __all__ = ["Band", "band", "draw_means", "key_of"]
 
 # Letters of a name that fit beside a line; longer ones go to the key above the figure.
 LONG = 22
+# Lines that can have their names at their ends; more cross, and names would hide where.
+FEW = 6
 # Metrics of which a factor says more than a difference.
 FACTORS = frozenset({"perplexity"})
+# The share of a training whose metrics need not be seen: what is learned last is told apart by tenths of a point.
+START = 0.25
 
 
 class Band(NamedTuple):
@@ -55,7 +59,7 @@ def band(curves: Sequence[Curve], clock: str) -> Band:
 
 def key_of(names: Sequence[str]) -> dict[str, Look]:
     """What the key above a figure must explain: nothing, if all names stand beside their lines."""
-    return looks(names) if any(len(name) > LONG for name in names) else {}
+    return looks(names) if len(names) > FEW or any(len(name) > LONG for name in names) else {}
 
 
 def draw_means(
@@ -79,7 +83,7 @@ def draw_means(
         metric: its name.
         target: a value of the metric to draw a line at.
         ratios: whether the clock's axis is one of factors: twice as fast is equally far everywhere.
-        names: whether short ones stand beside their lines; else a key must have them all.
+        names: whether short ones stand beside their lines, if these are few; else a key must have them all.
     """
     styles = looks(curves)
     bands = {name: band(runs, clock) for name, runs in curves.items() if runs}
@@ -92,7 +96,7 @@ def draw_means(
         axes.plot(found.places, found.middle, color=look.color, linestyle=look.dash, linewidth=1.5, marker=marker)
         axes.fill_between(found.places, found.low, found.high, color=look.color, alpha=0.14, linewidth=0)
         last = _last(found)
-        if names and last and len(name) <= LONG:
+        if names and last and len(name) <= LONG and len(curves) <= FEW:
             ends.append(End(name, *last, look.color))
     factors = metric in FACTORS
     axes_of.plain(
@@ -100,12 +104,26 @@ def draw_means(
     )
     if factors:
         axes_of.logarithmic(axes.yaxis, [value for found in bands.values() for value in (*found.low, *found.high)])
+    elif metric in HIGHER_IS_BETTER and (late := _late(bands.values())):
+        most = max(high for found in bands.values() for high in found.high if math.isfinite(high))
+        air = 0.05 * (most - min(late)) or 0.01
+        axes.set_ylim(min(late) - air, most + air)
     if ratios:
         axes_of.logarithmic(axes.xaxis, [place for found in bands.values() for place in found.places])
     if target is not None:
         axes.axhline(target, color=SOFT, linewidth=0.9, linestyle=":")
         ends.append(End(f"target {target:.3g}", axes.get_xlim()[1], target, SOFT))
     name_ends(axes, ends)
+
+
+def _late(bands: Iterable[Band]) -> list[float]:
+    """The least values of what comes after the start of each training, as far as they are finite."""
+    return [
+        low
+        for found in bands
+        for place, low in zip(found.places, found.low, strict=True)
+        if place >= START * max(found.places) and math.isfinite(low)
+    ]
 
 
 def _last(found: Band) -> tuple[float, float] | None:

@@ -100,9 +100,9 @@ def explain(figure: Any, key: Mapping[str, Look]) -> None:
     from matplotlib.lines import Line2D  # noqa: PLC0415 - only figures need it
 
     if key:
-        small = {"markersize": 3.5, "linewidth": 1.5}
         lines = [
-            Line2D([], [], color=look.color, linestyle=look.dash, marker=look.marker, **small) for look in key.values()
+            Line2D([], [], color=look.color, linestyle=look.dash, marker=look.marker, markersize=3.5)
+            for look in key.values()
         ]
         # Long enough for a dash to be told from a line.
         figure.legend(

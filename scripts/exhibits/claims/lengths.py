@@ -8,11 +8,9 @@ from statistics import mean
 from typing import Any
 
 from scripts.exhibits.kinds.trainings import Case
-from scripts.exhibits.measures import final_metric
+from scripts.exhibits.measures import HIGHER_IS_BETTER, final_metric
 
-__all__ = ["HIGHER_IS_BETTER", "SWEEPS", "hindrances", "planned_long_enough"]
-
-HIGHER_IS_BETTER = frozenset({"accuracy"})  # of all tasks' metrics
+__all__ = ["SWEEPS", "hindrances", "planned_long_enough"]
 
 # Times that an entry of average size is to be sent before a metric says anything of a method: what waits for its first
 # time, one synchronization in 1 / density, is most of what a shorter training shows.

@@ -12,8 +12,7 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from scripts.exhibits.base import Basis, Exhibit, Picture, Results, at
-from scripts.exhibits.charts.curves import draw_means
-from scripts.exhibits.charts.palette import looks
+from scripts.exhibits.charts.curves import draw_means, key_of
 from scripts.exhibits.failures import failed, succeeded
 from scripts.exhibits.jobs import Outcome
 from scripts.exhibits.kinds.lab import Measurement, in_lab, typed
@@ -218,7 +217,7 @@ class Race(Exhibit):
             f"tests not counted; mean of seeds {', '.join(map(str, course.seeds))}, bands from the least to the most. "
             f"{f'The dotted line is the target ({target.words}). ' if target else ''}{self._hardware(scale, results)}"
         )
-        key = looks([entrant.name for entrant in course.entrants])  # names beside lines that cross hide where they do
+        key = key_of([entrant.name for entrant in course.entrants])
         return [
             Picture(
                 f"{gbit:g} Gbit/s", caption, partial(self._draw, course, gbit, target, results), f"{gbit:g} Gbit/s", key
@@ -237,9 +236,7 @@ class Race(Exhibit):
         axes = figure.subplots()
         curves = {name: list(map(_curve, outcomes)) for name, outcomes in found.items()}
         line = target.value if target else None
-        draw_means(
-            axes, curves, "seconds", "seconds of training", ", ".join(metrics), target=line, ratios=True, names=False
-        )
+        draw_means(axes, curves, "seconds", "seconds of training", ", ".join(metrics), target=line, ratios=True)
 
 
 def _curve(outcome: Outcome) -> Curve:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from scripts.exhibits import tables
+from scripts.exhibits import measures, tables
 from scripts.exhibits.claims import base as claims_base
 from scripts.exhibits.claims import catalogue as claims_catalogue
-from scripts.exhibits.claims import evidence, judging, lengths
+from scripts.exhibits.claims import evidence, judging
 from scripts.exhibits.kinds import lab, trainings
 from tests.claiming import DIGITS, LONG, bound, claim, exhibit_of, figures, judged, outcome, seeded
 
@@ -269,7 +269,7 @@ def test_turns_are_read_and_compared_one_by_one() -> None:
 
 
 def test_metrics_are_turned_as_their_tasks_say() -> None:
-    higher = lengths.HIGHER_IS_BETTER
+    higher = measures.HIGHER_IS_BETTER
     found = {
         metric: direction == "True"
         for path in (ROOT / "tasks").rglob("*.py")

@@ -98,7 +98,7 @@ def test_who_is_the_fastest_where() -> None:
     border = float(near.rows[0].name.removeprefix("100 to "))
     # Seconds of a step: dense 1/9 + 89/b, local 0.194 + 5.56/b, times 20 and 30; equal at b = 448.
     assert border == pytest.approx(448, rel=0.02)
-    assert near.rows[1].name == f"{near.rows[0].name.rpartition(' ')[2]} to 1e+03"
+    assert near.rows[1].name == f"{near.rows[0].name.rpartition(' ')[2]} to 1,000"
     assert cells(near, near.rows[0].name)["dense takes"].startswith("20 to ")
     assert LOST not in str(near.rows + far.rows)
     assert far.rows[0].cells[1].text.startswith("5 to ")

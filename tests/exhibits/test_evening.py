@@ -19,10 +19,10 @@ KNOWN = catalogue.catalogue()
 
 
 class Evening(NamedTuple):
-    """What an exhibit is at that scale: trainings, workers of each, steps at least, and rows that are another one's."""
+    """What an exhibit is at that scale: trainings, workers of cases, steps at least, rows that are another's."""
 
     jobs: int
-    workers: int = 14
+    workers: tuple[int, ...] = (14,)
     steps: int = 1000
     shared: int = 0
 
@@ -34,8 +34,8 @@ OWN = MappingProxyType(
         "oktopk.convergence": Evening(7 * 5),
         "sketch_fusion.accuracy": Evening(5 * 5),
         "spardl.real_data": Evening(4 * 6 * 3, steps=3000),
-        "spardl.residuals": Evening(4 * 4 * 5, shared=1),
-        "spardl.residuals_why": Evening(10 * 3, workers=8, steps=900),
+        "spardl.residuals": Evening(4 * 4 * 5, workers=(14, 8), steps=900),
+        "spardl.residuals_why": Evening(10 * 5, workers=(8,), steps=900),
     }
 )
 
@@ -71,7 +71,7 @@ def test_every_configuration_is_valid(name: str, composing: None) -> None:
     for job in first:
         config = job.config
         alone = job.labels.job_type == "alone"
-        assert job.workers == (1 if alone else evening.workers)
+        assert job.workers in ((1,) if alone else evening.workers)
         assert config["training"]["max_steps"] >= evening.steps
         assert config["recipe"] == ("recommended" if "our recipe" in job.labels.job_type else "published")
         target = config["dataset"]["_target_"]
@@ -111,6 +111,7 @@ def test_what_exhibits_share_is_one_training(composing: None) -> None:
 def test_hours_by_hand() -> None:
     pace = real.Pace(trainings.Case("X", (), ""), 3600, 2.0)
     assert real.hours([pace, pace], ["dense", "alone"], (1, 2)) == "about 8.6 hours of a core"
+    assert real.hours([pace._replace(workers=7)], ["dense", "alone"], (1, 2)) == "about 2.3 hours of a core"
 
 
 def test_the_list_tells_the_hours_of_an_evening() -> None:

@@ -12,6 +12,7 @@ from scripts.exhibits.papers.small import KNOWN, ON_DIGITS
 
 __all__ = [
     "EVENING",
+    "FIVE",
     "FLOOR",
     "OURS",
     "REAL",
@@ -61,11 +62,13 @@ class Pace(NamedTuple):
         steps: of a training.
         seconds: of a core, for a step of 14 workers with SparDL; measured (Intel Xeon, CIFAR-10: AMD EPYC, with other
             work beside it), rounded up.
+        workers: how many there are.
     """
 
     case: Case
     steps: int
     seconds: float
+    workers: int = WORKERS
 
     @property
     def timed(self) -> Case:
@@ -73,10 +76,12 @@ class Pace(NamedTuple):
         return replace(self.case, worker_seconds=self.steps * self.seconds / WORKERS)
 
 
-def hours(paces: Sequence[Pace], rows: Sequence[str], seeds: Sequence[int], workers: int = WORKERS) -> str:
+def hours(paces: Sequence[Pace], rows: Sequence[str], seeds: Sequence[int]) -> str:
     """What trainings take; one worker alone takes a share of what all do."""
-    shares = sum(1 if row == FLOOR else workers for row in rows) / WORKERS
-    return f"about {sum(pace.steps * pace.seconds for pace in paces) * shares * len(seeds) / 3600:.1f} hours of a core"
+    seconds = sum(
+        pace.steps * pace.seconds * (1 if row == FLOOR else pace.workers) / WORKERS for pace in paces for row in rows
+    )
+    return f"about {seconds * len(seeds) / 3600:.1f} hours of a core"
 
 
 def only(methods: Iterable[str], plans: Mapping[str, Plan]) -> Mapping[str, Plan]:
@@ -99,7 +104,7 @@ def with_evening(
     return MappingProxyType({**plans, "evening": evening})
 
 
-def long_digits(steps: int, *words: str, name: str = "", own: Own = ()) -> Pace:
+def long_digits(steps: int, *words: str, name: str = "", own: Own = (), workers: int = WORKERS) -> Pace:
     """ResNet-20 on digits for some steps.
 
     Args:
@@ -107,11 +112,13 @@ def long_digits(steps: int, *words: str, name: str = "", own: Own = ()) -> Pace:
         words: of train.py, besides.
         name: what tells it from others.
         own: further words of single methods.
+        workers: how many there are.
     """
+    several = () if workers == WORKERS else (f"cluster.workers={workers}",)
     common = ("model=resnet20", "dataset=digits", f"training.max_steps={steps}", "training.eval_every=10")
     task = f"ResNet-20 on digits{name}"
-    words = (*common, "lr_schedule.warmup_fraction=0.05", *words)
-    return Pace(Case(task, words, f"{task}, {steps:,} steps", own=own, known=ON_DIGITS), steps, 0.25)
+    words = (*common, "lr_schedule.warmup_fraction=0.05", *several, *words)
+    return Pace(Case(task, words, f"{task}, {steps:,} steps", own=own, known=ON_DIGITS), steps, 0.25, workers)
 
 
 def _rates(published: float, ours: float) -> Own:

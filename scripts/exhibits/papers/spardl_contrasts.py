@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from scripts.exhibits.kinds.contrasts import Contrasts, Pair
 from scripts.exhibits.kinds.trainings import Plan
-from scripts.exhibits.papers.real import EVENING, hours, long_digits
+from scripts.exhibits.papers.real import EVENING, FIVE, hours, long_digits
 from scripts.exhibits.papers.small import ONE_SEED, PICTURES, SEEDS, SMALL, TINY, VIRTUAL, as_published
 
 __all__ = ["RESIDUALS_WHY"]
@@ -66,7 +66,7 @@ FORGETTING = {
 }
 WORKERS = 8
 EIGHT = f"cluster.workers={WORKERS}"
-LONG = long_digits(900, "optimizer.lr=0.05", EIGHT, "compressor.density=0.001", name=", 8 workers, 0.1%")
+LONG = long_digits(900, "optimizer.lr=0.05", "compressor.density=0.001", name=", 8 workers, 0.1%", workers=WORKERS)
 
 RESIDUALS_WHY = Contrasts(
     name="spardl.residuals_why",
@@ -81,7 +81,7 @@ RESIDUALS_WHY = Contrasts(
         {
             "smoke": Plan((PICTURES,), (*TINY, EIGHT), ONE_SEED, "seconds each"),
             "laptop": Plan((PICTURES,), (*SMALL, EIGHT, "training.max_steps=300"), SEEDS, "about 25 minutes"),
-            "evening": Plan((LONG.timed,), EVENING, SEEDS, hours((LONG,), tuple(CELLS), SEEDS, WORKERS)),
+            "evening": Plan((LONG.timed,), EVENING, FIVE, hours((LONG,), tuple(CELLS), FIVE)),
             "paper": as_published("spardl/vgg16_cifar10"),
         }
     ),

@@ -142,6 +142,16 @@ def missing(jobs: Sequence[Job], shelf: Shelf | None) -> list[Job]:
     return found
 
 
+def standing(exhibits: Sequence[Exhibit], scale: str, todo: Sequence[Job]) -> list[str]:
+    """How much of each exhibit is on record, where there are several and one lacks something."""
+    waiting, lines = {job.id for job in todo}, []
+    for exhibit in exhibits if len(exhibits) > 1 else ():
+        jobs = {job.id for job in exhibit.jobs(scale)}
+        if left := len(jobs & waiting):
+            lines.append(f"{exhibit.name}: {len(jobs) - left} of {len(jobs)}")
+    return lines
+
+
 def keep(jobs: Sequence[Job], outputs: Path, folder: Path, scale: str) -> bool:
     """Records what was done here.
 
@@ -239,6 +249,7 @@ def act(arguments: argparse.Namespace) -> int:
         check_drawing()
         jobs = list(dict.fromkeys(job for exhibit in exhibits for job in exhibit.jobs(arguments.scale)))
         todo = missing(jobs, shelf)
+        sys.stdout.writelines(f"{line}\n" for line in standing(exhibits, arguments.scale, todo))
         then = _keeper(arguments) if arguments.record else nothing
         elsewhere = [] if arguments.done else complete(todo, arguments.outputs, arguments.jobs, then)
         commands = write_arrays(elsewhere, arguments.outputs, arguments.report, f"trainings-{arguments.scale}")

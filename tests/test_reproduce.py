@@ -257,6 +257,20 @@ def test_the_list_names_source_and_cost_of_each(monkeypatch: pytest.MonkeyPatch,
     assert text.count("  cost: smoke: ") == len(reproduce.catalogue())
 
 
+def test_what_is_done_of_several_exhibits_is_said() -> None:
+    class Made:
+        def __init__(self, name: str, *numbers: int) -> None:
+            self.name, self.numbers = name, numbers
+
+        def jobs(self, scale: str) -> list[Any]:
+            return [computation(number=number) for number in self.numbers]
+
+    both: list[Any] = [Made("one", 1, 2, 3), Made("other", 3), Made("whole", 1)]
+    todo = [computation(number=2), computation(number=3)]
+    assert reproduce.standing(both, "smoke", todo) == ["one: 1 of 3", "other: 0 of 1"]
+    assert reproduce.standing(both[:1], "smoke", todo) == []
+
+
 @pytest.mark.slow
 def test_an_exhibit_and_where_its_rows_come_from(tmp_path: Path) -> None:
     words = ("spardl.complexity", "--own", f"--outputs={tmp_path / 'runs'}", f"--report={tmp_path / 'report'}")

@@ -146,7 +146,7 @@ def test_what_is_measured_by_hand(tmp_path: Path) -> None:
     assert run.simulated
     assert run.command == "python train.py seed=1"
     alone = runs.read(write_run(tmp_path / "b", summary={"step_bytes": 0.0, "step_bytes_dense": 0.0}))
-    assert alone.share == 1.0
+    assert alone.share == 0.0
 
 
 def test_what_was_not_logged_is_said(tmp_path: Path) -> None:

@@ -24,10 +24,11 @@ from scripts.exhibits.pages.sections import add, key
 from scripts.exhibits.papers.catalogue import catalogue
 from scripts.exhibits.records import SHIPPED, Shelf
 from scripts.exhibits.tables import markdown
+from scripts.exhibits.working import answer
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import write_atomically
 
-CURRENT, OUT_OF_DATE, BAD_INPUT = 0, 1, 2
+CURRENT, OUT_OF_DATE = 0, 1
 PAGE, OUTPUTS = Path("docs/claims.md"), Path("outputs")
 
 
@@ -77,11 +78,7 @@ def main() -> int:
     parser.add_argument("--write", type=Path, metavar="PAGE", help="write the page there")
     parser.add_argument("--report", type=Path, metavar="FOLDER", help="add the claims to the report in that folder")
     parser.add_argument("--check", action="store_true", help=f"write nothing; exit with 1 if the page ({PAGE}) differs")
-    try:
-        return act(parser.parse_args())
-    except (ConfigError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return BAD_INPUT
+    return answer(act, parser.parse_args())
 
 
 if __name__ == "__main__":

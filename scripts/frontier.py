@@ -22,12 +22,12 @@ from scripts.exhibits.kinds.frontier import Frontier
 from scripts.exhibits.papers.frontier import FRONTIER
 from scripts.exhibits.records import SHIPPED, Shelf
 from scripts.exhibits.tables import Table, markdown
-from spardl.basics.errors import SpardlError
+from scripts.exhibits.working import answer
 from spardl.basics.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, FIGURE = Path("docs", "frontier.md"), Path("docs", "images", "frontier.png")
-CURRENT, OUT_OF_DATE, BAD_INPUT = 0, 1, 2
+CURRENT, OUT_OF_DATE = 0, 1
 SCALE = "laptop"
 
 
@@ -82,9 +82,8 @@ def act(arguments: argparse.Namespace) -> int:
     """Writes or checks.
 
     Raises:
-        SpardlError: for a record that is none.
+        ConfigError: for a record that is none, or a page that lacks a section.
         OSError: if the page cannot be read or written.
-        ValueError: if it lacks a section.
     """
     if arguments.write:
         check_drawing()
@@ -111,11 +110,7 @@ def main() -> int:
     doing.add_argument("--write", action="store_true", help="write the page and its figure")
     doing.add_argument("--check", action="store_true", help="compare the page with the records")
     parser.add_argument("--records", type=Path, default=ROOT / SHIPPED, help=f"folder of the records ({SHIPPED})")
-    try:
-        return act(parser.parse_args())
-    except (SpardlError, OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return BAD_INPUT
+    return answer(act, parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -25,11 +25,12 @@ from scripts.exhibits.base import SCALES, Exhibit, Results
 from scripts.exhibits.papers.catalogue import catalogue
 from scripts.exhibits.records import SHIPPED, Shelf
 from scripts.exhibits.tables import markdown
-from spardl.basics.errors import ConfigError, SpardlError
+from scripts.exhibits.working import answer
+from spardl.basics.errors import ConfigError
 from spardl.basics.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[1]
-CURRENT, OUT_OF_DATE, BAD_INPUT = 0, 1, 2
+CURRENT, OUT_OF_DATE = 0, 1
 MARK = re.compile(r"<!-- (?!end of )(?P<section>(?P<exhibit>\S+), (?P<scale>\w+), table (?P<number>\d+)): ")
 
 
@@ -63,7 +64,7 @@ def act(arguments: argparse.Namespace) -> int:
     """Writes or checks all pages.
 
     Raises:
-        SpardlError: for marks that name nothing, or a record that is none.
+        ConfigError: for marks that name nothing, or a record that is none.
         OSError: if a page cannot be read or written.
     """
     with choices.composing():
@@ -92,11 +93,7 @@ def main() -> int:
     doing.add_argument("--check", action="store_true", help="compare the pages with the records")
     parser.add_argument("--pages", type=Path, default=ROOT / "docs", help="folder of the pages (default: docs)")
     parser.add_argument("--records", type=Path, default=ROOT / SHIPPED, help=f"folder of the records ({SHIPPED})")
-    try:
-        return act(parser.parse_args())
-    except (SpardlError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return BAD_INPUT
+    return answer(act, parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -144,9 +144,9 @@ def missing(jobs: Sequence[Job], shelf: Shelf | None) -> list[Job]:
 
 def standing(exhibits: Sequence[Exhibit], scale: str, todo: Sequence[Job]) -> list[str]:
     """How much of each exhibit is on record, where there are several and one lacks something."""
-    waiting, lines = {job.id for job in todo}, []
+    waiting, lines = set(todo), []
     for exhibit in exhibits if len(exhibits) > 1 else ():
-        jobs = {job.id for job in exhibit.jobs(scale)}
+        jobs = set(exhibit.jobs(scale))  # not by their ids, for which each would compose its configuration again
         if left := len(jobs & waiting):
             lines.append(f"{exhibit.name}: {len(jobs) - left} of {len(jobs)}")
     return lines

@@ -207,12 +207,11 @@ def metrics_so_far(exhibit: MethodComparison, scale: str, results: Results, meth
             waiting[case.title] = missing
     told = [Figure(title, (), (), missing.jobs, hindrances=(str(missing),)) for title, missing in waiting.items()]
     if not found:
-        raise NoEvidence("; ".join(f"{title}: {missing}" for title, missing in waiting.items()), _all_jobs(told))
+        raise NoEvidence(
+            "; ".join(f"{title}: {missing}" for title, missing in waiting.items()),
+            [job for figure in told for job in figure.jobs],
+        )
     return [*found, *told]
-
-
-def _all_jobs(figures: Sequence[Figure]) -> Sequence[Job]:
-    return [job for figure in figures for job in figure.jobs]
 
 
 def accuracies(

@@ -42,7 +42,6 @@ whichever way a verdict falls:
 * What rests on a **guess** of what a GPU takes can neither be *{good}* nor *{bad}*.
 * Where the **setting** is not the published one, a verdict is cut down, and the reason says why.
 * Figures over **seeds** have Student's 95% interval of the mean behind them, of three seeds at least.
-
 * One worker **alone** sends nothing. Where it passes the test of a method's accuracy, too, the reason says so: there
   the method is shown to do no harm, and nothing more.
 

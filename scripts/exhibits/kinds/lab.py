@@ -226,6 +226,8 @@ def _counted(seconds: Sequence[float], known: Mapping[str, Any] | None) -> list[
 class Measured(Computed):
     """A bench in the network lab; ``arguments`` are those of :func:`in_lab`."""
 
+    recipe: int = EDITION
+
     def assumes(self, scale: str) -> Sequence[str]:
         """See :meth:`Exhibit.assumes`."""
         model = slept(dict(at(scale, self.arguments))["words"])
@@ -359,7 +361,6 @@ DEAR = Measured(
         900.0,
     ),
     shell="",
-    recipe=EDITION,
     words="Medians of turns that alternate; the model starts from a profile and a network measured just before.",
     time="smoke: 30 s; else 5 minutes, alone on the machine",
 )
@@ -380,7 +381,6 @@ SPARDL = Measured(
         400.0,
     ),
     shell="",
-    recipe=EDITION,
     words=(
         "Medians of turns that alternate. Predicted: the busiest worker's own work, and rounds x alpha + bytes x beta. "
         "Messages alone: the same ones without any work in between. none: our dense ring. torch's "

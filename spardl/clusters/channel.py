@@ -31,7 +31,7 @@ from spardl.protocol.programs import (
     Step,
 )
 
-__all__ = ["Channel", "Journey", "by_host"]
+__all__ = ["Channel", "Journey", "by_host", "contact", "over_gloo"]
 
 T = TypeVar("T")
 
@@ -147,12 +147,25 @@ class Channel:
             torch.cuda.current_stream(self._device).synchronize()
         return lasting(self._throttle, rounds, nbytes())
 
-    @contextmanager
-    def _contact(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as error:
-            raise PeerError(f"rank {self._rank} lost contact in {what}: {_reason(error)}") from error
+    def _contact(self, what: str) -> AbstractContextManager[None]:
+        return contact(self._rank, what)
+
+
+@contextmanager
+def contact(rank: int, what: str) -> Iterator[None]:
+    """Lets a backend's errors be those of a lost worker.
+
+    Args:
+        rank: who waits.
+        what: it waits for, in words.
+
+    Raises:
+        PeerError: in place of the backend's error.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerError(f"rank {rank} lost contact in {what}: {_reason(error)}") from error
 
 
 def by_host(group: Any, device: torch.device) -> bool:
@@ -160,7 +173,12 @@ def by_host(group: Any, device: torch.device) -> bool:
 
     gloo would give the address of a GPU's memory to the kernel's sockets, which refuse it.
     """
-    return device.type != "cpu" and dist.get_backend(group) == "gloo"
+    return device.type != "cpu" and over_gloo(group, device)
+
+
+def over_gloo(group: Any, device: torch.device) -> bool:
+    """Whether gloo sends a group's messages on a device, which may have a backend of its own ("cpu:gloo,cuda:nccl")."""
+    return f"{device.type}:gloo" in dist.get_backend_config(group)
 
 
 def _copied(tensor: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from spardl.basics.errors import ConfigError
 from spardl.basics.weak import when_dropped
 from spardl.clusters.background import Background
 from spardl.clusters.base import Cluster, Flight
-from spardl.clusters.channel import Channel, Journey
+from spardl.clusters.channel import Channel, Journey, contact, over_gloo
 from spardl.clusters.following import follower
 from spardl.clusters.ledger import Ledger, PhaseStack
 from spardl.clusters.network import Network
@@ -134,9 +134,10 @@ class ProcessGroupCluster(Cluster):
     def _open(self) -> _Beside:
         ranks = dist.get_process_group_ranks(self._group)
         backend = dist.get_backend(self._group)
-        group: Any = dist.new_group(ranks, timeout=self._timeout, backend=backend, use_local_synchronization=True)
+        with contact(dist.get_rank(self._group), "making a group of its own, to which all workers must come"):
+            group: Any = dist.new_group(ranks, timeout=self._timeout, backend=backend, use_local_synchronization=True)
         channel = Channel(group, self.device, self._throttle)
-        if backend == "gloo":  # others connect when they first send
+        if over_gloo(group, self.device):  # others connect when they first send
             channel.meet()
         return _Beside(group, channel, Background(self.device))
 

@@ -106,6 +106,23 @@ def test_a_silent_peer_is_given_up_after_the_timeout() -> None:
         run_workers(3, _silent, timeout=1.5)
 
 
+def _absent(cluster: ProcessGroupCluster) -> str:
+    if cluster.local_ranks[0] == 1:
+        time.sleep(4)
+        return ""
+    with pytest.raises(PeerError) as error:
+        ProcessGroupCluster(timeout=1.5).open()
+    return str(error.value)
+
+
+@pytest.mark.timeout(60)
+def test_a_peer_that_does_not_come_to_a_group_of_its_own_is_given_up_after_the_timeout() -> None:
+    """As one does that ended before it made its handle."""
+    found, _ = run_workers(2, _absent)
+    assert found.startswith("rank 0 lost contact in making a group of its own, to which all workers must come: ")
+    assert "\n" not in found
+
+
 def _averages(cluster: ProcessGroupCluster) -> dict[str, torch.Tensor]:
     every = every_method(Collected())
     return {name: try_out(cluster, method).average for name, method in every.items()}
@@ -126,6 +143,8 @@ def test_messages_through_the_memory_of_the_host_arrive_as_others_do(monkeypatch
 
 
 def test_only_gloo_needs_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    for backend, device, needed in (("gloo", "cuda", True), ("nccl", "cuda", False), ("gloo", "cpu", False)):
-        monkeypatch.setattr(channel.dist, "get_backend", lambda group, backend=backend: backend)
+    both, split = "cpu:gloo,cuda:gloo", "cpu:gloo,cuda:nccl"
+    for backends, device, needed in ((both, "cuda", True), (split, "cuda", False), (both, "cpu", False)):
+        monkeypatch.setattr(channel.dist, "get_backend_config", lambda group, backends=backends: backends)
         assert channel.by_host(None, torch.device(device)) is needed
+        assert channel.over_gloo(None, torch.device("cpu"))

@@ -169,7 +169,7 @@ def test_a_gpu_first_does_what_it_has_to(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
     monkeypatch.setattr("torch.distributed.get_rank", lambda group: 0)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda group: 1)
-    monkeypatch.setattr("torch.distributed.get_backend", lambda group: "nccl")
+    monkeypatch.setattr("torch.distributed.get_backend_config", lambda group: "cuda:nccl")
     for slow in (None, Network(alpha=0.0, gbit=1)):
         Channel(None, torch.device("cuda"), slow).communicate(Exchange([], []), Ledger())
         assert done == ["waited"] * (slow is not None)

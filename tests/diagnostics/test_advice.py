@@ -101,6 +101,14 @@ def test_what_is_measured_leaves_the_model_as_it_was() -> None:
     assert all(parameter.grad is None for parameter in made.parameters())
 
 
+def test_a_gradient_that_is_not_finite_leaves_the_model_as_it_was() -> None:
+    """The loss is 0 here, and its gradient 0/0: even a rate of 0 would make weights of it that are no numbers."""
+    made, batch = nn.Linear(4, 4), torch.randn(2, 4)
+    with pytest.raises(ConfigError, match="a gradient of the profiled model is not finite; look at its inputs"):
+        spardl.advise(made, "1gbit", workers=2, loss=lambda: (made(batch) * 0).square().sum().sqrt())
+    assert all(parameter.isfinite().all() for parameter in made.parameters())
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -55,8 +55,8 @@ def measure(
         pass: no schedule can do better with it.
 
     Raises:
-        ConfigError: if the parameters do not fit into a flat gradient, there is no pass to measure, or the loss is not
-            finite.
+        ConfigError: if the parameters do not fit into a flat gradient, there is no pass to measure, or the loss or a
+            gradient is not finite; weights are as before that pass then.
     """
     if passes < 1:
         raise ConfigError(f"a profile needs passes >= 1, got {passes}")
@@ -104,16 +104,24 @@ def _one_pass(
     turn = clock.mark()
     loss.backward()
     end = clock.mark()
+    _check_finite(loss, gradient)  # before weights are changed, whatever the learning rate
+    update = clock.mark()
     optimizer.step()
     updated = clock.mark()
     clock.settle()
-    if not loss.isfinite():
-        raise ConfigError("the loss of the profiled model is not finite; use a lower learning rate")
     forward, backward = clock.between(begin, turn), clock.between(turn, end)
     layers = [gradient.parameters[slice(*layer.tensors)] for layer in gradient.layers]
     ready = [marks.ready(parameters, turn, backward) for parameters in layers]
     needed = [marks.needed(parameters, begin, forward) for parameters in layers]
-    return _Seconds(forward, backward, clock.between(end, updated), needed, ready)
+    return _Seconds(forward, backward, clock.between(update, updated), needed, ready)
+
+
+def _check_finite(loss: Tensor, gradient: FlatGradient) -> None:
+    for what, found in (("the loss", loss), ("a gradient", gradient.vector)):
+        if not found.isfinite().all():
+            raise ConfigError(
+                f"{what} of the profiled model is not finite; look at its inputs, or use a lower learning rate"
+            )
 
 
 class _Clock(ABC):

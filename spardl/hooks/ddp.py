@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
@@ -69,7 +68,6 @@ def attach(
         >>> print(f"step {handle.stats().steps}; to be saved: {', '.join(state)}")
         step 1; to be saved: owner, names, partition, groups, usage, kept, factor, skipped
     """
-    _check_wrapped(ddp)
     if registered := _registered(ddp):
         registered.check_detached()
     chosen = choose_method(method, options, schedule)
@@ -79,18 +77,6 @@ def attach(
     else:
         _register(ddp, made)
     return made
-
-
-def _check_wrapped(ddp: nn.Module) -> None:
-    if isinstance(getattr(ddp, "_orig_mod", None), DistributedDataParallel):
-        raise ConfigError(
-            "attach() needs the DistributedDataParallel itself, and torch.compile() has wrapped it; call "
-            "spardl.attach(ddp_model, ...) first, then torch.compile(ddp_model)"
-        )
-    if not isinstance(ddp, DistributedDataParallel):
-        raise ConfigError(
-            f"attach() needs a DistributedDataParallel, got a {type(ddp).__name__}; without DDP use spardl.Synchronizer"
-        )
 
 
 def _register(ddp: DistributedDataParallel, made: Hook) -> None:

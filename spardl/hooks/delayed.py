@@ -141,12 +141,18 @@ class DelayedUpdate:
         self.flush()
 
     def close(self) -> None:
-        """Flushes, and takes everything off the model and its optimizer."""
+        """Flushes, and takes everything off the model and its optimizer, even if what is on its way is lost.
+
+        Raises:
+            PeerError: if it is: the last step has updated a part of the model then, or nothing.
+        """
         if self._collected:
             warnings.warn("spardl: detached between backward() and step(): that step changes nothing.", stacklevel=3)
             for parameter in self._averager.gradient.parameters:
                 parameter.grad = None  # its own, of this worker alone
-        self.settle()
-        for hook in self._hooks:
-            hook.remove()
-        self._engine.close()
+        try:
+            self.settle()
+        finally:
+            for hook in self._hooks:
+                hook.remove()
+            self._engine.close()

@@ -160,16 +160,23 @@ def attach_fsdp(
 
     Raises:
         ConfigError: if the model has no FSDP unit, or is sharded among workers of the group, the method or an option
-            is unknown, or does not fit so many nodes; in a step, if FSDP leaves out other parameters than in the first.
+            is unknown, or does not fit so many nodes, or compresses matrices; in a step, if FSDP leaves out other
+            parameters than in the first.
     """
     units = {name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)}
     if not units:
         raise ConfigError("attach_fsdp() needs a model that fully_shard() has been applied to; with DDP use attach()")
     check_real(model.named_parameters())
     made = definite(choose_method(method, options), None)
+    if made.compressor.by_matrix:
+        raise ConfigError(
+            f"{type(made.compressor).__name__} compresses matrices, and FSDP hands over flat shards, which would be "
+            "sent whole; use a method for vectors, such as spardl, oktopk or int8"
+        )
     cluster = ProcessGroupCluster(group, next(model.parameters()).device)
     _check_shards(model, cluster.group)
-    prepare(made, cluster.size, model.parameters(), tells=cluster.leads)
+    trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
+    prepare(made, cluster.size, trained, tells=cluster.leads)
     return Sharded(units, made, cluster)
 
 

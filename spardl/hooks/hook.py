@@ -20,7 +20,7 @@ from spardl.hooks.averager import SAVED, Averager, Beside, Named
 from spardl.hooks.buckets import Buckets, Formed, as_saved, dense, end_to_end, views_of
 from spardl.hooks.choosing import check_covered, check_update, choose_schedule, options_of
 from spardl.hooks.delayed import DelayedUpdate
-from spardl.hooks.models import check_joined, check_modules, joining
+from spardl.hooks.models import check_joined, check_modules, check_wrapped, joining
 from spardl.hooks.optimizer_steps import OptimizerSteps
 from spardl.hooks.stats import Meter, Stats
 from spardl.method.method import Method
@@ -67,8 +67,8 @@ class Hook:
         clip_norm: largest norm of a gradient, where this limits it.
 
     Raises:
-        ConfigError: if the method does not run on so many workers, a number is not above 0, or the model has sparse
-            gradients.
+        ConfigError: if the model is no DDP whose buckets are all shown, or has sparse gradients, the method does not
+            run on so many workers, or a number is not above 0.
     """
 
     def __init__(
@@ -82,6 +82,8 @@ class Hook:
         optimizer: torch.optim.Optimizer | None = None,
         clip_norm: float | None = None,
     ) -> None:
+        check_wrapped(ddp)
+        check_kind("method", method, Method)
         check_seconds("timeout", timeout)
         check_kind("scaler", scaler, GradScaler, optional=True)
         self.method, self._schedule = definite(method, optimizer), choose_schedule(schedule, bucket_mb)
@@ -95,8 +97,7 @@ class Hook:
         check_covered(self._schedule, self.method, optimizer, trained)
         self._device = self._named[0].parameter.device
         self._cluster = Beside(ddp.process_group, self._device, timeout)
-        parameters = (pair.parameter for pair in self._named)
-        prepare(self.method, self._cluster.size, parameters, tells=self._cluster.leads)
+        prepare(self.method, self._cluster.size, (pair.parameter for pair in trained), tells=self._cluster.leads)
         self._cluster.open()
         self._scale = scale_of(scaler)
         self._averager: Averager | None = None
@@ -356,10 +357,18 @@ class Hook:
         torch cannot unregister a hook, so this one stays, and the next ``attach`` to the model uses it. What is carried
         over waits for it: another method that has a residual goes on with it, and one that has none drops it. An
         optimizer whose state was moved has its own again, which begins anew.
+
+        Raises:
+            PeerError: if a worker is lost that ``schedule="dear"`` waits for; all is taken off the model even so.
         """
-        if self._update is not None:
-            self._update.close()
-            self._update = None
+        update, self._update = self._update, None
+        try:
+            if update is not None:
+                update.close()
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
         if self._ends.detach():
             self._applied.close()
         if self._formed is not None:

@@ -3,11 +3,37 @@
 from __future__ import annotations
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from spardl.basics.errors import ConfigError
 from spardl.schedules import Dear, Schedule
 
-__all__ = ["check_joined", "check_modules", "joining"]
+__all__ = ["check_joined", "check_modules", "check_wrapped", "joining"]
+
+
+def check_wrapped(ddp: nn.Module) -> None:
+    """Accepts a DistributedDataParallel that calls its hook with the same buckets on all workers.
+
+    Args:
+        ddp: the model.
+
+    Raises:
+        ConfigError: if it is none, is compiled, or leaves out buckets that this worker did not use.
+    """
+    if isinstance(getattr(ddp, "_orig_mod", None), DistributedDataParallel):
+        raise ConfigError(
+            "attach() needs the DistributedDataParallel itself, and torch.compile() has wrapped it; call "
+            "spardl.attach(ddp_model, ...) first, then torch.compile(ddp_model)"
+        )
+    if not isinstance(ddp, DistributedDataParallel):
+        raise ConfigError(
+            f"attach() needs a DistributedDataParallel, got a {type(ddp).__name__}; without DDP use spardl.Synchronizer"
+        )
+    if getattr(ddp, "skip_all_reduce_unused_params", False):
+        raise ConfigError(
+            "with skip_all_reduce_unused_params=True DDP shows its hook no bucket that nobody used, and a step would "
+            "not end; leave it out, as find_unused_parameters=True alone does what is needed"
+        )
 
 
 def check_modules(model: nn.Module, schedule: Schedule) -> None:

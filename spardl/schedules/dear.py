@@ -318,7 +318,9 @@ class InHalves(InBackward):
             self._trials.load_state_dict(values["trials"])
 
     def close(self) -> None:
-        """Flushes, and takes the hooks off."""
-        self.flush()
-        self._uses.close()
-        super().close()
+        """Flushes, and takes the hooks off, even if what is on its way is lost."""
+        try:
+            self.flush()
+        finally:
+            self._uses.close()
+            super().close()

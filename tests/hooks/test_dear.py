@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import io
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import spardl
-from spardl.basics.errors import ConfigError
+from spardl.basics.errors import ConfigError, PeerError, WorkerError
+from spardl.clusters import ProcessGroupCluster
 from tests.harness import run_workers
 from tests.hooks.loops import weights
 from tests.hooks.small import DENSE, WHOLE, Loop, Parts, apart, sgd
@@ -161,3 +165,31 @@ def test_copies_of_a_model_that_dear_trains_are_plain_models() -> None:
             assert not torch.equal(weights(each), loop.end())
 
     run_workers(2, work)
+
+
+@pytest.mark.timeout(60)
+def test_dear_detached_after_a_worker_is_lost_leaves_a_model_that_can_be_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spardl.clusters.workers.processes._NOTICE", 1.0)
+
+    def work(cluster: ProcessGroupCluster) -> None:
+        loop = Loop(None)
+        handle = spardl.attach(loop.ddp, DENSE, schedule="dear", optimizer=loop.optimizer, timeout=5)
+        for step in range(3):
+            loop.step(step)
+        if cluster.local_ranks[0] == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(PeerError):
+            while True:
+                loop.step(1)
+        for what in (loop.model.state_dict, handle.detach):
+            with pytest.raises(PeerError):
+                what()
+        saved = [*loop.model.state_dict().values(), *loop.optimizer.state_dict()["state"]]
+        (tmp_path / "saved").write_text(str(len(saved)))
+        os._exit(0)
+
+    with pytest.raises(WorkerError, match="worker 1 was killed by SIGKILL"):
+        run_workers(2, work)
+    assert (tmp_path / "saved").read_text() == "8"

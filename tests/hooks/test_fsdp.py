@@ -116,6 +116,22 @@ def test_groups_that_cut_across_shards_are_refused() -> None:
         assert all("is sharded or copied among workers of the group; shard inside a node only" in each for each in said)
 
 
+@pytest.mark.parametrize("method", ["powersgd", "arc_topk"])
+def test_methods_for_matrices_are_refused(method: str) -> None:
+    """A shard is a vector, which they would send whole."""
+
+    def work(cluster: ProcessGroupCluster) -> str:
+        mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("nodes", "inside"))
+        model = made("cnn")
+        fully_shard(model, mesh=mesh["inside"])
+        with pytest.raises(ConfigError) as error:
+            attach_fsdp(model, method, group=mesh["nodes"].get_group())
+        return str(error.value)
+
+    said = "compresses matrices, and FSDP hands over flat shards, which would be sent whole; use a method for vectors"
+    assert all(said in found for found in run_workers(2, work))
+
+
 def test_a_model_that_is_not_sharded() -> None:
     with pytest.raises(ConfigError, match=r"needs a model that fully_shard\(\) has been applied to"):
         attach_fsdp(nn.Linear(2, 2), group=None)

@@ -289,8 +289,9 @@ class Averager:
         both = self.method.residual.remembers and other.method.residual.remembers
         mine, theirs = self.engine.carried, other.engine.carried
         factor = self.engine.scale / other.engine.scale
-        for number, name in enumerate(self.gradient.names):
-            pairs = zip(mine.of(number), theirs.of(other.gradient.names.index(name)), strict=True)
+        places = {parameter: place for place, parameter in enumerate(other.gradient.parameters)}
+        for number, parameter in enumerate(self.gradient.parameters):
+            pairs = zip(mine.of(number), theirs.of(places[parameter]), strict=True)
             kinds = ((both, factor), (moments, factor), (moments, 1.0))
             for (into, given), (wanted, multiple) in zip(pairs, kinds, strict=True):
                 if wanted and into.shape == given.shape:

@@ -8,14 +8,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from spardl.basics.errors import ConfigError
+from spardl.communicators.steps.bruck import all_gather
 from spardl.hooks.averager import Averager, Beside, Named
 from spardl.method.method import Method
+from spardl.protocol.programs import Program, Worker, whole_team
 from spardl.schedules import Schedule, Training
 from spardl.schedules.fusion import by_share
 from spardl.vector.flat import layers_of
 from spardl.vector.storage import CopiedGradient, Layer
 
-__all__ = ["Fragment", "Part", "cut"]
+__all__ = ["Fragment", "Part", "agree", "cut"]
 
 
 class Part(NamedTuple):
@@ -53,6 +56,30 @@ def _layers(named: Sequence[Named]) -> Iterator[Layer]:
     if any("." in name for name in names):
         return layers_of(names, parameters)
     return (Layer(name, (place, place + 1), each.numel()) for place, (name, each) in enumerate(named))
+
+
+def agree(worker: Worker, number: int, count: int, device: torch.device) -> Program[None]:
+    """The program of one worker that sees to it that all are about to send the same fragment.
+
+    Args:
+        worker: who runs it.
+        number: of the fragment.
+        count: of all fragments.
+        device: where messages live.
+
+    Raises:
+        ConfigError: on all workers, if they are not.
+    """
+    ones = [1] * worker.size
+    item = torch.tensor([number], device=device)
+    gathered: list[Tensor] = yield from all_gather(whole_team(worker), item, ones, ones)
+    found = [int(each) for each in gathered]
+    other = next((rank for rank, each in enumerate(found) if each != found[0]), None)
+    if other is not None:
+        raise ConfigError(
+            f"rank {other} sends fragment {found[other] + 1} of {count}, and rank 0 fragment {found[0] + 1}, so one "
+            "has made more steps; give all workers as many batches, and let all call exchange() after the same one"
+        )
 
 
 class Fragment:

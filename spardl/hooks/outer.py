@@ -20,9 +20,9 @@ from spardl.basics.weak import weakly, when_dropped
 from spardl.clusters.precompile import prepare
 from spardl.hooks.averager import Averager, Beside
 from spardl.hooks.choosing import choose_method, choose_schedule, options_of
-from spardl.hooks.fragments import Fragment, cut
+from spardl.hooks.fragments import Fragment, agree, cut
 from spardl.hooks.stats import Meter, Stats
-from spardl.hooks.synchronizer import check_frozen, trained_and_frozen
+from spardl.hooks.synchronizer import check_frozen, check_trained, trained_and_frozen
 from spardl.method.method import Method
 from spardl.method.moving import definite
 from spardl.method.names import MethodName
@@ -121,7 +121,7 @@ class Outer:
         self.method = definite(choose_method(method, options), None)
         outer.check(self.method, clips=False)
         parts = cut(named, fragments)
-        self._optimizer, self._outer, self._since = optimizer, outer, 0
+        self._optimizer, self._outer, self._since, self._named = optimizer, outer, 0, named
         self._turns = Turns(every, fragments)
         # In the order of the backward pass, and so are their places.
         self._parameters = [pair.parameter for pair in reversed(named)]
@@ -137,7 +137,8 @@ class Outer:
         self._meter = Meter(self._cluster.ledgers[0], self._cluster.size)
         self._begin_alike(group)
         self._begun = self._closed = False
-        self._hook = unwrapped(optimizer).register_step_pre_hook(weakly(self._begin))
+        self._uncounted = 0
+        self._hook = unwrapped(optimizer).register_step_pre_hook(weakly(self._stepping))
         when_dropped(self, self._hook.remove)
 
     @torch.no_grad()
@@ -149,7 +150,19 @@ class Outer:
             parameter.copy_(first)
             anchor.copy_(first)
 
-    def _begin(self, *_: object) -> None:
+    def _stepping(self, *_: object) -> None:
+        """The optimizer makes a step: of this, or of the loop, which is to count it."""
+        self._check_parameters()
+        self._begin()
+        self._uncounted += 1
+        if self._uncounted == self._outer.every + 1:
+            warnings.warn(
+                f"spardl: optimizer.step() was called {self._uncounted} times, and Outer was told of none, so it sends "
+                "nothing; call outer.step() in its place, or outer.count() after each.",
+                stacklevel=4,
+            )
+
+    def _begin(self) -> None:
         """Before the first step, weights are those that all workers were given when this was made."""
         if self._begun:
             return
@@ -174,6 +187,10 @@ class Outer:
         if self._closed:
             raise ConfigError("this Outer was closed, and exchanges nothing more; make another to go on")
 
+    def _check_parameters(self) -> None:
+        check_frozen(self._frozen)
+        check_trained(self._named)
+
     @property
     def _averagers(self) -> list[Averager]:
         return [fragment.averager for fragment in self._fragments]
@@ -187,8 +204,9 @@ class Outer:
         """A step of this worker's own, and an exchange if one is due.
 
         Raises:
-            ConfigError: on all workers, in the first exchange, if they were not given the same; if weights were changed
-                before the first step, or this was closed.
+            ConfigError: on all workers, in the first exchange, if they were not given the same, or in a later one, if
+                they send different fragments; if weights were changed before the first step, a parameter was frozen or
+                no longer is since this was made, or this was closed.
             PeerError: if another worker is lost, or does not answer in time.
         """
         self._check_open()
@@ -199,12 +217,12 @@ class Outer:
         """Is told of a step that somebody else made, and exchanges what it is time for.
 
         Raises:
-            ConfigError: on all workers, in the first exchange, if they were not given the same; if this was closed.
+            ConfigError: as ``step``.
             PeerError: if another worker is lost, or does not answer in time.
         """
         self._check_open()
-        check_frozen(self._frozen)
-        self._begun = True
+        self._check_parameters()
+        self._begun, self._uncounted = True, 0
         self._since += 1
         due = self._turns.step()
         for number in due.landing:
@@ -236,11 +254,19 @@ class Outer:
     def _leave(self, number: int, delay: int) -> None:
         """Sends how far this worker has come in a fragment; its weights follow after so many steps."""
         places = self._fragments[number].places
+        self._see_others_leave(number)
         self._fragments[number].send(self._anchors[place] - self._parameters[place] for place in places)
         self._turns.leave(number, delay)
         self._since = 0
         if not delay:
             self._land(number)
+
+    def _see_others_leave(self, number: int) -> None:
+        """All workers send the same fragment next, or what is sent next fails: nobody waits for that here."""
+        if len(self._fragments) > 1:
+            (worker,), device = self._cluster.local_workers, self._cluster.device
+            program = agree(worker, number, len(self._fragments), device)
+            self._cluster.flight([program], counted=False).release(0)
 
     def _land(self, number: int) -> None:
         """This worker goes on from what an exchange led to."""

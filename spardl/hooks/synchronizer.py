@@ -29,7 +29,7 @@ from spardl.schedules.plain import decay_of
 from spardl.schedules.scaling import scale_of
 from spardl.vector.storage import CopiedGradient
 
-__all__ = ["Synchronizer", "check_frozen", "trained_and_frozen"]
+__all__ = ["Synchronizer", "check_frozen", "check_trained", "trained_and_frozen"]
 
 
 class Synchronizer:
@@ -164,7 +164,10 @@ class Synchronizer:
             return
         check_frozen(self._frozen)
         for number in self._averager.missing():
-            self._averager.put(number, self._parameters[number].grad)
+            gradient = self._parameters[number].grad
+            self._averager.put(number, gradient)
+            if gradient is not None and gradient.any():
+                self._averager.note(number)  # the loop set it, and no hook has seen it
         self._averager.wait()
         if not self._averager.engine.overflowed:
             self._applied.averaged()
@@ -244,17 +247,19 @@ def trained_and_frozen(
     """Parameters and their names, those that come without one numbered: those that are trained, and the others.
 
     Raises:
-        ConfigError: if something else is among them.
+        ConfigError: if something else is among them, or one of them twice.
     """
-    found = []
+    found: dict[nn.Parameter, Named] = {}
     several = isinstance(parameters, Iterable) and not isinstance(parameters, nn.Module)
     for number, each in enumerate(parameters if several else [parameters]):
         named = Named(str(number), each) if isinstance(each, nn.Parameter) else each
         if not (isinstance(named, tuple) and len(named) == 2 and isinstance(named[1], nn.Parameter)):
             raise ConfigError(f"parameters has a {type(each).__name__}; give model.named_parameters()")
-        found.append(Named(*named))
-    trained = [pair for pair in found if pair.parameter.requires_grad]
-    return trained, [pair for pair in found if not pair.parameter.requires_grad]
+        first = found.setdefault(named[1], Named(*named))
+        if len(found) <= number:
+            raise ConfigError(f"parameters has {first.name} twice, the second time as {named[0]}; give each once")
+    trained = [pair for pair in found.values() if pair.parameter.requires_grad]
+    return trained, [pair for pair in found.values() if not pair.parameter.requires_grad]
 
 
 def check_frozen(named: Iterable[Named]) -> None:
@@ -268,4 +273,18 @@ def check_frozen(named: Iterable[Named]) -> None:
             raise ConfigError(
                 f"{name} is trained, and was frozen when this handle was made, which leaves it alone: workers would "
                 "drift apart; make the handle anew after requires_grad_(True)"
+            )
+
+
+def check_trained(named: Iterable[Named]) -> None:
+    """Accepts parameters that were trained when a handle was made, and still are.
+
+    Raises:
+        ConfigError: if one is frozen now.
+    """
+    for name, parameter in named:
+        if not parameter.requires_grad:
+            raise ConfigError(
+                f"{name} is frozen, and was trained when this handle was made, whose residual and momentum would go on "
+                "to move it; call exchange() and close(), and make the handle anew after requires_grad_(False)"
             )

@@ -28,8 +28,8 @@ class Unapplied:
     def __init__(self, named: Sequence[Named], optimizer: torch.optim.Optimizer, *, in_place: bool) -> None:
         self._in_place, self._steps = in_place, 0
         self._due = self._told = False
-        self._added: set[str] = set()
-        self._noted: set[str] = set()
+        self._added: set[nn.Parameter] = set()
+        self._noted: dict[nn.Parameter, str] = {}
         self._hooks = [optimizer.register_step_pre_hook(self._applied)]
         # Not of the parameters, whose own hooks would be seen by torch.compile.
         self._nodes = [get_gradient_edge(each.parameter).node for each in named]
@@ -43,8 +43,9 @@ class Unapplied:
             ConfigError: if what was averaged before is in them again.
         """
         if self._noted:
+            name = min(self._noted.values())
             raise ConfigError(
-                f"the gradient of {min(self._noted)} was averaged together with what had been averaged before; call "
+                f"the gradient of {name} was averaged together with what had been averaged before; call "
                 "optimizer.zero_grad() before the first backward pass of each step, and leave all backward passes of "
                 "a step but the last to no_sync(), as well as those that are to change nothing"
             )
@@ -83,14 +84,15 @@ class Unapplied:
 
     def _look(self, named: Named, *_: object) -> None:
         """Is called before a backward pass adds to a gradient; looks at the first one since there were averages."""
-        before, first = named.parameter.grad, named.name not in self._added
-        self._added.add(named.name)
+        name, parameter = named
+        before, first = parameter.grad, parameter not in self._added
+        self._added.add(parameter)
         # Most loops have none then. Where there are zeros, to look costs time.
         looks = self._due or (self._in_place and self._steps % LOOKED == 1)
         if first and looks and before is not None and before.any():
-            self._noted.add(named.name)
-        elif named.name in self._noted and (before is None or not before.any()):
-            self._noted.remove(named.name)  # it was cleared after that pass
+            self._noted[parameter] = name
+        elif parameter in self._noted and (before is None or not before.any()):
+            del self._noted[parameter]  # it was cleared after that pass
 
     def close(self) -> None:
         """Looks no more."""

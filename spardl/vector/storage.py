@@ -178,8 +178,8 @@ class CopiedGradient(Storage):
         if gradient is None:
             part.zero_()
         else:
-            part.view(gradient.shape).copy_(gradient)
+            part.view(gradient.shape).copy_(gradient.detach())
 
     def take(self, number: int, into: Tensor) -> None:
         """Copies what is there now for a parameter to ``into``, a tensor of its shape."""
-        into.copy_(self.part(number).view(into.shape))
+        into.detach().copy_(self.part(number).view(into.shape))

@@ -145,6 +145,26 @@ def test_a_worker_lost_beside_local_steps_is_an_error_where_it_is_waited_for(
     assert (tmp_path / "said").read_text().startswith("step 10: PeerError: rank 0 lost contact in an exchange")
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("method", ["none", "spardl"])
+def test_workers_that_made_fewer_steps_send_no_other_fragment(method: str) -> None:
+    """In the end one would send the first fragment, and the others, whose turn it is, the second."""
+
+    def work(cluster: ProcessGroupCluster) -> str:
+        (rank,) = cluster.local_ranks
+        model = made()
+        outer = spardl.Outer(model.named_parameters(), rule(model), method, every=4, fragments=2, timeout=20)
+        with pytest.raises(ConfigError) as error:
+            for step in range(11 if rank == 1 else 12):
+                backward(model, rank, step)
+                outer.step()
+            outer.exchange()
+        return str(error.value)
+
+    said = "rank 1 sends fragment 1 of 2, and rank 0 fragment 2, so one has made more steps; give all workers as many "
+    assert all(found.startswith(said) for found in run_workers(3, work))
+
+
 def test_fragments_that_do_not_fit() -> None:
     model = made()
     with pytest.raises(ConfigError, match="3 fragments need as many layers, and the model has 2; use fewer"):

@@ -7,13 +7,14 @@ import gc
 import os
 import signal
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 import spardl
 from spardl.basics.errors import ConfigError, SpardlError, WorkerError
@@ -207,6 +208,42 @@ def test_what_is_no_ddp() -> None:
         spardl.attach(nn.Linear(2, 2))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("method", ["none", "spardl"])
+def test_gradients_that_the_loop_sets_itself_become_averages(method: str) -> None:
+    """No hook of a parameter sees what ``torch.autograd.grad`` gives."""
+
+    def work(cluster: ProcessGroupCluster) -> list[Tensor]:
+        model = made("cnn")
+        synchronizer = spardl.Synchronizer(model.named_parameters(), method)
+        found = []
+        for batch in batches(model, range(3)):
+            given = torch.autograd.grad(loss_of(model, batch), list(model.parameters()))
+            for parameter, gradient in zip(model.parameters(), given, strict=True):
+                parameter.grad = gradient
+            synchronizer.wait()
+            found.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+        synchronizer.detach()
+        return found
+
+    one, other = run_workers(2, work)
+    assert all(torch.equal(*pair) and pair[0].any() for pair in zip(one, other, strict=True))
+
+
+def test_gradients_with_a_graph_of_their_own_leave_nothing_behind() -> None:
+    def work(cluster: ProcessGroupCluster) -> bool:
+        model = made("cnn")
+        synchronizer = spardl.Synchronizer(model.named_parameters(), "spardl")
+        for batch in batches(model, range(2)):
+            with synchronizer, warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch's own, of create_graph
+                loss_of(model, batch).backward(create_graph=True)
+        carried = synchronizer._averager.gradient.vectors
+        synchronizer.detach()
+        return any(each.requires_grad for each in carried)
+
+    assert run_workers(1, work) == [False]
+
+
 def test_copies_of_a_model_have_no_hook() -> None:
     def work(cluster: ProcessGroupCluster) -> bool:
         path = Ddp(made("cnn"), SPARSE)
@@ -292,6 +329,52 @@ def test_what_cannot_be_averaged_is_told_at_the_start() -> None:
         "this process is no member of the process group; give a group that it is in, or None for the default one",
         "the gradient of 0 is sparse; use sparse=False where it is made",
     ]
+
+
+def test_models_and_parameters_that_would_go_wrong_later_are_refused() -> None:
+    def work(cluster: ProcessGroupCluster) -> list[str]:
+        ddp = nn.parallel.DistributedDataParallel(
+            nn.Linear(2, 2), find_unused_parameters=True, skip_all_reduce_unused_params=True
+        )
+        plain, shared = nn.parallel.DistributedDataParallel(nn.Linear(2, 2)), nn.Parameter(torch.ones(3))
+        calls = [
+            lambda: spardl.attach(ddp),
+            lambda: spardl.Hook(plain, "spardl"),
+            lambda: spardl.Hook(nn.Linear(2, 2), spardl.make_method("none")),
+            lambda: spardl.Synchronizer([("encoder", shared), ("decoder", shared)]),
+        ]
+        said = []
+        for call in calls:
+            with pytest.raises(ConfigError) as error:
+                call()
+            said.append(str(error.value))
+        return said
+
+    (said,) = run_workers(1, work)
+    assert said == [
+        "with skip_all_reduce_unused_params=True DDP shows its hook no bucket that nobody used, and a step would not "
+        "end; leave it out, as find_unused_parameters=True alone does what is needed",
+        "method must be a Method, got 'spardl'",
+        "attach() needs a DistributedDataParallel, got a Linear; without DDP use spardl.Synchronizer",
+        "parameters has encoder twice, the second time as decoder; give each once",
+    ]
+
+
+@pytest.mark.parametrize("method", ["spardl", "powersgd"])
+def test_frozen_parameters_may_be_of_any_type(method: str) -> None:
+    """As those of quantized layers are, whose gradients nobody averages."""
+
+    def work(cluster: ProcessGroupCluster) -> bool:
+        model = nn.Linear(8, 4)
+        for dtype in (torch.int8, torch.bool, torch.complex64):
+            frozen = nn.Parameter(torch.zeros(30, 30, dtype=dtype), requires_grad=False)
+            model.register_parameter(str(dtype).removeprefix("torch."), frozen)
+        ddp = nn.parallel.DistributedDataParallel(model)
+        spardl.attach(ddp, method)
+        ddp(torch.ones(2, 8)).sum().backward()
+        return any(bool(each.grad.any()) for each in (model.weight, model.bias))
+
+    assert run_workers(1, work) == [True]
 
 
 def test_before_there_is_a_process_group() -> None:

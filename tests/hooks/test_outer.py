@@ -373,3 +373,44 @@ def test_differences_that_are_not_finite_are_told_without_advice_about_scalers()
     for said in run_workers(1, work):
         assert "all go on from the weights of the last exchange" in said
         assert "scaler" not in said
+
+
+def test_a_parameter_that_is_frozen_later_is_refused_and_an_exchange_before_is_not() -> None:
+    def work(cluster: ProcessGroupCluster) -> list[str]:
+        (rank,) = cluster.local_ranks
+        model = made()
+        outer = spardl.Outer(model.named_parameters(), rule(model), "none", every=3)
+        backward(model, rank, 0)
+        outer.step()
+        model[0].weight.requires_grad_(False)
+        outer.exchange()
+        backward(model, rank, 1)
+        with pytest.raises(ConfigError) as error:
+            outer.step()
+        outer.close()
+        return [str(error.value), str(weights(model[0]).sum().item())]
+
+    one, other = run_workers(2, work)
+    assert one == other
+    assert one[0].startswith("0.weight is frozen, and was trained when this handle was made")
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_steps_that_nobody_counts_are_told_once(counted: bool) -> None:
+    def work(cluster: ProcessGroupCluster) -> list[str]:
+        model = made()
+        optimizer = rule(model)
+        outer = spardl.Outer(model.named_parameters(), optimizer, "none", every=2)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(7):
+                backward(model, 0, step)
+                optimizer.step()
+                if counted:
+                    outer.count()
+        outer.close()
+        return [str(each.message) for each in caught if "spardl" in str(each.message)]
+
+    (said,) = run_workers(1, work)
+    assert len(said) == (not counted)
+    assert all("optimizer.step() was called 3 times, and Outer was told of none" in each for each in said)

@@ -307,3 +307,26 @@ def test_workers_that_stop_together_and_join_blocks_that_are_over() -> None:
         return torch.equal(trained(WHOLE, within=True), trained(WHOLE, within=False))
 
     assert run_workers(2, work) == [True, True]
+
+
+def test_parameters_of_equal_names_are_told_apart() -> None:
+    """Two modules in one Synchronizer: gradients of the second are not cleared between two steps."""
+
+    def work(cluster: ProcessGroupCluster) -> str:
+        first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+        both = [*first.named_parameters(), *second.named_parameters()]
+        optimizer = torch.optim.SGD([each for _, each in both], lr=0.1, momentum=0.9)
+        synchronizer = spardl.Synchronizer(both, "spardl", density=0.5, optimizer=optimizer)
+        for step in range(2):
+            second(first(torch.ones(2, 4))).square().sum().backward()
+            if step:
+                with pytest.raises(ConfigError) as error:
+                    synchronizer.wait()
+                return str(error.value)
+            synchronizer.wait()
+            optimizer.step()
+            first.zero_grad()
+        return ""
+
+    (said,) = run_workers(1, work)
+    assert "was averaged together with what had been averaged before" in said

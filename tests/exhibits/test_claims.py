@@ -68,6 +68,18 @@ def test_short_trainings_and_bad_twins_say_nothing_of_accuracy(ours: Any, dense:
 
 
 @pytest.mark.usefixtures("composing")
+def test_a_twin_that_was_better_before_its_end_is_none() -> None:
+    """Whoever learns less by then overfits less, and seems to be better."""
+    found = [outcome(value) for value in (*GOOD, *BAD)]
+    for each in found[3:]:
+        each.data["best"] = 0.9
+    finding = judged(claim(seeded("NoLoss"), accuracies), found=found).finding
+    assert finding.verdict.name == "UNJUDGED"
+    said = "the dense twin overfits: it ended at 0.2333, after 0.9, where 0.5 (a book) is known"
+    assert finding.reason.startswith(said)
+
+
+@pytest.mark.usefixtures("composing")
 def test_dense_steps_at_the_start_do_not_count() -> None:
     case = replace(DIGITS, words=(*DIGITS.words, "warmup.steps=1"))
     made, found = claim(seeded("NoLoss"), accuracies), [outcome(value) for value in GOOD * 2]

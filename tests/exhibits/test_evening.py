@@ -144,8 +144,8 @@ def test_a_plan_of_trainings_is_told_in_hours(capsys: Any, tmp_path: Path, monke
     expected = {job.labels.job_type: job.expected for job in work if "IMDB" in job.labels.tags[0]}
     assert expected["dense"] == pytest.approx(14 * expected["alone"])
     hours = sum(job.expected for job in work) / 3600
-    assert f"72 trainings, about {hours:.1f} hours of a core" in KNOWN["spardl.real_data"].cost("evening")
-    few = work[::12]
+    assert f"90 trainings, about {hours:.1f} hours of a core" in KNOWN["spardl.real_data"].cost("evening")
+    few = work[::15]
     working.complete(few, tmp_path, at_once=1)
     hours = sum(job.expected for job in few) / 3600
     assert capsys.readouterr().out == f"6 of 6 jobs to do: about {hours:.1f} hours of a core\n"

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from spardl.basics.errors import ConfigError
 from spardl.clusters.profile import LayerTimes, Profile
 from spardl.diagnostics.timeline.compressing import measure_compression
 from spardl.diagnostics.timeline.measure import measure
@@ -59,7 +60,14 @@ def profiled(
     """
     if isinstance(model, Profile):
         return model if seconds is None else model.scaled(seconds), torch.device("cpu")
-    device = next(model.parameters()).device
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model must be a module, or a Profile (Profile.read(path)), got a {type(model).__name__}")
+    if loss is not None and not callable(loss):
+        raise ConfigError(
+            f"loss must be a function that makes one forward pass, such as lambda: criterion(model(inputs), targets), "
+            f"got a {type(loss).__name__}"
+        )
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     with _gradients_kept(model):
         if loss is None:
             return _evenly(FlatGradient(model.named_parameters()), seconds or 0.0, type(model).__name__), device

@@ -101,6 +101,20 @@ def test_what_is_measured_leaves_the_model_as_it_was() -> None:
     assert all(parameter.grad is None for parameter in made.parameters())
 
 
+def test_what_is_no_model_or_no_loss_is_told() -> None:
+    made, batch = nn.Linear(4, 4), torch.ones(2, 4)
+    calls = (
+        ("model.json", None, r"model must be a module, or a Profile \(Profile.read\(path\)\), got a str"),
+        (made, made(batch).sum(), "loss must be a function that makes one forward pass, such as .*, got a Tensor"),
+        (made, lambda: None, "needs the loss of a pass, a scalar that depends on the model, got a NoneType"),
+        (made, lambda: made(batch), r"a scalar that depends on the model, got a tensor of shape \(2, 4\)"),
+        (made, batch.sum, r"depends on the model, got a tensor of shape \(\)"),
+    )
+    for given, loss, said in calls:
+        with pytest.raises(ConfigError, match=said):
+            spardl.advise(given, "1gbit", workers=2, loss=loss)  # type: ignore[arg-type]
+
+
 def test_a_gradient_that_is_not_finite_leaves_the_model_as_it_was() -> None:
     """The loss is 0 here, and its gradient 0/0: even a rate of 0 would make weights of it that are no numbers."""
     made, batch = nn.Linear(4, 4), torch.randn(2, 4)

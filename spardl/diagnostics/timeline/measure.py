@@ -102,6 +102,7 @@ def _one_pass(
     begin = clock.mark()
     loss = forward_and_loss()
     turn = clock.mark()
+    _check_scalar(loss)
     loss.backward()
     end = clock.mark()
     _check_finite(loss, gradient)  # before weights are changed, whatever the learning rate
@@ -114,6 +115,12 @@ def _one_pass(
     ready = [marks.ready(parameters, turn, backward) for parameters in layers]
     needed = [marks.needed(parameters, begin, forward) for parameters in layers]
     return _Seconds(forward, backward, clock.between(update, updated), needed, ready)
+
+
+def _check_scalar(loss: Any) -> None:
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise ConfigError(f"a profile needs the loss of a pass, a scalar that depends on the model, got {found}")
 
 
 def _check_finite(loss: Tensor, gradient: FlatGradient) -> None:

@@ -93,7 +93,9 @@ class SpardlCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The trainer's own limit on gradients is as it was."""
+        """The last step has updated the weights, under whatever schedule; the trainer's own limit is as it was."""
+        if self.handle is not None:
+            self.handle.flush()
         if self._clip_norm is not None:
             args.max_grad_norm, self._clip_norm = self._clip_norm, None
 

@@ -101,6 +101,20 @@ def test_the_optimizer_is_moved_and_so_is_the_limit_on_gradients(tmp_path: Path)
         assert stateless
 
 
+def test_the_last_step_has_updated_the_weights_when_training_ends(tmp_path: Path) -> None:
+    """Under dear it is the next forward pass that would wait for it."""
+
+    def work() -> list[torch.Tensor]:
+        schedules = ("wfbp", "dear")
+        return [
+            trained(tmp_path / each, {"density": 1, "schedule": each}, same=True, save_strategy="no")
+            for each in schedules
+        ]
+
+    for plain, delayed in launched(work):
+        torch.testing.assert_close(delayed, plain)
+
+
 def test_adamw_learns_from_updates_unless_it_is_to_be_as_published(tmp_path: Path) -> None:
     def work() -> tuple[list[str], list[int]]:
         from spardl.hooks.adapters.transformers import attach_trainer

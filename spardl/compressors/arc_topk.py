@@ -138,7 +138,8 @@ class ARCTopK(DenseCompressor):
         parts = []
         for matrix in self._compressed(context):
             if matrix.cols not in randoms:
-                drawn = torch.randn(matrix.cols, self.sketch, generator=self._generator(context, matrix.cols))
+                generator = self._generator(context, matrix.cols)
+                drawn = torch.randn(matrix.cols, self.sketch, generator=generator, dtype=torch.float32)
                 randoms[matrix.cols] = drawn.to(values.device, wide)
             rows = values[matrix.part.start : matrix.part.stop].view(matrix.rows, matrix.cols).to(wide)
             parts.append((rows @ randoms[matrix.cols]).view(-1))

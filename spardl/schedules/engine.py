@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from spardl.basics.errors import TrainingError
 from spardl.basics.weak import weakly
 from spardl.clusters.base import Cluster, gather_rows
 from spardl.method.agreement import compare, facts_of, shapes_of
@@ -31,7 +32,7 @@ from spardl.schedules.scaling import Scaling, somebody_overflowed
 from spardl.schedules.training import Training
 from spardl.schedules.update import Updater
 from spardl.schedules.usage import Usage
-from spardl.vector.flat import write
+from spardl.vector.flat import FlatGradient, write
 from spardl.vector.sparse import SparseVector, Sum
 
 __all__ = ["Engine"]
@@ -335,6 +336,11 @@ class Engine(ABC):
         return self._quality.waiting(self.carried.residuals(), self._scaling.factor)
 
     def _arrive(self, number: int, parameter: nn.Parameter) -> None:
+        if isinstance(self._gradient, FlatGradient) and not self._gradient.has(number, parameter.grad):
+            raise TrainingError(
+                f"the gradient of {self._gradient.names[number]} is no part of the flat gradient any more; clear it by "
+                "gradient.zero() in place of optimizer.zero_grad(), and assign none"
+            )
         self.note(number)
         self.complete(number)
 

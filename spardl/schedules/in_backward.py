@@ -62,6 +62,8 @@ class InBackward(Engine):
         """From the last backward pass on, complete gradients are sent."""
         super().before_backward(last=last)
         if last:
+            if not self._waiting:
+                raise TrainingError("a step begins with begin(), for each local rank; call it before the forward pass")
             self._missing = [set(range(*group.tensors)) for group in self._groups]
 
     def awaits(self, number: int) -> bool:

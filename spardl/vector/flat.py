@@ -57,9 +57,14 @@ class FlatGradient(Storage):
         (self.vector,) = self.vectors
         for number, parameter in enumerate(self.parameters):
             parameter.grad = self.part(number).view_as(parameter)
+        self._places = [self.part(number).data_ptr() for number in range(len(self.parameters))]
 
     def _find_layers(self) -> Iterator[Layer]:
         return layers_of(self.names, self.parameters)
+
+    def has(self, number: int, gradient: Tensor | None) -> bool:
+        """Whether the gradient of parameter ``number``, ``gradient``, still is the view that it was given."""
+        return gradient is not None and gradient.data_ptr() == self._places[number]
 
     def zero(self) -> None:
         """Clears all gradients; ``optimizer.zero_grad()`` would cut the views off."""

@@ -93,6 +93,19 @@ def test_a_gradient_that_is_complete_twice() -> None:
         one_step(synchronizer, lambda: model(torch.ones(1, 2, requires_grad=True)).sum())
 
 
+def test_steps_driven_by_hand_tell_what_was_left_out_or_cut_off() -> None:
+    """The optimizer's own zero_grad() cuts gradients off the vector that is averaged."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    training = Training(model, FlatGradient(model.named_parameters()), optimizer)
+    synchronizer = Wfbp(0).start(dense(), SimulatedCluster(1, NETWORK), training)
+    with pytest.raises(TrainingError, match=r"a step begins with begin\(\)"):
+        synchronizer.before_backward(last=True)
+    optimizer.zero_grad()
+    with pytest.raises(TrainingError, match=r"(weight|bias) is no part of the flat gradient any more; clear it by"):
+        one_step(synchronizer, lambda: model(torch.ones(1, 2)).sum())
+
+
 @pytest.mark.parametrize("value", [-1, "a", float("nan"), None, True])
 def test_sizes_that_make_no_sense(value: float) -> None:
     with pytest.raises(ConfigError, match=r"schedule\.bucket_mb must be a number of megabytes"):

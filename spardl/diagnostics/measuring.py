@@ -64,7 +64,7 @@ def profiled(
         raise ConfigError(f"model must be a module, or a Profile (Profile.read(path)), got a {type(model).__name__}")
     if loss is not None and not callable(loss):
         raise ConfigError(
-            f"loss must be a function that makes one forward pass, such as lambda: criterion(model(inputs), targets), "
+            "loss must be a function that makes one forward pass, such as lambda: criterion(model(inputs), targets), "
             f"got a {type(loss).__name__}"
         )
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))

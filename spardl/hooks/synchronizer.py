@@ -255,9 +255,11 @@ def trained_and_frozen(
         named = Named(str(number), each) if isinstance(each, nn.Parameter) else each
         if not (isinstance(named, tuple) and len(named) == 2 and isinstance(named[1], nn.Parameter)):
             raise ConfigError(f"parameters has a {type(each).__name__}; give model.named_parameters()")
-        first = found.setdefault(named[1], Named(*named))
-        if len(found) <= number:
-            raise ConfigError(f"parameters has {first.name} twice, the second time as {named[0]}; give each once")
+        pair = Named(*named)
+        if pair.parameter in found:
+            before = found[pair.parameter].name
+            raise ConfigError(f"parameters has {before} twice, the second time as {pair.name}; give each once")
+        found[pair.parameter] = pair
     trained = [pair for pair in found.values() if pair.parameter.requires_grad]
     return trained, [pair for pair in found.values() if not pair.parameter.requires_grad]
 

@@ -55,9 +55,10 @@ class FlatGradient(Storage):
             )
         super().__init__(pairs)
         (self.vector,) = self.vectors
+        self._places: list[int] = []
         for number, parameter in enumerate(self.parameters):
             parameter.grad = self.part(number).view_as(parameter)
-        self._places = [self.part(number).data_ptr() for number in range(len(self.parameters))]
+            self._places.append(parameter.grad.data_ptr())
 
     def _find_layers(self) -> Iterator[Layer]:
         return layers_of(self.names, self.parameters)

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 import spardl
 from spardl.basics.errors import ConfigError, SpardlError, WorkerError
 from spardl.clusters import ProcessGroupCluster
-from spardl.vector.layout import Layout
 from tests.harness import run_workers
 from tests.hooks.loops import Ddp, Hooks, batches, loss_of, made, overflow_is_told, train, weights
 
@@ -185,29 +184,6 @@ def test_a_lost_worker_ends_the_backward_pass(kind: str, tmp_path: Path, monkeyp
     assert said.startswith("PeerError: rank 0 lost contact in an exchange (receiving from rank 1, sending to rank 1): ")
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "said"),
-    [
-        ("sparkle", {}, "there is no method 'sparkle'; use one of arc_topk, arc_topk_ef21, bf16, "),
-        ("spardl", {"teem": 2}, "teem is no option of this method; it has bucket_entries, density, gather, "),
-        ("spardl", {"density": 2}, "compressor.density must be above 0 and at most 1, got 2"),
-        ("spardl", {"residual": "x"}, "residual must be one of global, local, "),
-        ("qsgd", {"residual": "global"}, "residual=global does not fit compressor=qsgd"),
-        (spardl.make_method("none"), {"density": 0.1}, "density: a method that is given whole takes no options"),
-    ],
-)
-def test_bad_input(name: Any, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        spardl.make_method(name, **options)
-    assert str(error.value).startswith(said)
-    assert "\n" not in str(error.value)
-
-
-def test_what_is_no_ddp() -> None:
-    with pytest.raises(ConfigError, match="needs a DistributedDataParallel, got a Linear; without DDP use"):
-        spardl.attach(nn.Linear(2, 2))  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("method", ["none", "spardl"])
 def test_gradients_that_the_loop_sets_itself_become_averages(method: str) -> None:
     """No hook of a parameter sees what ``torch.autograd.grad`` gives."""
@@ -277,89 +253,6 @@ def test_a_tensor_that_is_the_negative_of_what_lies_in_memory() -> None:
     assert run_workers(2, work) == [True, True]
 
 
-def test_what_cannot_be_averaged_is_told_at_the_start() -> None:
-    def work(cluster: ProcessGroupCluster) -> list[str]:
-        model = nn.Sequential(nn.Embedding(4, 3, sparse=True))
-        complex_one = nn.ParameterList([nn.Parameter(torch.ones(3, dtype=torch.complex64))])
-        calls = [
-            lambda: spardl.attach(nn.parallel.DistributedDataParallel(model)),
-            lambda: spardl.Synchronizer(model),
-            lambda: spardl.Synchronizer([model]),
-            lambda: spardl.Synchronizer(model.parameters(), bucket_mb="x"),
-            lambda: spardl.Synchronizer(model.parameters(), timeout=-1),
-            lambda: spardl.all_reduce(torch.ones(3, dtype=torch.int64)),
-            lambda: spardl.all_reduce([1.0]),
-            lambda: spardl.all_reduce(torch.ones(3, dtype=torch.complex64)),
-            lambda: spardl.all_reduce(torch.ones(3).to(torch.float8_e5m2)),
-            lambda: spardl.all_reduce(torch.eye(3).to_sparse()),
-            lambda: spardl.all_reduce(torch.ones(3, device="meta")),
-            lambda: spardl.Synchronizer(complex_one.parameters()),
-            lambda: spardl.attach(nn.parallel.DistributedDataParallel(complex_one)),
-            lambda: spardl.attach(torch.compile(nn.parallel.DistributedDataParallel(nn.Linear(2, 2)), backend="eager")),
-            lambda: spardl.Synchronizer([nn.Parameter(torch.ones(3))], group=dist.GroupMember.NON_GROUP_MEMBER),
-            lambda: (spardl.Synchronizer(model.parameters()), model(torch.tensor([1])).sum().backward()),
-        ]
-        said = []
-        for call in calls:
-            with pytest.raises(ConfigError) as error:
-                call()
-            said.append(str(error.value))
-        return said
-
-    (said,) = run_workers(1, work)
-    assert said == [
-        "0 has sparse gradients; make it with sparse=False",
-        "parameters has a Sequential; give model.named_parameters()",
-        "parameters has a Sequential; give model.named_parameters()",
-        "bucket_mb must be above 0, got 'x'",
-        "timeout must be above 0 seconds, and at most 1000000, got -1",
-        "all_reduce() averages floating-point tensors of at least 16 bits, got torch.int64",
-        "all_reduce() averages a tensor, got a list; torch.tensor(...) makes one of it",
-        "all_reduce() averages floating-point tensors of at least 16 bits, got torch.complex64; give "
-        "torch.view_as_real(tensor)",
-        "all_reduce() averages floating-point tensors of at least 16 bits, got torch.float8_e5m2",
-        "all_reduce() averages dense tensors, got one of layout torch.sparse_coo; tensor.to_dense() makes one of it",
-        "all_reduce() averages dense tensors, got one on the meta device, which has no values",
-        "0 is complex64, and only floating-point gradients of at least 16 bits are averaged; keep a complex "
-        "parameter as torch.view_as_real(...) of it",
-        "0 is complex64, and only floating-point gradients of at least 16 bits are averaged; keep a complex "
-        "parameter as torch.view_as_real(...) of it",
-        "attach() needs the DistributedDataParallel itself, and torch.compile() has wrapped it; call "
-        "spardl.attach(ddp_model, ...) first, then torch.compile(ddp_model)",
-        "this process is no member of the process group; give a group that it is in, or None for the default one",
-        "the gradient of 0 is sparse; use sparse=False where it is made",
-    ]
-
-
-def test_models_and_parameters_that_would_go_wrong_later_are_refused() -> None:
-    def work(cluster: ProcessGroupCluster) -> list[str]:
-        ddp = nn.parallel.DistributedDataParallel(
-            nn.Linear(2, 2), find_unused_parameters=True, skip_all_reduce_unused_params=True
-        )
-        plain, shared = nn.parallel.DistributedDataParallel(nn.Linear(2, 2)), nn.Parameter(torch.ones(3))
-        calls = [
-            lambda: spardl.attach(ddp),
-            lambda: spardl.Hook(plain, "spardl"),
-            lambda: spardl.Hook(nn.Linear(2, 2), spardl.make_method("none")),
-            lambda: spardl.Synchronizer([("encoder", shared), ("decoder", shared)]),
-        ]
-        said = []
-        for call in calls:
-            with pytest.raises(ConfigError) as error:
-                call()
-            said.append(str(error.value))
-        return said
-
-    (said,) = run_workers(1, work)
-    assert said == [
-        "with skip_all_reduce_unused_params=True DDP shows its hook no bucket that nobody used, and a step would not "
-        "end; leave it out, as find_unused_parameters=True alone does what is needed",
-        "method must be a Method, got 'spardl'",
-        "attach() needs a DistributedDataParallel, got a Linear; without DDP use spardl.Synchronizer",
-        "parameters has encoder twice, the second time as decoder; give each once",
-    ]
-
-
 @pytest.mark.parametrize("method", ["spardl", "powersgd"])
 def test_frozen_parameters_may_be_of_any_type(method: str) -> None:
     """As those of quantized layers are, whose gradients nobody averages."""
@@ -375,15 +268,6 @@ def test_frozen_parameters_may_be_of_any_type(method: str) -> None:
         return any(bool(each.grad.any()) for each in (model.weight, model.bias))
 
     assert run_workers(1, work) == [True]
-
-
-def test_before_there_is_a_process_group() -> None:
-    assert not dist.is_initialized()
-    for call in (lambda: spardl.Synchronizer([nn.Parameter(torch.ones(3))]), lambda: spardl.all_reduce(torch.ones(3))):
-        with pytest.raises(
-            ConfigError, match=r"no process group yet; call torch\.distributed\.init_process_group\(\) fi"
-        ):
-            call()
 
 
 def test_a_model_has_one_hook() -> None:
@@ -423,24 +307,3 @@ def test_frozen_parameters_stay_without_gradient() -> None:
         return all(parameter.grad is None for parameter in layers[0].parameters())
 
     assert all(run_workers(2, work))
-
-
-def test_a_gradient_of_another_length_is_refused() -> None:
-    method = spardl.make_method("spardl")
-    state = method.init_state(Layout.flat(10), torch.float32)
-    with pytest.raises(ValueError, match="a gradient of 6 entries, expected 10"):
-        method.accumulate(torch.zeros(6), state)
-
-
-def test_too_few_workers_and_no_parameters() -> None:
-    def work(cluster: ProcessGroupCluster) -> list[str]:
-        said = []
-        for parameters, options in (([nn.Parameter(torch.zeros(3))], {"teams": 2}), ([], {})):
-            with pytest.raises(ConfigError) as error:
-                spardl.Synchronizer(parameters, "spardl", **options)
-            said.append(str(error.value))
-        return said
-
-    (said,) = run_workers(1, work)
-    assert "teams" in said[0]
-    assert said[1] == "there are no parameters to average the gradients of"

@@ -1,0 +1,141 @@
+"""What an Outer refuses, and what it warns of."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+import spardl
+from spardl.basics.errors import ConfigError
+from spardl.clusters import ProcessGroupCluster
+from tests.harness import run_workers, same_bits
+from tests.hooks.alone import backward, made, rule, weights
+from tests.hooks.refused import refusals
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"every": 0}, "every must be a whole number, at least 1, got 0"),
+        ({"lr": 0.0}, "lr must be a number above 0, got 0.0; 0.7 is DiLoCo's"),
+        ({"momentum": 1.0}, "momentum must be at least 0 and below 1, got 1.0"),
+        ({"optimizer": 3}, "optimizer must be"),
+        ({"parameters": []}, "there are no parameters to average"),
+        ({"method": "foo"}, "foo"),
+        ({"method": "dgc"}, "momentum=corrected comes on top of the outer SGD's"),
+    ],
+)
+def test_bad_input_is_told(options: dict[str, Any], complaint: str) -> None:
+    model = made()
+    given = {"parameters": model.parameters(), "optimizer": rule(model), "method": "none", **options}
+    with pytest.raises(ConfigError, match=complaint):
+        spardl.Outer(given.pop("parameters"), given.pop("optimizer"), given.pop("method"), **given)
+
+
+def test_who_was_given_something_else_is_told() -> None:
+    def work(cluster: ProcessGroupCluster) -> str:
+        (rank,) = cluster.local_ranks
+        model = made()
+        outer = spardl.Outer(model.parameters(), rule(model), "none", every=2, lr=0.5 + rank)
+        try:
+            outer.exchange()
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    assert all("lr=" in line and "all workers must be given the same" in line for line in run_workers(2, work))
+
+
+def test_a_state_of_something_else_is_refused() -> None:
+    def work(cluster: ProcessGroupCluster) -> str:
+        model = made()
+        outer = spardl.Outer(model.parameters(), rule(model), "none")
+        try:
+            outer.load_state_dict({"names": []})
+        except ConfigError as error:
+            return str(error)
+        finally:
+            outer.close()
+        return ""
+
+    assert "load what its state_dict() gave" in run_workers(1, work)[0]
+
+
+def test_closed_it_makes_no_steps() -> None:
+    def work(cluster: ProcessGroupCluster) -> list[str]:
+        model = made()
+        optimizer = rule(model)
+        outer = spardl.Outer(model.named_parameters(), optimizer, "none", every=1)
+        outer.close()
+        backward(model, 0, 0)
+        before = weights(model)
+        said = refusals([outer.step, outer.count, outer.exchange])
+        assert same_bits(weights(model), before)
+        optimizer.step()
+        assert not same_bits(weights(model), before)
+        return said
+
+    assert all(len(said) == 3 and "closed" in said[0] for said in run_workers(2, work))
+
+
+def test_differences_that_are_not_finite_are_told_without_advice_about_scalers() -> None:
+    def work(cluster: ProcessGroupCluster) -> str:
+        model = made()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        outer = spardl.Outer(model.named_parameters(), optimizer, "spardl", every=1, density=0.5)
+        backward(model, 0, 0)
+        next(model.parameters()).grad[0] = torch.inf
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            outer.step()
+        outer.close()
+        assert torch.isfinite(weights(model)).all()
+        return "".join(str(each.message) for each in caught if "spardl" in str(each.message))
+
+    for said in run_workers(1, work):
+        assert "all go on from the weights of the last exchange" in said
+        assert "scaler" not in said
+
+
+def test_a_parameter_that_is_frozen_later_is_refused_and_an_exchange_before_is_not() -> None:
+    def work(cluster: ProcessGroupCluster) -> list[str]:
+        (rank,) = cluster.local_ranks
+        model = made()
+        outer = spardl.Outer(model.named_parameters(), rule(model), "none", every=3)
+        backward(model, rank, 0)
+        outer.step()
+        model[0].weight.requires_grad_(False)
+        outer.exchange()
+        backward(model, rank, 1)
+        with pytest.raises(ConfigError) as error:
+            outer.step()
+        outer.close()
+        return [str(error.value), str(weights(model[0]).sum().item())]
+
+    one, other = run_workers(2, work)
+    assert one == other
+    assert one[0].startswith("0.weight is frozen, and was trained when this handle was made")
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_steps_that_nobody_counts_are_told_once(counted: bool) -> None:
+    def work(cluster: ProcessGroupCluster) -> list[str]:
+        model = made()
+        optimizer = rule(model)
+        outer = spardl.Outer(model.named_parameters(), optimizer, "none", every=2)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(7):
+                backward(model, 0, step)
+                optimizer.step()
+                if counted:
+                    outer.count()
+        outer.close()
+        return [str(each.message) for each in caught if "spardl" in str(each.message)]
+
+    (said,) = run_workers(1, work)
+    assert len(said) == (not counted)
+    assert all("optimizer.step() was called 3 times, and Outer was told of none" in each for each in said)

@@ -64,7 +64,12 @@ class FlatGradient(Storage):
         return layers_of(self.names, self.parameters)
 
     def has(self, number: int, gradient: Tensor | None) -> bool:
-        """Whether the gradient of parameter ``number``, ``gradient``, still is the view that it was given."""
+        """Whether a parameter's gradient still is the view that it was given.
+
+        Args:
+            number: of the parameter.
+            gradient: what it has for one now, of its shape; ``None`` if it has none.
+        """
         return gradient is not None and gradient.data_ptr() == self._places[number]
 
     def zero(self) -> None:

@@ -64,12 +64,7 @@ class FlatGradient(Storage):
         return layers_of(self.names, self.parameters)
 
     def has(self, number: int, gradient: Tensor | None) -> bool:
-        """Whether a parameter's gradient still is the view that it was given.
-
-        Args:
-            number: of the parameter.
-            gradient: what it has for one now, of its shape; ``None`` if it has none.
-        """
+        """Whether the gradient of parameter ``number``, ``gradient`` of its shape, still is the view it was given."""
         return gradient is not None and gradient.data_ptr() == self._places[number]
 
     def zero(self) -> None:

@@ -69,7 +69,7 @@ def judged(steps: int = STEPS) -> Any:
     exhibit = replace(exhibits.CONVERGENCE, plans={"paper": plan})
     losses = [*(final_loss(harness.spardl(DENSITY), seed, steps) for seed in SEEDS), *dense(steps)]
     found = {
-        job: jobs.Outcome(Path("x"), {"metric": "loss", "final": {"loss": loss}, "steps": steps})
+        job: jobs.Outcome(Path("x"), {"metric": "loss", "final": {"loss": loss}, "best": loss, "steps": steps})
         for job, loss in zip(exhibit.jobs("paper"), losses, strict=True)
     }
     (claim,) = (each for each in claims.CLAIMS if each.name == "SparDL: accuracy against dense")

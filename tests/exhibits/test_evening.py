@@ -33,7 +33,7 @@ OWN = MappingProxyType(
         "spardl.convergence": Evening(10 * 5),
         "oktopk.convergence": Evening(7 * 5),
         "sketch_fusion.accuracy": Evening(5 * 5),
-        "spardl.real_data": Evening(4 * 6 * 3, steps=3000),
+        "spardl.real_data": Evening(5 * 6 * 3, steps=1800),
         "spardl.residuals": Evening(4 * 4 * 5, workers=(14, 8), steps=900),
         "spardl.residuals_why": Evening(10 * 5, workers=(8,), steps=900),
     }

@@ -14,7 +14,7 @@ import pytest
 
 from scripts.exhibits import base, jobs, working
 from scripts.exhibits.kinds import lab
-from scripts.exhibits.papers import dear
+from scripts.exhibits.papers import dear, labs
 from spardl.basics.errors import ConfigError, TrainingError
 from tests.labs import in_a_lab
 
@@ -115,7 +115,7 @@ def test_synchronizations_beside_counts(monkeypatch: pytest.MonkeyPatch, synchro
 
 @pytest.mark.parametrize("name", ["DEAR", "SPARDL"])
 def test_jobs_can_be_typed_and_want_the_machine_for_themselves(name: str) -> None:
-    exhibit = getattr(lab, name)
+    exhibit = getattr(labs, name)
     assert exhibit.job("laptop").id == exhibit.job("paper").id != exhibit.job("smoke").id
     for scale in ("smoke", "laptop"):
         job = exhibit.job(scale)
@@ -130,18 +130,18 @@ def test_jobs_can_be_typed_and_want_the_machine_for_themselves(name: str) -> Non
         for word in arguments.command[2:]:
             assert not word.startswith("profile:") or (ROOT / word.removeprefix("profile:")).exists()
     assert not dear.SPEED.job("smoke").alone
-    assert lab.DEAR in dear.EXHIBITS
+    assert labs.DEAR in dear.EXHIBITS
 
 
 def results_of(folder: Path, data: Any, reason: str | None = None) -> Any:
-    return base.Results(folder, {lab.SPARDL.job("smoke"): jobs.Outcome(folder, data, reason)})
+    return base.Results(folder, {labs.SPARDL.job("smoke"): jobs.Outcome(folder, data, reason)})
 
 
 def test_without_a_lab_the_table_says_so(tmp_path: Path) -> None:
     results = results_of(tmp_path, {}, "missing programs: tc")
-    ((row,),) = (table.rows for table in lab.SPARDL.tables("smoke", results))
+    ((row,),) = (table.rows for table in labs.SPARDL.tables("smoke", results))
     assert (row.cells[0].text, row.cells[0].bad) == ("failed: missing programs: tc", True)
-    assert lab.SPARDL.pictures("smoke", results) == []
+    assert labs.SPARDL.pictures("smoke", results) == []
 
 
 def test_the_picture_has_a_bar_for_each_and_a_mark_for_each_prediction(
@@ -150,7 +150,7 @@ def test_the_picture_has_a_bar_for_each_and_a_mark_for_each_prediction(
     from matplotlib.figure import Figure
 
     monkeypatch.setattr(lab, "in_lab", lambda **_: synchronized)
-    (picture,) = lab.SPARDL.pictures("smoke", results_of(tmp_path, lab.synchronizations(**SETTING)))
+    (picture,) = labs.SPARDL.pictures("smoke", results_of(tmp_path, lab.synchronizations(**SETTING)))
     figure = Figure()
     picture.draw(figure)
     (axes,) = figure.axes

@@ -16,7 +16,7 @@ from scripts.exhibits.claims import dear as dear_claims
 from scripts.exhibits.claims import judging
 from scripts.exhibits.claims import spardl as spardl_claims
 from scripts.exhibits.kinds import gpu, lab
-from scripts.exhibits.papers import dear, sketch_fusion, spardl_lab, spardl_updates
+from scripts.exhibits.papers import dear, labs, sketch_fusion, spardl_lab, spardl_updates
 from scripts.exhibits.papers.catalogue import catalogue
 from scripts.exhibits.passes import MeasuredPasses, read_passes
 from spardl.basics.errors import ConfigError
@@ -107,14 +107,14 @@ def test_a_job_without_its_models_is_as_before(given: Given) -> None:
 
 def test_benches_in_the_lab_sleep_as_long(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = given("resnet50", bench_schedules.sizes()["resnet50"])
-    measured = lab.DEAR.with_passes(taken)
+    measured = labs.DEAR.with_passes(taken)
     job = measured.job("laptop")
-    assert job.id != lab.DEAR.job("laptop").id
-    assert measured.job("smoke").id == lab.DEAR.job("smoke").id  # of another model
+    assert job.id != labs.DEAR.job("laptop").id
+    assert measured.job("smoke").id == labs.DEAR.job("smoke").id  # of another model
     words = dict(job.arguments)["words"]
     assert f"profile:{taken['resnet50'].path}" in words
     assert "--compute" not in words
-    assert words[-6:] == lab.DEAR.job("laptop").arguments[-1][1][-6:]
+    assert words[-6:] == labs.DEAR.job("laptop").arguments[-1][1][-6:]
     asked: list[Any] = []
     monkeypatch.setattr(lab.netlab, "run", lambda arguments: asked.append(arguments) or 3)
     with pytest.raises(Exception, match="exit code 3"):
@@ -142,7 +142,7 @@ def test_a_profile_of_another_size_is_refused(given: Given) -> None:
         (spardl_updates.BREAKDOWN, wrong[0]),
         (spardl_updates.REGIMES, wrong[0]),
         (dear.SPEED, wrong[1]),
-        (lab.DEAR, wrong[1]),
+        (labs.DEAR, wrong[1]),
         (spardl_lab.LAB_UPDATES, wrong[2]),
     ):
         with pytest.raises(ConfigError, match=r"is of a model of 12 parameters, \w+ has [\d,]+; measure that one"):

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 from scripts import bench_schedules, choices
 from scripts.exhibits.base import Basis
 from scripts.exhibits.charts.sheets import Dots, Lines
-from scripts.exhibits.kinds import lab
 from scripts.exhibits.kinds.predictions import Computed, sheet
+from scripts.exhibits.papers import labs
 from spardl.clusters.network import PRESETS
 from spardl.clusters.profile import Profile
 from spardl.diagnostics.timeline import schedules
@@ -278,4 +278,4 @@ TUNING = Computed(
     time="a minute",
 )
 
-EXHIBITS = (SPEED, NO_FUSION, BREAKDOWN, SCALING, TUNING, lab.DEAR)
+EXHIBITS = (SPEED, NO_FUSION, BREAKDOWN, SCALING, TUNING, labs.DEAR)

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from scripts.exhibits.kinds import lab
 from scripts.exhibits.kinds.adaptation import Adaptation, AdaptationPlan
 from scripts.exhibits.kinds.counts import CountedCosts
 from scripts.exhibits.kinds.lazy import Laziness
 from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan
 from scripts.exhibits.kinds.watched import WatchedPlan
 from scripts.exhibits.notes import OKTOPK
-from scripts.exhibits.papers import spardl_contrasts, spardl_lab, spardl_race, spardl_updates
+from scripts.exhibits.papers import labs, spardl_contrasts, spardl_lab, spardl_race, spardl_updates
 from scripts.exhibits.papers.real import (
     EVENING,
     OURS,
@@ -365,6 +364,6 @@ EXHIBITS = (
     spardl_updates.FAST_NETWORK,
     spardl_updates.REGIMES,
     spardl_lab.LAB_UPDATES,
-    lab.SPARDL,
+    labs.SPARDL,
     spardl_race.RACE,
 )

@@ -33,7 +33,7 @@ OWN = MappingProxyType(
         "spardl.convergence": Evening(10 * 5),
         "oktopk.convergence": Evening(7 * 5),
         "sketch_fusion.accuracy": Evening(5 * 5),
-        "spardl.real_data": Evening(5 * 6 * 3, steps=1800),
+        "spardl.real_data": Evening(7 * 6 * 3, workers=(14, 4), steps=1000),
         "spardl.residuals": Evening(4 * 4 * 5, workers=(14, 8), steps=900),
         "spardl.residuals_why": Evening(10 * 5, workers=(8,), steps=900),
     }
@@ -132,7 +132,7 @@ def test_tasks_of_an_evening_run_on_data_of_their_shape(composing: None, tmp_pat
     assert {job.config["dataset"]["_target_"] for job in work} == {
         job.config["dataset"]["_target_"] for job in exhibit.jobs("evening")
     }
-    assert len(exhibit.tables("smoke", results)) == 4
+    assert len(exhibit.tables("smoke", results)) == 6
     assert all(isinstance(job, jobs.Training) for job in work)
 
 
@@ -144,8 +144,8 @@ def test_a_plan_of_trainings_is_told_in_hours(capsys: Any, tmp_path: Path, monke
     expected = {job.labels.job_type: job.expected for job in work if "IMDB" in job.labels.tags[0]}
     assert expected["dense"] == pytest.approx(14 * expected["alone"])
     hours = sum(job.expected for job in work) / 3600
-    assert f"90 trainings, about {hours:.1f} hours of a core" in KNOWN["spardl.real_data"].cost("evening")
+    assert f"126 trainings, about {hours:.1f} hours of a core" in KNOWN["spardl.real_data"].cost("evening")
     few = work[::15]
     working.complete(few, tmp_path, at_once=1)
     hours = sum(job.expected for job in few) / 3600
-    assert capsys.readouterr().out == f"6 of 6 jobs to do: about {hours:.1f} hours of a core\n"
+    assert capsys.readouterr().out == f"9 of 9 jobs to do: about {hours:.1f} hours of a core\n"

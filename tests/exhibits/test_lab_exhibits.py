@@ -113,7 +113,7 @@ def test_synchronizations_beside_counts(monkeypatch: pytest.MonkeyPatch, synchro
     assert {torchs[name] for name in ("predicted", "rounds", "messages alone")} == {"not counted"}
 
 
-@pytest.mark.parametrize("name", ["DEAR", "SPARDL"])
+@pytest.mark.parametrize("name", ["DEAR", "SPARDL", "LAYER_FUSION", "LAYER_FUSION_SMALL", "BUCKETS"])
 def test_jobs_can_be_typed_and_want_the_machine_for_themselves(name: str) -> None:
     exhibit = getattr(labs, name)
     assert exhibit.job("laptop").id == exhibit.job("paper").id != exhibit.job("smoke").id

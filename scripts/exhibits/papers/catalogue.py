@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from scripts.exhibits.base import Exhibit
-from scripts.exhibits.papers import dear, frontier, oktopk, sketch_fusion, spardl, study
+from scripts.exhibits.papers import dear, frontier, oktopk, settings, sketch_fusion, spardl, study
 
 __all__ = ["catalogue", "papers"]
 
-PAPERS = (spardl, oktopk, study, dear, sketch_fusion, frontier)
+PAPERS = (spardl, oktopk, study, dear, sketch_fusion, frontier, settings)
 
 
 def catalogue() -> Mapping[str, Exhibit]:

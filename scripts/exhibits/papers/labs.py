@@ -10,11 +10,11 @@ from scripts.exhibits.base import Basis
 from scripts.exhibits.kinds.lab import Measured, schedules, synchronizations
 from scripts.exhibits.notes import OKTOPK
 
-__all__ = ["DEAR", "SPARDL"]
+__all__ = ["BUCKETS", "DEAR", "LAYER_FUSION", "LAYER_FUSION_SMALL", "SPARDL"]
 
 
-def _arguments(limit: float, *words: str) -> tuple[tuple[str, Any], ...]:
-    return (("workers", 4), ("gbit", 1.0), ("limit", limit), ("words", words))
+def _arguments(gbit: float, limit: float, *words: str) -> tuple[tuple[str, Any], ...]:
+    return (("workers", 4), ("gbit", gbit), ("limit", limit), ("words", words))
 
 
 def _overlap(profile: str, schedules: str, *words: str) -> tuple[str, ...]:
@@ -33,10 +33,12 @@ def _sync(*words: str) -> tuple[str, ...]:
     return ("scripts/bench_sync.py", "--wires", "exact", "--methods", methods, *words)
 
 
-def _scales(smoke: tuple[str, ...], laptop: tuple[str, ...], limit: float) -> Mapping[str, tuple[tuple[str, Any], ...]]:
+def _scales(
+    smoke: tuple[str, ...], laptop: tuple[str, ...], limit: float, gbit: float = 1.0
+) -> Mapping[str, tuple[tuple[str, Any], ...]]:
     """A lab is on one machine, so the paper's scale is the laptop's."""
-    whole = _arguments(limit, *laptop)
-    return MappingProxyType({"smoke": _arguments(200.0, *smoke), "laptop": whole, "paper": whole})
+    whole = _arguments(gbit, limit, *laptop)
+    return MappingProxyType({"smoke": _arguments(gbit, 200.0, *smoke), "laptop": whole, "paper": whole})
 
 
 # Rivals are given the same sizes as DeAR, and MG-WFBP's search.
@@ -104,4 +106,59 @@ SPARDL = Measured(
     ),
     time="smoke: 20 s; else 2 minutes, alone on the machine",
     note=OKTOPK,
+)
+
+
+def _grouped(name: str, title: str, source: str, shows: str, laptop: tuple[str, ...], gbit: float = 1.0) -> Measured:
+    """Ways to cut layers into groups, for several methods."""
+    few = ("--compute", "0.06", "--rounds", "2", "--steps", "1", "--settle", "2", "--methods", "spardl")
+    return Measured(
+        name=name,
+        title=title,
+        source=source,
+        shows=shows,
+        basis=DEAR.basis._replace(measured=DEAR.basis.measured.replace("1 Gbit/s", f"{gbit:g} Gbit/s")),
+        function=schedules,
+        arguments=_scales(_overlap("resnet20", "wfbp:bucket_mb=0.5,wfbp:bucket_mb=inf", *few), laptop, 900.0, gbit),
+        shell="",
+        words=DEAR.words,
+        time="smoke: 30 s; else 5 minutes, alone on the machine",
+    )
+
+
+CUTS = "wfbp:bucket_mb=0,wfbp,wfbp:bucket_mb=inf,layer_fusion"
+FUSING = "LayerFusion for other compressors, on our four workers instead; up to 2.87x (abstract: certain)"
+LAYER_FUSION = _grouped(
+    "sketch_fusion.lab",
+    "LayerFusion on a real network",
+    FUSING,
+    "what the best partition gains over every layer alone, 25 MB buckets and one group where messages really take time",
+    _overlap(
+        "resnet50",
+        CUTS,
+        *("--compute", "0.6", "--rounds", "5", "--steps", "1", "--methods", "spardl,topka"),
+    ),
+)
+LAYER_FUSION_SMALL = _grouped(
+    "sketch_fusion.lab_small",
+    "LayerFusion on a real network, a small model",
+    FUSING,
+    "the same of a model small enough for the sketch, at a tenth of the bandwidth",
+    _overlap(
+        "resnet20",
+        CUTS,
+        *("--compute", "0.3", "--rounds", "5", "--steps", "2", "--methods", "count_sketch,spardl,topka,none"),
+    ),
+    0.1,
+)
+BUCKETS = _grouped(
+    "settings.bucket_mb",
+    "Sizes of groups",
+    "no paper's",
+    "how large the groups should be that are sent beside the backward pass, with a sparse method and without",
+    _overlap(
+        "resnet50",
+        "wfbp:bucket_mb=1,wfbp:bucket_mb=5,wfbp,wfbp:bucket_mb=inf",
+        *("--compute", "0.3", "--rounds", "5", "--steps", "1", "--methods", "spardl,none"),
+    ),
 )

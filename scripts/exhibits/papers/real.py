@@ -170,6 +170,10 @@ def _cases(data: Mapping[str, str], few: int | None = None, *last: str) -> tuple
         "training.eval_every=5",
         "training.eval_examples=1000",
     )
+    # Some hundred examples each, all that is at hand of them: four workers are enough.
+    few_examples = ("cluster.workers=4", "lr_schedule.warmup_fraction=0.05", "training.eval_every=5")
+    houses = ("model=vgg11_house", f"dataset={data['houses']}", "dataset.image_size=32", *few_examples)
+    letters = ("model=lstm_an4_small", f"dataset={data['an4']}", *few_examples)
     # Dense training is best before 2,000 steps there, and overfits afterwards; its longest run shows that.
     lengths = (few,) if few else (1800, 3000)
     return (
@@ -177,6 +181,8 @@ def _cases(data: Mapping[str, str], few: int | None = None, *last: str) -> tuple
         _pace("LSTM of 2 x 200 on Penn Treebank", (*news, *last), few or 3000, 1.0, True, known=ON_PTB),
         *(_pace("LSTM on IMDB", (*reviews, *last), steps, 0.5, known=KNOWN["spardl/lstm_imdb"]) for steps in lengths),
         _pace("BERT of 2 x 128 on WikiText-2", (*articles, *last), few or 4000, 0.75, True, _rates(0.0002, 0.001)),
+        _pace("VGG-11 on Houses", (*houses, *last), few or 1000, 1.6, True, workers=4),
+        _pace("LSTM on AN4", (*letters, *last), few or 1000, 0.9, True, workers=4),
     )
 
 
@@ -188,12 +194,13 @@ def _pace(
     lower: bool = False,
     own: Own = (),
     known: Known | None = None,
+    workers: int = WORKERS,
 ) -> Pace:
     length = f"training.max_steps={steps}"
-    return Pace(Case(name, (*words, length), f"{name}, {steps:,} steps", lower, own, known), steps, seconds)
+    return Pace(Case(name, (*words, length), f"{name}, {steps:,} steps", lower, own, known), steps, seconds, workers)
 
 
-_NAMES = ("cifar10", "ptb", "imdb", "wikitext2_articles")
+_NAMES = ("cifar10", "ptb", "imdb", "wikitext2_articles", "houses", "an4")
 REAL = _cases({name: name for name in _NAMES})
 SYNTHETIC = _cases(
     {name: f"synthetic_{name}" for name in _NAMES},

@@ -11,6 +11,7 @@ from scripts.exhibits.base import Basis
 from scripts.exhibits.charts.sheets import Dots
 from scripts.exhibits.kinds.predictions import Computed, sheet
 from scripts.exhibits.kinds.trainings import MethodComparison, Plan
+from scripts.exhibits.papers import labs
 from scripts.exhibits.papers.real import FLOOR, RIVALS, long_digits, only, with_evening
 from scripts.exhibits.papers.small import ONE_SEED, PICTURES, SEEDS, SMALL, TINY, VIRTUAL, as_published
 from spardl.clusters.network import PRESETS
@@ -154,4 +155,4 @@ ACCURACY = MethodComparison(
     ),
 )
 
-EXHIBITS = (FUSION, SCALING, ACCURACY)
+EXHIBITS = (FUSION, SCALING, labs.LAYER_FUSION, labs.LAYER_FUSION_SMALL, ACCURACY)

@@ -1,0 +1,96 @@
+"""Exhibits that benches of this repository measure, in one process or in some that loopback connects."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from scripts.exhibits.base import at
+from scripts.exhibits.charts.sheets import Chart
+from scripts.exhibits.kinds.lab import EDITION, Measurement
+from scripts.exhibits.kinds.predictions import Computed, sheet
+from spardl.basics.errors import TrainingError
+
+__all__ = ["Timed", "timed"]
+
+ROOT = Path(__file__).resolve().parents[3]
+# Seconds after which a bench is ended.
+LIMIT = 900.0
+
+
+def timed(script: str, runs: Sequence[Sequence[str]], floor: str, workers: int) -> dict[str, Any]:
+    """A sheet for each table that a bench writes.
+
+    Args:
+        script: of the bench, from the repository's root.
+        runs: its words, each time that it runs.
+        floor: the row that others are compared with.
+        workers: processes that are started by torchrun; 0: one, without it.
+
+    Raises:
+        TrainingError: if it failed, or took too long.
+    """
+    tables = [table for words in runs for table in _run(script, words, workers).items()]
+    return {"sheets": [_sheet(title, rows, floor) for title, rows in tables]}
+
+
+def _run(script: str, words: Sequence[str], workers: int) -> Mapping[str, Any]:
+    """The tables, by title."""
+    with TemporaryDirectory() as folder:
+        found = Path(folder) / "found.json"
+        command = [sys.executable, *_started(workers), str(ROOT / script), *words, f"--json={found}"]
+        try:
+            ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise TrainingError(f"{script} took more than {LIMIT:g} s") from error
+        if ended.returncode:
+            said = [line.partition("error: ")[2] for line in ended.stderr.splitlines() if "error: " in line]
+            raise TrainingError(next(iter(said), f"{script} ended with exit code {ended.returncode}"))
+        tables: Mapping[str, Any] = json.loads(found.read_bytes())["cases"]
+        return tables
+
+
+def _started(workers: int) -> Sequence[str]:
+    """What stands before a script, for as many processes."""
+    local = ("--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={workers}")
+    return ("-m", "torch.distributed.run", *local) if workers else ()
+
+
+def _sheet(title: str, rows: Sequence[Mapping[str, Any]], floor: str) -> Mapping[str, Any]:
+    """Milliseconds, and how often the floor fits in."""
+    base = next(median(row["seconds"]) for row in rows if row["name"] == floor)
+    columns = ("what", "median ms", "least", "most", f"x {floor}")
+    return sheet(title, columns, {row["name"]: _times(row["seconds"], base) for row in rows})
+
+
+def _times(seconds: Sequence[float], base: float) -> list[float | str]:
+    middle = median(seconds)
+    return [1000 * middle, 1000 * min(seconds), 1000 * max(seconds), middle / base]
+
+
+@dataclass(frozen=True)
+class Timed(Computed):
+    """What a bench measures; ``arguments`` are those of :func:`timed`."""
+
+    charts: tuple[Chart, ...] = ()
+    recipe: int = EDITION
+
+    def job(self, scale: str) -> Measurement:
+        """All of it."""
+        arguments = at(scale, self.arguments)
+        given = dict(arguments)
+        start = "torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node" if given["workers"] else "python"
+        typed = (*start.split(), *([str(given["workers"])] if given["workers"] else []), given["script"])
+        shell = "; ".join(" ".join((*typed, *words)) for words in given["runs"])
+        return Measurement(self.name, self.function, arguments, shell, self.recipe)
+
+    def caption(self, scale: str) -> str:
+        """See :meth:`Exhibit.caption`."""
+        return f"{self.words} {self.job(scale).command}"

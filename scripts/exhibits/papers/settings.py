@@ -1,0 +1,127 @@
+"""Settings, and what a worker's own work takes: no paper's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from scripts.exhibits.base import Basis
+from scripts.exhibits.kinds import benches
+from scripts.exhibits.kinds.trainings import DENSE, Case, MethodComparison, Plan
+from scripts.exhibits.notes import OKTOPK
+from scripts.exhibits.papers import labs
+from scripts.exhibits.papers.small import ON_DIGITS, ONE_SEED, PICTURES, SEEDS, TINY, VIRTUAL
+
+__all__ = ["EXHIBITS"]
+
+SPARDL = ("compressor=spardl",)
+FALLING, TENTH, THIRD = "density falls, a tenth of the steps", "dense, a tenth of the steps", "dense, a third"
+OURS = "no paper's"
+
+
+def _plans(cost: str, *cases: Case) -> Mapping[str, Plan]:
+    """The paper's scale is the laptop's: no paper has these figures."""
+    tiny, whole = Plan((PICTURES,), TINY, ONE_SEED, "seconds each"), Plan(cases, (), SEEDS, cost)
+    return MappingProxyType({"smoke": tiny, "laptop": whole, "paper": whole})
+
+
+def _digits(workers: int, steps: int, density: float | None = None) -> Case:
+    """ResNet-20 on digits for 30 epochs, which are so many steps; with a density, warm-ups are shares of them."""
+    sent = () if density is None else (f"compressor.density={density}",)
+    own = {
+        "no warm-up": sent,
+        FALLING: (*sent, f"compressor.warmup_steps={steps // 10}"),
+        TENTH: (*sent, f"warmup.steps={steps // 10}"),
+        THIRD: (*sent, f"warmup.steps={steps // 3}"),
+    }
+    what = f"ResNet-20 on digits, {workers} workers, {steps} steps{f', {density:.1%}' if density else ''}"
+    words = ("model=resnet20", "dataset=digits", f"cluster.workers={workers}")
+    return Case(what, words, what, own=tuple(own.items()) if density else (), known=ON_DIGITS)
+
+
+WARM_UP = MethodComparison(
+    name="settings.warm_up",
+    title="Warm-up",
+    source=f"{OURS}; densities that fall are from Deep Gradient Compression (Lin et al., ICLR 2018)",
+    shows="what denser first steps bring back, and what they cost in bytes",
+    basis=VIRTUAL,
+    leads=True,
+    methods=MappingProxyType({**dict.fromkeys(("no warm-up", FALLING, TENTH, THIRD), SPARDL), "dense": DENSE}),
+    plans=_plans("about 20 minutes", _digits(4, 660, 0.001), _digits(8, 330, 0.01)),
+)
+WIRE = MethodComparison(
+    name="settings.wire",
+    title="Values in fewer bits",
+    source=OURS,
+    shows="what rounding the values of sparse messages costs, where what it takes stays in the residual",
+    basis=VIRTUAL,
+    methods=MappingProxyType(
+        {
+            **{f"wire={name}": (*SPARDL, f"wire={name}") for name in ("exact", "bfloat16", "int8", "int4", "int2")},
+            "dense": DENSE,
+        }
+    ),
+    plans=_plans("about 10 minutes", _digits(4, 660)),
+)
+
+
+def _bench(
+    name: str, title: str, shows: str, whole: Mapping[str, Any], few: tuple[str, ...], note: str = ""
+) -> benches.Timed:
+    """A bench of the repository.
+
+    Args:
+        name: of the exhibit.
+        title: likewise.
+        shows: likewise.
+        whole: arguments of :func:`benches.timed`.
+        few: words of a small run in place of the others.
+        note: of the exhibit.
+    """
+    laptop, smoke = tuple(whole.items()), tuple({**whole, "runs": (few,)}.items())
+    return benches.Timed(
+        name=name,
+        title=title,
+        source=OURS,
+        shows=shows,
+        basis=Basis("nothing", "milliseconds of this machine", "gradients: a part that all share, and noise"),
+        function=benches.timed,
+        arguments=MappingProxyType({"smoke": smoke, "laptop": laptop, "paper": laptop}),
+        shell="",
+        words="Medians of turns that alternate, with the least and the most.",
+        time="smoke: 20 s; else 3 minutes, alone on the machine",
+        note=note,
+    )
+
+
+FEW = ("--entries", "100000", "--settle", "2", "--repetitions", "2")
+SELECTION = _bench(
+    "settings.selection",
+    "Residual and selection",
+    "what error feedback and exact top-k cost a worker, beside an addition and torch.topk",
+    {
+        "script": "scripts/bench_selection.py",
+        "runs": tuple(
+            ("--dtype", dtype, "--repetitions", "15") for dtype in ("float32", "bfloat16", "float16", "float64")
+        ),
+        "floor": "residual.add_(gradient)",
+        "workers": 0,
+    },
+    FEW,
+)
+LOOPBACK = _bench(
+    "settings.loopback",
+    "Synchronizations without a network",
+    "what whole synchronizations of four workers take where messages cost next to nothing",
+    {
+        "script": "scripts/bench_sync.py",
+        "runs": (("--methods", "spardl,oktopk", "--repetitions", "15"),),
+        "floor": "torch dense all-reduce",
+        "workers": 4,
+    },
+    FEW,
+    OKTOPK,
+)
+
+EXHIBITS = (WARM_UP, WIRE, labs.BUCKETS, SELECTION, LOOPBACK)

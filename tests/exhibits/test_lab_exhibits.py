@@ -89,6 +89,37 @@ def test_steps_beside_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [value for _, value in start["rows"]] == [1.25, 2.0, 0.9]
 
 
+def test_steps_with_delays_and_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def run(delay_ms: float, **_: Any) -> list[dict[str, Any]]:
+        asked.append(delay_ms)
+        row = {"method": "none", "schedule": "wfbp", "groups": 5, "ideal": None, "compute": 1.0, "alpha": 1, "gbit": 1}
+        one = {**row, "seconds": [2.0 * delay_ms], "predicted": 1.0, "streams": 1}
+        return [one, {**one, "seconds": [delay_ms], "predicted": None, "streams": 4}]
+
+    monkeypatch.setattr(lab, "in_lab", run)
+    first, second = lab.delayed((0.1, 5.0), **SETTING)["sheets"]
+    assert asked == [0.1, 5.0]
+    assert second["title"].endswith("0.5 Gbit/s, delayed by 5 ms")
+    assert [row[:2] for row in first["rows"]] == [["none, wfbp", 0.2], ["none, wfbp, 4 streams", 0.1]]
+    assert second["rows"][1][4] == "not counted"
+
+
+def test_a_lab_is_told_the_delay(answer: Any) -> None:
+    asked = []
+    answer(lambda arguments: asked.append(arguments.delay_ms) or 3)
+    for setting in (SETTING, {**SETTING, "delay_ms": 2.5}):
+        with pytest.raises(TrainingError):
+            lab.in_lab(**setting)
+    assert asked == [0.0, 2.5]
+
+
+def test_what_is_typed_names_each_delay() -> None:
+    commands = [shlex.split(each) for each in labs.STREAMS.job("laptop").command.split("; ")]
+    assert [lab.netlab.parse(words[2:]).delay_ms for words in commands] == [0.1, 5.0, 20.0]
+
+
 @pytest.fixture
 def synchronized() -> dict[str, Any]:
     header = ["", "rounds", "bytes", "alone", "messages, predicted", "predicted"]
@@ -113,7 +144,7 @@ def test_synchronizations_beside_counts(monkeypatch: pytest.MonkeyPatch, synchro
     assert {torchs[name] for name in ("predicted", "rounds", "messages alone")} == {"not counted"}
 
 
-@pytest.mark.parametrize("name", ["DEAR", "SPARDL", "LAYER_FUSION", "LAYER_FUSION_SMALL", "BUCKETS"])
+@pytest.mark.parametrize("name", ["DEAR", "SPARDL", "LAYER_FUSION", "LAYER_FUSION_SMALL", "BUCKETS", "GROUPS"])
 def test_jobs_can_be_typed_and_want_the_machine_for_themselves(name: str) -> None:
     exhibit = getattr(labs, name)
     assert exhibit.job("laptop").id == exhibit.job("paper").id != exhibit.job("smoke").id

@@ -34,6 +34,7 @@ __all__ = [
     "Measured",
     "Measurement",
     "asleep",
+    "delayed",
     "in_lab",
     "schedules",
     "slept",
@@ -84,7 +85,9 @@ def _said(log: Path) -> Iterator[None]:
                 os.close(old)
 
 
-def in_lab(workers: int, gbit: float, limit: float, words: Sequence[str], measured: str = "") -> Any:
+def in_lab(
+    workers: int, gbit: float, limit: float, words: Sequence[str], measured: str = "", delay_ms: float = 0.0
+) -> Any:
     """Runs a bench as every worker of a network lab. The lab ends with this process, however that ends.
 
     Args:
@@ -93,6 +96,7 @@ def in_lab(workers: int, gbit: float, limit: float, words: Sequence[str], measur
         limit: seconds after which the lab is ended.
         words: of the bench, its script first; paths are those seen from the repository's root.
         measured: digest of the profile that workers sleep by, if it is not one of ours; so another file is another job.
+        delay_ms: of each message, one way.
 
     Returns:
         What the bench wrote to ``--json``.
@@ -104,10 +108,11 @@ def in_lab(workers: int, gbit: float, limit: float, words: Sequence[str], measur
     del measured
     with TemporaryDirectory() as folder:
         found, log = Path(folder) / "found.json", Path(folder) / "log.txt"
-        lab = ["run", f"--workers={workers}", f"--gbit={gbit:g}", f"--timeout={limit:g}", "--", sys.executable]
+        lab = ["run", f"--workers={workers}", f"--gbit={gbit:g}", f"--timeout={limit:g}", f"--delay-ms={delay_ms:g}"]
+        bench = [sys.executable, *map(_here, words), f"--gbit={gbit:g}", f"--json={found}"]
         try:
             with _said(log):
-                code = netlab.run(netlab.parse([*lab, *map(_here, words), f"--gbit={gbit:g}", f"--json={found}"]))
+                code = netlab.run(netlab.parse([*lab, "--", *bench]))
         except (LabError, OSError) as error:
             raise ConfigError(" ".join(str(error).split())) from error
         if code:
@@ -166,7 +171,7 @@ def schedules(**setting: Any) -> dict[str, Any]:
     """
     found = in_lab(**setting)
     rows: dict[str, list[float | str]] = {
-        f"{row['method']}, {row['schedule']}": [
+        _row_name(row): [
             *_seconds(row["seconds"], row["predicted"]),
             float(row["groups"]),
             row["ideal"] if row["ideal"] is not None else "no halves",
@@ -187,6 +192,24 @@ def schedules(**setting: Any) -> dict[str, Any]:
             sheet("What the predictions start from, measured before", ("figure", "value"), start),
         ]
     }
+
+
+def _row_name(row: Mapping[str, Any]) -> str:
+    """One stream goes without saying."""
+    several = f", {row['streams']} streams" if row.get("streams", 1) > 1 else ""
+    return f"{row['method']}, {row['schedule']}{several}"
+
+
+def delayed(delays_ms: Sequence[float], **setting: Any) -> dict[str, Any]:
+    """Seconds of a training step under each schedule, once for each delay of messages.
+
+    Args:
+        delays_ms: of a message, one way.
+        setting: all else; see :func:`in_lab`.
+    """
+    found = [schedules(**setting, delay_ms=delay)["sheets"][0] for delay in delays_ms]
+    pairs = zip(found, delays_ms, strict=True)
+    return {"sheets": [{**made, "title": f"{made['title']}, delayed by {delay:g} ms"} for made, delay in pairs]}
 
 
 def synchronizations(**setting: Any) -> dict[str, Any]:
@@ -241,7 +264,8 @@ class Measured(Computed):
         """All of it."""
         arguments = at(scale, self.arguments)
         given = dict(arguments)
-        shell = typed(given["workers"], given["gbit"], given["words"])
+        delays = given.get("delays_ms", (0.0,))
+        shell = "; ".join(typed(given["workers"], given["gbit"], given["words"], delay) for delay in delays)
         return Measurement(self.name, self.function, arguments, shell, self.recipe)
 
     def caption(self, scale: str) -> str:
@@ -250,9 +274,13 @@ class Measured(Computed):
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
         """See :meth:`Exhibit.pictures`."""
-        sheets = results.of(self.job(scale)).data.get("sheets", ())[:1]
+        sheets = [made for made in results.of(self.job(scale)).data.get("sheets", ()) if MEDIAN in made["columns"]]
         words = "bars and figures: medians, with the least and the most; diamonds: predictions"
-        return [Picture("seconds", f"{made['title']}; {words}", partial(_draw, made)) for made in sheets]
+        names = ["seconds", *(f"seconds {place}" for place in range(2, len(sheets) + 1))]
+        return [
+            Picture(name, f"{made['title']}; {words}", partial(_draw, made))
+            for name, made in zip(names, sheets, strict=False)
+        ]
 
 
 def _asleep(arguments: tuple[tuple[str, Any], ...], own: Mapping[str, MeasuredPasses]) -> tuple[tuple[str, Any], ...]:
@@ -263,11 +291,10 @@ def _asleep(arguments: tuple[tuple[str, Any], ...], own: Mapping[str, MeasuredPa
     return tuple({**given, "words": asleep(given["words"], measured), "measured": measured.digest}.items())
 
 
-def typed(workers: int, gbit: float, words: Sequence[str]) -> str:
+def typed(workers: int, gbit: float, words: Sequence[str], delay_ms: float = 0.0) -> str:
     """What to type to have a bench run in a lab; see :func:`in_lab`."""
-    return (
-        f"python scripts/netlab.py run --workers {workers} --gbit {gbit:g} -- python {' '.join(words)} --gbit {gbit:g}"
-    )
+    lab = f"--workers {workers} --gbit {gbit:g}{f' --delay-ms {delay_ms:g}' if delay_ms else ''}"
+    return f"python scripts/netlab.py run {lab} -- python {' '.join(words)} --gbit {gbit:g}"
 
 
 def _draw(made: Figures, figure: Any) -> None:

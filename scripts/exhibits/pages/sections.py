@@ -22,7 +22,7 @@ from scripts.exhibits.tried import Tried
 from spardl.basics.errors import DataError
 from spardl.basics.files import write_atomically
 
-__all__ = ["add", "exhibit_section", "key", "sources", "tables_section"]
+__all__ = ["add", "exhibit_section", "key", "rendered", "sources", "tables_section"]
 
 MOST_SOURCES = 12
 TITLE = "Reproduced tables and figures"
@@ -65,7 +65,7 @@ def exhibit_section(exhibit: Exhibit, group: str, scale: str, results: Results) 
     command = f"python scripts/reproduce.py {exhibit.name} --scale {scale}"
     drawn = figures(pictures, own, exhibit.basis)
     lead, rest = ("".join(drawn[:1]), drawn[1:]) if exhibit.leads else ("", drawn)
-    parts = [*rest, *_tables(tables, own, exhibit.basis, results)]
+    parts = [*rest, *rendered(tables, own, exhibit.basis, results)]
     here = Markup(HERE) if lead else ""
     html = render("exhibit", about=about, command=command, lead=here, parts=parts, lines=_made(tables, results))
     return Section(own, group, exhibit.title, scale, _marks(tables), html, lead, exhibit.tried(scale, results))
@@ -85,14 +85,15 @@ def tables_section(
         basis: of these.
         results: of the work behind their rows.
     """
-    parts = _tables(tables, own, basis, results)
+    parts = rendered(tables, own, basis, results)
     html = render("tables", words=words, parts=parts, lines=_made(tables, results))
     found = [claim for content in tables for claim in judged(content)]
     marked = _marks([content for content in tables if not judges(content)])  # what is not reproduced has not failed
     return Section(own, "", title, scale, marked, html, judged=found)
 
 
-def _tables(tables: Sequence[Table], own: str, basis: Basis, results: Results) -> list[Markup]:
+def rendered(tables: Sequence[Table], own: str, basis: Basis, results: Results) -> list[Markup]:
+    """Tables as they stand in a section; ``own``: its key, ``basis``: of all, ``results``: behind their rows."""
     return [
         table(content, f"{own}-table-{number}", basis, lambda row: _few(sources(row, results)))
         for number, content in enumerate(tables, 1)

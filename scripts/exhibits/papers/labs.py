@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from scripts.exhibits.base import Basis
-from scripts.exhibits.kinds.lab import Measured, schedules, synchronizations
+from scripts.exhibits.kinds.lab import Measured, delayed, schedules, synchronizations
 from scripts.exhibits.notes import OKTOPK
 
-__all__ = ["BUCKETS", "DEAR", "LAYER_FUSION", "LAYER_FUSION_SMALL", "SPARDL"]
+__all__ = ["BUCKETS", "DEAR", "GROUPS", "LAYER_FUSION", "LAYER_FUSION_SMALL", "SPARDL", "STREAMS", "STREAMS_SMALL"]
 
 
 def _arguments(gbit: float, limit: float, *words: str) -> tuple[tuple[str, Any], ...]:
@@ -111,7 +112,6 @@ SPARDL = Measured(
 
 def _grouped(name: str, title: str, source: str, shows: str, laptop: tuple[str, ...], gbit: float = 1.0) -> Measured:
     """Ways to cut layers into groups, for several methods."""
-    few = ("--compute", "0.06", "--rounds", "2", "--steps", "1", "--settle", "2", "--methods", "spardl")
     return Measured(
         name=name,
         title=title,
@@ -119,13 +119,14 @@ def _grouped(name: str, title: str, source: str, shows: str, laptop: tuple[str, 
         shows=shows,
         basis=DEAR.basis._replace(measured=DEAR.basis.measured.replace("1 Gbit/s", f"{gbit:g} Gbit/s")),
         function=schedules,
-        arguments=_scales(_overlap("resnet20", "wfbp:bucket_mb=0.5,wfbp:bucket_mb=inf", *few), laptop, 900.0, gbit),
+        arguments=_scales(_overlap("resnet20", "wfbp:bucket_mb=0.5,wfbp:bucket_mb=inf", *FEW), laptop, 900.0, gbit),
         shell="",
         words=DEAR.words,
         time="smoke: 30 s; else 5 minutes, alone on the machine",
     )
 
 
+FEW = ("--compute", "0.06", "--rounds", "2", "--steps", "1", "--settle", "2", "--methods", "spardl")
 CUTS = "wfbp:bucket_mb=0,wfbp,wfbp:bucket_mb=inf,layer_fusion"
 FUSING = "LayerFusion for other compressors, on our four workers instead; up to 2.87x (abstract: certain)"
 LAYER_FUSION = _grouped(
@@ -151,14 +152,56 @@ LAYER_FUSION_SMALL = _grouped(
     ),
     0.1,
 )
+OURS = "no paper's"
 BUCKETS = _grouped(
     "settings.bucket_mb",
     "Sizes of groups",
-    "no paper's",
+    OURS,
     "how large the groups should be that are sent beside the backward pass, with a sparse method and without",
     _overlap(
         "resnet50",
         "wfbp:bucket_mb=1,wfbp:bucket_mb=5,wfbp,wfbp:bucket_mb=inf",
         *("--compute", "0.3", "--rounds", "5", "--steps", "1", "--methods", "spardl,none"),
     ),
+)
+GROUPS = _grouped(
+    "settings.groups",
+    "What a group costs",
+    OURS,
+    "how much longer several groups take than one synchronization, where no passes hide them",
+    _overlap(
+        "resnet50",
+        "after_backward,wfbp:bucket_mb=16,wfbp:bucket_mb=4",
+        *("--compute", "0.01", "--rounds", "9", "--steps", "2", "--settle", "6", "--methods", "spardl"),
+    ),
+)
+DELAYS = (0.1, 5.0, 20.0)
+
+
+def _streamed(name: str, model: str, schedules: str, *words: str) -> Measured:
+    """Several groups under way at once, on links of several delays."""
+    made = _grouped(name, "Groups under way at once", OURS, "", _overlap(model, schedules, *words))
+    several = {scale: (*given, ("delays_ms", DELAYS)) for scale, given in made.arguments.items()}
+    few = _arguments(1.0, 200.0, *_overlap("resnet20", "wfbp:bucket_mb=0.5", *FEW, "--streams", "1,2"))
+    return replace(
+        made,
+        shows=f"what cluster.streams gains where round trips take time; {model}, delays one way",
+        function=delayed,
+        arguments=MappingProxyType({**several, "smoke": (*few, ("delays_ms", (0.5,)))}),
+        words="Medians of turns that alternate. Delayed messages wait in a process of the lab.",
+    )
+
+
+SEVERAL = ("--methods", "spardl,none", "--streams", "1,2,4", "--rounds", "5", "--settle", "2")
+STREAMS = _streamed(
+    "settings.streams",
+    "resnet50",
+    "after_backward,wfbp:bucket_mb=16",
+    *("--compute", "0.3", "--steps", "1", *SEVERAL),
+)
+STREAMS_SMALL = _streamed(
+    "settings.streams_small",
+    "resnet20",
+    "after_backward,wfbp:bucket_mb=0.12",
+    *("--compute", "0.1", "--steps", "2", *SEVERAL),
 )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from scripts.choices import names
 from scripts.exhibits.base import Basis
 from scripts.exhibits.kinds import benches
-from scripts.exhibits.kinds.trainings import DENSE, Case, MethodComparison, Plan
+from scripts.exhibits.kinds.trainings import ALONE, DENSE, Case, MethodComparison, Plan
 from scripts.exhibits.notes import OKTOPK
 from scripts.exhibits.papers import labs
 from scripts.exhibits.papers.small import ON_DIGITS, ONE_SEED, PICTURES, SEEDS, TINY, VIRTUAL
@@ -49,6 +51,21 @@ WARM_UP = MethodComparison(
     leads=True,
     methods=MappingProxyType({**dict.fromkeys(("no warm-up", FALLING, TENTH, THIRD), SPARDL), "dense": DENSE}),
     plans=_plans("about 20 minutes", _digits(4, 660, 0.001), _digits(8, 330, 0.01)),
+)
+# Parts of other methods, and what has a dense warm-up longer than these trainings.
+LEFT_OUT = frozenset({"none", "topk", "cast", "quantized", "oktopk_vgg", "oktopk_lstm", "oktopk_bert"})
+MOMENTUM_OF_ITS_OWN = ("arc_topk_ef21", ("optimizer.momentum=0", "optimizer.lr=0.5"))
+METHODS = MethodComparison(
+    name="settings.methods",
+    title="Every method, as published",
+    source=OURS,
+    shows="what each choice of compressor= reaches and sends, where all train alike",
+    basis=VIRTUAL,
+    note=OKTOPK,
+    methods=MappingProxyType(
+        {"none": DENSE, "alone": ALONE, **{each: (f"compressor={each}",) for each in names() if each not in LEFT_OUT}}
+    ),
+    plans=_plans("about an hour", replace(_digits(8, 330), own=(MOMENTUM_OF_ITS_OWN,))),
 )
 WIRE = MethodComparison(
     name="settings.wire",
@@ -124,4 +141,4 @@ LOOPBACK = _bench(
     OKTOPK,
 )
 
-EXHIBITS = (WARM_UP, WIRE, labs.BUCKETS, labs.GROUPS, labs.STREAMS, labs.STREAMS_SMALL, SELECTION, LOOPBACK)
+EXHIBITS = (METHODS, WARM_UP, WIRE, labs.BUCKETS, labs.GROUPS, labs.STREAMS, labs.STREAMS_SMALL, SELECTION, LOOPBACK)

@@ -11,7 +11,17 @@ from scripts.exhibits.base import Basis
 from scripts.exhibits.kinds.lab import Measured, delayed, schedules, synchronizations
 from scripts.exhibits.notes import OKTOPK
 
-__all__ = ["BUCKETS", "DEAR", "GROUPS", "LAYER_FUSION", "LAYER_FUSION_SMALL", "SPARDL", "STREAMS", "STREAMS_SMALL"]
+__all__ = [
+    "BUCKETS",
+    "DEAR",
+    "GROUPS",
+    "LAYER_FUSION",
+    "LAYER_FUSION_SMALL",
+    "OURS",
+    "SPARDL",
+    "STREAMS",
+    "STREAMS_SMALL",
+]
 
 
 def _arguments(gbit: float, limit: float, *words: str) -> tuple[tuple[str, Any], ...]:
@@ -128,6 +138,7 @@ def _grouped(name: str, title: str, source: str, shows: str, laptop: tuple[str, 
 
 FEW = ("--compute", "0.06", "--rounds", "2", "--steps", "1", "--settle", "2", "--methods", "spardl")
 CUTS = "wfbp:bucket_mb=0,wfbp,wfbp:bucket_mb=inf,layer_fusion"
+OURS = "no paper's"
 FUSING = "LayerFusion for other compressors, on our four workers instead; up to 2.87x (abstract: certain)"
 LAYER_FUSION = _grouped(
     "sketch_fusion.lab",
@@ -152,7 +163,6 @@ LAYER_FUSION_SMALL = _grouped(
     ),
     0.1,
 )
-OURS = "no paper's"
 BUCKETS = _grouped(
     "settings.bucket_mb",
     "Sizes of groups",

@@ -13,13 +13,13 @@ from scripts.exhibits.kinds import benches
 from scripts.exhibits.kinds.trainings import ALONE, DENSE, Case, MethodComparison, Plan
 from scripts.exhibits.notes import OKTOPK
 from scripts.exhibits.papers import labs
+from scripts.exhibits.papers.labs import OURS
 from scripts.exhibits.papers.small import ON_DIGITS, ONE_SEED, PICTURES, SEEDS, TINY, VIRTUAL
 
 __all__ = ["EXHIBITS"]
 
 SPARDL = ("compressor=spardl",)
 FALLING, TENTH, THIRD = "density falls, a tenth of the steps", "dense, a tenth of the steps", "dense, a third"
-OURS = "no paper's"
 
 
 def _plans(cost: str, *cases: Case) -> Mapping[str, Plan]:
@@ -37,7 +37,7 @@ def _digits(workers: int, steps: int, density: float | None = None) -> Case:
         TENTH: (*sent, f"warmup.steps={steps // 10}"),
         THIRD: (*sent, f"warmup.steps={steps // 3}"),
     }
-    what = f"ResNet-20 on digits, {workers} workers, {steps} steps{f', {density:.1%}' if density else ''}"
+    what = f"ResNet-20 on digits, {workers} workers, {steps} steps{f', {100 * density:g}%' if density else ''}"
     words = ("model=resnet20", "dataset=digits", f"cluster.workers={workers}")
     return Case(what, words, what, own=tuple(own.items()) if density else (), known=ON_DIGITS)
 

@@ -1,7 +1,7 @@
-"""Writes the generated parts of docs/methods.md: what each method declares, and how it trains.
+"""Writes the generated parts of docs/methods.md: what each method declares.
 
-python scripts/methods.py                    # the declarations
-python scripts/methods.py --runs outputs/*   # the table of training runs, too
+python scripts/methods.py
+python scripts/methods.py --check        exit code 1 if the page is out of date
 
 The columns on error feedback, bias and worker counts come from what the parts declare, the costs from their formulas.
 """
@@ -10,17 +10,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import mean
 
 import yaml
 
 from scripts import choices
 from scripts.docs.marked import replace
-from scripts.exhibits.pages.runs import Finished, collect
-from scripts.exhibits.statistics import spread
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import write_atomically
 from spardl.compressors import Mass
@@ -41,7 +37,6 @@ DECLARED = (
     "when to use",
 )
 LAWS = ("method", "mass", "conserves mass", "density 1 = dense", "does not, because", "halves")
-TRAINED = ("method", "accuracy", "of each run", "against dense", "bytes a step", "of dense", "rounds a step")
 
 REASONS: Mapping[Mass, str] = {
     Mass.KEPT: "",
@@ -104,48 +99,17 @@ def _loss(method: Method) -> str:
     return f"`residual={method.residual.name}`, as published, lets go of what is dropped on the way; `global` does not"
 
 
-def trained(runs: Mapping[str, Sequence[Finished]]) -> list[list[str]]:
-    """The rows of the table of training runs, dense first and then by accuracy."""
-    dense = mean(run.metric for run in runs["none"])
-    order = sorted(runs, key=lambda name: (name != "none", -mean(run.metric for run in runs[name])))
-    return [_trained_row(name, runs[name], dense) for name in order]
-
-
-def _trained_row(name: str, runs: Sequence[Finished], dense: float) -> list[str]:
-    accuracy = [run.metric for run in runs]
-    return [
-        f"`{name}`",
-        spread(accuracy),
-        ", ".join(f"{value:.4f}" for value in accuracy),
-        f"{100 * (mean(accuracy) - dense):+.1f} points",
-        f"{mean(run.summary['step_bytes'] for run in runs):,.0f}",
-        f"{mean(run.share for run in runs):.2%}",
-        f"{mean(run.summary['step_rounds'] for run in runs):.3g}",
-    ]
-
-
-def read_runs(folders: Sequence[Path]) -> dict[str, list[Finished]]:
-    """The finished runs among some folders, by method; a folder's name begins with it."""
-    found: defaultdict[str, list[Finished]] = defaultdict(list)
-    for run in collect(folders)[0]:
-        found[run.folder.name.split("-")[0]].append(run)
-    return dict(sorted(found.items()))
-
-
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table."""
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows))
 
 
-def generate(text: str, folders: Sequence[Path]) -> str:
+def generate(text: str) -> str:
     """The page with its generated parts made anew."""
     prose: Mapping[str, Mapping[str, str]] = yaml.safe_load(PROSE.read_text())
     with choices.composing():
         text = replace(text, "methods", markdown(DECLARED, [declared(name, prose[name]) for name in prose]))
-        text = replace(text, "laws", markdown(LAWS, [lawful(name) for name in prose]))
-    if folders:
-        text = replace(text, "training", markdown(TRAINED, trained(read_runs(folders))))
-    return text
+        return replace(text, "laws", markdown(LAWS, [lawful(name) for name in prose]))
 
 
 def main() -> int:
@@ -155,11 +119,10 @@ def main() -> int:
         The exit code.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", nargs="+", type=Path, default=[], help="run folders of the training table")
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page is out of date")
     arguments = parser.parse_args()
     old = PAGE.read_text()
-    new = generate(old, arguments.runs)
+    new = generate(old)
     if arguments.check:
         return int(old != new)
     write_atomically(PAGE, new.encode())

@@ -48,6 +48,12 @@ REASONS: Mapping[Mass, str] = {
 }
 
 
+def documented() -> Mapping[str, Mapping[str, str]]:
+    """What is said of each published method that the parts do not tell themselves, by choice of ``compressor=``."""
+    found: Mapping[str, Mapping[str, str]] = yaml.safe_load(PROSE.read_text())
+    return found
+
+
 def declared(name: str, prose: Mapping[str, str]) -> list[str]:
     """One method's row of the table of methods."""
     method = choices.build(name)
@@ -106,7 +112,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def generate(text: str) -> str:
     """The page with its generated parts made anew."""
-    prose: Mapping[str, Mapping[str, str]] = yaml.safe_load(PROSE.read_text())
+    prose = documented()
     with choices.composing():
         text = replace(text, "methods", markdown(DECLARED, [declared(name, prose[name]) for name in prose]))
         return replace(text, "laws", markdown(LAWS, [lawful(name) for name in prose]))

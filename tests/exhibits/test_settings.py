@@ -9,6 +9,7 @@ import pytest
 import train
 from scripts.exhibits import jobs
 from scripts.exhibits.papers import settings
+from scripts.methods import documented
 
 BASE = ("recipe=published", "compressor=spardl", "cluster.workers=4", "seed=1")
 
@@ -53,3 +54,11 @@ def test_every_training_is_valid(exhibit: Any) -> None:
     for job in exhibit.jobs("laptop"):
         if "seed=1" in job.words:
             train.build_plan(job.config, train.build_dataset(job.config)).check(job.workers)
+
+
+def test_every_method_on_the_page_has_a_row_or_is_left_out() -> None:
+    """A method of one's own, which is on no page, asks for no training."""
+    rows = [*settings.METHODS.methods]
+    assert rows[:2] == ["none", "alone"]
+    assert {*rows, *settings.LEFT_OUT} - {"alone"} == {*documented()}
+    assert not {*rows[1:]} & settings.LEFT_OUT

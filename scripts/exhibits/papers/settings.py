@@ -7,7 +7,6 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from scripts.choices import names
 from scripts.exhibits.base import Basis
 from scripts.exhibits.kinds import benches
 from scripts.exhibits.kinds.trainings import ALONE, DENSE, Case, MethodComparison, Plan
@@ -15,6 +14,7 @@ from scripts.exhibits.notes import OKTOPK
 from scripts.exhibits.papers import labs
 from scripts.exhibits.papers.labs import OURS
 from scripts.exhibits.papers.small import ON_DIGITS, ONE_SEED, PICTURES, SEEDS, TINY, VIRTUAL
+from scripts.methods import documented
 
 __all__ = ["EXHIBITS"]
 
@@ -67,7 +67,11 @@ METHODS = MethodComparison(
     basis=VIRTUAL,
     note=OKTOPK,
     methods=MappingProxyType(
-        {"none": DENSE, "alone": ALONE, **{each: (f"compressor={each}",) for each in names() if each not in LEFT_OUT}}
+        {
+            "none": DENSE,
+            "alone": ALONE,
+            **{each: (f"compressor={each}",) for each in sorted(documented()) if each not in LEFT_OUT},
+        }
     ),
     plans=_plans("about an hour", replace(_digits(8, 330), own=ITS_OWN)),
 )

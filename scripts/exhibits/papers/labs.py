@@ -199,6 +199,7 @@ def _streamed(name: str, model: str, schedules: str, *words: str) -> Measured:
         function=delayed,
         arguments=MappingProxyType({**several, "smoke": (*few, ("delays_ms", (0.5,)))}),
         words="Medians of turns that alternate. Delayed messages wait in a process of the lab.",
+        time="smoke: 30 s; else 20 minutes, alone on the machine",
     )
 
 

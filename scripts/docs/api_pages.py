@@ -65,7 +65,7 @@ def _index_line(entry: Entry) -> str:
 class _Page:
     """One topic."""
 
-    library: Library
+    known: Library
     topic: Topic
 
     def text(self) -> str:
@@ -103,7 +103,7 @@ class _Page:
     def _source(self, target: Thing) -> Iterator[str]:
         """What the file of one algorithm says of its source and its costs."""
         module = target.module
-        alone = [each for each in module.classes.values() if each.path in self.library.by_target] == [target]
+        alone = [each for each in module.classes.values() if each.path in self.known.by_target] == [target]
         if alone and module.docstring:
             _, _, body = module.docstring.value.partition("\n\n")
             if body:
@@ -113,7 +113,7 @@ class _Page:
         """Properties and methods; those that stand in for ones of a documented class, in a line each."""
         alike: dict[str, list[str]] = {}
         for member in members_of(entry.target):
-            above = [base.parent for base in bases_of(member) if base.parent.path in self.library.by_target]
+            above = [base.parent for base in bases_of(member) if base.parent.path in self.known.by_target]
             if above:
                 alike.setdefault(above[0].name, []).append(self._line(member))
             else:
@@ -148,7 +148,7 @@ class _Page:
 
     def _code(self, text: str, near: Thing) -> str:
         """Code, with a link where it names what is documented elsewhere."""
-        entry = self.library.find(text, near)
+        entry = self.known.find(text, near)
         if entry is None or entry.target.path in (near.path, near.parent.path):
             return f"`{text}`"
         page = "" if entry.page == self.topic.page else f"{entry.page}.md"

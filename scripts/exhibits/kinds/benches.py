@@ -14,11 +14,11 @@ from typing import Any
 
 from scripts.exhibits.base import at
 from scripts.exhibits.charts.sheets import Chart
-from scripts.exhibits.kinds.lab import EDITION, Measurement
+from scripts.exhibits.kinds.lab import EDITION, Measurement, complaint
 from scripts.exhibits.kinds.predictions import Computed, sheet
 from spardl.basics.errors import TrainingError
 
-__all__ = ["Timed", "timed"]
+__all__ = ["Timed", "local", "timed"]
 
 ROOT = Path(__file__).resolve().parents[3]
 # Seconds after which a bench is ended.
@@ -45,22 +45,21 @@ def _run(script: str, words: Sequence[str], workers: int) -> Mapping[str, Any]:
     """The tables, by title."""
     with TemporaryDirectory() as folder:
         found = Path(folder) / "found.json"
-        command = [sys.executable, *_started(workers), str(ROOT / script), *words, f"--json={found}"]
+        start = ["-m", "torch.distributed.run", *local(workers)] if workers else []
+        command = [sys.executable, *start, str(ROOT / script), *words, f"--json={found}"]
         try:
             ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False)
         except subprocess.TimeoutExpired as error:
             raise TrainingError(f"{script} took more than {LIMIT:g} s") from error
         if ended.returncode:
-            said = [line.partition("error: ")[2] for line in ended.stderr.splitlines() if "error: " in line]
-            raise TrainingError(next(iter(said), f"{script} ended with exit code {ended.returncode}"))
+            raise TrainingError(complaint(ended.stderr, script, ended.returncode))
         tables: Mapping[str, Any] = json.loads(found.read_bytes())["cases"]
         return tables
 
 
-def _started(workers: int) -> Sequence[str]:
-    """What stands before a script, for as many processes."""
-    local = ("--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={workers}")
-    return ("-m", "torch.distributed.run", *local) if workers else ()
+def local(workers: int) -> Sequence[str]:
+    """What torchrun is told to start so many processes that loopback connects."""
+    return ("--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(workers))
 
 
 def _sheet(title: str, rows: Sequence[Mapping[str, Any]], floor: str) -> Mapping[str, Any]:
@@ -86,9 +85,8 @@ class Timed(Computed):
         """All of it."""
         arguments = at(scale, self.arguments)
         given = dict(arguments)
-        start = "torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node" if given["workers"] else "python"
-        typed = (*start.split(), *([str(given["workers"])] if given["workers"] else []), given["script"])
-        shell = "; ".join(" ".join((*typed, *words)) for words in given["runs"])
+        start = ("torchrun", *local(given["workers"])) if given["workers"] else ("python",)
+        shell = "; ".join(" ".join((*start, given["script"], *words)) for words in given["runs"])
         return Measurement(self.name, self.function, arguments, shell, self.recipe)
 
     def caption(self, scale: str) -> str:

@@ -17,6 +17,7 @@ from scripts.bench_accuracy import trained
 from scripts.benchmarks.ddp_hooks import ALONE, TIMEOUT
 from scripts.benchmarks.plain_loop import planned
 from scripts.exhibits.jobs import Computation, Outcome
+from scripts.exhibits.kinds.benches import local
 from scripts.exhibits.kinds.lab import Measurement, in_lab, typed
 from scripts.exhibits.kinds.races import Lap, raced
 from spardl.basics.files import write_atomically
@@ -111,7 +112,7 @@ class Course:
             "every": self.every,
             "train": self.train(rate),
         }
-        start = f"torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node {self.workers}"
+        start = " ".join(("torchrun", *local(self.workers)))
         shell = f"{start} {' '.join(self._words(entrant, rate, seed))}"
         return Lesson(f"{NAME}.learned", learned, tuple(given.items()), shell)
 

@@ -34,6 +34,7 @@ __all__ = [
     "Measured",
     "Measurement",
     "asleep",
+    "complaint",
     "delayed",
     "in_lab",
     "schedules",
@@ -116,7 +117,7 @@ def in_lab(
         except (LabError, OSError) as error:
             raise ConfigError(" ".join(str(error).split())) from error
         if code:
-            raise TrainingError(_complaint(log.read_text(errors="replace"), code))
+            raise TrainingError(complaint(log.read_text(errors="replace"), "the lab", code))
         return json.loads(found.read_bytes())
 
 
@@ -147,10 +148,10 @@ def asleep(words: Sequence[str], measured: MeasuredPasses) -> tuple[str, ...]:
     return tuple(f"profile:{measured.path}" if slept([word]) else word for word in kept)
 
 
-def _complaint(log: str, code: int) -> str:
-    """The first error that was told: those after it are its consequences."""
+def complaint(log: str, what: str, code: int) -> str:
+    """The first error that something told before it ended: those after it are its consequences."""
     errors = (line.partition("error: ")[2] for line in log.splitlines() if "error: " in line)
-    return next(errors, f"the lab ended with exit code {code}")
+    return next(errors, f"{what} ended with exit code {code}")
 
 
 def _seconds(found: Sequence[float], predicted: float | None) -> list[float | str]:
@@ -276,10 +277,9 @@ class Measured(Computed):
         """See :meth:`Exhibit.pictures`."""
         sheets = [made for made in results.of(self.job(scale)).data.get("sheets", ()) if MEDIAN in made["columns"]]
         words = "bars and figures: medians, with the least and the most; diamonds: predictions"
-        names = ["seconds", *(f"seconds {place}" for place in range(2, len(sheets) + 1))]
         return [
-            Picture(name, f"{made['title']}; {words}", partial(_draw, made))
-            for name, made in zip(names, sheets, strict=False)
+            Picture(f"seconds {place}" if place > 1 else "seconds", f"{made['title']}; {words}", partial(_draw, made))
+            for place, made in enumerate(sheets, 1)
         ]
 
 

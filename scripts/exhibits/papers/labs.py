@@ -61,6 +61,7 @@ TUNED = ",".join(
         *(f"dear:threshold_mb={size}" for size in (8, 25, 64)),
     )
 )
+QUICK = ("--compute", "0.06", "--rounds", "2", "--steps", "1", "--settle", "2")
 FOUR = "links shaped to 1 Gbit/s between four processes on one machine, whose cores they share"
 DEAR = Measured(
     name="dear.lab",
@@ -74,18 +75,7 @@ DEAR = Measured(
     ),
     function=schedules,
     arguments=_scales(
-        _overlap(
-            "resnet20",
-            "after_backward,wfbp,wfbp:bucket_mb=0.5,dear",
-            "--compute",
-            "0.06",
-            "--rounds",
-            "2",
-            "--steps",
-            "1",
-            "--settle",
-            "2",
-        ),
+        _overlap("resnet20", "after_backward,wfbp,wfbp:bucket_mb=0.5,dear", *QUICK),
         _overlap("resnet50", TUNED, "--compute", "1.2", "--rounds", "5", "--steps", "1", "--settle", "3"),
         900.0,
     ),
@@ -122,21 +112,18 @@ SPARDL = Measured(
 
 def _grouped(name: str, title: str, source: str, shows: str, laptop: tuple[str, ...], gbit: float = 1.0) -> Measured:
     """Ways to cut layers into groups, for several methods."""
-    return Measured(
+    return replace(
+        DEAR,
         name=name,
         title=title,
         source=source,
         shows=shows,
         basis=DEAR.basis._replace(measured=DEAR.basis.measured.replace("1 Gbit/s", f"{gbit:g} Gbit/s")),
-        function=schedules,
         arguments=_scales(_overlap("resnet20", "wfbp:bucket_mb=0.5,wfbp:bucket_mb=inf", *FEW), laptop, 900.0, gbit),
-        shell="",
-        words=DEAR.words,
-        time="smoke: 30 s; else 5 minutes, alone on the machine",
     )
 
 
-FEW = ("--compute", "0.06", "--rounds", "2", "--steps", "1", "--settle", "2", "--methods", "spardl")
+FEW = (*QUICK, "--methods", "spardl")
 CUTS = "wfbp:bucket_mb=0,wfbp,wfbp:bucket_mb=inf,layer_fusion"
 OURS = "no paper's"
 FUSING = "LayerFusion for other compressors, on our four workers instead; up to 2.87x (abstract: certain)"

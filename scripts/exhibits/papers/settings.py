@@ -28,18 +28,23 @@ def _plans(cost: str, *cases: Case) -> Mapping[str, Plan]:
     return MappingProxyType({"smoke": tiny, "laptop": whole, "paper": whole})
 
 
-def _digits(workers: int, steps: int, density: float | None = None) -> Case:
-    """ResNet-20 on digits for 30 epochs, which are so many steps; with a density, warm-ups are shares of them."""
-    sent = () if density is None else (f"compressor.density={density}",)
+def _digits(workers: int, steps: int) -> Case:
+    """ResNet-20 on digits for 30 epochs, which are so many steps."""
+    what = f"ResNet-20 on digits, {workers} workers, {steps} steps"
+    return Case(what, ("model=resnet20", "dataset=digits", f"cluster.workers={workers}"), what, known=ON_DIGITS)
+
+
+def _warmed(workers: int, steps: int, density: float) -> Case:
+    """The same with warm-ups that are shares of these steps."""
+    case, sent = _digits(workers, steps), f"compressor.density={density}"
     own = {
-        "no warm-up": sent,
-        FALLING: (*sent, f"compressor.warmup_steps={steps // 10}"),
-        TENTH: (*sent, f"warmup.steps={steps // 10}"),
-        THIRD: (*sent, f"warmup.steps={steps // 3}"),
+        "no warm-up": (sent,),
+        FALLING: (sent, f"compressor.warmup_steps={steps // 10}"),
+        TENTH: (sent, f"warmup.steps={steps // 10}"),
+        THIRD: (sent, f"warmup.steps={steps // 3}"),
     }
-    what = f"ResNet-20 on digits, {workers} workers, {steps} steps{f', {100 * density:g}%' if density else ''}"
-    words = ("model=resnet20", "dataset=digits", f"cluster.workers={workers}")
-    return Case(what, words, what, own=tuple(own.items()) if density else (), known=ON_DIGITS)
+    what = f"{case.what}, {100 * density:g}%"
+    return replace(case, name=what, what=what, own=tuple(own.items()))
 
 
 WARM_UP = MethodComparison(
@@ -50,7 +55,7 @@ WARM_UP = MethodComparison(
     basis=VIRTUAL,
     leads=True,
     methods=MappingProxyType({**dict.fromkeys(("no warm-up", FALLING, TENTH, THIRD), SPARDL), "dense": DENSE}),
-    plans=_plans("about 20 minutes", _digits(4, 660, 0.001), _digits(8, 330, 0.01)),
+    plans=_plans("about 20 minutes", _warmed(4, 660, 0.001), _warmed(8, 330, 0.01)),
 )
 # Parts of other methods, and what has a dense warm-up longer than these trainings.
 LEFT_OUT = frozenset({"none", "topk", "cast", "quantized", "oktopk_vgg", "oktopk_lstm", "oktopk_bert"})

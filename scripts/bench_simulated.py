@@ -14,18 +14,19 @@ import argparse
 import resource
 import sys
 import time
-from collections.abc import Sequence
 from statistics import median
 
 import torch
 
-from scripts.benchmarks.timing import positive
+from scripts.benchmarks.timing import Row, add_options, positive, table, write_json
 from spardl.clusters import Network, SimulatedCluster
 from spardl.communicators import SparDL
 from spardl.compressors import TopK
 from spardl.method.method import Method
 from spardl.method.residuals import GlobalResidual
 from spardl.vector.layout import Layout
+
+PER_WORKER, MEMORY = "ms per worker", "GB at most"
 
 
 def synchronize(workers: int, length: int, density: float, steps: int, settle: int) -> list[float]:
@@ -43,11 +44,12 @@ def synchronize(workers: int, length: int, density: float, steps: int, settle: i
     return seconds[settle:]
 
 
-def row(workers: int, length: int, found: Sequence[float]) -> str:
+def measured(workers: int, arguments: argparse.Namespace) -> Row:
+    """One row: so many workers."""
+    seconds = synchronize(workers, arguments.entries, arguments.density, arguments.repetitions, arguments.settle)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-    spread = f"{min(found):.2f}..{max(found):.2f}"
-    cells = [str(workers), f"{length:,}", f"{median(found):.2f}", spread, f"{1000 * median(found) / workers:.1f}"]
-    return f"| {' | '.join([*cells, f'{peak:.2f}'])} |"
+    figures = {PER_WORKER: 1000 * median(seconds) / workers, MEMORY: peak}
+    return Row(f"{workers} workers, {arguments.entries:,} entries", seconds, figures)
 
 
 def main() -> int:
@@ -60,14 +62,14 @@ def main() -> int:
     parser.add_argument("--workers", default="16,64,256", help="how many, with commas, increasing")
     parser.add_argument("--entries", type=positive, default=1_000_000, help="n")
     parser.add_argument("--density", type=float, default=0.01, help="k / n")
-    parser.add_argument("--steps", type=positive, default=5, help="that are timed")
     parser.add_argument("--settle", type=positive, default=1, help="steps before the first one that is timed")
+    add_options(parser, repetitions=5)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    print("| P | n | s, median | least..most | ms per worker | GB at most |\n|---|---|---|---|---|---|")
-    for workers in map(positive, arguments.workers.split(",")):
-        found = synchronize(workers, arguments.entries, arguments.density, arguments.steps, arguments.settle)
-        print(row(workers, arguments.entries, found), flush=True)
+    torch.set_num_threads(arguments.threads)
+    found = [measured(workers, arguments) for workers in map(positive, arguments.workers.split(","))]
+    title = f"SparDL at {arguments.density:.2%}, all workers in one process"
+    print(f"{title}\n{table(found, found[0].name)}")
+    write_json(arguments.json, {title: found}, vars(arguments))
     return 0
 
 

@@ -155,13 +155,22 @@ def test_bad_options_are_named(
 
 
 def test_many_simulated_workers_are_measured(
-    timing: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    timing: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr("torch.set_num_threads", lambda count: None)
-    monkeypatch.setattr(sys, "argv", ["bench_simulated", "--workers", "3,8", "--entries", "5000", "--steps", "2"])
+    words = ["--workers", "3,8", "--entries", "5000", "--repetitions", "2", f"--json={tmp_path / 'found.json'}"]
+    monkeypatch.setattr(sys, "argv", ["bench_simulated", *words])
     assert bench_simulated.main() == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(" | ")[:2] for line in lines[2:]] == [["| 3", "5,000"], ["| 8", "5,000"]]
+    names = ["3 workers, 5,000 entries", "8 workers, 5,000 entries"]
+    assert [line.split(" | ")[0] for line in capsys.readouterr().out.splitlines()[3:]] == [
+        f"| {name}" for name in names
+    ]
+    (found,) = json.loads((tmp_path / "found.json").read_text())["cases"].values()
+    assert [row["name"] for row in found] == names
+    for row, workers in zip(found, (3, 8), strict=True):
+        assert len(row["seconds"]) == 2
+        assert row[bench_simulated.PER_WORKER] == pytest.approx(1000 * row["median"] / workers)
+        assert 0.05 < row[bench_simulated.MEMORY] < 50
 
 
 @pytest.mark.slow

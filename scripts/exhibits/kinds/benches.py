@@ -25,20 +25,26 @@ ROOT = Path(__file__).resolve().parents[3]
 LIMIT = 900.0
 
 
-def timed(script: str, runs: Sequence[Sequence[str]], floor: str, workers: int) -> dict[str, Any]:
-    """A sheet for each table that a bench writes.
+def timed(
+    script: str, runs: Sequence[Sequence[str]], floor: str, workers: int, beside: Sequence[str] = ()
+) -> dict[str, Any]:
+    """A sheet for each table that a bench writes; rows of several runs are put into one if its title is the same.
 
     Args:
         script: of the bench, from the repository's root.
         runs: its words, each time that it runs.
         floor: the row that others are compared with.
         workers: processes that are started by torchrun; 0: one, without it.
+        beside: what else the bench knows of each row.
 
     Raises:
         TrainingError: if it failed, or took too long.
     """
-    tables = [table for words in runs for table in _run(script, words, workers).items()]
-    return {"sheets": [_sheet(title, rows, floor) for title, rows in tables]}
+    tables: dict[str, list[Mapping[str, Any]]] = {}
+    for words in runs:
+        for title, rows in _run(script, words, workers).items():
+            tables.setdefault(title, []).extend(rows)
+    return {"sheets": [_sheet(title, rows, floor, beside) for title, rows in tables.items()]}
 
 
 def _run(script: str, words: Sequence[str], workers: int) -> Mapping[str, Any]:
@@ -62,11 +68,12 @@ def local(workers: int) -> Sequence[str]:
     return ("--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(workers))
 
 
-def _sheet(title: str, rows: Sequence[Mapping[str, Any]], floor: str) -> Mapping[str, Any]:
+def _sheet(title: str, rows: Sequence[Mapping[str, Any]], floor: str, beside: Sequence[str]) -> Mapping[str, Any]:
     """Milliseconds, and how often the floor fits in."""
     base = next(median(row["seconds"]) for row in rows if row["name"] == floor)
-    columns = ("what", "median ms", "least", "most", f"x {floor}")
-    return sheet(title, columns, {row["name"]: _times(row["seconds"], base) for row in rows})
+    columns = ("what", "median ms", "least", "most", f"x {floor}", *beside)
+    figures = {row["name"]: [*_times(row["seconds"], base), *(row[name] for name in beside)] for row in rows}
+    return sheet(title, columns, figures)
 
 
 def _times(seconds: Sequence[float], base: float) -> list[float | str]:

@@ -14,6 +14,7 @@ from scripts.exhibits.notes import OKTOPK
 __all__ = [
     "BUCKETS",
     "DEAR",
+    "FEWER_BITS",
     "GROUPS",
     "LAYER_FUSION",
     "LAYER_FUSION_SMALL",
@@ -39,8 +40,7 @@ def _overlap(profile: str, schedules: str, *words: str) -> tuple[str, ...]:
     )
 
 
-def _sync(*words: str) -> tuple[str, ...]:
-    methods = "spardl,oktopk,topkdsa,topka,gtopk,none"
+def _sync(methods: str, *words: str) -> tuple[str, ...]:
     return ("scripts/bench_sync.py", "--wires", "exact", "--methods", methods, *words)
 
 
@@ -83,6 +83,8 @@ DEAR = Measured(
     words="Medians of turns that alternate; the model starts from a profile and a network measured just before.",
     time="smoke: 30 s; else 5 minutes, alone on the machine",
 )
+SPARSE = "spardl,oktopk,topkdsa,topka,gtopk,none"
+FEW_ENTRIES = ("--entries", "100000", "--settle", "3", "--repetitions", "2")
 SPARDL = Measured(
     name="spardl.lab",
     title="Synchronizations on a real network",
@@ -95,8 +97,8 @@ SPARDL = Measured(
     ),
     function=synchronizations,
     arguments=_scales(
-        _sync("--entries", "100000", "--settle", "3", "--repetitions", "2"),
-        _sync("--entries", "14700000", "--settle", "20", "--repetitions", "9"),
+        _sync(SPARSE, *FEW_ENTRIES),
+        _sync(SPARSE, "--entries", "14700000", "--settle", "20", "--repetitions", "9"),
         400.0,
     ),
     shell="",
@@ -107,6 +109,20 @@ SPARDL = Measured(
     ),
     time="smoke: 20 s; else 2 minutes, alone on the machine",
     note=OKTOPK,
+)
+OURS = "no paper's"
+FEWER_BITS = replace(
+    SPARDL,
+    name="settings.fewer_bits",
+    title="Every entry, in fewer bits",
+    source=OURS,
+    shows="what quantized sums take beside torch's hooks, their own work included",
+    arguments=_scales(
+        _sync("int8,int4", *FEW_ENTRIES),
+        _sync("fp8,int8,int4,int2", "--entries", "14700000", "--settle", "8", "--repetitions", "9"),
+        400.0,
+    ),
+    note="",
 )
 
 
@@ -125,7 +141,6 @@ def _grouped(name: str, title: str, source: str, shows: str, laptop: tuple[str, 
 
 FEW = (*QUICK, "--methods", "spardl")
 CUTS = "wfbp:bucket_mb=0,wfbp,wfbp:bucket_mb=inf,layer_fusion"
-OURS = "no paper's"
 FUSING = "LayerFusion for other compressors, on our four workers instead; up to 2.87x (abstract: certain)"
 LAYER_FUSION = _grouped(
     "sketch_fusion.lab",

@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from scripts import bench_simulated
 from scripts.exhibits.base import Basis
 from scripts.exhibits.kinds import benches
 from scripts.exhibits.kinds.trainings import ALONE, DENSE, Case, MethodComparison, Plan
@@ -153,5 +154,40 @@ LOOPBACK = _bench(
     FEW,
     OKTOPK,
 )
+SIMULATED = replace(
+    _bench(
+        "settings.simulated",
+        "Many simulated workers",
+        "what a synchronization takes where one process plays all workers, and how much memory",
+        {
+            "script": "scripts/bench_simulated.py",
+            "runs": (
+                *(("--workers", str(workers), "--settle", "5") for workers in (16, 64, 256)),
+                *(
+                    ("--workers", "1024", "--entries", entries, "--repetitions", "3")
+                    for entries in ("100000", "1000000")
+                ),
+            ),
+            "floor": "16 workers, 1,000,000 entries",
+            "workers": 0,
+            "beside": (bench_simulated.PER_WORKER, bench_simulated.MEMORY),
+        },
+        ("--workers", "16,32", "--repetitions", "2"),
+    ),
+    basis=Basis("the cluster: one process plays all workers", "milliseconds and memory of this machine", "gradients"),
+    words="Medians of steps, with the least and the most, of all workers together, on one core.",
+)
 
-EXHIBITS = (METHODS, WARM_UP, WIRE, labs.BUCKETS, labs.GROUPS, labs.STREAMS, labs.STREAMS_SMALL, SELECTION, LOOPBACK)
+EXHIBITS = (
+    METHODS,
+    WARM_UP,
+    WIRE,
+    labs.FEWER_BITS,
+    labs.BUCKETS,
+    labs.GROUPS,
+    labs.STREAMS,
+    labs.STREAMS_SMALL,
+    SELECTION,
+    LOOPBACK,
+    SIMULATED,
+)

@@ -205,7 +205,6 @@ def _streamed(name: str, model: str, schedules: str, *words: str) -> Measured:
     )
 
 
-
 def _several(streams: str) -> tuple[str, ...]:
     return ("--methods", "spardl,none", "--streams", streams, "--rounds", "5", "--settle", "2")
 

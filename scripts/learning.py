@@ -4,7 +4,7 @@ python scripts/learning.py                          what is there, and what is m
 python scripts/learning.py --run --jobs 2           trains what is missing, and goes on where it was stopped
 python scripts/learning.py --run --only gpt_chars   of one table only
 python scripts/learning.py --run --seeds 1          with the first seed only, where hours are few
-python scripts/learning.py --write                  writes docs/learning.md and docs/tuning.md from the records
+python scripts/learning.py --write                  writes the pages' tables from the records
 python scripts/learning.py --check                  says whether the pages are those of the records
 
 Each row is trained at each of its learning rates with the first seed, and at the best one with the others; those that
@@ -17,18 +17,18 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from scripts import choices
 from scripts.docs.marked import replace
-from scripts.evidence.plans import Task, tasks_in
+from scripts.evidence.plans import Task, excerpts_in, tasks_in
 from scripts.evidence.tables import summary_of, table_of
 from scripts.exhibits.jobs import Job, Training
 from scripts.exhibits.records import Records, on_record, record, unshippable
-from scripts.exhibits.tables import markdown
+from scripts.exhibits.tables import Table, markdown
 from scripts.exhibits.working import FAILED, FINISHED, answer, complete
 from spardl.basics.errors import ConfigError, SpardlError
 from spardl.basics.files import write_atomically
@@ -37,7 +37,8 @@ from spardl.training.summary import environment
 ROOT = Path(__file__).resolve().parents[1]
 PLANS = ROOT / "scripts" / "evidence" / "learning.yaml"
 # The tables, and all of them in one.
-PAGE, SUMMARY = ROOT / "docs" / "learning.md", ROOT / "docs" / "tuning.md"
+DOCS = ROOT / "docs"
+PAGE, SUMMARY = DOCS / "learning.md", DOCS / "tuning.md"
 
 
 def missing(task: Task, records: Records) -> list[Training]:
@@ -80,11 +81,19 @@ def run(tasks: Sequence[Task], folder: Path, outputs: Path, jobs: int) -> int:
 
 def pages(records: Records) -> dict[Path, str]:
     """The pages with the tables of today's records."""
-    tasks, text = tasks_in(PLANS), PAGE.read_text()
-    for task in tasks:
-        text = replace(text, task.name, f"\n{markdown(table_of(task, records))}\n")
-    summary = replace(SUMMARY.read_text(), "learning", f"\n{markdown(summary_of(tasks, records))}\n")
-    return {PAGE: text, SUMMARY: summary}
+    tasks = {task.name: task for task in tasks_in(PLANS)}
+    sections = {PAGE: {name: table_of(task, records) for name, task in tasks.items()}}
+    sections[SUMMARY] = {"learning": summary_of([*tasks.values()], records)}
+    for page, shown in excerpts_in(PLANS).items():
+        sections[DOCS / f"{page}.md"] = {name: table_of(tasks[name], records, rows) for name, rows in shown.items()}
+    return {path: _written(path.read_text(), tables) for path, tables in sections.items()}
+
+
+def _written(text: str, tables: Mapping[str, Table]) -> str:
+    """A page with today's tables."""
+    for section, table in tables.items():
+        text = replace(text, section, f"\n{markdown(table)}\n")
+    return text
 
 
 def act(arguments: argparse.Namespace) -> int:

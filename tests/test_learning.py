@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from scripts import choices, learning
-from scripts.evidence.plans import Comparison, Line, Task, tasks_in
+from scripts.evidence.plans import Comparison, Line, Task, excerpts_in, tasks_in
 from scripts.evidence.tables import summary_of, table_of
 from scripts.exhibits.jobs import Outcome, Training
 from scripts.exhibits.records import on_record, record
@@ -81,6 +81,29 @@ def test_the_table(filled: Path) -> None:
         "25%; **worse than one worker alone**",
     ]
     assert [row[5] for row in rows] == ["1.30%", "0", "1.30%", "1.30%"]
+
+
+def test_some_rows_of_a_table(filled: Path) -> None:
+    records = on_record(filled)
+    whole, some = table_of(TASK, records), table_of(TASK, records, ["better", "dense"])
+    assert [*some.rows] == [whole.rows[3], whole.rows[0]]
+
+
+@pytest.mark.parametrize(
+    ("shown", "words"),
+    [
+        ({"toy": ["dense", "x"]}, "the page a shows rows that toy does not have: x"),
+        ({"b": ["dense"]}, "b does not have"),
+    ],
+)
+def test_pages_show_rows_that_there_are(tmp_path: Path, shown: dict[str, list[str]], words: str) -> None:
+    plan = tmp_path / "plan.yaml"
+    content = {"tasks": {"toy": {"rates": {"dense": [1]}}}, "excerpts": {"a": {"toy": ["dense"]}}}
+    plan.write_text(json.dumps(content))
+    assert excerpts_in(plan) == {"a": {"toy": ["dense"]}}
+    plan.write_text(json.dumps({**content, "excerpts": {"a": shown}}))
+    with pytest.raises(ConfigError, match=words):
+        excerpts_in(plan)
 
 
 def test_the_summary(filled: Path) -> None:

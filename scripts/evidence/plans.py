@@ -13,7 +13,7 @@ from scripts.exhibits.jobs import Training
 from scripts.exhibits.records import Record, Records
 from spardl.basics.errors import ConfigError
 
-__all__ = ["ALONE", "DENSE", "PUBLISHED", "Comparison", "Line", "Task", "tasks_in"]
+__all__ = ["ALONE", "DENSE", "PUBLISHED", "Comparison", "Line", "Task", "excerpts_in", "tasks_in"]
 
 # The rows that all others are measured by: the ceiling, the floor, and the method as it was published.
 DENSE, ALONE, PUBLISHED = "dense", "alone", "published"
@@ -150,6 +150,25 @@ def tasks_in(file: Path) -> list[Task]:
     """
     content: Any = OmegaConf.to_container(OmegaConf.load(file))
     return [_task(name, node, content["rows"]) for name, node in content["tasks"].items()]
+
+
+def excerpts_in(file: Path) -> dict[str, dict[str, Sequence[str]]]:
+    """Tables of which other pages show some rows: the rows' names, by the pages' names and the tasks'.
+
+    Args:
+        file: see :func:`tasks_in`; ``excerpts`` are in it, too.
+
+    Raises:
+        ConfigError: if a table has no such row, or there is no such table.
+    """
+    content: Any = OmegaConf.to_container(OmegaConf.load(file))
+    found: dict[str, dict[str, Sequence[str]]] = content["excerpts"]
+    for page, tables in found.items():
+        for name, rows in tables.items():
+            missing = {*rows} - {*content["tasks"].get(name, {"rates": ()})["rates"]}
+            if missing:
+                raise ConfigError(f"the page {page} shows rows that {name} does not have: {', '.join(sorted(missing))}")
+    return found
 
 
 def _task(name: str, node: Mapping[str, Any], rows: Mapping[str, str]) -> Task:

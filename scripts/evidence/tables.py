@@ -41,16 +41,18 @@ def _mean(task: Task, name: str | None, records: Records) -> Cell:
     return Cell(spread([each.final(task.metric) for each in found[1].values()]) if found else "not run yet")
 
 
-def table_of(task: Task, records: Records) -> Table:
+def table_of(task: Task, records: Records, shown: Sequence[str] | None = None) -> Table:
     """The table of a task, as far as it is on record.
 
     Args:
         task: what was trained.
         records: of all trainings.
+        shown: names of its rows, in this order (default: all).
     """
+    lines = task.lines if shown is None else [task.line(name) for name in shown]
     found = {line.name: task.results(line, records) for line in task.lines}
     losses = {name: {seed: task.loss(each) for seed, each in pair[1].items()} for name, pair in found.items() if pair}
-    rows = [Row(line.name, _cells(task, line, found[line.name], losses), ()) for line in task.lines]
+    rows = [Row(line.name, _cells(task, line, found[line.name], losses), ()) for line in lines]
     return Table(task.title, ("", _COLUMNS[0], task.metric, *_COLUMNS[1:]), rows)
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "hours",
     "long_digits",
     "only",
+    "pace_of",
     "with_evening",
 ]
 
@@ -209,3 +210,8 @@ SYNTHETIC = _cases(
     "training.eval_examples=8",
     "training.batch_size=2",
 )
+
+
+def pace_of(name: str, paces: Sequence[Pace] = REAL) -> Pace:
+    """The task of this ``name``."""
+    return next(pace for pace in paces if pace.case.name == name)

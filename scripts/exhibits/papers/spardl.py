@@ -23,6 +23,7 @@ from scripts.exhibits.papers.real import (
     hours,
     long_digits,
     only,
+    pace_of,
     with_evening,
 )
 from scripts.exhibits.papers.small import ON_DIGITS, ONE_SEED, PICTURES, SEEDS, SMALL, TINY, VIRTUAL, as_published
@@ -225,6 +226,21 @@ RESIDUALS = MethodComparison(
         FEW,
     ),
 )
+# The task that takes least; dense training and GRES are those of spardl.real_data.
+SPEECH, TONES = pace_of("LSTM on AN4"), pace_of("LSTM on AN4", SYNTHETIC)
+RESIDUALS_REAL = replace(
+    RESIDUALS,
+    name="spardl.residuals_real",
+    title="Residual collection on real data",
+    plans=MappingProxyType(
+        {
+            "smoke": Plan((TONES.case,), EVENING, ONE_SEED, "seconds each"),
+            "laptop": Plan((PICTURES,), (*FOURTEEN, "training.max_steps=190"), SEEDS, "about 8 minutes"),
+            "evening": Plan((SPEECH.timed,), EVENING, SEEDS, hours((SPEECH,), tuple(COLLECTING), SEEDS)),
+            "paper": as_published("spardl/lstm_imdb"),
+        }
+    ),
+)
 DENSITY = MethodComparison(
     name="spardl.density",
     title="Density",
@@ -353,6 +369,7 @@ EXHIBITS = (
     CONVERGENCE,
     REAL_DATA,
     RESIDUALS,
+    RESIDUALS_REAL,
     spardl_contrasts.RESIDUALS_WHY,
     DENSITY,
     WORKERS,

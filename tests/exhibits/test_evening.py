@@ -35,7 +35,7 @@ OWN = MappingProxyType(
         "sketch_fusion.accuracy": Evening(5 * 5),
         "spardl.real_data": Evening(7 * 6 * 3, workers=(14, 4), steps=1000),
         "spardl.residuals": Evening(4 * 4 * 5, workers=(14, 8), steps=900),
-        "spardl.residuals_real": Evening(4 * 3, workers=(4,)),
+        "spardl.residuals_real": Evening(4 * 3),
         "spardl.residuals_why": Evening(10 * 5, workers=(8,), steps=900),
     }
 )

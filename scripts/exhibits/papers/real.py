@@ -213,5 +213,5 @@ SYNTHETIC = _cases(
 
 
 def pace_of(name: str, paces: Sequence[Pace] = REAL) -> Pace:
-    """The task of this ``name``."""
+    """The task of this ``name``, at the first of its lengths."""
     return next(pace for pace in paces if pace.case.name == name)

@@ -36,8 +36,8 @@ from spardl.training.summary import environment
 
 ROOT = Path(__file__).resolve().parents[1]
 PLANS = ROOT / "scripts" / "evidence" / "learning.yaml"
-# The tables, and all of them in one.
 DOCS = ROOT / "docs"
+# The tables, and all of them in one.
 PAGE, SUMMARY = DOCS / "learning.md", DOCS / "tuning.md"
 
 
@@ -85,7 +85,8 @@ def pages(records: Records) -> dict[Path, str]:
     sections = {PAGE: {name: table_of(task, records) for name, task in tasks.items()}}
     sections[SUMMARY] = {"learning": summary_of([*tasks.values()], records)}
     for page, shown in excerpts_in(PLANS).items():
-        sections[DOCS / f"{page}.md"] = {name: table_of(tasks[name], records, rows) for name, rows in shown.items()}
+        excerpts = {name: table_of(tasks[name], records, rows) for name, rows in shown.items()}
+        sections.setdefault(DOCS / f"{page}.md", {}).update(excerpts)
     return {path: _written(path.read_text(), tables) for path, tables in sections.items()}
 
 

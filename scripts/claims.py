@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 from scripts import choices
+from scripts.docs.settling import CURRENT, settle
 from scripts.exhibits.base import SCALES
 from scripts.exhibits.claims.catalogue import OnDemand, claims_section, judge_all, tables_of
 from scripts.exhibits.claims.page import page
@@ -28,7 +29,6 @@ from scripts.exhibits.working import answer
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import write_atomically
 
-CURRENT, OUT_OF_DATE = 0, 1
 PAGE, OUTPUTS = Path("docs/claims.md"), Path("outputs")
 
 
@@ -46,7 +46,9 @@ def act(arguments: argparse.Namespace) -> int:
         section = claims_section(judgements, arguments.scale, results)
     text = page(judgements, arguments.scale, outputs, path)
     if arguments.check:
-        return _check(path, text)
+        if not path.is_file():
+            raise ConfigError(f"there is no page {path}; make it with --write {path}")
+        return settle({path: text}, f"--write {path}", check=True)
     if arguments.write:
         write_atomically(path, text.encode())
     if arguments.report:
@@ -54,15 +56,6 @@ def act(arguments: argparse.Namespace) -> int:
     for table in tables_of(judgements):
         print(f"{table.title}\n\n{markdown(table)}")
     return CURRENT
-
-
-def _check(path: Path, text: str) -> int:
-    if not path.is_file():
-        raise ConfigError(f"there is no page {path}; make it with --write {path}")
-    if path.read_text() == text:
-        return CURRENT
-    print(f"error: {path} is not what the results give; make it again with --write {path}", file=sys.stderr)
-    return OUT_OF_DATE
 
 
 def main() -> int:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scripts.docs.marked import replace
+from scripts.docs.settling import add_options, settle
 from scripts.exhibits.base import Results
 from scripts.exhibits.charts.axes import SIZE, TEXT, check_drawing, drawing
 from scripts.exhibits.charts.labels import explain
@@ -27,7 +28,6 @@ from spardl.basics.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, FIGURE = Path("docs", "frontier.md"), Path("docs", "images", "frontier.png")
-CURRENT, OUT_OF_DATE = 0, 1
 SCALE = "laptop"
 
 
@@ -89,14 +89,10 @@ def act(arguments: argparse.Namespace) -> int:
         check_drawing()
     results = Results.on_disk(arguments.records, FRONTIER.jobs(SCALE), Shelf(arguments.records))
     text = page((ROOT / PAGE).read_text(), FRONTIER, results)
-    if arguments.check:
-        if (ROOT / PAGE).read_text() == text:
-            return CURRENT
-        print(f"error: {PAGE} is not that of the records; make it again with --write", file=sys.stderr)
-        return OUT_OF_DATE
-    write_atomically(ROOT / PAGE, text.encode())
-    write_atomically(ROOT / FIGURE, figure(FRONTIER, results))
-    return CURRENT
+    code = settle({ROOT / PAGE: text}, "python scripts/frontier.py --write", check=arguments.check)
+    if arguments.write:
+        write_atomically(ROOT / FIGURE, figure(FRONTIER, results))
+    return code
 
 
 def main() -> int:
@@ -106,9 +102,7 @@ def main() -> int:
         The exit code: 1 if the page is to be made again.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    doing = parser.add_mutually_exclusive_group(required=True)
-    doing.add_argument("--write", action="store_true", help="write the page and its figure")
-    doing.add_argument("--check", action="store_true", help="compare the page with the records")
+    add_options(parser, "the page")
     parser.add_argument("--records", type=Path, default=ROOT / SHIPPED, help=f"folder of the records ({SHIPPED})")
     return answer(act, parser.parse_args())
 

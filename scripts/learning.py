@@ -24,6 +24,7 @@ import torch
 
 from scripts import choices
 from scripts.docs.marked import replace
+from scripts.docs.settling import add_options, settle
 from scripts.evidence.plans import Task, excerpts_in, tasks_in
 from scripts.evidence.tables import summary_of, table_of
 from scripts.exhibits.jobs import Job, Training
@@ -31,7 +32,6 @@ from scripts.exhibits.records import Records, on_record, record, unshippable
 from scripts.exhibits.tables import Table, markdown
 from scripts.exhibits.working import FAILED, FINISHED, answer, complete
 from spardl.basics.errors import ConfigError, SpardlError
-from spardl.basics.files import write_atomically
 from spardl.training.summary import environment
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -120,28 +120,24 @@ def act(arguments: argparse.Namespace) -> int:
         with choices.composing():
             return FAILED if run(tasks, arguments.records, arguments.outputs, arguments.jobs) else FINISHED
     records = on_record(arguments.records)
-    if arguments.write:
-        for path, text in pages(records).items():
-            write_atomically(path, text.encode())
-    elif arguments.check:
-        check(tasks, records)
-    else:
-        for task in tasks:
-            todo = len(missing(task, records))
-            print(f"{task.name}: {task.title}{f'; {todo} runs are next' if todo else ''}\n")
-            print(markdown(table_of(task, records)), flush=True)
+    if arguments.check or arguments.write:
+        code = settle(pages(records), "python scripts/learning.py --write", check=arguments.check)
+        if arguments.check:
+            check(tasks, records)
+        return code
+    for task in tasks:
+        todo = len(missing(task, records))
+        print(f"{task.name}: {task.title}{f'; {todo} runs are next' if todo else ''}\n")
+        print(markdown(table_of(task, records)), flush=True)
     return FINISHED
 
 
 def check(tasks: Sequence[Task], records: Records) -> None:
-    """Accepts a page that is made of its records, which are of runs as they would be made today.
+    """Accepts records of runs as they would be made today.
 
     Raises:
-        ConfigError: if they are not.
+        ConfigError: if they are others.
     """
-    for path, text in pages(records).items():
-        if path.read_text() != text:
-            raise ConfigError(f"{path.name} is not that of the records; scripts/learning.py --write makes it so")
     with choices.composing():
         if found := stale(tasks, records):
             raise ConfigError(f"{len(found)} records are of other runs than their commands today: {found[0]}")
@@ -151,13 +147,10 @@ def main() -> int:
     """Does what the command line asks for.
 
     Returns:
-        The exit code: 1 if a training failed.
+        The exit code: 1 if a training failed, or a page is to be made again.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    doing = parser.add_mutually_exclusive_group()
-    doing.add_argument("--run", action="store_true", help="train what is missing")
-    doing.add_argument("--write", action="store_true", help="write the page")
-    doing.add_argument("--check", action="store_true", help="compare the page with the records")
+    add_options(parser, "the pages", run="train what is missing")
     parser.add_argument("--only", help="name of a table (default: all)")
     parser.add_argument("--seeds", type=int, help="how many of each task's seeds to train (default: all)")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time (default: 1)")

@@ -17,8 +17,9 @@ import yaml
 
 from scripts import choices
 from scripts.docs.marked import replace
+from scripts.docs.settling import settle
+from scripts.exhibits.working import answer
 from spardl.basics.errors import ConfigError
-from spardl.basics.files import write_atomically
 from spardl.compressors import Mass
 from spardl.method.method import Method
 
@@ -118,21 +119,25 @@ def generate(text: str) -> str:
         return replace(text, "laws", markdown(LAWS, [lawful(name) for name in prose]))
 
 
+def act(arguments: argparse.Namespace) -> int:
+    """Writes or checks.
+
+    Raises:
+        ConfigError: for a page that lacks a section.
+        OSError: if the page cannot be read or written.
+    """
+    return settle({PAGE: generate(PAGE.read_text())}, "python scripts/methods.py", check=arguments.check)
+
+
 def main() -> int:
-    """Writes the page.
+    """Does what the command line asks for.
 
     Returns:
-        The exit code.
+        The exit code: 1 if the page is to be made again.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page is out of date")
-    arguments = parser.parse_args()
-    old = PAGE.read_text()
-    new = generate(old)
-    if arguments.check:
-        return int(old != new)
-    write_atomically(PAGE, new.encode())
-    return 0
+    return answer(act, parser.parse_args())
 
 
 if __name__ == "__main__":

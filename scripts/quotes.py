@@ -21,16 +21,15 @@ from pathlib import Path
 
 from scripts import choices
 from scripts.docs.marked import replace
+from scripts.docs.settling import add_options, settle
 from scripts.exhibits.base import SCALES, Exhibit, Results
 from scripts.exhibits.papers.catalogue import catalogue
 from scripts.exhibits.records import SHIPPED, Shelf
 from scripts.exhibits.tables import markdown
 from scripts.exhibits.working import answer
 from spardl.basics.errors import ConfigError
-from spardl.basics.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[1]
-CURRENT, OUT_OF_DATE = 0, 1
 MARK = re.compile(r"<!-- (?!end of )(?P<section>(?P<exhibit>\S+), (?P<scale>\w+), table (?P<number>\d+)): ")
 
 
@@ -71,14 +70,7 @@ def act(arguments: argparse.Namespace) -> int:
         exhibits = catalogue()
         texts = {path: path.read_text() for path in sorted(arguments.pages.glob("*.md"))}
         made = {path: page(text, exhibits, arguments.records) for path, text in texts.items() if MARK.search(text)}
-    changed = [path for path, text in made.items() if text != texts[path]]
-    if arguments.check and changed:
-        names = ", ".join(path.name for path in changed)
-        print(f"error: {names} quotes other tables than the records give; make it again with --write", file=sys.stderr)
-        return OUT_OF_DATE
-    for path in changed:
-        write_atomically(path, made[path].encode())
-    return CURRENT
+    return settle(made, "python scripts/quotes.py --write", check=arguments.check)
 
 
 def main() -> int:
@@ -88,9 +80,7 @@ def main() -> int:
         The exit code: 1 if a page is to be made again.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    doing = parser.add_mutually_exclusive_group(required=True)
-    doing.add_argument("--write", action="store_true", help="write the pages")
-    doing.add_argument("--check", action="store_true", help="compare the pages with the records")
+    add_options(parser, "the pages")
     parser.add_argument("--pages", type=Path, default=ROOT / "docs", help="folder of the pages (default: docs)")
     parser.add_argument("--records", type=Path, default=ROOT / SHIPPED, help=f"folder of the records ({SHIPPED})")
     return answer(act, parser.parse_args())

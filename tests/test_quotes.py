@@ -69,7 +69,7 @@ def test_pages_are_checked_and_written(tmp_path: Path, monkeypatch: pytest.Monke
 
     assert script("--check") == 1
     assert capsys.readouterr().err == (
-        "error: page.md quotes other tables than the records give; make it again with --write\n"
+        "error: page.md is out of date; make it again with python scripts/quotes.py --write\n"
     )
     assert (script("--write"), script("--check")) == (0, 0)
     (tmp_path / "page.md").write_text(PAGE.replace("table 2", "table 0"))

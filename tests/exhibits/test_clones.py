@@ -161,9 +161,7 @@ def test_claims_are_judged_and_checked_by_records(yours: Clone, capsys: Any) -> 
     path.write_text(json.dumps(content))
     capsys.readouterr()
     assert yours(claims, "--scale=laptop", "--check") == 1
-    assert capsys.readouterr().err == (
-        "error: docs/claims.md is not what the results give; make it again with --write docs/claims.md\n"
-    )
+    assert capsys.readouterr().err == ("error: claims.md is out of date; make it again with --write docs/claims.md\n")
     path.unlink()
     assert yours(claims, "--scale=laptop") == 0
     assert "| cannot be judged here | 1 | X: half |" in capsys.readouterr().out

@@ -12,6 +12,7 @@ import pytest
 import train
 from scripts import reproduce
 from scripts.exhibits import base, jobs, working
+from scripts.exhibits.claims.lengths import watched_hindrances
 from scripts.exhibits.kinds import trainings
 from scripts.exhibits.papers import catalogue, real
 
@@ -39,6 +40,8 @@ OWN = MappingProxyType(
         "spardl.residuals_why": Evening(10 * 5, workers=(8,), steps=900),
     }
 )
+# Those with trainings that are watched for longer.
+WATCHED = ("oktopk.thresholds", "oktopk.xi", "oktopk.balance")
 
 
 def test_an_exhibit_without_an_evening_has_the_laptops() -> None:
@@ -47,8 +50,16 @@ def test_an_exhibit_without_an_evening_has_the_laptops() -> None:
     with pytest.raises(KeyError):
         base.at("paper", {"laptop": 1})
     for name, exhibit in KNOWN.items():
-        if name not in (*OWN, "spardl.time_to_accuracy"):
+        if name not in (*OWN, *WATCHED, "spardl.time_to_accuracy"):
             assert exhibit.jobs("evening") == exhibit.jobs("laptop"), name
+
+
+def test_what_is_watched_for_an_evening_is_long_enough(composing: None) -> None:
+    for name in WATCHED:
+        for job in KNOWN[name].jobs("evening"):
+            watched = dict(job.arguments)
+            assert not watched_hindrances(watched["words"], watched["steps"])
+            assert f"training.max_steps={watched['steps']}" in watched["words"]
 
 
 def test_rows_of_an_evening_are_in_no_other_plan() -> None:

@@ -16,6 +16,9 @@ from matplotlib.figure import Figure
 from scripts import choices
 from scripts.exhibits import base
 from scripts.exhibits import jobs as exhibit_jobs
+from scripts.exhibits.claims import judging
+from scripts.exhibits.claims import oktopk as oktopk_claims
+from scripts.exhibits.claims.base import Verdict
 from scripts.exhibits.kinds import balance, thresholds, trainings, watched
 from scripts.exhibits.papers import catalogue
 from scripts.exhibits.papers import oktopk as oktopk_exhibits
@@ -71,6 +74,14 @@ def test_a_watcher_is_told_of_every_average() -> None:
     assert [len(counts.local[step]) for step in range(3)] == [3, 3, 3]
 
 
+def test_of_some_steps_only() -> None:
+    each, some = thresholds._Counts(), thresholds._Counts(every=3)
+    for counts in (each, some):
+        steps(watched.Watched.of(oktopk(), counts), 5)
+    assert some.sums == each.sums[::3]
+    assert some.local == {step: each.local[step] for step in (0, 3)}
+
+
 def test_only_single_entries_are_selected() -> None:
     method = harness.dense()
     with pytest.raises(ConfigError, match="compressor=none selects nothing"):
@@ -112,6 +123,19 @@ def test_the_table_of_thresholds_by_hand(tmp_path: Path) -> None:
     own, _ = made.pictures("smoke", found)
     own.draw(figure)
     assert list(figure.axes[0].lines[0].get_ydata()) == pytest.approx([1.5, 1.3])
+
+
+@pytest.mark.parametrize(("scale", "told"), [("laptop", "too short: 96 steps where 1000 are needed"), ("evening", "")])
+def test_what_is_watched_for_too_short_a_time_is_not_judged(scale: str, told: str, composing: None) -> None:
+    exhibit = oktopk_exhibits.THRESHOLDS
+    data = {"k": 100, "local": [[300, 100]] * 4, "sums": [100] * 4}
+    done = {job: exhibit_jobs.Outcome(Path("x"), data) for job in exhibit.jobs(scale)}
+    claim = next(each for each in oktopk_claims.CLAIMS if each.name == "Ok-Topk: thresholds")
+    finding = judging.judge(claim, {exhibit.name: exhibit}, scale, base.Results(Path("x"), done)).finding
+    assert finding.verdict is (Verdict.UNJUDGED if told else Verdict.NOT)
+    assert told in finding.reason
+    assert finding.ours.startswith("0%")
+    assert finding.ours.count("100%") == 1
 
 
 @pytest.mark.slow

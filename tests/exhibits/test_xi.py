@@ -65,6 +65,21 @@ def test_gradients_are_told_from_residuals() -> None:
     assert expected[0] > 0
 
 
+def test_of_some_steps_only() -> None:
+    """What is found of a step does not depend on whether those before it were looked at."""
+    method = Method(ReusedThreshold(0.1, period=1), OkTopk(threshold_period=1), PartialResidual())
+    watchers = xi._Selections(last=7), xi._Selections(last=7, every=3)
+    for watcher in watchers:
+        bench = harness.Bench.build(watched.Watched.of(method, watcher), 3, 100)
+        source = torch.Generator().manual_seed(2)
+        for _ in range(8):
+            bench.step([torch.randn(100, generator=source, dtype=torch.float64) for _ in range(3)])
+    each, some = watchers
+    assert (len(each.xi), len(some.xi)) == (8, 3)
+    assert some.xi == each.xi[::3]
+    assert some.picture == each.picture
+
+
 def test_tables_and_pictures_by_hand() -> None:
     exhibit = oktopk.XI
     (job,) = exhibit.jobs("smoke")

@@ -8,9 +8,10 @@ from statistics import mean
 from typing import Any
 
 from scripts.exhibits.kinds.trainings import Case
+from scripts.exhibits.kinds.watched import configuration
 from scripts.exhibits.measures import HIGHER_IS_BETTER, figure_of, final_metric
 
-__all__ = ["SWEEPS", "hindrances", "planned_long_enough"]
+__all__ = ["SWEEPS", "hindrances", "planned_long_enough", "watched_hindrances"]
 
 # Times that an entry of average size is to be sent before a metric says anything of a method: what waits for its first
 # time, one synchronization in 1 / density, is most of what a shorter training shows.
@@ -33,6 +34,25 @@ def hindrances(
     """
     steps = min(summary["steps"] for summary in found)
     return [reason for reason in (_length(config, steps), _twin(case, twins)) if reason]
+
+
+def watched_hindrances(words: Sequence[str], steps: int) -> list[str]:
+    """Why what was seen in a training says nothing of how a method is once residuals have built up.
+
+    Composes the configuration, within :func:`scripts.choices.composing`.
+
+    Args:
+        words: of train.py.
+        steps: of the training, which was watched.
+
+    Returns:
+        The reason, in words; empty if there is none.
+
+    Raises:
+        ConfigError: if the words do not compose a configuration.
+    """
+    short = _length(configuration(words), steps)
+    return [short] if short else []
 
 
 def planned_long_enough(config: Mapping[str, Any]) -> bool:

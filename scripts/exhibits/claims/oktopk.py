@@ -11,8 +11,9 @@ from scripts.exhibits.claims.base import Figure, show
 from scripts.exhibits.claims.bounds import AtMost, Between, Keeps
 from scripts.exhibits.claims.evidence import cells, metrics, ratio, required, tables
 from scripts.exhibits.claims.judging import ASSUMED_GPU, MODELLED, STAND_INS, Claim, Known, Published
+from scripts.exhibits.claims.lengths import watched_hindrances
 from scripts.exhibits.claims.seeds import NoLoss
-from scripts.exhibits.jobs import Job
+from scripts.exhibits.jobs import Computation, Job
 from scripts.exhibits.kinds.balance import KINDS, Balance
 from scripts.exhibits.kinds.counts import CountedCosts, amortized
 from scripts.exhibits.kinds.thresholds import Thresholds
@@ -80,16 +81,24 @@ def deviation(method: str, exhibit: Thresholds, scale: str, results: Results) ->
     found = cells(tables(exhibit, scale, results), "mean deviation, second half", bool)
     rival = {title: figure for (title, row), figure in found.items() if row == f"{ESTIMATED}, own"}
     return [
-        figure._replace(name=f"{title.rpartition(': ')[2]}, {row}", against=rival[title].values)
+        _long_enough(figure)._replace(name=f"{title.rpartition(': ')[2]}, {row}", against=rival[title].values)
         for (title, row), figure in found.items()
         if row in (f"{method}, own", f"{method}, sums")
     ]
 
 
+def _long_enough(figure: Figure) -> Figure:
+    """A figure of trainings that were watched; where they are too short to tell anything, it says so."""
+    watched = [dict(job.arguments) for job in figure.jobs if isinstance(job, Computation)]
+    found = {reason for each in watched for reason in watched_hindrances(each["words"], each["steps"])}
+    return figure._replace(hindrances=sorted(found))
+
+
 def gains(kind: str, exhibit: Balance, scale: str, results: Results) -> Sequence[Figure]:
     """What balancing gains in every case, in one of the two comparisons."""
     made = tables(exhibit, scale, results)
-    return list(cells(made, "gain with latency", bool, lambda title: title.endswith(kind)).values())
+    found = cells(made, "gain with latency", bool, lambda title: title.endswith(kind))
+    return [_long_enough(figure) for figure in found.values()]
 
 
 def against_dense(exhibit: MethodComparison, scale: str, results: Results) -> Sequence[Figure]:

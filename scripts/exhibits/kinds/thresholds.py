@@ -46,38 +46,42 @@ COLUMNS = (
 
 @dataclass
 class _Counts(Watcher):
+    every: int = 1
     wanted: int = 0
     local: dict[int, list[int]] = field(default_factory=dict)
     sums: list[int] = field(default_factory=list)
 
     def before(self, method: Method, worker: Worker, state: MethodState) -> None:
         """Counts what the worker selects."""
+        if state.step % self.every:
+            return
         self.wanted = sparse(method).count(Context(worker, state.layout, state.step))
         self.local.setdefault(state.step, []).append(selection(method, worker, state).numel())
 
     def after(self, worker: Worker, step: int, average: Sum) -> None:
         """Counts the sums; all workers have the same."""
-        if worker.rank == 0:
+        if worker.rank == 0 and step % self.every == 0:
             self.sums.append(len(average) if isinstance(average, SparseVector) else average.numel())
 
 
-def count_selected(words: Sequence[str], steps: int) -> dict[str, Any]:
+def count_selected(words: Sequence[str], steps: int, every: int = 1) -> dict[str, Any]:
     """Trains, and counts what is selected.
 
     Args:
         words: of train.py.
         steps: of training.
+        every: of so many steps one is counted, from the first one on.
 
     Returns:
-        ``k``, entries wanted; by step ``local``, what each worker selected of its own, and ``sums``, how many sums the
-        result holds.
+        ``k``, entries wanted; by step that is counted ``local``, what each worker selected of its own, and ``sums``,
+        how many sums the result holds.
 
     Raises:
         ConfigError: if the method sends no single entries.
     """
-    counts = _Counts()
+    counts = _Counts(every)
     train_watched(words, steps, counts)
-    return {"k": counts.wanted, "local": [counts.local[step] for step in range(steps)], "sums": counts.sums}
+    return {"k": counts.wanted, "local": [counts.local[step] for step in range(0, steps, every)], "sums": counts.sums}
 
 
 class Spread(NamedTuple):
@@ -127,7 +131,7 @@ class Thresholds(Planned):
     def job(self, plan: WatchedPlan, case: Case, method: str) -> Computation:
         """One training."""
         words = (*plan.words, *case.words, *self.methods[method][0])
-        return watched_training(self.name, "selected", count_selected, words, plan.steps)
+        return watched_training(self.name, "selected", count_selected, words, plan.steps, plan.every)
 
     def jobs(self, scale: str) -> Sequence[Computation]:
         """See :meth:`Exhibit.jobs`."""
@@ -139,7 +143,7 @@ class Thresholds(Planned):
         plan = at(scale, self.plans)
         cases = "; ".join(case.title for case in plan.cases)
         return (
-            f"{cases}. {plan.steps} steps from the first one on, without the dense warm-up of the papers: residuals "
+            f"{cases}. {plan.length}, without the dense warm-up of the papers: residuals "
             "build up in the first ones, so the second half is told apart. Own: what workers select of their "
             "gradients, all workers and steps together; sums: what is kept of the total. "
             f"{' '.join(plan.words)}"
@@ -187,8 +191,8 @@ class Thresholds(Planned):
             outcome = results.of(self.job(plan, case, method))
             if outcome.reason is None and kind in self._kinds(method):
                 ratios = [[count / outcome.data["k"] for count in step] for step in _by_step(outcome.data, kind)]
-                _draw_line(axes, ratios, looks[method])
-                ends.append(End(method, len(ratios) - 1, mean(ratios[-1]), looks[method].color))
+                _draw_line(axes, range(0, plan.every * len(ratios), plan.every), ratios, looks[method])
+                ends.append(End(method, plan.every * (len(ratios) - 1), mean(ratios[-1]), looks[method].color))
                 seen += [ratio for step in ratios for ratio in step]
         axes.axhspan(1 - PUBLISHED, 1 + PUBLISHED, color=palette.SOFT, alpha=0.15, linewidth=0)
         axes_of.logarithmic(axes.yaxis, seen)
@@ -213,8 +217,7 @@ def _cells(outcome: Outcome, name: str) -> list[Cell]:
     return [*shares, *(Cell(f"{value:.1%}", value) for value in (found.deviation, found.off, later.deviation))]
 
 
-def _draw_line(axes: Any, ratios: Sequence[Sequence[float]], look: palette.Look) -> None:
-    steps = range(len(ratios))
+def _draw_line(axes: Any, steps: Sequence[int], ratios: Sequence[Sequence[float]], look: palette.Look) -> None:
     axes.plot(steps, [mean(step) for step in ratios], color=look.color, linestyle=look.dash, linewidth=1.3)
     least, most = [min(step) for step in ratios], [max(step) for step in ratios]
     axes.fill_between(steps, least, most, color=look.color, alpha=0.14, linewidth=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -24,7 +24,16 @@ from spardl.training.learner import Learner
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.sparse import Sum
 
-__all__ = ["Watched", "WatchedPlan", "Watcher", "selection", "sparse", "train_watched", "watched_training"]
+__all__ = [
+    "Watched",
+    "WatchedPlan",
+    "Watcher",
+    "configuration",
+    "selection",
+    "sparse",
+    "train_watched",
+    "watched_training",
+]
 
 
 @dataclass(frozen=True)
@@ -36,28 +45,38 @@ class WatchedPlan:
         words: what all trainings share.
         steps: of each training.
         cost: about how long all of it takes.
+        every: of so many steps one is looked at, from the first one on. Should be odd, so that no phase of Ok-Topk's
+            periods is missed.
     """
 
     cases: tuple[Case, ...]
     words: tuple[str, ...]
     steps: int
     cost: str
+    every: int = 1
+
+    @property
+    def length(self) -> str:
+        """How many steps are trained, and looked at, for a caption."""
+        return f"{self.steps:,} steps from the first one on{f', one in {self.every} looked at' * (self.every > 1)}"
 
 
 def watched_training(
-    exhibit: str, kind: str, function: Callable[..., Any], words: Sequence[str], steps: int
+    exhibit: str, kind: str, function: Callable[..., Any], words: Sequence[str], steps: int, every: int = 1
 ) -> Computation:
     """The job of one training that is watched.
 
     Args:
         exhibit: its name, to type.
         kind: names what is computed, for the id.
-        function: takes ``words`` and ``steps``, and computes it.
+        function: takes ``words`` and ``steps``, and ``every``, if that is more than 1, and computes it.
         words: of train.py.
         steps: of training.
+        every: of so many steps one is looked at.
     """
     shell = f"python scripts/reproduce.py {exhibit} (train.py {' '.join(words)}, {steps} steps)"
-    return Computation(kind, function, (("words", tuple(words)), ("steps", steps)), shell)
+    looked = (("every", every),) if every > 1 else ()
+    return Computation(kind, function, (("words", tuple(words)), ("steps", steps), *looked), shell)
 
 
 class Watcher:
@@ -119,6 +138,18 @@ def sparse(method: Method) -> SparseCompressor:
     return method.compressor
 
 
+def configuration(words: Sequence[str]) -> Mapping[str, Any]:
+    """The configuration of a training that is watched, whole; within :func:`scripts.choices.composing`.
+
+    Args:
+        words: of train.py.
+
+    Raises:
+        ConfigError: if they do not compose one.
+    """
+    return choices.composed("cluster=simulated", "recipe=published", *words)
+
+
 def train_watched(words: Sequence[str], steps: int, watcher: Watcher) -> None:
     """Trains for some steps.
 
@@ -131,7 +162,7 @@ def train_watched(words: Sequence[str], steps: int, watcher: Watcher) -> None:
         ConfigError: if the configuration does not work.
     """
     with choices.composing():
-        plain = choices.composed("cluster=simulated", "recipe=published", *words)
+        plain = configuration(words)
     plan = train.build_plan(plain, train.build_dataset(plain))
     plan = replace(plan, method=Watched.of(plan.method, watcher))
     cluster = SimulatedCluster(plain["cluster"]["workers"], Network(alpha=0, gbit=1), count_local=False)

@@ -87,6 +87,7 @@ class _Selections(Watcher):
     """Looks at all workers' vectors: nobody has a result before all began to work on it."""
 
     last: int
+    every: int = 1
     wanted: int = 0
     vectors: dict[int, Tensor] = field(default_factory=dict)
     residuals: dict[int, Tensor] = field(default_factory=dict)
@@ -96,9 +97,11 @@ class _Selections(Watcher):
 
     def before(self, method: Method, worker: Worker, state: MethodState) -> None:
         """Copies what the worker has; of the first one in the last step also its distribution."""
+        self.states[worker.rank] = state
+        if state.step % self.every and state.step != self.last:
+            return
         self.wanted = sparse(method).count(Context(worker, state.layout, state.step))
         vector = self.vectors[worker.rank] = state.memory.clone()
-        self.states[worker.rank] = state
         if state.step == self.last and worker.rank == 0:
             cuts = thresholds_of(vector, selection(method, worker, state), self.wanted)
             scale = vector.std().item() or 1.0
@@ -111,9 +114,10 @@ class _Selections(Watcher):
 
     def after(self, worker: Worker, step: int, average: Sum) -> None:
         """With the first result of a step, all workers' vectors are known: looks at them; then keeps the residual."""
-        if len(self.xi) == step:
+        if len(self.xi) * self.every == step:
             self._look(average.dense() if isinstance(average, SparseVector) else average)
-        self.residuals[worker.rank] = self.states[worker.rank].memory.clone()
+        if (step + 1) % self.every == 0:
+            self.residuals[worker.rank] = self.states[worker.rank].memory.clone()
 
     def _look(self, average: Tensor) -> None:
         ranks = sorted(self.vectors)
@@ -122,22 +126,23 @@ class _Selections(Watcher):
         self.xi.append(distance(vectors, average, (vectors - torch.stack(before)).mean(0), self.wanted))
 
 
-def measure_selections(words: Sequence[str], steps: int) -> dict[str, Any]:
+def measure_selections(words: Sequence[str], steps: int, every: int = 1) -> dict[str, Any]:
     """Trains, and tells what local selection costs.
 
     Args:
         words: of train.py, with a method that sends single entries and has momentum in the optimizer.
         steps: of training.
+        every: of so many steps one is looked at, from the first one on.
 
     Returns:
-        ``k``; by step ``xi``, and the same ``sent``, with the average that was sent; and ``last``, what one worker has
-        in the last step: its standard deviation, ``scale``; ``counts`` of entries in equal bins of it; ``cuts``, the
-        thresholds by name; and how many entries each has ``selected``.
+        ``k``; by step that is looked at ``xi``, and the same ``sent``, with the average that was sent; and ``last``,
+        what one worker has in the last step: its standard deviation, ``scale``; ``counts`` of entries in equal bins of
+        it; ``cuts``, the thresholds by name; and how many entries each has ``selected``.
 
     Raises:
         ConfigError: if the method sends no single entries.
     """
-    watcher = _Selections(steps - 1)
+    watcher = _Selections(steps - 1, every)
     train_watched(words, steps, watcher)
     xi, sent = zip(*watcher.xi, strict=True)
     return {"k": watcher.wanted, "xi": list(xi), "sent": list(sent), "last": watcher.picture}
@@ -164,7 +169,7 @@ class Selections(Planned):
     def job(self, plan: WatchedPlan, case: Case) -> Computation:
         """One training."""
         words = (*plan.words, *case.words, *self.method)
-        return watched_training(self.name, "selections", measure_selections, words, plan.steps)
+        return watched_training(self.name, "selections", measure_selections, words, plan.steps, plan.every)
 
     def jobs(self, scale: str) -> Sequence[Computation]:
         """See :meth:`Exhibit.jobs`."""
@@ -175,7 +180,7 @@ class Selections(Planned):
         plan = at(scale, self.plans)
         cases = "; ".join(case.title for case in plan.cases)
         return (
-            f"{cases}. {plan.steps} steps from the first one on. xi: the distance of the k largest entries of the mean "
+            f"{cases}. {plan.length}. xi: the distance of the k largest entries of the mean "
             "of all workers' vectors (gradient and residual) from the k largest of the mean of what each would select "
             "by itself, over the norm of the mean gradient; with what was sent: the average in place of the latter. "
             "Thresholds: of the first worker in the last step; a normal fit takes the mean and the standard deviation "
@@ -214,7 +219,7 @@ class Selections(Planned):
         )
         good = [(case, outcome.data) for case, outcome in found if outcome.reason is None]
         return [
-            *(Picture(f"xi {case.name}", xi, partial(_draw_xi, data), case.title) for case, data in good),
+            *(Picture(f"xi {case.name}", xi, partial(_draw_xi, data, plan.every), case.title) for case, data in good),
             *(
                 Picture(f"distribution {case.name}", distribution, partial(_draw_cuts, data["last"]), case.title, key)
                 for case, data in good
@@ -234,14 +239,16 @@ def _cut_cells(data: Mapping[str, Any]) -> list[Cell]:
     return [Cell(str(k), k), *(Cell(f"{value:.3g}", value) for value in (*last["cuts"].values(), *shares))]
 
 
-def _draw_xi(data: Mapping[str, Any], figure: Any) -> None:
+def _draw_xi(data: Mapping[str, Any], every: int, figure: Any) -> None:
     axes, lines = figure.subplots(), {"exact": data["xi"], "sent": data["sent"]}
     axes_of.plain(axes, "step", "xi, logarithmic")
     looks = palette.looks(lines)
     for name, values in lines.items():
-        axes.plot(values, color=looks[name].color, linestyle=looks[name].dash)
+        axes.plot(range(0, every * len(values), every), values, color=looks[name].color, linestyle=looks[name].dash)
     axes_of.logarithmic(axes.yaxis, [value for values in lines.values() for value in values])
-    name_ends(axes, [End(name, len(values) - 1, values[-1], looks[name].color) for name, values in lines.items()])
+    name_ends(
+        axes, [End(name, every * (len(values) - 1), values[-1], looks[name].color) for name, values in lines.items()]
+    )
 
 
 def _draw_cuts(last: Mapping[str, Any], figure: Any) -> None:

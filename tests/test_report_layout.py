@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ from scripts import choices, reproduce
 from scripts.exhibits.base import Results
 from scripts.exhibits.claims.catalogue import claims_section, judge_all
 from scripts.exhibits.papers.catalogue import catalogue, papers
+from scripts.exhibits.records import SHIPPED
 from tests import looking, made_up
 from tests.test_report_browser import BOXES, CHROMIUM, OPTIONS, check_contrast, pytestmark, sync_api
 
 __all__ = ["pytestmark"]
 
+ROOT = Path(__file__).resolve().parents[1]
 SCALE = "laptop"
 OPEN = "document.querySelectorAll('details').forEach((each) => { each.open = true; })"
 
@@ -41,18 +44,35 @@ def browser() -> Iterator[Any]:
         opened.close()
 
 
-@pytest.fixture
-def opened(browser: Any, report: Path, width: int, scheme: str) -> Iterator[Any]:
+@contextmanager
+def shown(browser: Any, path: Path, width: int, scheme: str = "light") -> Iterator[Any]:
     context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
     page = context.new_page()
-    page.goto(report.as_uri())
+    page.goto(path.as_uri())
     yield page
     context.close()
+
+
+@pytest.fixture
+def opened(browser: Any, report: Path, width: int, scheme: str) -> Iterator[Any]:
+    with shown(browser, report, width, scheme) as page:
+        yield page
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 768, 1280])
 def test_all_can_be_read(opened: Any) -> None:
+    check_reading(opened)
+
+
+@pytest.mark.parametrize("width", [390, 768, 1280])
+def test_all_of_the_shipped_report_can_be_read(browser: Any, width: int) -> None:
+    with shown(browser, ROOT / SHIPPED / "index.html", width) as page:
+        check_reading(page)
+
+
+def check_reading(opened: Any) -> None:
+    """What a reader sees is whole, folded and unfolded."""
     assert opened.evaluate(looking.OVERFLOW) == []  # folded
     opened.evaluate(OPEN)
     for measure in (looking.OVERFLOW, looking.TABLES, looking.OVERLAP, looking.VERDICTS):

@@ -11,18 +11,25 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from scripts.exhibits.charts.palette import Look
-from scripts.exhibits.jobs import Job, Outcome
+from scripts.exhibits.jobs import Job, Outcome, Training
 from scripts.exhibits.passes import MeasuredPasses
 from scripts.exhibits.records import Shelf
 from scripts.exhibits.tables import Table
 from scripts.exhibits.tried import Tried
 from spardl.basics.errors import ConfigError
 
-__all__ = ["INSTEAD", "SCALES", "Basis", "Exhibit", "Picture", "Planned", "Results", "at"]
+__all__ = ["INSTEAD", "SCALES", "SWEEPS", "Basis", "Exhibit", "Picture", "Planned", "Results", "at"]
 
 # From seconds to what takes a cluster. Where an exhibit has nothing of its own for an evening, the laptop's will do.
 SCALES = ("smoke", "laptop", "evening", "paper")
 INSTEAD: Mapping[str, str] = MappingProxyType({"evening": "laptop"})
+# Times that an entry of average size is to be sent before a metric says anything of a method: what waits for its first
+# time, one synchronization in 1 / density, is most of what a shorter training shows.
+SWEEPS = 10
+EARLY = (
+    "The trainings are those of the scale {}. "
+    f"What has fewer than {SWEEPS}/density steps shows how learning begins, and not where it ends."
+)
 
 T = TypeVar("T")
 
@@ -170,8 +177,14 @@ class Exhibit(ABC):
         """What was run, in a sentence or two."""
 
     def what_ran(self, scale: str) -> str:
-        """The caption, and the note."""
-        return f"{self.caption(scale)} {self.note}".strip()
+        """The caption, the note, and whether trainings are those of a shorter scale."""
+        short = INSTEAD.get(scale)
+        early = EARLY.format(short) if short and self._trains_as(scale, short) else ""
+        return " ".join(part for part in (self.caption(scale), self.note, early) if part)
+
+    def _trains_as(self, scale: str, other: str) -> bool:
+        jobs = self.jobs(scale)
+        return any(isinstance(job, Training) for job in jobs) and jobs == self.jobs(other)
 
     @abstractmethod
     def tables(self, scale: str, results: Results) -> Sequence[Table]:

@@ -241,7 +241,7 @@ def test_what_has_to_be_true_counts_apart(values: tuple[float, float], wanted: s
     made = claim(bound("Equal"), lambda *_: figures(ours, against=[formula]), [judging.MODELLED], "by our own formula")
     judgement = judged(made)
     assert judgement.finding.verdict.name == wanted
-    assert judgement.finding.reason.endswith("it has to be: by our own formula") == (wanted == "BUILT_IN")
+    assert judgement.finding.reason.endswith("; by construction: by our own formula") == (wanted == "BUILT_IN")
     summary, _ = claims_catalogue.tables_of([judgement])
     counts = {row.name: row.cells[0].value for row in summary.rows}
     assert counts["reproduced"] == 0

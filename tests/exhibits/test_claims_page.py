@@ -46,7 +46,8 @@ def test_the_page_tells_what_became_of_a_claim() -> None:
         "| reproduced | 0 | - |",
         "| checked by construction | 0 | - |",
         "| checked by construction, overshoot | 1 | X: name |",
-        "| X: name | much | from memory, low certainty | 3x (a) | checked by construction, overshoot |",
+        "| X: name | much | from memory, low certainty | 3x (a) | checked by construction, overshoot |\n",
+        "\n## Why\n\n* **X: name**: far beyond what is published",
         "judged only after at least 10/density synchronizations",
     ):
         assert words in page
@@ -112,4 +113,6 @@ def test_the_page_in_the_docs_is_that_of_the_records(monkeypatch: pytest.MonkeyP
 def test_the_page_in_the_docs_names_every_claim() -> None:
     page = (ROOT / "docs" / "claims.md").read_text()
     names = [each.name for each in claims_catalogue.CLAIMS]
-    assert re.findall(r"^\| (.*?) \|", page.partition("## Claim by claim")[2], re.MULTILINE)[2:] == names
+    table, _, reasons = page.partition("## Claim by claim")[2].partition("## Why")
+    assert re.findall(r"^\| (.*?) \|", table, re.MULTILINE)[2:] == names
+    assert re.findall(r"^\* \*\*(.*?)\*\*: .", reasons, re.MULTILINE) == names

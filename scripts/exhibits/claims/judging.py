@@ -209,7 +209,7 @@ def _limited(finding: Finding, claim: Claim, scale: str) -> Finding:
     if unjudged:
         return finding._replace(verdict=Verdict.UNJUDGED, reason="; ".join(limit.reason for limit in unjudged))
     if claim.construction and finding.verdict in (Verdict.REPRODUCED, Verdict.DIRECTION):
-        told = f"{finding.reason}; it has to be: {claim.construction}"
+        told = f"{finding.reason}; by construction: {claim.construction}"
         return finding._replace(verdict=Verdict.BUILT_IN, reason=told)
     capping = [limit for limit in limits if ORDER.index(limit.at_best) > ORDER.index(finding.verdict)]
     if capping:

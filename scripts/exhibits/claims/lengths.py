@@ -7,15 +7,12 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any
 
+from scripts.exhibits.base import SWEEPS
 from scripts.exhibits.kinds.trainings import Case
 from scripts.exhibits.kinds.watched import configuration
 from scripts.exhibits.measures import HIGHER_IS_BETTER, figure_of, final_metric
 
-__all__ = ["SWEEPS", "hindrances", "planned_long_enough", "watched_hindrances"]
-
-# Times that an entry of average size is to be sent before a metric says anything of a method: what waits for its first
-# time, one synchronization in 1 / density, is most of what a shorter training shows.
-SWEEPS = 10
+__all__ = ["hindrances", "planned_long_enough", "watched_hindrances"]
 
 
 def hindrances(

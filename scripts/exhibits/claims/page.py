@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from scripts.exhibits.base import SWEEPS
 from scripts.exhibits.claims.base import Verdict
 from scripts.exhibits.claims.bounds import BEYOND
 from scripts.exhibits.claims.judging import TRIVIAL, Judgement, claims_table, summary_table
-from scripts.exhibits.claims.lengths import SWEEPS
-from scripts.exhibits.tables import markdown
+from scripts.exhibits.tables import Table, markdown
 
 __all__ = ["page"]
 
@@ -69,5 +70,15 @@ def page(judgements: Sequence[Judgement], scale: str, outputs: Path | None, path
     names = {"good": Verdict.REPRODUCED, "direction": Verdict.DIRECTION, "unjudged": Verdict.UNJUDGED}
     names |= {"bad": Verdict.NOT, "built_in": Verdict.BUILT_IN}
     head = INTRODUCTION.format(making=making, command=command, trivial=TRIVIAL, sweeps=SWEEPS, beyond=BEYOND, **names)
-    tables = f"{markdown(summary_table(judgements))}\n## Claim by claim\n\n{markdown(claims_table(judgements))}"
-    return f"{head}\n## Verdicts\n\n{tables}"
+    sections = {
+        "Verdicts": markdown(summary_table(judgements)),
+        "Claim by claim": markdown(_short(claims_table(judgements))),
+        "Why": "".join(f"* **{each.claim.name}**: {each.finding.reason}.\n" for each in judgements),
+    }
+    return "\n".join([head, *(f"## {title}\n\n{content}" for title, content in sections.items())])
+
+
+def _short(table: Table) -> Table:
+    """Without the reasons, which are its last column."""
+    rows = [row._replace(cells=row.cells[:-1]) for row in table.rows]
+    return replace(table, columns=table.columns[:-1], rows=rows)

@@ -159,8 +159,8 @@ class Race(Exhibit):
             f"steps, by the wall clock of the slowest worker; tests, every {course.every} steps, do not count, nor do "
             "three steps before, of a model that is thrown away. Bytes are those that the workers' interfaces sent. "
             f"The target: the mean of dense's last {LAST} tests, over its seeds and links, less {MARGIN:.0%}. It is "
-            "reached at the first test that is as good. Every run has the steps of its row, whether it reaches the "
-            "target or not."
+            f"reached at the first test that is as good. {FASTER}: of the means, and the least..most, seed by seed. "
+            "Every run has the steps of its row, whether it reaches the target or not."
         )
 
     def outcomes(self, course: Course, gbit: float, entrant: Entrant, results: Results) -> list[Outcome]:

@@ -45,6 +45,7 @@ from spardl.basics.files import write_atomically
 from spardl.clusters.workers.processes import leave
 from spardl.protocol.programs import Worker
 from spardl.training.learner import Plan
+from spardl.training.summary import environment
 
 CASES = (
     ALONE,
@@ -156,7 +157,8 @@ def shown(content: Mapping[str, Any]) -> str:
     rows = [Found(**row).row(content["metric"]) for row in content["rows"]]
     names = [row.name for row in rows]
     reference = f"`{DENSE}`" if f"`{DENSE}`" in names else names[0]
-    return f"{content['title']}\n\n{table(rows, reference)}"
+    made = "\n\nMeasured on {cpu}, at commit {commit}.".format_map(content["made"]) if "made" in content else ""
+    return f"{content['title']}\n\n{table(rows, reference)}{made}"
 
 
 def measured(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -177,7 +179,7 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
         f"{plan.settings.batch_size}, {steps} steps, {arguments.seeds} seeds, torch {torch.__version__}:"
     )
     setting = {name: value for name, value in vars(arguments).items() if not isinstance(value, Path | None)}
-    return {"title": title, "metric": plan.task.metric, "setting": setting, "rows": rows}
+    return {"title": title, "metric": plan.task.metric, "setting": setting, "made": environment(), "rows": rows}
 
 
 def read(path: Path) -> dict[str, Any]:

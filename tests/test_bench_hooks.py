@@ -257,6 +257,9 @@ def test_a_page_gets_what_a_file_has(
     )
     assert lines[9:] == ["", "<!-- end of hooks -->", "after"]
     assert "One title:" in capsys.readouterr().out
+    file.write_text(json.dumps({**content, "made": {"cpu": "a processor", "commit": "0123", "python": "3"}}))
+    assert bench.main() == 0
+    assert page.read_text().splitlines()[9:11] == ["", "Measured on a processor, at commit 0123."]
 
 
 def test_the_page_has_the_table_of_the_file(bench: ModuleType) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure as MatplotlibFigure
 
 from scripts import choices
 from scripts.exhibits import base, jobs
@@ -83,6 +84,17 @@ def test_rates_are_chosen_on_the_other_seeds_by_hand() -> None:
     assert topk.cells[6].text == "25.00%"
     assert [row.name for row in compressors.rows] == ["dense", "topk", "random_block"]
     assert compressors.rows[1].cells[0].text == "layer,local,after,allgather, lr 0.04"
+
+
+def test_the_picture_has_a_line_for_each_row_that_was_trained() -> None:
+    (picture,) = EXHIBIT.pictures("smoke", results(VALUES))
+    figure = MatplotlibFigure()
+    picture.draw(figure)
+    axes = figure.axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [TOPK]
+    assert list(axes.lines[0].get_xdata()) == [0.7, 0.7, 0.5]
+    assert list(axes.lines[-1].get_xdata()) == pytest.approx([0.9, 0.9])
+    assert not EXHIBIT.pictures("smoke", results({}))
 
 
 def test_what_was_not_run_is_not_chosen_without() -> None:

@@ -232,7 +232,6 @@ GRID = StudyGrid(
     basis=VIRTUAL,
     methods=METHODS,
     proposed=(RANDOM_BLOCK,),
-    leads=True,
     grid=POINTS,
     plans=MappingProxyType(
         {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any
@@ -57,17 +58,17 @@ def draw_axes(found: Sequence[tuple[str, Sequence[float]]], dense: Sequence[floa
     """One line for each choice, with its means of every seed, from the top down.
 
     Args:
-        found: choices with their figures.
+        found: choices with their figures; those of a kind, named before the first colon or comma, have one colour.
         dense: the metric of dense training, by seed.
         figure: matplotlib's, to draw into.
     """
     figure.set_size_inches(6, 0.9 + 0.22 * len(found))
     axes = figure.subplots()
     plain(axes, "metric", grid="x")
-    axis = [name.partition(":")[0] for name, _ in found]
-    looks = palette.looks(dict.fromkeys(axis))
+    kinds = [re.split("[:,]", name)[0] for name, _ in found]
+    looks = palette.looks(dict.fromkeys(kinds))
     for place, (_, seeds) in enumerate(found):
-        colour = looks[axis[place]].color
+        colour = looks[kinds[place]].color
         axes.plot(seeds, [place] * len(seeds), "o", color=colour, alpha=0.6, markersize=4.5)
         axes.plot([mean(seeds)], [place], "|", color=colour, markersize=12, markeredgewidth=2)
     if dense:

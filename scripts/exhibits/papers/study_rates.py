@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import mean
 from types import MappingProxyType
 from typing import TypeAlias
@@ -14,6 +15,7 @@ from scripts.exhibits.kinds.trainings import DENSE as DENSE_WORDS
 from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan
 from scripts.exhibits.measures import final_metric, share_of_bytes
 from scripts.exhibits.papers.small import ON_DIGITS_8, ONE_SEED, SEEDS, SMALL, VIRTUAL
+from scripts.exhibits.papers.study_pictures import draw_axes
 from scripts.exhibits.papers.study_points import PRESET, RANDOM_BLOCK, Point, best_of, held_out, points
 from scripts.exhibits.statistics import INTERVAL, shown_interval, spread
 from scripts.exhibits.tables import Cell, Row, Table
@@ -59,8 +61,19 @@ class StudyRates(MethodComparison):
         ]
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """None: a line for each training would hide what the tables say."""
-        return ()
+        """One a case: what each row reaches at its rates. A line for each training would hide what that says."""
+        plan = at(scale, self.plans)
+        return [picture for case in plan.cases for picture in self._pictures(plan, case, results)]
+
+    def _pictures(self, plan: Plan, case: Case, results: Results) -> list[Picture]:
+        chosen = {row: self._chosen(plan, case, names, results) for row, names in self._groups(plan).items()}
+        found = [(row, seeds) for row, seeds in chosen.items() if seeds and row != DENSE]
+        caption = (
+            f"{case.title}: the metric at the learning rate that is best for the other seeds, one dot a seed; dotted: "
+            "dense, likewise. What is not trained yet is left out"
+        )
+        drawn = partial(draw_axes, found, chosen[DENSE])
+        return [Picture(f"{case.name} rates", caption, drawn, case.title, wide=True)] if found else []
 
     @property
     def twins(self) -> Sequence[str]:
@@ -185,6 +198,7 @@ RATES = StudyRates(
     basis=VIRTUAL,
     methods=METHODS,
     settings=MappingProxyType(SETTINGS),
+    leads=True,
     plans=MappingProxyType(
         {
             "smoke": Plan(

@@ -15,7 +15,6 @@ small file in docs/results/learning, from which any clone makes the tables; its 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -116,7 +115,6 @@ def act(arguments: argparse.Namespace) -> int:
     if arguments.run:
         if reason := unshippable(environment()):
             raise ConfigError(f"trainings would be {reason}, and have no record; commit first")
-        os.nice(10)
         with choices.composing():
             return FAILED if run(tasks, arguments.records, arguments.outputs, arguments.jobs) else FINISHED
     records = on_record(arguments.records)

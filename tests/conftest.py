@@ -41,6 +41,14 @@ def patience() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def pace() -> Iterator[None]:
+    """Work that gives way to other work would, beside other tests, hardly go on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "nice", lambda _: 0)
+        yield
+
+
 @atexit.register
 def _quiet_the_leaks() -> None:
     """Triton's bindings list hundreds of leaks of their own when Python has ended; registered first, this runs last."""

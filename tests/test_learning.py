@@ -213,7 +213,6 @@ def test_a_row_of_which_nothing_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "plan.yaml").write_text(json.dumps(plan))
     monkeypatch.setattr(learning, "PLANS", tmp_path / "plan.yaml")
     monkeypatch.setattr(learning, "unshippable", lambda _: "")
-    monkeypatch.setattr("os.nice", lambda _: 0)  # the tests go on at their own pace
     monkeypatch.setattr("sys.argv", ["learning.py", "--run", f"--outputs={tmp_path}", f"--records={tmp_path}"])
     assert learning.main() == 2
     (line,) = capsys.readouterr().err.splitlines()

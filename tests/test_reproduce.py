@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import os
 import re
 import signal
 import subprocess
@@ -128,6 +129,16 @@ def test_only_what_is_missing_is_done(tmp_path: Path, capfd: Any) -> None:
     assert [results.of(job).data.get("twice") for job in work] == [2, 4, None]
     assert results.of(work[2]).reason == "3 is no number of mine"
     assert results.of(computation(number=9)).reason == "not run yet"
+
+
+def test_what_is_timed_gives_way_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Timed(jobs.Computation):  # type: ignore[misc, name-defined]
+        alone = True
+
+    noted = tmp_path / "noted"
+    monkeypatch.setattr(os, "nice", lambda by: noted.write_text(f"{noted.read_text() if noted.exists() else ''}{by} "))
+    working.complete([computation(), Timed("timed", double, (("number", 3),), "echo")], tmp_path / "runs", at_once=1)
+    assert noted.read_text() == "10 "
 
 
 def test_different_words_for_one_run_are_one_job(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,8 @@ __all__ = ["FAILED", "FINISHED", "Ended", "answer", "complete", "nothing"]
 FINISHED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 # Seconds from which on a plan is told in hours.
 HOURS = 7200.0
+# Of what takes hours beside other work; what is timed gives way to nothing.
+NICENESS = 10
 # Told how each job ended.
 Ended: TypeAlias = Callable[[Job, SpardlError | None], None]
 
@@ -104,6 +107,8 @@ def _long(seconds: float) -> str:
 def _perform(jobs: Sequence[Job], outputs: Path, at_once: int, ended: Ended) -> None:
     def work(number: int, heartbeat: Callable[[int], None]) -> None:
         GlobalHydra.instance().clear()  # this process composes configurations; train.py wants to do so itself
+        if not jobs[number].alone:
+            os.nice(NICENESS)
         jobs[number].perform(outputs)
 
     if jobs:

@@ -158,7 +158,7 @@ def test_the_picture_has_a_line_and_a_band_for_each_and_the_target() -> None:
     exhibit = race()
     one, other = exhibit.pictures("smoke", results(exhibit))
     assert one.caption == other.caption  # one figure
-    assert (one.title, other.title) == ("1 Gbit/s", "0.1 Gbit/s")
+    assert (one.title, other.title) == ("LSTM on X, 1 Gbit/s", "LSTM on X, 0.1 Gbit/s")
     for words in ("a processor", "2 cores", "tests not counted", "seeds 1, 2, 3", "0.882"):
         assert words in one.caption
     figure = Figure(layout="constrained")

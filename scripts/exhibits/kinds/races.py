@@ -220,7 +220,11 @@ class Race(Exhibit):
         key = key_of([entrant.name for entrant in course.entrants])
         return [
             Picture(
-                f"{gbit:g} Gbit/s", caption, partial(self._draw, course, gbit, target, results), f"{gbit:g} Gbit/s", key
+                f"{gbit:g} Gbit/s",
+                caption,
+                partial(self._draw, course, gbit, target, results),
+                f"{course.what}, {gbit:g} Gbit/s",
+                key,
             )
             for gbit in course.gbits
         ]

@@ -248,7 +248,11 @@ class UpdateBreakdown(Exhibit):
         looks = palette.looks(PARTS)
         return [
             Picture(
-                f"parts {model}", caption, partial(self._draw, plan, model, results), self.models[model].title, looks
+                f"parts {model}",
+                caption,
+                partial(self._draw, plan, model, results),
+                f"{self.models[model].title}, modelled",
+                looks,
             )
             for model in plan.workers
         ]

@@ -29,7 +29,7 @@ from pathlib import Path
 import torch
 
 from scripts import choices
-from scripts.exhibits.base import INSTEAD, SCALES, Exhibit, Results
+from scripts.exhibits.base import SCALES, Exhibit, Results
 from scripts.exhibits.charts.axes import check_drawing
 from scripts.exhibits.claims.catalogue import claims_section, judge_all
 from scripts.exhibits.jobs import Job
@@ -98,9 +98,8 @@ def describe(exhibit: Exhibit) -> str:
 
 
 def _cost(exhibit: Exhibit, scale: str) -> str:
-    instead = INSTEAD.get(scale)
-    same = instead is not None and exhibit.jobs(scale) == exhibit.jobs(instead)
-    return f"as {instead}" if same else exhibit.cost(scale)
+    other = exhibit.same_as(scale)
+    return f"as {other}" if other else exhibit.cost(scale)
 
 
 def report(

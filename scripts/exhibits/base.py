@@ -178,13 +178,14 @@ class Exhibit(ABC):
 
     def what_ran(self, scale: str) -> str:
         """The caption, the note, and whether trainings are those of a shorter scale."""
-        short = INSTEAD.get(scale)
-        early = EARLY.format(short) if short and self._trains_as(scale, short) else ""
+        other = self.same_as(scale)
+        early = EARLY.format(other) if other and any(isinstance(job, Training) for job in self.jobs(scale)) else ""
         return " ".join(part for part in (self.caption(scale), self.note, early) if part)
 
-    def _trains_as(self, scale: str, other: str) -> bool:
-        jobs = self.jobs(scale)
-        return any(isinstance(job, Training) for job in jobs) and jobs == self.jobs(other)
+    def same_as(self, scale: str) -> str:
+        """The shorter scale whose work is that of this one, too; empty if this one has its own."""
+        other = INSTEAD.get(scale, "")
+        return other if other and self.jobs(scale) == self.jobs(other) else ""
 
     @abstractmethod
     def tables(self, scale: str, results: Results) -> Sequence[Table]:

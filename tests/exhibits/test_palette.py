@@ -75,11 +75,19 @@ def test_a_method_has_one_colour_everywhere() -> None:
                 assert looks[name].color == color
 
 
+def test_the_floor_and_the_ceiling_have_colours_of_their_own() -> None:
+    looks = palette.looks(["SparDL", "dense", "alone", "bf16", "PowerSGD"])
+    assert len({look.color for look in looks.values()}) == 5
+
+
 def test_variants_of_a_method_have_other_dashes_and_strangers_other_colours() -> None:
     looks = palette.looks(["SparDL, P = 5", "Ok-Topk, P = 5", "SparDL, P = 8", "something", "anything"])
     one, _, other, *strangers = looks.values()
     assert one.color == other.color
     assert one.dash != other.dash
     assert len({look.color for look in (one, *strangers)}) == 3
+    rare, often, other = palette.looks(["new, every 15", "new, every 5", "something"]).values()
+    assert rare.color == often.color != other.color
+    assert rare.dash != often.dash
     many = palette.looks([f"stranger {place}" for place in range(12)])
     assert len({(look.color, str(look.dash)) for look in many.values()}) == 12

@@ -71,6 +71,7 @@ SERIES: Sequence[Colour] = (
     Colour("#62380c", "#dec763"),
     Colour("#1e4542", "#66d6ff"),
     Colour("#77697b", "#898a79"),
+    Colour("#08080a", "#f8f8f4"),
 )
 PAPER, INK, SOFT, LINE = (PAGE[name].light for name in ("paper", "ink", "soft", "line"))
 # Of text on coloured fields, dark and light; not black and white, which a page takes for its own colours.
@@ -79,7 +80,7 @@ ON_FIELDS = ("#000001", "#fffffe")
 _PLACES: Mapping[str, int] = MappingProxyType(
     {
         **{"spardl": 0, "oktopk": 1, "topkdsa": 2, "topka": 3, "gtopk": 4, "gaussiank": 5, "sketch": 6, "sketches": 6},
-        **{"powersgd": 5, "bf16": 6, "alone": 7},
+        **{"powersgd": 5, "bf16": 6, "alone": 8},
         **{"dense": 7, "none": 7, "dear": 0, "wfbp": 3, "mgwfbp": 2, "ddplike": 7, "layerfusion": 0},
         **{"computation": 7, "compression": 5, "latency": 6, "bandwidth": 3, "communication": 3, "not": 1},
         **{"equal": 7, "plain": 7, "balanced": 0, "fresh": 0, "levelled": 0},
@@ -107,20 +108,24 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
     """How things of these names look side by side.
 
     Known methods have their own colours, of several with the same colour each has other dashes; what is not known
-    shares the colours that are left, in the order of the names.
+    shares the colours that are left, in the order of the names, one for all that are called the same up to a comma.
     """
     listed = list(names)
     known = {name: place for name in listed if (place := _place(name)) is not None}
     left = [place for place in range(len(SERIES)) if place not in known.values()] or list(range(len(SERIES)))
-    strangers = iter(range(len(listed)))
+    strangers = list(dict.fromkeys(_family(name) for name in listed if name not in known))
     found: dict[str, Look] = {}
     used = [0] * len(SERIES)
     for name in listed:
-        place = known[name] if name in known else left[next(strangers) % len(left)]
+        place = known[name] if name in known else left[strangers.index(_family(name)) % len(left)]
         variant = used[place] % len(_DASHES)
         found[name] = Look(SERIES[place].light, _DASHES[variant], _MARKERS[len(found) % len(_MARKERS)])
         used[place] += 1
     return found
+
+
+def _family(name: str) -> str:
+    return name.partition(",")[0]
 
 
 def _place(name: str) -> int | None:

@@ -11,7 +11,7 @@ import pytest
 from scripts.exhibits.base import Results
 from scripts.exhibits.jobs import Outcome
 from scripts.exhibits.papers.catalogue import catalogue
-from scripts.exhibits.papers.spardl_contrasts import RESIDUALS_WHY
+from scripts.exhibits.papers.spardl_contrasts import REAL_DATA_WHY, RESIDUALS_WHY
 from scripts.exhibits.tables import Table
 
 ROW = "share per block, momentum 0.9"
@@ -88,3 +88,17 @@ def test_pairs_differ_in_the_residual_alone() -> None:
         assert first == second
         assert "residual=global" in RESIDUALS_WHY.methods[one]
         assert "residual=local" in RESIDUALS_WHY.methods[other]
+
+
+def test_what_is_compared_with_dense_training_is_what_the_conditions_say(composing: None) -> None:
+    assert catalogue()["spardl.real_data_why"] is REAL_DATA_WHY
+    configs = {job.labels.job_type: job.config for job in REAL_DATA_WHY.jobs("evening") if job.labels}
+    for conditions, (name, other) in REAL_DATA_WHY.pairs.items():
+        config = configs[name]
+        sums, compressor = "of the sum" in conditions, config["compressor"]
+        assert f"{compressor['density']:.0%}" == conditions.split()[0]
+        assert config["communicator"]["_target_"].endswith("SparDL" if sums else "AllGather")
+        assert config["recipe"] == ("recommended" if "our recipe" in conditions else "published")
+        assert ("int4" in str(config.get("wire"))) == ("4 bits" in conditions)
+        assert other == "dense"
+    assert len(configs) == len(REAL_DATA_WHY.pairs) + 2

@@ -35,6 +35,7 @@ OWN = MappingProxyType(
         "oktopk.convergence": Evening(7 * 5),
         "sketch_fusion.accuracy": Evening(5 * 5),
         "spardl.real_data": Evening(7 * 6 * 3, workers=(14, 4), steps=1000),
+        "spardl.real_data_why": Evening(6 * 3),
         "spardl.residuals": Evening(4 * 4 * 5, workers=(14, 8), steps=900),
         "spardl.residuals_real": Evening(4 * 3),
         "spardl.residuals_why": Evening(10 * 5, workers=(8,), steps=900),
@@ -123,6 +124,8 @@ def test_what_exhibits_share_is_one_training(composing: None) -> None:
         assert jobs_of("spardl.convergence", "dense") <= jobs_of(name, "dense"), name
     for row, found in (("GRES", "SparDL"), ("dense", "dense")):
         assert jobs_of("spardl.residuals_real", row) < jobs_of("spardl.real_data", found)
+    for row in ("dense", "SparDL", "SparDL, our recipe", "alone"):
+        assert jobs_of("spardl.real_data_why", row) < jobs_of("spardl.real_data", row)
     assert jobs_of("spardl.convergence", "Ok-Topk") == jobs_of("oktopk.convergence", "Ok-Topk")
 
 

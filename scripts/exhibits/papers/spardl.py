@@ -368,6 +368,7 @@ EXHIBITS = (
     COMPLEXITY,
     CONVERGENCE,
     REAL_DATA,
+    spardl_contrasts.REAL_DATA_WHY,
     RESIDUALS,
     RESIDUALS_REAL,
     spardl_contrasts.RESIDUALS_WHY,

@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "add-a-method.md"
 TREE = ("conf", "docs", "examples", "scripts", "slurm", "spardl", "tasks", "tests", ".ci")
 # All that walk over methods, parts, configurations and docs.
 WALKING = (
-    *("tests/test_add_a_method.py", "tests/test_api.py", "tests/test_docs.py", "tests/test_house.py"),
+    *("tests/test_add_a_method.py", "tests/test_api.py", "tests/test_docs.py", "tests/test_architecture.py"),
     *("tests/test_laws.py", "tests/test_overflow.py", "tests/test_scripts.py", "tests/test_study.py"),
     *(
         "tests/compressors/test_mine.py",

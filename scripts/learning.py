@@ -9,7 +9,7 @@ python scripts/learning.py --check                  says whether the pages are t
 
 Each row is trained at each of its learning rates with the first seed, and at the best one with the others; those that
 all others are measured by (dense, alone, published), and PowerSGD, at each rate with each seed. Every training leaves a
-small file in docs/results/learning, from which any clone makes the tables; its run folder is not needed then.
+record in docs/results/learning.jsonl, from which any clone makes the tables; its run folder is not needed then.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def stale(tasks: Sequence[Task], records: Records) -> list[str]:
     return [run.command for run, found in pairs if found.id != run.id or not run.of_today(found.figures)]
 
 
-def run(tasks: Sequence[Task], folder: Path, outputs: Path, jobs: int) -> int:
+def run(tasks: Sequence[Task], path: Path, outputs: Path, jobs: int) -> int:
     """Trains what is missing; returns how many runs failed, which keep no others from being trained."""
     failed: set[str] = set()
 
     def ended(training: Job, fault: SpardlError | None) -> None:
         try:
             if fault is None and isinstance(training, Training) and (found := training.find(outputs)):
-                record(training, found, folder)
+                record(training, found, path)
         except ConfigError as error:  # the code was changed meanwhile
             fault = error
             print(f"error: {error}", file=sys.stderr)
@@ -67,11 +67,11 @@ def run(tasks: Sequence[Task], folder: Path, outputs: Path, jobs: int) -> int:
             failed.add(training.command)
 
     while True:
-        records = on_record(folder)
+        records = on_record(path)
         todo = [each for task in tasks for each in missing(task, records) if each.command not in failed]
         for each in todo:  # done, but stopped before it was recorded
             if found := each.find(outputs):
-                record(each, found, folder)
+                record(each, found, path)
         if not todo:
             break
         complete(todo, outputs, jobs, ended)
@@ -154,7 +154,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time (default: 1)")
     parser.add_argument("--outputs", type=Path, default=Path("outputs"), help="folder of the runs (default: outputs)")
     parser.add_argument(
-        "--records", type=Path, default=ROOT / "docs" / "results" / "learning", help="folder of the small files"
+        "--records", type=Path, default=ROOT / "docs" / "results" / "learning.jsonl", help="file of the records"
     )
     torch.set_num_threads(1)
     return answer(act, parser.parse_args())

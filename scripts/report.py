@@ -3,7 +3,7 @@
 python scripts/report.py outputs/*
 python scripts/report.py outputs --html report.html
 python scripts/report.py outputs/* --plot comparison.png
-python scripts/report.py docs/results/learning
+python scripts/report.py docs/results/learning.jsonl
 
 Prints Markdown. Records of trainings stand for run folders. Runs that differ in their seeds only share a row; runs of
 different tasks, or with different metrics, go to different tables. Folders without a finished run are named with their
@@ -199,7 +199,7 @@ def main() -> int:
         The exit code.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", type=Path, help="run folders, records, or folders of these")
+    parser.add_argument("folders", nargs="+", type=Path, help="run folders, records (.jsonl), or folders of these")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw the metric against seconds")
     arguments = parser.parse_args()

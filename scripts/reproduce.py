@@ -157,8 +157,8 @@ def keep(jobs: Sequence[Job], outputs: Path, folder: Path, scale: str) -> bool:
     Args:
         jobs: of which those that are done are recorded.
         outputs: the folder of all runs.
-        folder: of all records.
-        scale: names the folder of those that are new.
+        folder: Folder of the record files.
+        scale: Size preset; names the file of new records.
 
     Returns:
         Whether all that was done could be recorded.

@@ -15,7 +15,7 @@ from scripts import choices, learning
 from scripts.evidence.plans import Comparison, Line, Task, excerpts_in, tasks_in
 from scripts.evidence.tables import summary_of, table_of
 from scripts.exhibits.jobs import Outcome, Training
-from scripts.exhibits.records import on_record, record
+from scripts.exhibits.records import on_record, read_records, record
 from scripts.exhibits.tables import markdown
 from spardl.basics.errors import ConfigError, TrainingError
 from spardl.training import summary
@@ -32,10 +32,16 @@ COMPARED = (Comparison("1%", "published", "better"), Comparison("5%", None, "bet
 TASK = Task("toy", "a toy", WORDS, "loss", True, (1, 2), LINES, COMPARED)
 
 
-def keep(training: Training, folder: Path, **figures: Any) -> None:
+RECORDS = "learning.jsonl"
+
+
+def keep(training: Training, path: Path, **figures: Any) -> None:
     data = {"final": {"loss": 1.0}, "step_bytes": 13.0, "step_bytes_dense": 1000.0, "residual_age": 41.7, **figures}
-    name = hashlib.sha256(training.command.encode()).hexdigest()
-    (folder / f"{name}.json").write_text(json.dumps({"id": "another", "command": training.command, **data}))
+    data |= {"metric": "loss", "steps": 3, "workers": 2, "evaluations": [], "environment": {}}
+    key = hashlib.sha256(training.command.encode()).hexdigest()
+    kept = read_records(path) if path.exists() else {}
+    kept[key] = {"id": key, "command": training.command, **data}
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in kept.values()))
 
 
 @pytest.fixture
@@ -46,8 +52,8 @@ def filled(tmp_path: Path) -> Path:
         for seed, rate in itertools.product(TASK.seeds, line.rates):
             # A little better on the first seed, and much worse on the second.
             worse = (-0.1 if seed == 1 else 5.0) if rate == 0.1 and line.name == "dense" else 0.0
-            keep(TASK.training(line, rate, seed), tmp_path, final={"loss": losses[line.name] + worse})
-    return tmp_path
+            keep(TASK.training(line, rate, seed), tmp_path / RECORDS, final={"loss": losses[line.name] + worse})
+    return tmp_path / RECORDS
 
 
 def test_rates_of_references_are_chosen_on_all_seeds_and_others_on_the_first(filled: Path) -> None:
@@ -121,8 +127,8 @@ def test_a_row_behind_the_published_form_closes_no_gap(filled: Path) -> None:
 
 
 def test_what_is_not_on_record(tmp_path: Path) -> None:
-    assert "| 1% | not run yet |" in markdown(summary_of([TASK], on_record(tmp_path)))
-    assert "| better | not run yet |" in markdown(table_of(TASK, on_record(tmp_path)))
+    assert "| 1% | not run yet |" in markdown(summary_of([TASK], on_record(tmp_path / RECORDS)))
+    assert "| better | not run yet |" in markdown(table_of(TASK, on_record(tmp_path / RECORDS)))
 
 
 def test_a_run_and_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,8 +139,9 @@ def test_a_run_and_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         training = Training(words[1:])
         found = training.find(tmp_path / "runs")
         assert isinstance(found, Outcome)
-        path = record(training, found, tmp_path / "records")
-        kept = on_record(tmp_path / "records").get(training.command)
+        path = tmp_path / RECORDS
+        record(training, found, path)
+        kept = on_record(path).get(training.command)
     assert path.stat().st_size < 4000
     assert kept is not None
     assert (kept.command, kept.id) == (training.command, training.id)
@@ -171,7 +178,7 @@ def test_a_record_of_another_run_is_told(filled: Path) -> None:
 
 
 def test_the_pages_are_those_of_the_records() -> None:
-    for path, text in learning.pages(on_record(ROOT / "docs" / "results" / "learning")).items():
+    for path, text in learning.pages(on_record(ROOT / "docs" / "results" / "learning.jsonl")).items():
         assert path.read_text() == text
 
 
@@ -179,14 +186,14 @@ def test_the_quickstart_says_what_the_records_say() -> None:
     task = next(task for task in tasks_in(learning.PLANS) if task.name == "gpt_chars")
     text = (ROOT / "docs" / "quickstart.md").read_text()
     for name in ("dense", "alone", "published", "Adam moved, decay 0.98"):
-        found = task.results(task.line(name), on_record(ROOT / "docs" / "results" / "learning"))
+        found = task.results(task.line(name), on_record(ROOT / "docs" / "results" / "learning.jsonl"))
         assert found
         assert f" {mean(each.final('loss') for each in found[1].values()):.2f}" in text
 
 
 @pytest.mark.slow
 def test_the_records_are_those_of_today() -> None:
-    learning.check(tasks_in(learning.PLANS), on_record(ROOT / "docs" / "results" / "learning"))
+    learning.check(tasks_in(learning.PLANS), on_record(ROOT / "docs" / "results" / "learning.jsonl"))
 
 
 @pytest.mark.parametrize(
@@ -213,7 +220,9 @@ def test_a_row_of_which_nothing_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "plan.yaml").write_text(json.dumps(plan))
     monkeypatch.setattr(learning, "PLANS", tmp_path / "plan.yaml")
     monkeypatch.setattr(learning, "unshippable", lambda _: "")
-    monkeypatch.setattr("sys.argv", ["learning.py", "--run", f"--outputs={tmp_path}", f"--records={tmp_path}"])
+    monkeypatch.setattr(
+        "sys.argv", ["learning.py", "--run", f"--outputs={tmp_path}", f"--records={tmp_path / RECORDS}"]
+    )
     assert learning.main() == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: Could not override 'compresor'.")
@@ -228,23 +237,23 @@ def test_a_run_that_fails_keeps_no_others_from_being_trained(tmp_path: Path, mon
             if each.command == bad:
                 ended(each, TrainingError("the loss is not finite"))
             else:
-                keep(each, tmp_path)
+                keep(each, tmp_path / RECORDS)
 
     monkeypatch.setattr(learning, "complete", complete)
     monkeypatch.setattr(Training, "find", lambda *_: None)
-    assert learning.run([TASK], tmp_path, tmp_path / "runs", 1) == 1
+    assert learning.run([TASK], tmp_path / RECORDS, tmp_path / "runs", 1) == 1
     assert len(tried) == len(set(tried)) == len(TASK.first()) + 1
-    assert learning.missing(TASK, on_record(tmp_path)) == [TASK.training(LINES[2], 0.1, 2)]
+    assert learning.missing(TASK, on_record(tmp_path / RECORDS)) == [TASK.training(LINES[2], 0.1, 2)]
 
 
 def test_seeds_that_no_rows_share_close_no_gap(tmp_path: Path) -> None:
     for line, seed in ((LINES[0], 1), (LINES[0], 2), (LINES[1], 2), (LINES[2], 2), (LINES[3], 1)):
         for rate in line.rates:
-            keep(TASK.training(line, rate, seed), tmp_path)
-    assert markdown(table_of(TASK, on_record(tmp_path))).splitlines()[-1].split(" | ")[4] == ""
+            keep(TASK.training(line, rate, seed), tmp_path / RECORDS)
+    assert markdown(table_of(TASK, on_record(tmp_path / RECORDS))).splitlines()[-1].split(" | ")[4] == ""
 
 
 def test_what_waits_is_a_mean(tmp_path: Path) -> None:
     for seed, age in ((1, 10.0), (2, 20.0)):
-        keep(TASK.training(LINES[3], 0.1, seed), tmp_path, residual_age=age)
-    assert markdown(table_of(TASK, on_record(tmp_path))).splitlines()[-1].endswith("| 15 steps |")
+        keep(TASK.training(LINES[3], 0.1, seed), tmp_path / RECORDS, residual_age=age)
+    assert markdown(table_of(TASK, on_record(tmp_path / RECORDS))).splitlines()[-1].endswith("| 15 steps |")

@@ -31,7 +31,7 @@ class Outcome(NamedTuple):
     """What became of a job.
 
     Attributes:
-        where: the folder or file that holds the result.
+        where: Folder or file that holds the result; for a record ``FILE.jsonl#ID``.
         data: a training's summary, or what a computation returned; empty if it failed.
         reason: why there is no result.
         started: whether the job was ever begun.
@@ -53,8 +53,8 @@ class Outcome(NamedTuple):
 
     @property
     def origin(self) -> str:
-        """Where the result lies; of a record, also with what it was made."""
-        if self.where.suffix != ".json" or not self.made:
+        """Where the result lies; for a record or a computation, also the commit and processor that produced it."""
+        if ".json" not in self.where.name or not self.made:
             return str(self.where)
         known = {"commit": self.made.get("commit"), "on": self.made.get("cpu")}
         return ", ".join([str(self.where), *(f"{name} {value}" for name, value in known.items() if value)])
@@ -113,8 +113,8 @@ class Job(ABC):
         """The result in a record; ``None`` if the job would no longer give it.
 
         Args:
-            content: of the record.
-            where: the file.
+            content: Content of the record.
+            where: The record's file and id, as ``FILE.jsonl#ID``.
         """
 
     def failure(self, outputs: Path) -> Outcome | None:

@@ -1,14 +1,19 @@
-"""Finished work in small files, kept in the repository: all that tables, figures and claims need of it.
+"""Records of finished work: everything that tables, figures and claims need from it, one JSON line per job.
 
-A file is named after the id of its job, so there is one record of a configuration, whoever asks for it. Work done with
-uncommitted changes has no record: nobody else could do the same.
+A file holds the records of one size preset or page, sorted by id, so that a new record is one added line. The id of a
+record is the id of its job: one configuration has one record, whichever exhibit asks for it. Work done with uncommitted
+changes is not recorded, because nobody else could repeat it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
-from collections.abc import Mapping
+import os
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -17,36 +22,42 @@ from scripts.exhibits.jobs import Job, Outcome
 from spardl.basics.errors import ConfigError, DataError
 from spardl.basics.files import write_atomically
 
-__all__ = ["SHIPPED", "Record", "Records", "Shelf", "on_record", "read_record", "record", "unshippable"]
+__all__ = ["SHIPPED", "Record", "Records", "Shelf", "is_training", "on_record", "read_records", "record", "unshippable"]
 
-# From the root of the repository; each folder in it holds records, those of a scale or of a page.
+# Relative to the root of the repository. Holds one JSONL file per size preset or page.
 SHIPPED = Path("docs", "results")
+SUFFIX = ".jsonl"
+# Seconds to wait for another process that writes a record into the same folder.
+LOCK_TIMEOUT = 60.0
+_COMMON: Mapping[str, type] = {"id": str, "command": str, "environment": dict}
+_TRAINING: Mapping[str, type] = {"metric": str, "final": dict, "steps": int, "workers": int, "evaluations": list}
+_COMPUTATION: Mapping[str, type] = {"name": str, "arguments": dict, "recipe": int, "result": object}
 
 
 class Record(NamedTuple):
-    """What a training came to.
+    """The result of a training.
 
     Attributes:
-        command: that makes it again.
-        figures: its summary, as far as it matters, its evaluations, and where it ran.
+        command: Command that repeats the training.
+        figures: Summary, evaluations and environment of the training.
     """
 
     command: str
     figures: Mapping[str, Any]
 
     def final(self, metric: str) -> float:
-        """A metric after the last step; infinite if it was not finite."""
+        """Value of a metric after the last step; infinity if it was not finite."""
         value = self.figures["final"].get(metric)
         return math.inf if value is None else float(value)
 
     @property
     def id(self) -> str:
-        """The run's."""
+        """Run id."""
         return str(self.figures["id"])
 
     @property
     def share(self) -> float:
-        """Bytes sent by a worker, as a share of those that a dense all-reduce sends."""
+        """Bytes sent per worker, as a share of the bytes of a dense all-reduce."""
         dense = self.figures["step_bytes_dense"]
         return float(self.figures["step_bytes"] / dense) if dense else 0.0
 
@@ -56,93 +67,153 @@ Records: TypeAlias = Mapping[str, Record]
 
 
 def unshippable(made: Mapping[str, Any]) -> str | None:
-    """Why results of an environment are not for the repository, if they are not."""
+    """The reason why results of this environment cannot be recorded, or ``None``."""
     commit = made.get("commit")
     if commit is None:
         return "done with code of no known commit"
     return f"done with uncommitted changes ({commit})" if str(commit).endswith("-dirty") else None
 
 
-def record(job: Job, outcome: Outcome, folder: Path) -> Path:
-    """Writes the small file of a finished job.
+def is_training(content: Mapping[str, Any]) -> bool:
+    """Whether a record is of a training, not of a computation."""
+    return "result" not in content
+
+
+def record(job: Job, outcome: Outcome, path: Path) -> None:
+    """Adds the record of a finished job to a file, in place of an older record of the same job.
 
     Args:
-        job: what was done.
-        outcome: of it.
-        folder: of the file.
-
-    Returns:
-        The file.
+        job: Job that was done.
+        outcome: Result of the job.
+        path: JSONL file; it is created if it does not exist.
 
     Raises:
-        ConfigError: if nobody else could do the same; see :func:`unshippable`.
+        ConfigError: if the work cannot be repeated from a commit; see :func:`unshippable`.
+        DataError: if the file is damaged or locked by another process.
     """
     if reason := unshippable(outcome.made):
         raise ConfigError(f"{outcome.where} was {reason}; commit, delete it, and do it again")
     content = {"id": job.id, "command": job.command, **job.recorded(outcome)}
-    path = folder / f"{job.id}.json"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, _text(content).encode())
-    return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Reading and writing under one lock keeps the records of two concurrent writers.
+    with _locked(path.parent):
+        contents = {**(read_records(path) if path.exists() else {}), job.id: content}
+        lines = (json.dumps(contents[key]) + "\n" for key in sorted(contents))
+        write_atomically(path, "".join(lines).encode())
 
 
-def _text(content: Mapping[str, Any]) -> str:
-    """JSON with a line for each key: small, and easy to compare."""
-    lines = (f" {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items())
-    return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
-def on_record(folder: Path) -> Records:
-    """All that is on record, by command; ``folder``: of the small files."""
-    contents = map(read_record, sorted(folder.glob("*.json")))
-    return {content["command"]: Record(content["command"], content) for content in contents}
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """What a small file holds.
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Holds an advisory lock on a folder.
 
     Raises:
-        DataError: if it is none.
+        DataError: if another process holds it for longer than ``LOCK_TIMEOUT``.
     """
+    descriptor, deadline = os.open(folder, os.O_RDONLY), time.monotonic() + LOCK_TIMEOUT
     try:
-        content: dict[str, Any] = json.loads(path.read_bytes())
-        content["id"], content["command"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is no record ({error}); delete it, and record its job again") from error
-    return content
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    words = f"{folder} has been locked by another process for {LOCK_TIMEOUT:.0f} s"
+                    raise DataError(f"{words}; stop that process or try again later") from None
+                time.sleep(0.05)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def on_record(path: Path) -> Records:
+    """Records of the trainings in a JSONL file, by command; empty if there is no such file."""
+    contents = read_records(path).values() if path.exists() else ()
+    return {content["command"]: Record(content["command"], content) for content in contents if is_training(content)}
+
+
+def read_records(path: Path) -> dict[str, dict[str, Any]]:
+    """Reads and validates a JSONL file of records.
+
+    Returns:
+        The records by id, in the order of the file.
+
+    Raises:
+        DataError: if a line is not a valid record, or an id occurs twice; the message names file and line.
+    """
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; name a file of records in it, for example {path / 'evening.jsonl'}")
+    found: dict[str, dict[str, Any]] = {}
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            content: dict[str, Any] = json.loads(line)
+            _validate(content, found)
+        except (ValueError, TypeError) as error:
+            way_out = "delete the line and record its job again"
+            raise DataError(f"{path}, line {number}: not a valid record ({error}); {way_out}") from error
+        found[content["id"]] = content
+    return found
+
+
+def _validate(content: Any, before: Collection[str]) -> None:
+    """Checks the fields of a record.
+
+    Args:
+        content: Record as read from JSON.
+        before: Ids of the preceding lines.
+
+    Raises:
+        TypeError: a field is missing or has another type.
+        ValueError: the id occurs in a preceding line.
+    """
+    if not isinstance(content, dict):
+        raise TypeError(f"expected a JSON object, got {type(content).__name__}")
+    for name, kind in (_COMMON | (_TRAINING if is_training(content) else _COMPUTATION)).items():
+        if name not in content:
+            raise TypeError(f"field {name!r} is missing")
+        if not isinstance(content[name], kind):
+            raise TypeError(f"field {name!r} must be {kind.__name__}, got {type(content[name]).__name__}")
+    if content["id"] in before:
+        raise ValueError(f"id {content['id']} occurs twice")
 
 
 class Shelf:
-    """The records in the folders of a folder.
+    """The records in the JSONL files of a folder.
 
     Args:
-        folder: of folders with records.
+        folder: Folder of JSONL files.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @cached_property
-    def _files(self) -> dict[str, Path]:
-        found: dict[str, Path] = {}
-        for path in sorted(self._folder.glob("*/*.json")):
-            if path.stem in found:
-                raise DataError(f"{found[path.stem]} and {path} are records of the same; delete one")
-            found[path.stem] = path
+    def _found(self) -> dict[str, tuple[Path, dict[str, Any]]]:
+        """File and content of each record, by id."""
+        found: dict[str, tuple[Path, dict[str, Any]]] = {}
+        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
+            for key, content in read_records(path).items():
+                if key in found:
+                    raise DataError(f"{found[key][0]} and {path} both have a record {key}; delete one of the lines")
+                found[key] = (path, content)
         return found
 
     def find(self, job: Job) -> Outcome | None:
-        """A job's result, if it is on record."""
-        path = self._files.get(job.id)
-        return job.recalled(read_record(path), path) if path else None
+        """The recorded result of a job, or ``None``."""
+        if job.id not in self._found:
+            return None
+        path, content = self._found[job.id]
+        return job.recalled(content, path.with_name(f"{path.name}#{job.id}"))
 
     def keep(self, job: Job, outcome: Outcome, name: str) -> Path:
-        """Records a job in the folder of this name; in place of its older record, wherever that is.
+        """Records a job in the file of this name, or in place of its older record in whichever file has it.
+
+        Returns:
+            The file.
 
         Raises:
             ConfigError: see :func:`record`.
         """
-        before = self._files.get(job.id)
-        path = record(job, outcome, before.parent if before else self._folder / name)
-        self._files[job.id] = path
+        path = self._found[job.id][0] if job.id in self._found else self._folder / f"{name}{SUFFIX}"
+        record(job, outcome, path)
+        self._found[job.id] = (path, read_records(path)[job.id])
         return path

@@ -223,7 +223,9 @@ def test_after_how_many_local_steps_the_network_is_hardly_waited_for(compute: fl
 
 def test_the_price_of_local_steps_is_that_on_record() -> None:
     rows = [
-        record for command, record in on_record(ROOT / "docs/results/learning").items() if "max_steps=900" in command
+        record
+        for command, record in on_record(ROOT / "docs/results/learning.jsonl").items()
+        if "max_steps=900" in command
     ]
 
     def loss(words: str) -> float:

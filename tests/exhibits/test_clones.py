@@ -18,7 +18,7 @@ from scripts.exhibits.claims import base as claims_base
 from scripts.exhibits.claims import catalogue as claims_catalogue
 from scripts.exhibits.claims import evidence, judging
 from scripts.exhibits.kinds import predictions
-from scripts.exhibits.records import SHIPPED
+from scripts.exhibits.records import SHIPPED, read_records
 from spardl.training import summary
 from tests.driver import ROOT
 
@@ -100,7 +100,8 @@ def test_tables_are_made_of_records(yours: Clone, capsys: Any) -> None:
     assert "1 of 1 jobs are on record\n" in out
     assert "jobs to do" not in out
     assert "| x | 4.5 |" in out
-    (path,) = (SHIPPED / "laptop").glob("*.json")
+    (key,) = read_records(SHIPPED / "laptop.jsonl")
+    path = f"{SHIPPED / 'laptop.jsonl'}#{key}"
     assert f"{path}, commit {COMMIT}, on " in Path("report", "index.html").read_text()
     assert yours(reproduce, "x.y", "--scale=laptop", "--explain=x") == 0
     assert f"    {path}, commit {COMMIT}, on {summary.environment()['cpu']}\n" in capsys.readouterr().out
@@ -131,7 +132,7 @@ def test_work_is_recorded_as_soon_as_it_is_done(mine: Clone, monkeypatch: pytest
     monkeypatch.setattr(reproduce, "write_arrays", interrupted)
     assert mine(reproduce, "x.y", "--scale=laptop", "--record") == 130
     assert capsys.readouterr().err == "error: interrupted; the same command goes on from here\n"
-    assert len(list((SHIPPED / "laptop").glob("*.json"))) == 1
+    assert len(read_records(SHIPPED / "laptop.jsonl")) == 1
 
 
 def test_uncommitted_work_is_not_recorded(mine: Clone, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -155,7 +156,7 @@ def test_claims_are_judged_and_checked_by_records(yours: Clone, capsys: Any) -> 
     assert "python scripts/claims.py --scale laptop --write docs/claims.md\n" in page.read_text()
     assert "| reproduced | 1 | X: half |" in page.read_text()
     assert yours(claims, "--scale=laptop", "--check") == 0
-    (path,) = (SHIPPED / "laptop").glob("*.json")
+    path = SHIPPED / "laptop.jsonl"
     content = json.loads(path.read_text())
     content["result"]["sheets"][0]["rows"] = [["x", 6.0]]
     path.write_text(json.dumps(content))
@@ -184,23 +185,24 @@ def test_a_page_is_of_records_and_what_is_printed_of_own_runs_first(
 
 def test_records_of_trainings_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     words = ("model=gpt_chars", " training.max_steps=400 ", "compressor=none cluster.workers=1 ")
-    shipped = sorted((ROOT / SHIPPED / "learning").glob("*.json"))
-    records = [path for path in shipped if all(each in path.read_text() for each in words)]
+    shipped = read_records(ROOT / SHIPPED / "learning.jsonl").values()
+    records = [each for each in shipped if all(word in each["command"] for word in words)]
+    other = {"id": "0", "command": "echo", "environment": {}, "name": "n", "arguments": {}, "recipe": 1, "result": {}}
     (tmp_path / "kept").mkdir()
-    for path in records:
-        shutil.copy(path, tmp_path / "kept")
-    (tmp_path / "kept" / "0.json").write_text('{"id": "0", "command": "echo", "result": {}}')
-    clone = Clone(tmp_path, monkeypatch)
+    path = tmp_path / "kept" / "some.jsonl"
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in (other, *records)))
+    clone, first = Clone(tmp_path, monkeypatch), records[0]
     assert clone(report, "kept", "--html=page.html") == 0
     said = capsys.readouterr()
     assert "Perplexity on pydocs chars" in said.out
     assert "| NoCompression + Dense + NoResidual, optimizer.lr=0.01 | " in said.out
-    assert "without a finished run" not in said.out  # of other work, nothing is to be said
-    assert f"kept/{records[0].name}; " in Path("page.html").read_text()
-    content = json.loads(records[0].read_text())
-    changed = {**content, "command": content["command"] + " training.clip_norm=3"}
-    Path("kept", records[0].name).write_text(json.dumps(changed))
-    assert clone(report, "kept", "kept/0.json") == 0
+    assert "without a finished run" not in said.out  # records of computations are skipped
+    assert f"kept/some.jsonl#{first['id']}; " in Path("page.html").read_text()
+    changed = [{**first, "command": first["command"] + " training.clip_norm=3"}, *records[1:]]
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in changed))
+    assert clone(report, "kept/some.jsonl") == 0
     said = capsys.readouterr()
-    assert f"| kept/{records[0].name} | its command means another run by now |" in said.out
-    assert "| kept/0.json | lacks 'workers'; it is no record of a training |" in said.out
+    assert f"| kept/some.jsonl#{first['id']} | its command means another run by now |" in said.out
+    path.write_text("{")
+    assert clone(report, "kept") == 2
+    assert "| kept/some.jsonl | cannot be read: kept/some.jsonl, line 1: not a valid record" in capsys.readouterr().out

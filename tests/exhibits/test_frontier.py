@@ -237,7 +237,7 @@ def test_a_record_gives_the_same_tables(tmp_path: Path) -> None:
     found = made_up.results(FRONTIER, "smoke", tmp_path / "outputs")
     for job, each in found.found.items():
         whole = each._replace(made={"commit": "0123456789ab", "cpu": "a processor"})
-        records.record(job, whole, tmp_path / "records" / "smoke")
+        records.record(job, whole, tmp_path / "records" / "smoke.jsonl")
     again = base.Results.on_disk(tmp_path / "nothing", FRONTIER.jobs("smoke"), records.Shelf(tmp_path / "records"))
     one, other = ([list(table.texts()) for table in FRONTIER.tables("smoke", each)] for each in (found, again))
     assert one == other

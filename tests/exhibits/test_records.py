@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import math
+import multiprocessing
+import os
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +56,8 @@ def test_a_computation_and_its_record(committed: None, tmp_path: Path) -> None:
     job, outputs, shelf = computation(), tmp_path / "runs", records.Shelf(tmp_path / "kept")
     job.perform(outputs)
     path = shelf.keep(job, job.find(outputs), "laptop")
-    assert path == tmp_path / "kept" / "laptop" / f"{job.id}.json"
-    content = json.loads(path.read_text())
+    assert path == tmp_path / "kept" / "laptop.jsonl"
+    (content,) = map(json.loads, path.read_text().splitlines())
     assert {key: content[key] for key in ("id", "command", "name", "arguments", "recipe")} == {
         "id": job.id,
         "command": "echo",
@@ -64,9 +67,10 @@ def test_a_computation_and_its_record(committed: None, tmp_path: Path) -> None:
     }
     found = records.Shelf(tmp_path / "kept").find(computation())
     assert found is not None
-    assert (found.where, found.data, found.reason) == (path, {"twice": 8}, None)
+    where = tmp_path / "kept" / f"laptop.jsonl#{job.id}"
+    assert (found.where, found.data, found.reason) == (where, {"twice": 8}, None)
     assert found.made["commit"] == MADE["commit"]
-    assert found.origin == f"{path}, commit {MADE['commit']}, on {summary.environment()['cpu']}"
+    assert found.origin == f"{where}, commit {MADE['commit']}, on {summary.environment()['cpu']}"
     assert records.Shelf(tmp_path / "kept").find(computation(recipe=2)) is None
 
 
@@ -99,6 +103,7 @@ def test_work_of_another_edition_is_not_found(composing: None, tmp_path: Path, m
     plain, other = (jobs.Training((*words, f"compressor={name}")) for name in ("none", "oktopk"))
     shelf = records.Shelf(tmp_path / "kept")
     final = {"status": "finished", "metric": "accuracy", "final": {"accuracy": 0.5}, "environment": MADE}
+    final |= {"steps": 1, "workers": 2}
     for job in (plain, other):
         folder = tmp_path / "runs" / f"label-{job.id}"
         folder.mkdir(parents=True)
@@ -145,7 +150,7 @@ def test_a_loss_that_is_not_finite() -> None:
 )
 def test_what_nobody_else_could_do_has_no_record(commit: str | None, words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words):
-        records.record(computation(), result(tmp_path, commit=commit), tmp_path / "kept")
+        records.record(computation(), result(tmp_path, commit=commit), tmp_path / "kept" / "laptop.jsonl")
     assert not (tmp_path / "kept").exists()
 
 
@@ -159,17 +164,75 @@ def test_a_record_takes_the_place_of_its_predecessor(tmp_path: Path) -> None:
 
 
 def test_two_records_of_the_same_are_refused(tmp_path: Path) -> None:
-    for name in ("laptop", "evening"):
+    for name in ("laptop.jsonl", "evening.jsonl"):
         records.record(computation(), result(tmp_path), tmp_path / name)
-    with pytest.raises(DataError, match=r"evening.* and .*laptop.* are records of the same; delete one"):
+    with pytest.raises(DataError, match=r"evening.jsonl and .*laptop.jsonl both have a record .*; delete one"):
         records.Shelf(tmp_path).find(computation())
 
 
-def test_what_is_no_record_is_named(tmp_path: Path) -> None:
-    path = records.record(computation(), result(tmp_path), tmp_path / "laptop")
-    path.write_text("{")
-    with pytest.raises(DataError, match="is no record"):
+GOOD = {"id": "a", "command": "b", "environment": {}, "name": "c", "arguments": {}, "recipe": 1, "result": 2}
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", "Expecting property name"),
+        ("[]", "expected a JSON object, got list"),
+        (json.dumps({**GOOD, "id": 1}), "field 'id' must be str, got int"),
+        (json.dumps({key: value for key, value in GOOD.items() if key != "recipe"}), "field 'recipe' is missing"),
+        (json.dumps({key: value for key, value in GOOD.items() if key != "result"}), "field 'metric' is missing"),
+        (json.dumps({**GOOD, "id": "0"}), "id 0 occurs twice"),
+    ],
+)
+def test_a_damaged_record_is_named_by_its_line(line: str, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "laptop.jsonl"
+    path.write_text(f"{json.dumps({**GOOD, 'id': '0'})}\n{line}\n")
+    with pytest.raises(DataError, match=rf"laptop.jsonl, line 2: not a valid record \({reason}.*\); delete the line"):
         records.Shelf(tmp_path).find(computation())
+    before = path.read_bytes()
+    with pytest.raises(DataError, match="line 2"):
+        records.record(computation(), result(tmp_path), path)
+    assert path.read_bytes() == before
+
+
+def test_records_are_sorted_whatever_the_order_of_writing(tmp_path: Path) -> None:
+    jobs_ = [computation(number) for number in range(8)]
+    for job in jobs_:
+        records.record(job, result(tmp_path), tmp_path / "laptop.jsonl")
+    for job in reversed(jobs_):
+        records.record(job, result(tmp_path), tmp_path / "evening.jsonl")
+    text = (tmp_path / "laptop.jsonl").read_text()
+    assert text == (tmp_path / "evening.jsonl").read_text()
+    ids = [json.loads(line)["id"] for line in text.splitlines()]
+    assert ids == sorted(job.id for job in jobs_)
+
+
+def write_records(folder: Path, numbers: range) -> None:
+    for number in numbers:
+        records.record(computation(number), result(folder), folder / "laptop.jsonl")
+
+
+def test_concurrent_writers_lose_no_record(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=write_records, args=(tmp_path, range(n, n + 20))) for n in (0, 20, 40)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+    assert [writer.exitcode for writer in writers] == [0, 0, 0]
+    assert len(records.read_records(tmp_path / "laptop.jsonl")) == 60
+
+
+def test_a_lock_held_too_long_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "LOCK_TIMEOUT", 0.1)
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        with pytest.raises(DataError, match="has been locked by another process"):
+            records.record(computation(), result(tmp_path), tmp_path / "laptop.jsonl")
+    finally:
+        os.close(descriptor)
+    records.record(computation(), result(tmp_path), tmp_path / "laptop.jsonl")
 
 
 def test_own_results_come_before_records_and_records_before_failures(tmp_path: Path) -> None:
@@ -184,7 +247,7 @@ def test_own_results_come_before_records_and_records_before_failures(tmp_path: P
 
 
 def test_records_of_learning_are_found_as_well(composing: None) -> None:
-    kept_ = records.on_record(ROOT / records.SHIPPED / "learning")
+    kept_ = records.on_record(ROOT / records.SHIPPED / "learning.jsonl")
     content = next(iter(kept_.values()))
     words = content.command.removeprefix("python train.py cluster=simulated ").split()
     found = records.Shelf(ROOT / records.SHIPPED).find(jobs.Training(tuple(words)))
@@ -196,9 +259,11 @@ def test_records_of_learning_are_found_as_well(composing: None) -> None:
 
 
 def test_what_is_shipped_is_small_and_clean() -> None:
-    paths = sorted((ROOT / records.SHIPPED).glob("*/*.json"))
+    paths = sorted((ROOT / records.SHIPPED).glob("*.jsonl"))
+    assert [path.stem for path in paths] == ["evening", "laptop", "learning"]
     assert sum(path.stat().st_size for path in paths) < MOST_BYTES
     for path in paths:
-        content = json.loads(path.read_text())
-        assert content["id"] == path.stem
-        assert records.unshippable(content["environment"]) is None, path
+        found = records.read_records(path)
+        assert list(found) == sorted(found)
+        for key, content in found.items():
+            assert records.unshippable(content["environment"]) is None, f"{path}#{key}"

@@ -16,7 +16,7 @@ from hydra.errors import HydraException
 from scripts import choices
 from scripts.exhibits.kept import events_in
 from scripts.exhibits.measures import Curve, final_metric, last_epoch_loss, metric_curve, share_of_bytes
-from scripts.exhibits.records import read_record
+from scripts.exhibits.records import is_training, read_records
 from spardl.basics.errors import DataError
 from spardl.training.editions import editions
 from spardl.training.experiment import decisive, experiment_id
@@ -34,7 +34,7 @@ class Finished(NamedTuple):
     """A run that came to its end.
 
     Attributes:
-        folder: its own, or its record.
+        folder: Its run folder, or its record as ``FILE.jsonl#ID``.
         config: resolved.
         summary: its summary.
         events: the lines of its metrics.
@@ -124,34 +124,25 @@ class Comparison(NamedTuple):
 
 
 def collect(folders: Sequence[Path]) -> tuple[list[Finished], list[Unfinished]]:
-    """Reads run folders, records, and folders of either; each counts once. See :func:`scripts.choices.composing`."""
+    """Reads run folders, files of records, and folders of either; each counts once.
+
+    Call it within :func:`scripts.choices.composing`.
+    """
     paths: dict[Path, Path] = {}
     for path in chain.from_iterable(map(_expand, folders)):
         paths.setdefault(path.resolve(), path)
-    found = [_recalled(path) if _is_file(path) else read(path) for path in paths.values()]
+    found = list(chain.from_iterable(_recorded(path) if _is_file(path) else [read(path)] for path in paths.values()))
     return [run for run in found if isinstance(run, Finished)], [run for run in found if isinstance(run, Unfinished)]
 
 
 def _expand(folder: Path) -> list[Path]:
     if _is_run(folder) or not folder.is_dir():
         return [folder]
-    return sorted(filter(_is_run, folder.iterdir())) or _trainings(folder) or [folder]
-
-
-def _trainings(folder: Path) -> list[Path]:
-    """The records in a folder, but for those of other work."""
-    return [path for path in sorted(filter(_is_file, folder.iterdir())) if not _of_other_work(path)]
+    return sorted(filter(_is_run, folder.iterdir())) or sorted(filter(_is_file, folder.iterdir())) or [folder]
 
 
 def _is_file(path: Path) -> bool:
-    return path.suffix == ".json" and path.is_file()
-
-
-def _of_other_work(path: Path) -> bool:
-    try:
-        return "metric" not in read_record(path)
-    except DataError:
-        return False
+    return path.suffix == ".jsonl" and path.is_file()
 
 
 def _is_run(folder: Path) -> bool:
@@ -179,19 +170,27 @@ def read(folder: Path) -> Finished | Unfinished:
         return Unfinished(folder, f"cannot be read: {' '.join(str(error).split())}")
 
 
-def _recalled(path: Path) -> Finished | Unfinished:
-    """The run of a record, whose configuration is that of its command."""
+def _recorded(path: Path) -> list[Finished | Unfinished]:
+    """The trainings among the records of a file."""
     try:
-        content = read_record(path)
+        contents = read_records(path).values()
+    except DataError as error:
+        return [Unfinished(path, f"cannot be read: {error}")]
+    return [_recalled(path.with_name(f"{path.name}#{each['id']}"), each) for each in contents if is_training(each)]
+
+
+def _recalled(place: Path, content: Mapping[str, Any]) -> Finished | Unfinished:
+    """The run of a record, with the configuration that its command composes today."""
+    try:
         config = choices.composed(*shlex.split(content["command"])[2:])
         today = (experiment_id(config, content["workers"]), editions(config))
         if today != (content["id"], content.get("editions") or {}):
-            return Unfinished(path, "its command means another run by now")
-        return _checked(Finished(path, config, content, events_in(content), content["command"]))
+            return Unfinished(place, "its command means another run by now")
+        return _checked(Finished(place, config, content, events_in(content), content["command"]))
     except KeyError as error:
-        return Unfinished(path, f"lacks {error}; it is no record of a training")
-    except (DataError, HydraException) as error:
-        return Unfinished(path, f"cannot be read: {' '.join(str(error).split())}")
+        return Unfinished(place, f"lacks {error}; record its training again")
+    except HydraException as error:
+        return Unfinished(place, f"cannot be read: {' '.join(str(error).split())}")
 
 
 def _checked(run: Finished) -> Finished:

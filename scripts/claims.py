@@ -23,7 +23,7 @@ from scripts.exhibits.claims.catalogue import OnDemand, claims_section, judge_al
 from scripts.exhibits.claims.page import page
 from scripts.exhibits.pages.sections import add, key
 from scripts.exhibits.papers.catalogue import catalogue
-from scripts.exhibits.records import SHIPPED, Shelf
+from scripts.exhibits.records import SHIPPED, RecordStore
 from scripts.exhibits.tables import markdown
 from scripts.exhibits.working import answer
 from spardl.basics.errors import ConfigError
@@ -41,7 +41,9 @@ def act(arguments: argparse.Namespace) -> int:
     exhibits, path = catalogue(), arguments.write or PAGE
     outputs = arguments.outputs or (None if arguments.write or arguments.check else OUTPUTS)
     with choices.composing():
-        results = OnDemand(outputs or arguments.records, shelf=Shelf(arguments.records))  # no runs lie among records
+        results = OnDemand(
+            outputs or arguments.records, store=RecordStore(arguments.records)
+        )  # no runs lie among records
         judgements = judge_all(exhibits, arguments.scale, results)
         section = claims_section(judgements, arguments.scale, results)
     text = page(judgements, arguments.scale, outputs, path)

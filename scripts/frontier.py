@@ -21,7 +21,7 @@ from scripts.exhibits.charts.axes import SIZE, TEXT, check_drawing, drawing
 from scripts.exhibits.charts.labels import explain
 from scripts.exhibits.kinds.frontier import Frontier
 from scripts.exhibits.papers.frontier import FRONTIER
-from scripts.exhibits.records import SHIPPED, Shelf
+from scripts.exhibits.records import SHIPPED, RecordStore
 from scripts.exhibits.tables import Table, markdown
 from scripts.exhibits.working import answer
 from spardl.basics.files import write_atomically
@@ -87,7 +87,7 @@ def act(arguments: argparse.Namespace) -> int:
     """
     if arguments.write:
         check_drawing()
-    results = Results.on_disk(arguments.records, FRONTIER.jobs(SCALE), Shelf(arguments.records))
+    results = Results.on_disk(arguments.records, FRONTIER.jobs(SCALE), RecordStore(arguments.records))
     text = page((ROOT / PAGE).read_text(), FRONTIER, results)
     code = settle({ROOT / PAGE: text}, "python scripts/frontier.py --write", check=arguments.check)
     if arguments.write:

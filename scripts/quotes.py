@@ -24,7 +24,7 @@ from scripts.docs.marked import replace
 from scripts.docs.settling import add_options, settle
 from scripts.exhibits.base import SCALES, Exhibit, Results
 from scripts.exhibits.papers.catalogue import catalogue
-from scripts.exhibits.records import SHIPPED, Shelf
+from scripts.exhibits.records import SHIPPED, RecordStore
 from scripts.exhibits.tables import markdown
 from scripts.exhibits.working import answer
 from spardl.basics.errors import ConfigError
@@ -53,7 +53,7 @@ def _table(mark: re.Match[str], exhibits: Mapping[str, Exhibit], records: Path) 
     exhibit, scale, number = exhibits.get(mark["exhibit"]), mark["scale"], int(mark["number"])
     if exhibit is None or scale not in SCALES:
         raise ConfigError(f"{mark['section']}: there is no such exhibit or scale; see scripts/reproduce.py --list")
-    found = exhibit.tables(scale, Results.on_disk(records, exhibit.jobs(scale), Shelf(records)))
+    found = exhibit.tables(scale, Results.on_disk(records, exhibit.jobs(scale), RecordStore(records)))
     if not 1 <= number <= len(found):
         raise ConfigError(f"{mark['section']}: {mark['exhibit']} has tables 1 to {len(found)} at this scale")
     return markdown(found[number - 1])

@@ -38,7 +38,7 @@ from scripts.exhibits.pages.sections import add, exhibit_section, key, sources
 from scripts.exhibits.pages.writing import write
 from scripts.exhibits.papers.catalogue import catalogue, papers
 from scripts.exhibits.passes import MeasuredPasses, read_passes, said_of
-from scripts.exhibits.records import SHIPPED, Shelf, unshippable
+from scripts.exhibits.records import SHIPPED, RecordStore, unshippable
 from scripts.exhibits.slurm_arrays import write_arrays
 from scripts.exhibits.tables import Row, Table, markdown
 from scripts.exhibits.working import FAILED, FINISHED, Ended, answer, complete, nothing
@@ -111,13 +111,13 @@ def report(
     return add(folder, [*judged, *sections], [key(name, each) for name in (CLAIMS, *groups) for each in SCALES])
 
 
-def explain(exhibit: Exhibit, scale: str, name: str, outputs: Path, shelf: Shelf | None = None) -> str:
+def explain(exhibit: Exhibit, scale: str, name: str, outputs: Path, store: RecordStore | None = None) -> str:
     """Where a row's figures come from: which command, and which folder or record.
 
     Raises:
         ConfigError: the exhibit has no such row.
     """
-    results = Results.on_disk(outputs, exhibit.jobs(scale), shelf)
+    results = Results.on_disk(outputs, exhibit.jobs(scale), store)
     tables = exhibit.tables(scale, results)
     rows = [(table, row) for table in tables for row in table.rows if row.name == name]
     if not rows:
@@ -133,9 +133,9 @@ def _explain_row(table: Table, row: Row, results: Results) -> str:
     return "\n".join(lines)
 
 
-def missing(jobs: Sequence[Job], shelf: Shelf | None) -> list[Job]:
+def missing(jobs: Sequence[Job], store: RecordStore | None) -> list[Job]:
     """What is not on record; says how much is."""
-    found = [job for job in jobs if shelf is None or shelf.find(job) is None]
+    found = [job for job in jobs if store is None or store.find(job) is None]
     if len(found) < len(jobs):
         print(f"{len(jobs) - len(found)} of {len(jobs)} jobs are on record", flush=True)
     return found
@@ -163,11 +163,11 @@ def keep(jobs: Sequence[Job], outputs: Path, folder: Path, scale: str) -> bool:
     Returns:
         Whether all that was done could be recorded.
     """
-    shelf, done = Shelf(folder), {job.id: (job, found) for job in jobs if (found := job.find(outputs))}
+    store, done = RecordStore(folder), {job.id: (job, found) for job in jobs if (found := job.find(outputs))}
     refused = {found.where: reason for _, found in done.values() if (reason := unshippable(found.made))}
     for job, found in done.values():
         if found.where not in refused:
-            shelf.keep(job, found, scale)
+            store.keep(job, found, scale)
     print(f"recorded: {len(done) - len(refused)} jobs in {folder}", flush=True)
     if refused:
         names, reasons = " ".join(map(str, refused)), "; ".join(sorted(set(refused.values())))
@@ -180,12 +180,12 @@ def keep(jobs: Sequence[Job], outputs: Path, folder: Path, scale: str) -> bool:
 
 def _keeper(arguments: argparse.Namespace) -> Ended:
     """What records each job as soon as it is done, so that nothing is lost if the rest never ends."""
-    shelf = Shelf(arguments.records)
+    store = RecordStore(arguments.records)
 
     def ended(job: Job, fault: SpardlError | None) -> None:
         found = None if fault else job.find(arguments.outputs)
         if found and unshippable(found.made) is None:  # what cannot be recorded is named when all is done
-            shelf.keep(job, found, arguments.scale)
+            store.keep(job, found, arguments.scale)
 
     return ended
 
@@ -237,22 +237,22 @@ def act(arguments: argparse.Namespace) -> int:
         raise ConfigError("--record keeps what every clone finds again, without files of yours; leave out --profile")
     given = read_passes(arguments.profile)
     exhibits = measured(chosen(arguments.exhibits, arguments.seeds), arguments.scale, given)
-    shelf = None if arguments.own else Shelf(arguments.records)
+    store = None if arguments.own else RecordStore(arguments.records)
     judged: list[Section] = []
     recorded = True
     with choices.composing():
         if arguments.explain:
             for exhibit in exhibits:
-                print(explain(exhibit, arguments.scale, arguments.explain, arguments.outputs, shelf))
+                print(explain(exhibit, arguments.scale, arguments.explain, arguments.outputs, store))
             return FINISHED
         check_drawing()
         jobs = list(dict.fromkeys(job for exhibit in exhibits for job in exhibit.jobs(arguments.scale)))
-        todo = missing(jobs, shelf)
+        todo = missing(jobs, store)
         sys.stdout.writelines(f"{line}\n" for line in standing(exhibits, arguments.scale, todo))
         then = _keeper(arguments) if arguments.record else nothing
         elsewhere = [] if arguments.done else complete(todo, arguments.outputs, arguments.jobs, then)
         commands = write_arrays(elsewhere, arguments.outputs, arguments.report, f"trainings-{arguments.scale}")
-        results = Results.on_disk(arguments.outputs, jobs, shelf)
+        results = Results.on_disk(arguments.outputs, jobs, store)
         if arguments.record:
             recorded = keep(jobs, arguments.outputs, arguments.records, arguments.scale)
         if EVERYTHING in arguments.exhibits:

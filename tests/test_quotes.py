@@ -12,7 +12,7 @@ import pytest
 from scripts import quotes
 from scripts.exhibits import base
 from scripts.exhibits.papers import spardl_race
-from scripts.exhibits.records import SHIPPED, Shelf
+from scripts.exhibits.records import SHIPPED, RecordStore
 from scripts.exhibits.tables import Cell, Row, Table
 from spardl.basics.errors import ConfigError
 
@@ -88,7 +88,7 @@ def test_the_readme_has_the_figures_of_the_records() -> None:
     slow, fast = (
         {row.name: dict(zip(table.columns[1:], row.cells, strict=True)) for row in table.rows}
         for table in sorted(
-            race.tables("evening", base.Results.on_disk(ROOT, race.jobs("evening"), Shelf(ROOT / SHIPPED))),
+            race.tables("evening", base.Results.on_disk(ROOT, race.jobs("evening"), RecordStore(ROOT / SHIPPED))),
             key=lambda table: "1 Gbit/s" in table.title and "0.1" not in table.title,
         )
     )

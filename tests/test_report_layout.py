@@ -13,7 +13,7 @@ from scripts import choices, reproduce
 from scripts.exhibits.base import Results
 from scripts.exhibits.claims.catalogue import claims_section, judge_all
 from scripts.exhibits.papers.catalogue import catalogue, papers
-from scripts.exhibits.records import SHIPPED
+from scripts.exhibits.records import SHIPPED, RecordStore
 from tests import looking, made_up
 from tests.test_report_browser import BOXES, CHROMIUM, OPTIONS, check_contrast, pytestmark, sync_api
 
@@ -65,9 +65,21 @@ def test_all_can_be_read(opened: Any) -> None:
     check_reading(opened)
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report that ``reproduce.py all --scale evening --done`` makes of the records in the repository."""
+    folder = tmp_path_factory.mktemp("recorded")
+    exhibits, store = catalogue(), RecordStore(ROOT / SHIPPED)
+    with choices.composing():
+        jobs = dict.fromkeys(job for exhibit in exhibits.values() for job in exhibit.jobs("evening"))
+        results = Results.on_disk(folder / "outputs", list(jobs), store)
+        claims = claims_section(judge_all(exhibits, "evening", results), "evening", results)
+        return reproduce.report(list(exhibits.values()), "evening", results, folder / "report", [claims])
+
+
 @pytest.mark.parametrize("width", [390, 768, 1280])
-def test_all_of_the_shipped_report_can_be_read(browser: Any, width: int) -> None:
-    with shown(browser, ROOT / SHIPPED / "index.html", width) as page:
+def test_the_report_of_the_records_can_be_read(browser: Any, recorded: Path, width: int) -> None:
+    with shown(browser, recorded, width) as page:
         check_reading(page)
 
 

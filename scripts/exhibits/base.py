@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from scripts.exhibits.charts.palette import Look
 from scripts.exhibits.jobs import Job, Outcome, Training
 from scripts.exhibits.passes import MeasuredPasses
-from scripts.exhibits.records import Shelf
+from scripts.exhibits.records import RecordStore
 from scripts.exhibits.tables import Table
 from scripts.exhibits.tried import Tried
 from spardl.basics.errors import ConfigError
@@ -90,23 +90,23 @@ class Results:
     Attributes:
         outputs: the folder of all runs.
         found: by job; one is missing here if it was not started.
-        shelf: records of what was done elsewhere, if they count, too.
+        store: records of what was done elsewhere, if they count, too.
     """
 
     outputs: Path
     found: Mapping[Job, Outcome]
-    shelf: Shelf | None = None
+    store: RecordStore | None = None
 
     @classmethod
-    def on_disk(cls, outputs: Path, jobs: Sequence[Job], shelf: Shelf | None = None) -> Results:
+    def on_disk(cls, outputs: Path, jobs: Sequence[Job], store: RecordStore | None = None) -> Results:
         """Collects what is there: own results, else records, else failures."""
-        empty = cls(outputs, {}, shelf)
+        empty = cls(outputs, {}, store)
         pairs = ((job, empty.look(job)) for job in jobs)
-        return cls(outputs, {job: outcome for job, outcome in pairs if outcome}, shelf)
+        return cls(outputs, {job: outcome for job, outcome in pairs if outcome}, store)
 
     def look(self, job: Job) -> Outcome | None:
         """What is on disk of a job: its own result, else its record, else its failure."""
-        return job.find(self.outputs) or (self.shelf and self.shelf.find(job)) or job.failure(self.outputs)
+        return job.find(self.outputs) or (self.store and self.store.find(job)) or job.failure(self.outputs)
 
     def of(self, job: Job) -> Outcome:
         """The job's result, or a failure that says that it was not started."""

@@ -22,7 +22,17 @@ from scripts.exhibits.jobs import Job, Outcome
 from spardl.basics.errors import ConfigError, DataError
 from spardl.basics.files import write_atomically
 
-__all__ = ["SHIPPED", "Record", "Records", "Shelf", "is_training", "on_record", "read_records", "record", "unshippable"]
+__all__ = [
+    "SHIPPED",
+    "Record",
+    "RecordStore",
+    "Records",
+    "is_training",
+    "on_record",
+    "read_records",
+    "record",
+    "unshippable",
+]
 
 # Relative to the root of the repository. Holds one JSONL file per size preset or page.
 SHIPPED = Path("docs", "results")
@@ -176,7 +186,7 @@ def _validate(content: Any, before: Collection[str]) -> None:
         raise ValueError(f"id {content['id']} occurs twice")
 
 
-class Shelf:
+class RecordStore:
     """The records in the JSONL files of a folder.
 
     Args:

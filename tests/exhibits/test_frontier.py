@@ -238,7 +238,9 @@ def test_a_record_gives_the_same_tables(tmp_path: Path) -> None:
     for job, each in found.found.items():
         whole = each._replace(made={"commit": "0123456789ab", "cpu": "a processor"})
         records.record(job, whole, tmp_path / "records" / "smoke.jsonl")
-    again = base.Results.on_disk(tmp_path / "nothing", FRONTIER.jobs("smoke"), records.Shelf(tmp_path / "records"))
+    again = base.Results.on_disk(
+        tmp_path / "nothing", FRONTIER.jobs("smoke"), records.RecordStore(tmp_path / "records")
+    )
     one, other = ([list(table.texts()) for table in FRONTIER.tables("smoke", each)] for each in (found, again))
     assert one == other
     assert [table for table in one if table]
@@ -260,15 +262,15 @@ def test_a_curve_is_that_of_the_bench(tmp_path: Path) -> None:
 
 def test_the_page_is_that_of_the_records() -> None:
     found = base.Results.on_disk(
-        ROOT / "docs" / "results", FRONTIER.jobs("laptop"), records.Shelf(ROOT / "docs/results")
+        ROOT / "docs" / "results", FRONTIER.jobs("laptop"), records.RecordStore(ROOT / "docs/results")
     )
     text = (ROOT / frontier.PAGE).read_text()
     assert frontier.page(text, FRONTIER, found) == text
 
 
 def test_the_rates_and_outer_steps_are_the_best_of_those_on_record() -> None:
-    shelf = records.Shelf(ROOT / "docs" / "results")
-    found = base.Results.on_disk(ROOT / "docs" / "results", FRONTIER.jobs("laptop"), shelf)
+    store = records.RecordStore(ROOT / "docs" / "results")
+    found = base.Results.on_disk(ROOT / "docs" / "results", FRONTIER.jobs("laptop"), store)
     for course in FRONTIER.courses["laptop"]:
         for entrant in course.entrants:
             tried = {(case, rate): job for case, jobs in course.trials(entrant).items() for rate, job in jobs.items()}

@@ -246,7 +246,7 @@ def test_a_record_gives_the_same_table_and_curve(tmp_path: Path) -> None:
     for job, outcome in found.found.items():
         whole = outcome._replace(made={"commit": "0123456789ab", "cpu": "a processor"})
         records.record(job, whole, tmp_path / "records" / "smoke.jsonl")
-    again = base.Results.on_disk(tmp_path / "nothing", exhibit.jobs("smoke"), records.Shelf(tmp_path / "records"))
+    again = base.Results.on_disk(tmp_path / "nothing", exhibit.jobs("smoke"), records.RecordStore(tmp_path / "records"))
     texts = [[list(table.texts()) for table in exhibit.tables("smoke", each)] for each in (found, again)]
     assert texts[0] == texts[1]
     assert "a processor" in exhibit.pictures("smoke", again)[0].caption

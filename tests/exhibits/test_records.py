@@ -53,9 +53,9 @@ def result(folder: Path, value: int = 8, **made: Any) -> Any:
 
 
 def test_a_computation_and_its_record(committed: None, tmp_path: Path) -> None:
-    job, outputs, shelf = computation(), tmp_path / "runs", records.Shelf(tmp_path / "kept")
+    job, outputs, store = computation(), tmp_path / "runs", records.RecordStore(tmp_path / "kept")
     job.perform(outputs)
-    path = shelf.keep(job, job.find(outputs), "laptop")
+    path = store.keep(job, job.find(outputs), "laptop")
     assert path == tmp_path / "kept" / "laptop.jsonl"
     (content,) = map(json.loads, path.read_text().splitlines())
     assert {key: content[key] for key in ("id", "command", "name", "arguments", "recipe")} == {
@@ -65,24 +65,24 @@ def test_a_computation_and_its_record(committed: None, tmp_path: Path) -> None:
         "arguments": {"number": 4},
         "recipe": 1,
     }
-    found = records.Shelf(tmp_path / "kept").find(computation())
+    found = records.RecordStore(tmp_path / "kept").find(computation())
     assert found is not None
     where = tmp_path / "kept" / f"laptop.jsonl#{job.id}"
     assert (found.where, found.data, found.reason) == (where, {"twice": 8}, None)
     assert found.made["commit"] == MADE["commit"]
     assert found.origin == f"{where}, commit {MADE['commit']}, on {summary.environment()['cpu']}"
-    assert records.Shelf(tmp_path / "kept").find(computation(recipe=2)) is None
+    assert records.RecordStore(tmp_path / "kept").find(computation(recipe=2)) is None
 
 
 def test_a_training_and_its_record(committed: None, tmp_path: Path) -> None:
     assert here("cluster=simulated", *WORDS, f"output_dir={tmp_path / 'runs'}") == 0
-    shelf = records.Shelf(tmp_path / "kept")
+    store = records.RecordStore(tmp_path / "kept")
     with choices.composing():
         job = jobs.Training(WORDS)
         own = job.find(tmp_path / "runs")
         assert own is not None
-        path = shelf.keep(job, own, "laptop")
-        found = shelf.find(job)
+        path = store.keep(job, own, "laptop")
+        found = store.find(job)
     assert path.stat().st_size < 8000
     assert found is not None
     for key in ("final", "cluster_seconds", "step_bytes", "step_bytes_dense", "weights_sha256", "environment"):
@@ -101,7 +101,7 @@ def test_work_of_another_edition_is_not_found(composing: None, tmp_path: Path, m
     """Neither a run nor its record; and what does not have the part is."""
     words = ("cluster.workers=2", "model.depth=8")
     plain, other = (jobs.Training((*words, f"compressor={name}")) for name in ("none", "oktopk"))
-    shelf = records.Shelf(tmp_path / "kept")
+    store = records.RecordStore(tmp_path / "kept")
     final = {"status": "finished", "metric": "accuracy", "final": {"accuracy": 0.5}, "environment": MADE}
     final |= {"steps": 1, "workers": 2}
     for job in (plain, other):
@@ -109,13 +109,13 @@ def test_work_of_another_edition_is_not_found(composing: None, tmp_path: Path, m
         folder.mkdir(parents=True)
         (folder / "summary.json").write_text(json.dumps({**final, "editions": editions.editions(job.config)}))
         (folder / "metrics.jsonl").write_text('{"kind": "eval", "step": 1, "accuracy": 0.5}\n')
-        shelf.keep(job, job.find(tmp_path / "runs"), "laptop")
-        assert shelf.find(job)
+        store.keep(job, job.find(tmp_path / "runs"), "laptop")
+        assert store.find(job)
     monkeypatch.setattr(editions, "_RAISED", {"spardl.OkTopk": 2})
     assert plain.find(tmp_path / "runs")
-    assert shelf.find(plain)
+    assert store.find(plain)
     assert other.find(tmp_path / "runs") is None
-    assert shelf.find(other) is None
+    assert store.find(other) is None
     (tmp_path / "runs" / f"label-{other.id}" / "summary.json").write_text(
         json.dumps({**final, "editions": {"spardl.OkTopk": 2}})
     )
@@ -155,10 +155,10 @@ def test_what_nobody_else_could_do_has_no_record(commit: str | None, words: str,
 
 
 def test_a_record_takes_the_place_of_its_predecessor(tmp_path: Path) -> None:
-    first = records.Shelf(tmp_path).keep(computation(), result(tmp_path), "laptop")
-    shelf = records.Shelf(tmp_path)
-    assert shelf.keep(computation(), result(tmp_path, 9), "evening") == first
-    found = shelf.find(computation())
+    first = records.RecordStore(tmp_path).keep(computation(), result(tmp_path), "laptop")
+    store = records.RecordStore(tmp_path)
+    assert store.keep(computation(), result(tmp_path, 9), "evening") == first
+    found = store.find(computation())
     assert found is not None
     assert found.data == {"twice": 9}
 
@@ -167,7 +167,7 @@ def test_two_records_of_the_same_are_refused(tmp_path: Path) -> None:
     for name in ("laptop.jsonl", "evening.jsonl"):
         records.record(computation(), result(tmp_path), tmp_path / name)
     with pytest.raises(DataError, match=r"evening.jsonl and .*laptop.jsonl both have a record .*; delete one"):
-        records.Shelf(tmp_path).find(computation())
+        records.RecordStore(tmp_path).find(computation())
 
 
 GOOD = {"id": "a", "command": "b", "environment": {}, "name": "c", "arguments": {}, "recipe": 1, "result": 2}
@@ -188,7 +188,7 @@ def test_a_damaged_record_is_named_by_its_line(line: str, reason: str, tmp_path:
     path = tmp_path / "laptop.jsonl"
     path.write_text(f"{json.dumps({**GOOD, 'id': '0'})}\n{line}\n")
     with pytest.raises(DataError, match=rf"laptop.jsonl, line 2: not a valid record \({reason}.*\); delete the line"):
-        records.Shelf(tmp_path).find(computation())
+        records.RecordStore(tmp_path).find(computation())
     before = path.read_bytes()
     with pytest.raises(DataError, match="line 2"):
         records.record(computation(), result(tmp_path), path)
@@ -236,21 +236,21 @@ def test_a_lock_held_too_long_is_an_error(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_own_results_come_before_records_and_records_before_failures(tmp_path: Path) -> None:
-    job, outputs, shelf = computation(), tmp_path / "runs", records.Shelf(tmp_path / "kept")
+    job, outputs, store = computation(), tmp_path / "runs", records.RecordStore(tmp_path / "kept")
     job.note(outputs, WorkerError("lost"))
-    assert base.Results.on_disk(outputs, [job], shelf).of(job).reason == "lost"
-    shelf.keep(job, result(tmp_path, 7), "laptop")
+    assert base.Results.on_disk(outputs, [job], store).of(job).reason == "lost"
+    store.keep(job, result(tmp_path, 7), "laptop")
     assert base.Results.on_disk(outputs, [job]).of(job).reason == "lost"
-    assert base.Results.on_disk(outputs, [job], shelf).of(job).data == {"twice": 7}
+    assert base.Results.on_disk(outputs, [job], store).of(job).data == {"twice": 7}
     job.perform(outputs)
-    assert base.Results.on_disk(outputs, [job], shelf).of(job).data == {"twice": 8}
+    assert base.Results.on_disk(outputs, [job], store).of(job).data == {"twice": 8}
 
 
 def test_records_of_learning_are_found_as_well(composing: None) -> None:
     kept_ = records.on_record(ROOT / records.SHIPPED / "learning.jsonl")
     content = next(iter(kept_.values()))
     words = content.command.removeprefix("python train.py cluster=simulated ").split()
-    found = records.Shelf(ROOT / records.SHIPPED).find(jobs.Training(tuple(words)))
+    found = records.RecordStore(ROOT / records.SHIPPED).find(jobs.Training(tuple(words)))
     assert found is not None
     assert found.data["final"] == content.figures["final"]
     assert [event["step"] for event in found.events("eval")] == [

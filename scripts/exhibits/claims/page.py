@@ -51,7 +51,7 @@ it, or nothing. *R-SAG* and *B-SAG* are ways in which [SparDL's d teams](api/com
 recursive doubling, where d is a power of two, and as Bruck's all-gather does for any d.
 
 Each claim's rule and limits, what ran, and what of it was simulated, measured and assumed, fold out beside its verdict
-in [the report](results/index.html).
+in [the report](reproduce.md#the-report).
 """
 
 

@@ -1,7 +1,7 @@
-"""Writes the generated parts of docs/methods.md: what each method declares.
+"""Writes the generated parts of docs/methods.md, and the type of the method names (spardl/method/names.py).
 
 python scripts/methods.py
-python scripts/methods.py --check        exit code 1 if the page is out of date
+python scripts/methods.py --check        exit code 1 if one of the files is out of date
 
 The columns on error feedback, bias and worker counts come from what the parts declare, the costs from their formulas.
 """
@@ -22,8 +22,21 @@ from scripts.exhibits.working import answer
 from spardl.basics.errors import ConfigError
 from spardl.compressors import Mass
 from spardl.method.method import Method
+from spardl.method.recipes import recipes
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "methods.md"
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "methods.md"
+NAMES = ROOT / "spardl" / "method" / "names.py"
+NAMES_TEMPLATE = '''"""The names of the library's methods, for completion in editors. Written by scripts/methods.py."""
+
+from typing import Literal, TypeAlias
+
+__all__ = ["MethodName"]
+
+MethodName: TypeAlias = Literal[
+{names}]
+"""A method of this library, by name. ``method_names()`` also lists the methods of other packages."""
+'''
 PROSE = Path(__file__).resolve().parent / "docs" / "methods.yaml"
 WORKERS = range(1, 65)
 DECLARED = (
@@ -119,6 +132,11 @@ def generate(text: str) -> str:
         return replace(text, "laws", markdown(LAWS, [lawful(name) for name in prose]))
 
 
+def names() -> str:
+    """The module that declares the type of the method names."""
+    return NAMES_TEMPLATE.format(names="".join(f'    "{name}",\n' for name in sorted(recipes())))
+
+
 def act(arguments: argparse.Namespace) -> int:
     """Writes or checks.
 
@@ -126,17 +144,18 @@ def act(arguments: argparse.Namespace) -> int:
         ConfigError: for a page that lacks a section.
         OSError: if the page cannot be read or written.
     """
-    return settle({PAGE: generate(PAGE.read_text())}, "python scripts/methods.py", check=arguments.check)
+    made = {PAGE: generate(PAGE.read_text()), NAMES: names()}
+    return settle(made, "python scripts/methods.py", check=arguments.check)
 
 
 def main() -> int:
     """Does what the command line asks for.
 
     Returns:
-        The exit code: 1 if the page is to be made again.
+        The exit code: 1 if a file is out of date.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page is out of date")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a file is out of date")
     return answer(act, parser.parse_args())
 
 

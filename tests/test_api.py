@@ -1,4 +1,4 @@
-"""The reference of the library: it is current and complete, and its examples run."""
+"""The API reference: it lists every public name, docstrings are complete, and their examples run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import doctest
 import io
 import re
+import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -17,17 +18,14 @@ import torch
 import torch._dynamo  # DDP would import it first thing: here, processes that are forked have it
 
 import spardl
-from scripts import api_reference as script
-from scripts.docs.api_library import Docs, Library, bases_of, docs_of, members_of, own_docs, parameters_of, read
-from scripts.docs.api_pages import pages
 from spardl.clusters import ProcessGroupCluster
+from tests.docstrings import Docs, Library, bases_of, docs_of, members_of, own_docs, parameters_of, read
 from tests.harness import run_workers
 from tests.test_add_a_method import files_of_the_page
 
 ROOT = Path(__file__).resolve().parent.parent
-TOPICS = ROOT / "scripts" / "docs" / "api_topics.yaml"
 # Where one algorithm, or one rule, is documented with where it was published.
-SOURCED = ("compressors", "communicators", "residuals", "momentum", "schedules")
+SOURCED = ("Compressors", "Communicators", "Residuals and momentum", "Schedules")
 SOURCE = re.compile(r"Source: |\b(19|20)\d\d\b")
 # A number that is none of these has no unit, and stands in the list below.
 UNIT = re.compile(
@@ -75,7 +73,7 @@ class Named(NamedTuple):
 
 @pytest.fixture(scope="module")
 def library() -> Library:
-    return read(ROOT, TOPICS)
+    return read(ROOT)
 
 
 @pytest.fixture(scope="module")
@@ -90,30 +88,6 @@ def names(library: Library) -> list[Named]:
 
 
 # --- the pages
-
-
-def test_the_pages_are_current(library: Library) -> None:
-    made = {ROOT / "docs" / path: text for path, text in pages(library).items()}
-    stale = [path.name for path, text in made.items() if not path.exists() or path.read_text() != text]
-    assert not stale, "run python scripts/api_reference.py"
-    assert set((ROOT / "docs" / "api").iterdir()) == made.keys() - {ROOT / "docs" / "api.md"}
-
-
-def test_links_lead_to_headings() -> None:
-    for page in [ROOT / "docs" / "api.md", *(ROOT / "docs" / "api").glob("*.md")]:
-        for file, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text()):
-            target = (page.parent / file) if file else page
-            assert target.exists(), (page.name, file)
-            assert not anchor or anchor in _anchors(target), (page.name, file, anchor)
-
-
-def _anchors(page: Path) -> set[str]:
-    """As GitHub makes them of headings."""
-    found: set[str] = set()
-    for heading in re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE):
-        plain = re.sub(r"[^\w -]", "", re.sub(r"\]\(.*?\)", "", heading)).lower().replace(" ", "-")
-        found.add(next(name for name in (plain, f"{plain}-1", f"{plain}-2") if name not in found))
-    return found
 
 
 def test_every_name_that_users_are_told_of_is_there(library: Library) -> None:
@@ -153,26 +127,13 @@ def _defined(library: Library, path: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(script, "DOCS", tmp_path)
-
-    def run(*words: str) -> tuple[int, list[str]]:
-        monkeypatch.setattr(sys, "argv", ["api_reference.py", *words])
-        code, said = script.main(), capsys.readouterr()
-        return code, [*said.out.splitlines(), *said.err.splitlines()]
-
-    assert run() == (0, [])
-    assert run("--check") == (0, [])
-    (tmp_path / "api" / "old.md").write_text("of a topic that was taken out")
-    (tmp_path / "api.md").write_text("changed by hand")
-    code, lines = run("--check")
-    assert code == 1
-    assert [line.split()[0] for line in lines] == ["docs/api/old.md", "docs/api.md"]
-    assert run() == (0, [])
-    assert run("--check") == (0, [])
-    (tmp_path / "topics.yaml").write_text("- {page: a, title: A, about: a, names: [spardl.Nothing]}")
-    monkeypatch.setattr(script, "TOPICS", tmp_path / "topics.yaml")
-    assert run() == (2, ["error: topics.yaml: there is no spardl.Nothing; take it out, or name it as users import it"])
+def test_the_documentation_builds_without_warnings(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-d", str(tmp_path / "doctrees")]
+    done = subprocess.run(
+        [*words, "docs", str(tmp_path / "html")], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "spardl.attach" in (tmp_path / "html" / "generated" / "spardl.attach.html").read_text()
 
 
 # --- docstrings
@@ -269,7 +230,7 @@ def _said(names: list[Named]) -> Iterator[tuple[str, str, str]]:
 
 
 def test_parts_name_their_source(library: Library) -> None:
-    parts = [entry for topic in library.topics if topic.page in SOURCED for entry in topic.entries]
+    parts = [entry for topic in library.topics if topic.title in SOURCED for entry in topic.entries]
     parts = [entry.target for entry in parts if "name" in entry.target.members and entry.target.members["name"].value]
     assert len(parts) > 30
     silent = [part.path for part in parts if not any(SOURCE.search(text) for text in _texts(part))]

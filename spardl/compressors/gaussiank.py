@@ -32,7 +32,7 @@ METHODS = (
 
 @dataclass(frozen=True)
 class GaussianK(PiecewiseCompressor):
-    """Keeps what is larger than a threshold: |mean| + z * standard deviation; see ``Budget`` for the other arguments.
+    """Keeps the entries above ``abs(mean) + z * standard deviation``; see ``Budget`` for the other arguments.
 
     z is the quantile beyond which, on both sides together, a share k / n of a normal distribution lies. Gradients are
     not normal, so the threshold is raised or lowered step by step while too many or too few entries exceed it. If in

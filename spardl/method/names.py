@@ -1,4 +1,4 @@
-"""The names of the library's methods, for editors to complete. Written by scripts/api_reference.py."""
+"""The names of the library's methods, for completion in editors. Written by scripts/methods.py."""
 
 from typing import Literal, TypeAlias
 
@@ -38,4 +38,4 @@ MethodName: TypeAlias = Literal[
     "topka",
     "topkdsa",
 ]
-"""A method of this library, by name. Those of other packages are in ``method_names()``, but not here."""
+"""A method of this library, by name. ``method_names()`` also lists the methods of other packages."""

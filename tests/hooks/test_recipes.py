@@ -39,9 +39,7 @@ def test_the_trainer_and_the_library_know_the_same_methods() -> None:
 
 
 def test_editors_know_the_names() -> None:
-    assert list(get_args(MethodName)) == spardl.method_names() == sorted(recipes()), (
-        "run python scripts/api_reference.py"
-    )
+    assert list(get_args(MethodName)) == spardl.method_names() == sorted(recipes()), "run python scripts/methods.py"
 
 
 @pytest.mark.parametrize("name", CHOICES)

@@ -1,11 +1,11 @@
-"""What the reference is about: names, what they stand for, and what their docstrings say."""
+"""The public names of ``docs/api.md`` and the parts of their docstrings."""
 
 from __future__ import annotations
 
 import builtins
 import logging
+import re
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,9 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import griffe
-import yaml
-
-from spardl.basics.errors import ConfigError
 
 __all__ = [
     "Docs",
@@ -49,14 +46,10 @@ class Entry(NamedTuple):
     Attributes:
         path: as users import it.
         target: what it stands for.
-        page: stem of the page's file.
-        anchor: of its heading, as GitHub makes it.
     """
 
     path: str
     target: Thing
-    page: str
-    anchor: str
 
     @property
     def name(self) -> str:
@@ -65,18 +58,14 @@ class Entry(NamedTuple):
 
 
 class Topic(NamedTuple):
-    """A page.
+    """A section of the page.
 
     Attributes:
-        page: stem of its file.
-        title: heading.
-        about: what it is for, in Markdown.
-        entries: in order.
+        title: Its heading.
+        entries: Its names, in order.
     """
 
-    page: str
     title: str
-    about: str
     entries: list[Entry]
 
 
@@ -102,41 +91,15 @@ class Library:
         """The entries by the path of the module that defines them."""
         return {entry.target.path: entry for entry in self.entries}
 
-    def find(self, text: str, near: Thing) -> Entry | None:
-        """The entry that a piece of code in a docstring names, if it names one.
 
-        Args:
-            text: as it stands there, with or without ``spardl.`` and parentheses.
-            near: whose docstring it is.
-
-        Returns:
-            What the name means in that file; else the only entry of that name, if it is a class or marked as a call.
-        """
-        name = text.removeprefix("spardl.").removesuffix("()")
-        if not name.replace(".", "").isidentifier():
-            return None
-        try:
-            meant = self.by_target.get(_final(self.package, near.resolve(name)).path)
-        except (griffe.NameResolutionError, griffe.AliasResolutionError, KeyError):
-            meant = None
-        alike = [entry for entry in self.entries if entry.path == f"spardl.{name}"]
-        alike = alike or [entry for entry in self.entries if entry.name == name]
-        distinct = len(alike) == 1 and (name[0].isupper() or text != name)
-        return meant or (alike[0] if distinct else None)
-
-
-def read(root: Path, topics: Path) -> Library:
-    """Reads the library and the list of topics.
+def read(root: Path) -> Library:
+    """Reads the library, without importing it, and the names in ``docs/api.md``.
 
     Args:
-        root: the repository.
-        topics: the list, in YAML.
-
-    Returns:
-        What is to be documented.
+        root: Root of the repository.
 
     Raises:
-        ConfigError: if a listed name does not exist.
+        KeyError: a listed name does not exist.
     """
     logging.getLogger("griffe").setLevel(logging.ERROR)
     package = griffe.load(
@@ -146,21 +109,12 @@ def read(root: Path, topics: Path) -> Library:
         docstring_options={"returns_named_value": False, "returns_multiple_items": False},
         allow_inspection=False,
     )
-    rows = yaml.safe_load(topics.read_text())
-    found = [Topic(row["page"], row["title"], row["about"], list(_entries(package, row, topics.name))) for row in rows]
-    return Library(package, found)
-
-
-def _entries(package: Thing, row: Mapping[str, Any], where: str) -> Iterator[Entry]:
-    seen: Counter[str] = Counter()
-    for path in row["names"]:
-        anchor = path.replace(".", "").lower()
-        number = f"-{seen[anchor]}" if seen[anchor] else ""
-        seen[anchor] += 1
-        try:
-            yield Entry(path, _final(package, path), row["page"], anchor + number)
-        except (KeyError, griffe.AliasResolutionError) as error:
-            raise ConfigError(f"{where}: there is no {path}; take it out, or name it as users import it") from error
+    _, *sections = re.split(r"^## ", (root / "docs" / "api.md").read_text(), flags=re.MULTILINE)
+    topics = []
+    for section in sections:
+        names = re.findall(r"^   (spardl\.\S+)$", section, flags=re.MULTILINE)
+        topics.append(Topic(section.partition("\n")[0], [Entry(name, _final(package, name)) for name in names]))
+    return Library(package, topics)
 
 
 def _final(package: Thing, path: str) -> Thing:

@@ -24,6 +24,7 @@ myst_heading_anchors = 4
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+python_maximum_signature_line_length = 88
 autosummary_imported_members = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True

@@ -39,9 +39,9 @@ SHIPPED = Path("docs", "results")
 SUFFIX = ".jsonl"
 # Seconds to wait for another process that writes a record into the same folder.
 LOCK_TIMEOUT = 60.0
-_COMMON: Mapping[str, type] = {"id": str, "command": str, "environment": dict}
-_TRAINING: Mapping[str, type] = {"metric": str, "final": dict, "steps": int, "workers": int, "evaluations": list}
-_COMPUTATION: Mapping[str, type] = {"name": str, "arguments": dict, "recipe": int, "result": object}
+_COMMON: dict[str, type] = {"id": str, "command": str, "environment": dict}
+_TRAINING: dict[str, type] = {"metric": str, "final": dict, "steps": int, "workers": int, "evaluations": list}
+_COMPUTATION: dict[str, type] = {"name": str, "arguments": dict, "recipe": int, "result": object}
 
 
 class Record(NamedTuple):

@@ -8,7 +8,8 @@ A page quotes a table between two marks, which name the exhibit, the scale, and 
 <!-- spardl.residuals, evening, table 1: written by scripts/quotes.py --write -->
 <!-- end of spardl.residuals, evening, table 1 -->
 
-Runs nothing: what is missing says "not run yet" and is made by scripts/reproduce.py.
+Runs nothing: what is missing says "not run yet" and is made by scripts/reproduce.py. --write also draws the figure of
+the README.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 from scripts import choices
 from scripts.docs.marked import replace
 from scripts.docs.settling import add_options, settle
-from scripts.exhibits.base import SCALES, Exhibit, Results
+from scripts.exhibits.base import SCALES, Exhibit, Results, at
+from scripts.exhibits.charts.curves import band
+from scripts.exhibits.kinds.races import Race
+from scripts.exhibits.measures import metric_curve
 from scripts.exhibits.papers.catalogue import catalogue
 from scripts.exhibits.records import SHIPPED, RecordStore
 from scripts.exhibits.tables import markdown
@@ -30,6 +35,14 @@ from scripts.exhibits.working import answer
 from spardl.basics.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
+FIGURE = ROOT / "docs" / "images" / "time-to-accuracy.png"
+# Curves of the README's figure: entrant of the exhibit, label, color, and offset of the label in points.
+CURVES = (
+    ("SparDL, our recipe", "spardl, 1% of the gradient", "#1f4fd8", (-4, 30)),
+    ("PowerSGD (torch)", "torch PowerSGD", "#b4530a", (0, 9)),
+    ("bf16 (torch)", "torch bf16 hook", "#1b7f5c", (0, 9)),
+    ("dense DDP", "DDP", "#555555", (0, 9)),
+)
 MARK = re.compile(r"<!-- (?!end of )(?P<section>(?P<exhibit>\S+), (?P<scale>\w+), table (?P<number>\d+)): ")
 
 
@@ -59,6 +72,29 @@ def _table(mark: re.Match[str], exhibits: Mapping[str, Exhibit], records: Path) 
     return markdown(found[number - 1])
 
 
+def draw_figure(exhibit: Race, records: Path) -> None:
+    """Draws test accuracy against seconds at 100 Mbit/s, means over seeds, with labels at the lines."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - only figures need it
+
+    course = at("evening", exhibit.courses)
+    results = Results.on_disk(records, exhibit.jobs("evening"), RecordStore(records))
+    figure = Figure(figsize=(7, 3.6), layout="constrained", dpi=160)
+    axes = figure.subplots()
+    entrants = {entrant.name: entrant for entrant in course.entrants}
+    for name, label, color, offset in CURVES:
+        outcomes = exhibit.outcomes(course, min(course.gbits), entrants[name], results)
+        curve = band([metric_curve(each.data, each.events("eval")) for each in outcomes], "seconds")
+        axes.plot(curve.places, curve.middle, color=color, linewidth=2)
+        end = (curve.places[-1], curve.middle[-1])
+        axes.annotate(label, end, xytext=offset, textcoords="offset points", color=color, va="center")
+    if target := exhibit.target(course, results):
+        axes.axhline(target.value, color="#999999", linewidth=1, linestyle=":")
+        axes.annotate(f"target {target.value:.3f}", (130, target.value), xytext=(0, -12), textcoords="offset points")
+    axes.set(xlabel="seconds of training", ylabel="test accuracy", xlim=(0, 150), ylim=(0.5, 0.9))
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(FIGURE)
+
+
 def act(arguments: argparse.Namespace) -> int:
     """Writes or checks all pages.
 
@@ -70,6 +106,8 @@ def act(arguments: argparse.Namespace) -> int:
         exhibits = catalogue()
         texts = {path: path.read_text() for path in sorted(arguments.pages.glob("*.md"))}
         made = {path: page(text, exhibits, arguments.records) for path, text in texts.items() if MARK.search(text)}
+        if arguments.write:
+            draw_figure(cast(Race, exhibits["spardl.time_to_accuracy"]), arguments.records)
     return settle(made, "python scripts/quotes.py --write", check=arguments.check)
 
 

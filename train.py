@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -44,7 +45,7 @@ from torch import nn
 from yaml import YAMLError
 
 from spardl.basics.errors import ConfigError, DataError, SpardlError, StoppedError
-from spardl.basics.files import write_atomically
+from spardl.basics.files import read_yaml, write_atomically
 from spardl.clusters.workers.membership import find_membership, leads, what_a_restart_needs
 from spardl.clusters.workers.processes import leave
 from spardl.clusters.workers.signals import AskedToStopError, listening
@@ -128,7 +129,7 @@ def _recall(folder: Path) -> dict[str, Any]:
     """
     file = folder / "config.yaml"
     try:
-        plain: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+        plain: Any = OmegaConf.to_container(OmegaConf.load(StringIO(read_yaml(file))))  # train() stored it resolved
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"start_from: {file}, the configuration of its run, cannot be read ({error})") from error
     return plain if isinstance(plain, dict) else {}

@@ -1,15 +1,35 @@
-"""Files that are either whole or not there."""
+"""Atomic writes, and bounded reads of regular files."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, BinaryIO
 
-__all__ = ["checksum", "naming", "no_room", "write_atomically"]
+__all__ = [
+    "RECORD_BYTES",
+    "TEXT_BYTES",
+    "checksum",
+    "naming",
+    "no_room",
+    "open_regular",
+    "read_json",
+    "read_regular",
+    "read_tail",
+    "read_yaml",
+    "write_atomically",
+]
+
+# Size limits: configurations and records; texts of data sets, and metrics of long runs.
+RECORD_BYTES, TEXT_BYTES = 1 << 26, 1 << 34
+# A configuration of spardl has about 5 kB and 200 nodes. PyYAML parses roughly 100 kB per second.
+_YAML_BYTES, _YAML_NODES = 1 << 18, 100_000
 
 
 def write_atomically(path: Path, data: bytes | memoryview) -> None:
@@ -54,3 +74,92 @@ def checksum(path: Path) -> str:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a regular file for reading. It never waits, even if the path is a FIFO without a writer.
+
+    Raises:
+        OSError: if the file cannot be opened, or is a device, FIFO, socket or folder; it names the file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_regular(path: Path, limit: int = RECORD_BYTES) -> bytes:
+    """Reads a whole regular file of limited size.
+
+    Args:
+        path: of the file.
+        limit: largest accepted size, in bytes.
+
+    Raises:
+        OSError: if the file cannot be read, is not a regular file, or exceeds the limit; it names the file.
+    """
+    with open_regular(path) as file, naming(path):
+        if os.fstat(file.fileno()).st_size <= limit:
+            content = file.read(limit + 1)  # it may grow, and files in /proc report a size of 0
+            if len(content) <= limit:
+                return content
+    raise OSError(errno.EFBIG, f"it is larger than {limit:,} bytes", str(path))
+
+
+def read_tail(path: Path, limit: int = RECORD_BYTES) -> bytes:
+    """Reads at most the last ``limit`` bytes of a regular file.
+
+    Raises:
+        OSError: if the file cannot be read or is not a regular file; it names the file.
+    """
+    with open_regular(path) as file, naming(path):
+        file.seek(max(0, os.fstat(file.fileno()).st_size - limit))
+        return file.read(limit)
+
+
+def read_json(path: Path, limit: int = RECORD_BYTES) -> Any:
+    """Reads a regular file of limited size as JSON.
+
+    Raises:
+        OSError: see :func:`read_regular`.
+        ValueError: if the content is not JSON, or is nested too deeply to be parsed.
+    """
+    try:
+        return json.loads(read_regular(path, limit))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_yaml(path: Path) -> str:
+    """Reads a regular YAML file whose size stays limited when its aliases are expanded.
+
+    Returns:
+        The text, which the caller parses.
+
+    Raises:
+        OSError: see :func:`read_regular`.
+        ValueError: if the content is not UTF-8, nested too deeply, or has too many nodes.
+        yaml.YAMLError: if the content is not YAML.
+    """
+    import yaml  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415 - an optional dependency
+
+    text = read_regular(path, _YAML_BYTES).decode()
+    try:
+        root = yaml.compose(text, yaml.SafeLoader)
+        nodes = _expanded(root, {}) if root else 0
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if nodes > _YAML_NODES:
+        raise ValueError(f"it has more than {_YAML_NODES:,} nodes with its aliases expanded")
+    return text
+
+
+def _expanded(node: Any, known: dict[int, int]) -> int:
+    """The number of nodes below a YAML node, itself included, with aliases expanded."""
+    if id(node) not in known:
+        known[id(node)] = _YAML_NODES + 1  # what a node that contains itself finds
+        children = node.value if isinstance(node.value, list) else ()
+        pairs = (child if isinstance(child, tuple) else (child,) for child in children)
+        known[id(node)] = 1 + sum(_expanded(each, known) for pair in pairs for each in pair)
+    return known[id(node)]

@@ -12,6 +12,7 @@ import torch
 
 from spardl.basics.checks import is_a
 from spardl.basics.errors import ConfigError
+from spardl.basics.files import read_json
 from spardl.clusters.base import Cluster, gather_rows
 from spardl.schedules.fusion import Range
 from spardl.schedules.training import Training
@@ -46,13 +47,13 @@ class Groups(NamedTuple):
         """
         where = f"schedule.groups={file}"
         try:
-            content: Any = json.loads(file.read_bytes())
+            content: Any = read_json(file)
             entries, ranges = list(content["entries"]), [(start, stop) for start, stop in content["groups"]]
         except OSError as error:
             raise ConfigError(
                 f"{where} cannot be read: {error.strerror}; name RUN/groups.json of another run"
             ) from error
-        except (ValueError, TypeError, LookupError, RecursionError) as error:
+        except (ValueError, TypeError, LookupError) as error:
             raise ConfigError(f"{where} holds no groups; name RUN/groups.json of another run") from error
         ends = [0, *(stop for _, stop in ranges)]
         numbers = all(is_a(int, number) for number in (*entries, *ends))

@@ -21,6 +21,7 @@ from spardl.clusters.precompile import prepare
 from spardl.clusters.workers.signals import AskedToStopError
 from spardl.training.announcing import announced
 from spardl.training.branch import check_branch
+from spardl.training.checkpoint import saved_by
 from spardl.training.display import make_display
 from spardl.training.editions import editions
 from spardl.training.launcher import Heartbeat, Launcher
@@ -155,7 +156,12 @@ class Experiment:
         checkpoint = Path(str(given))
         if not (checkpoint / "manifest.json").is_file():
             raise CheckpointError(f"start_from={given} is not a checkpoint; name one: RUN/checkpoints/step-NUMBER")
-        before = self.recall(checkpoint.absolute().parents[1])
+        folder = checkpoint.absolute().parents[1]
+        before, owner, saver = self.recall(folder), Run("", folder).read_summary().get("id"), saved_by(checkpoint)
+        if None not in (owner, saver) and owner != saver:
+            raise CheckpointError(
+                f"start_from={given} was saved by run {saver}, and {folder} is run {owner}; move it back"
+            )
         check_branch(checkpoint, decisive(before), decisive(self.config), workers)
         return checkpoint
 

@@ -12,7 +12,7 @@ from spardl.clusters.base import Cluster, gather_rows
 from spardl.method.elastic import owners
 from spardl.protocol.programs import Worker
 from spardl.schedules.engine import Engine
-from spardl.training.checkpoint import load_part
+from spardl.training.checkpoint import fitting, load_part
 from spardl.training.learner import Plan
 
 __all__ = ["Restart"]
@@ -35,8 +35,9 @@ class Restart:
     def load(self, rank: int) -> Mapping[str, Any]:
         """What an old rank saved."""
         part = load_part(self._checkpoint, rank, self._device)
-        groups = part["synchronizer"]["groups"]
-        self._sums[rank] = sum(float(group["memory"].sum(dtype=torch.float64)) for group in groups)
+        with fitting(self._checkpoint, rank):
+            groups = part["synchronizer"]["groups"]
+            self._sums[rank] = sum(float(group["memory"].sum(dtype=torch.float64)) for group in groups)
         return part
 
     def shift(self, plan: Plan, step: int, shift: int, size: int) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from spardl.basics.errors import CheckpointError, ConfigError
-from spardl.basics.files import naming, write_atomically
+from spardl.basics.files import naming, read_json, write_atomically
 from spardl.training.checkpoint import find_checkpoint
 from spardl.training.strict import to_json
 
@@ -109,8 +109,8 @@ class Run:
     def read_summary(self) -> dict[str, Any]:
         """What was written last, or an empty mapping."""
         try:
-            content: Any = json.loads(self.summary_file.read_bytes())
-        except (OSError, ValueError, RecursionError):
+            content: Any = read_json(self.summary_file)
+        except (OSError, ValueError):
             return {}
         return content if isinstance(content, dict) else {}
 
@@ -261,7 +261,7 @@ def _at_checkpoint(claimed: Claimed, workers: int | None, demanded: bool) -> Cla
     run, lock = claimed
     with ExitStack() as stack:
         stack.callback(os.close, lock)
-        checkpoint, faults = find_checkpoint(run.checkpoints, workers)
+        checkpoint, faults = find_checkpoint(run.checkpoints, workers, run.id)
         if demanded and checkpoint is None:
             raise CheckpointError(f"resume={run.folder} has no checkpoint yet; start it again without resume")
         stack.pop_all()

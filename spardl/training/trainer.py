@@ -20,7 +20,7 @@ from spardl.clusters.base import Cluster, gather_rows
 from spardl.clusters.step_costs import break_even_gbit, gather_costs
 from spardl.method.refusals import Refusals, Refused
 from spardl.schedules.groups import Groups
-from spardl.training.checkpoint import load_part, save_checkpoint, saved_workers
+from spardl.training.checkpoint import fitting, load_part, save_checkpoint, saved_workers
 from spardl.training.evaluation import evaluate
 from spardl.training.learner import Learner, Plan, digest
 from spardl.training.observers import Observer
@@ -281,6 +281,7 @@ class Trainer:
             [partial(self._worker_state, local) for local in range(len(learner.workers))],
             lambda: {**learner.shared_state(), "progress": asdict(self._progress)},
             self._settings.keep_checkpoints,
+            self._run.id,
         )
 
     def _worker_state(self, local: int) -> dict[str, Any]:
@@ -297,20 +298,24 @@ class Trainer:
 
     def _resume(self, plan: Plan, checkpoint: Path, device: torch.device) -> None:
         shared, before = load_part(checkpoint, None, device), saved_workers(checkpoint)
-        self._progress = Progress(**shared["progress"])
+        with fitting(checkpoint, None):
+            self._progress = Progress(**shared["progress"])
         if before != self._cluster.size:
             self._restart = Restart(before, checkpoint, device)
             progress, size = self._progress, self._cluster.size
             progress.count_anew(self._restart.shift(plan, progress.step, progress.shift, size))
         self._begin(plan, device)
-        self._learner.load_shared_state(shared)
+        with fitting(checkpoint, None):
+            self._learner.load_shared_state(shared)
         for local, rank in enumerate(self._cluster.local_ranks):
             if self._restart:
-                self._learner.adopt_worker_state(local, self._restart.load, before)
+                with fitting(checkpoint, rank % before):
+                    self._learner.adopt_worker_state(local, self._restart.load, before)
             else:
                 own = load_part(checkpoint, rank, device)
-                self._learner.load_worker_state(local, own)
-                self._window.load_state_dict(local, own["window"])
+                with fitting(checkpoint, rank):
+                    self._learner.load_worker_state(local, own)
+                    self._window.load_state_dict(local, own["window"])
 
     def _finish(self) -> dict[str, Any]:
         self._learner.synchronizer.flush()

@@ -24,8 +24,8 @@ from spardl.training.checkpoint import (
     verify_checkpoint,
 )
 from tests.driver import here, only_run
-from tests.harness import run_workers
-from tests.training.toy import simulated
+from tests.harness import run_workers, spardl
+from tests.training.toy import plan, simulated, trainer
 
 CPU = torch.device("cpu")
 
@@ -276,3 +276,120 @@ def test_a_run_that_goes_on_from_an_evil_checkpoint(
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(f"error: checkpoint {folder / 'checkpoints' / 'step-00000001'} cannot be used: {name}")
     assert not (tmp_path / "mark").exists()
+
+
+def stripped(path: Path) -> None:
+    """Rewrites a checkpoint as the versions did that stored no identity."""
+    for file in path.glob("*.pt"):
+        content = torch.load(file, weights_only=True)
+        del content["checkpoint"]
+        torch.save(content, file)
+    sums = {file.name: checksum(file) for file in path.glob("*.pt")}
+    (path / "manifest.json").write_text(json.dumps(sums))
+
+
+def edited(path: Path, name: str, **changes: object) -> None:
+    """Changes the top-level keys of a file (``None`` removes one), with a matching checksum."""
+    content = {**torch.load(path / name, weights_only=True), **changes}
+    torch.save({key: value for key, value in content.items() if value is not None}, path / name)
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**manifest, name: checksum(path / name)}))
+
+
+def save_as(run: str, folder: Path, step: int, workers: int = 2) -> Path:
+    return save_checkpoint(folder, step, simulated(workers), [dict] * workers, dict, 9, run)
+
+
+def test_every_file_stores_its_identity(tmp_path: Path) -> None:
+    checkpoint = save_as("a", tmp_path, 7)
+    identity = {"format": 1, "run": "a", "step": 7, "workers": 2}
+    assert json.loads((checkpoint / "manifest.json").read_text())["checkpoint"] == identity
+    for name, rank in {"shared.pt": None, "rank-0.pt": 0, "rank-1.pt": 1}.items():
+        assert torch.load(checkpoint / name, weights_only=True) == {"checkpoint": {**identity, "rank": rank}}
+    assert find_checkpoint(tmp_path, 2, "a") == (checkpoint, [])
+
+
+@pytest.mark.parametrize(
+    ("run", "step", "workers", "reason"),
+    [
+        ("b", 9, 2, r"run b saved it, and this is run a; move it back, or begin a new run with start_from=\S+"),
+        ("a", 8, 2, r"it was saved at step 8; rename it back"),
+        ("a", 9, 3, r"it was saved by 3 workers, and this run has 2; move it away"),
+        ("a", 9, 1, r"it was saved by 1 workers, and this run has 2; move it away"),
+    ],
+)
+def test_a_foreign_checkpoint_is_refused(run: str, step: int, workers: int, reason: str, tmp_path: Path) -> None:
+    """The whole one of step 5 is no substitute: continuing from it would delete the newer one."""
+    save_as("a", tmp_path / "run", 5)
+    save_as(run, tmp_path / "other", step, workers).rename(tmp_path / "run" / "step-00000009")
+    with pytest.raises(CheckpointError, match=rf"step-00000009 cannot be used: {reason}$"):
+        find_checkpoint(tmp_path / "run", 2, "a")
+
+
+def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
+    save_as("a", tmp_path, 5)
+    newer = save_as("a", tmp_path, 9) / "manifest.json"
+    content = json.loads(newer.read_text())
+    newer.write_text(json.dumps({**content, "checkpoint": {**content["checkpoint"], "format": 2}}))
+    with pytest.raises(CheckpointError, match="has format 2, and this version of spardl reads 1; use the version"):
+        find_checkpoint(tmp_path, 2, "a")
+
+
+def test_a_checkpoint_of_more_workers_without_identity(tmp_path: Path) -> None:
+    stripped(save_as("a", tmp_path, 5, workers=3))
+    assert find_checkpoint(tmp_path, 3, "a")[0] == find_checkpoint(tmp_path, None, "a")[0] == tmp_path / "step-00000005"
+    with pytest.raises(CheckpointError, match="it was saved by 3 workers, and this run has 2"):
+        find_checkpoint(tmp_path, 2, "a")
+
+
+@pytest.mark.parametrize("source", ["rank-1.pt", "../other/step-00000005/rank-0.pt", "../old/step-00000005/rank-0.pt"])
+def test_a_file_of_another_checkpoint_is_refused(source: str, tmp_path: Path) -> None:
+    checkpoint = save_as("a", tmp_path / "run", 5)
+    save_as("b", tmp_path / "other", 5)
+    stripped(save_as("a", tmp_path / "old", 5))
+    content = torch.load(tmp_path / "run" / source if source[0] == "." else checkpoint / source, weights_only=True)
+    edited(checkpoint, "rank-0.pt", checkpoint=content.get("checkpoint"))
+    verify_checkpoint(checkpoint, 2)
+    with pytest.raises(CheckpointError, match=r"rank-0\.pt is of .*, and manifest\.json of run a, step 5, 2 workers$"):
+        load_part(checkpoint, 0, CPU)
+
+
+def test_a_checkpoint_without_identity_is_continued(tmp_path: Path) -> None:
+    made = plan(spardl(0.1), max_steps=6, checkpoint_every=3)
+    undisturbed = trainer(made, tmp_path, 2).fit()
+    checkpoint = tmp_path / "checkpoints" / "step-00000003"
+    stripped(checkpoint)
+    assert find_checkpoint(tmp_path / "checkpoints", 2, "0")[1] == []
+    resumed = trainer(made, tmp_path / "again", 2, checkpoint).fit()
+    assert resumed["weights_sha256"] == undisturbed["weights_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("shared.pt", {"progress": None}, "lacks 'progress'; take an older checkpoint"),
+        ("shared.pt", {"progress": {"pace": 1}}, "does not fit this run .*unexpected keyword argument 'pace'"),
+        ("shared.pt", {"optimizer": None}, "lacks 'optimizer'; take"),
+        ("shared.pt", {"optimizer": {}}, "lacks '(param_groups|state)'; take"),
+        ("shared.pt", {"model": {}}, "does not fit this run .*Sequential"),
+        ("rank-1.pt", {"window": None}, "lacks 'window'; take"),
+        ("rank-1.pt", {"synchronizer": {}}, "lacks '.*'; take"),
+        ("rank-1.pt", {"worker": [1]}, "does not fit this run"),
+    ],
+)
+def test_missing_keys_are_named(name: str, changes: dict[str, object], reason: str, tmp_path: Path) -> None:
+    made = plan(spardl(0.1), max_steps=2)
+    trainer(made, tmp_path, 2).fit()
+    (checkpoint,) = list_checkpoints(tmp_path / "checkpoints")
+    edited(checkpoint, name, **changes)
+    with pytest.raises(CheckpointError, match=rf"^checkpoint {checkpoint} cannot be used: {name} {reason}"):
+        trainer(made, tmp_path / "again", 2, checkpoint)
+
+
+def test_missing_keys_are_named_for_other_workers(tmp_path: Path) -> None:
+    made = plan(spardl(0.1), max_steps=2, elastic=True)
+    trainer(made, tmp_path, 3).fit()
+    (checkpoint,) = list_checkpoints(tmp_path / "checkpoints")
+    edited(checkpoint, "rank-1.pt", worker=None)
+    with pytest.raises(CheckpointError, match=r"rank-1\.pt lacks 'worker'"):
+        trainer(made, tmp_path / "again", 2, checkpoint)

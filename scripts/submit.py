@@ -41,6 +41,7 @@ from scripts.submission.standing import FINISHED, GOOD, Standing, standing
 from scripts.submission.submissions import Entry, Submission, find_submission, near, new_submission
 from scripts.submission.table import print_table
 from spardl.basics.errors import ConfigError
+from spardl.basics.files import read_text
 from spardl.training.runs import finished_run
 
 PLACES: dict[str, Callable[[], Place]] = {Here.name: Here, Slurm.name: Slurm}
@@ -138,7 +139,7 @@ def logs(submission: Submission, place: Place, arguments: argparse.Namespace) ->
         path = submission.log(submission.entries[number - 1])
         print(f"==> {number}: {submission.label(submission.entries[number - 1])}: {path and near(path)} <==")
         if path and path.exists():
-            print(path.read_text(errors="replace"), end="")
+            print(read_text(path, errors="replace"), end="")
     return 0
 
 
@@ -177,6 +178,8 @@ def _attend(name: str, words: Sequence[str]) -> int:
     arguments = _later_parser(name).parse_args([word for word in words if word not in settings])
     arguments.settings = settings
     submission = find_submission(arguments.outputs.absolute(), arguments.submission)
+    if submission.place not in PLACES:
+        raise ConfigError(f"submission {submission.name} is in {submission.place!r}, not in {' or '.join(PLACES)}")
     return COMMANDS[name](submission, PLACES[submission.place](), arguments)
 
 

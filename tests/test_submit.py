@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import re
 import subprocess
@@ -326,6 +327,49 @@ def test_submissions_are_found_again_and_never_collide(tmp_path: Path) -> None:
     (made[-1].folder / "submission.json").write_text("{")
     with pytest.raises(ConfigError, match="cannot be read"):
         submissions.find_submission(tmp_path, None)
+
+
+BROKEN = {
+    "[]": "is not a submission",
+    "{}": "it lacks 'place'",
+    "[" * 100_000: "nested too deeply",
+    '{"place": "here", "outputs": "o", "since": 1, "force": false, "site": {}, "entries": []}': "it has no entries",
+    '{"place": "here", "outputs": "o", "since": 1, "force": false, "site": {}, "entries": [{"words": 5}]}': "is not",
+    '{"place": "here", "outputs": "o", "since": "x", "force": false, "site": {}, "entries": [1]}': "since is 'x'",
+}
+
+
+@pytest.mark.parametrize("text", BROKEN, ids=range(len(BROKEN)))
+def test_a_broken_record_breaks_only_its_submission(text: str, tmp_path: Path) -> None:
+    submissions = room("submissions")
+    entry = submissions.Entry(("seed=1",), "0123456789", 1)
+    made = submissions.new_submission(tmp_path, "here", False, {}, [entry])
+    older, newer = (made.folder.with_name(name) for name in ("20200101-000000", "29990101-000000"))
+    older.mkdir()
+    (older / "submission.json").write_text(text)
+    assert submissions.find_submission(tmp_path, None) == made
+    with pytest.raises(ConfigError, match=f"{older.name}.*{BROKEN[text]}.*; delete its folder, or name another"):
+        submissions.find_submission(tmp_path, older.name)
+    older.rename(newer)
+    with pytest.raises(ConfigError, match=f"{newer.name}.*{BROKEN[text]}"):  # an older one is not what is meant
+        submissions.find_submission(tmp_path, None)
+    assert submissions.find_submission(tmp_path, made.name) == made
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", '{"status": "finished"}', '{"status": []}', '{"status": "finished", "final": 5}']
+)
+def test_a_broken_summary_breaks_no_table(text: str, tmp_path: Path) -> None:
+    submissions = room("submissions")
+    entry = submissions.Entry(("seed=1",), "0123456789", 1, "1", "1.txt")
+    made = submissions.new_submission(tmp_path, "here", False, {}, [entry])
+    run = Run("0123456789", tmp_path / "x-0123456789")
+    run.folder.mkdir()
+    run.summary_file.write_text(text)
+    run.metrics_file.write_text("[]}")
+    found = room("standing").standing(made, entry, {})
+    assert found.state in ("finished", "not begun")
+    assert math.isnan(run.metric())
 
 
 @pytest.mark.parametrize(

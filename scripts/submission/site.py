@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from spardl.basics.errors import ConfigError
+from spardl.basics.files import read_yaml
 
 __all__ = ["DEFAULT", "SITE", "Site", "changed", "read_site"]
 
@@ -98,8 +100,8 @@ def read_site(file: Path, words: Sequence[str]) -> Site:
         ConfigError: if the file cannot be read, or a setting is unknown or wrong.
     """
     try:
-        content = OmegaConf.load(file)
-    except (OSError, UnicodeError, YAMLError) as error:
+        content = OmegaConf.load(StringIO(read_yaml(file)))
+    except (OSError, ValueError, YAMLError) as error:
         raise ConfigError(f"cannot read --site {file}: {error}") from error
     return changed(content, words)
 

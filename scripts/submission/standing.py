@@ -11,12 +11,15 @@ from typing import Any, NamedTuple
 
 from scripts.submission.places import Queued
 from scripts.submission.submissions import Entry, Submission
-from spardl.training.runs import Run, finished_run, runs_of
+from spardl.basics.files import read_tail
+from spardl.training.runs import Run, final_metric, finished_run, runs_of
 
 __all__ = ["GOOD", "Standing", "standing"]
 
 FINISHED, RUNNING, QUEUED = "finished", "running", "queued"
 GOOD = frozenset({FINISHED, RUNNING, QUEUED})
+# Bytes at the end of logs and metrics that are searched.
+_END = 1 << 20
 # What train.py says comes first: Slurm only adds that a task has ended.
 _STOPPED = re.compile(r"^stopped, as asked, (.*)", re.MULTILINE)
 _ERRORS = (re.compile(r"^error: (.*)", re.MULTILINE), re.compile(r"\berror: (.*)"))
@@ -49,18 +52,18 @@ def standing(submission: Submission, entry: Entry, queue: Mapping[str, Queued]) 
     queued = queue.get(entry.job or "")
     run = _run(submission, entry)
     summary = run.read_summary() if run else {}
-    if summary.get("status") == FINISHED and run:
+    status = str(summary.get("status", ""))
+    if status == FINISHED and run:
         return Standing(FINISHED, _result(summary), False, run.folder)
     folder = run.folder if run else None
     if queued is None:
-        state, note = _GONE.get(summary.get("status", ""), _never_began)(run, summary, submission.log(entry))
+        state, note = _GONE.get(status, _never_began)(run, summary, submission.log(entry))
         return Standing(state, note, False, folder)
     if queued is Queued.UNKNOWN:
-        return Standing(str(summary.get("status", "unknown")), "the queue cannot be asked", True, folder)
+        return Standing(status or "unknown", "the queue cannot be asked", True, folder)
     if queued is Queued.WAITING:
         return Standing(QUEUED, str(summary.get("reason") or _progress(run)), True, folder)
-    going = summary.get("status") == RUNNING
-    return Standing(RUNNING, _progress(run) if going else "starting", True, folder)
+    return Standing(RUNNING, _progress(run) if status == RUNNING else "starting", True, folder)
 
 
 def _run(submission: Submission, entry: Entry) -> Run | None:
@@ -79,9 +82,8 @@ def _touched(run: Run) -> float:
 
 
 def _result(summary: Mapping[str, Any]) -> str:
-    name = summary["metric"]
-    value = (summary.get("final") or {}).get(name)
-    return f"{name} {value:.4g}" if isinstance(value, float) else f"{summary.get('steps')} steps"
+    value = final_metric(summary)
+    return f"{summary.get('steps')} steps" if value is None else f"{summary['metric']} {value:.4g}"
 
 
 def _progress(run: Run | None) -> str:
@@ -90,8 +92,8 @@ def _progress(run: Run | None) -> str:
 
 
 def _last_step(run: Run) -> int | None:
-    with suppress(OSError, ValueError, IndexError, KeyError):
-        last = run.metrics_file.read_bytes().rpartition(b"}")[0].splitlines()[-1] + b"}"
+    with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+        last = read_tail(run.metrics_file, _END).rpartition(b"}")[0].splitlines()[-1] + b"}"
         return int(json.loads(last)["step"])
     return None
 
@@ -131,5 +133,6 @@ def _last_error(log: Path | None) -> str | None:
 
 def _read(log: Path | None) -> str:
     with suppress(OSError):
-        return log.read_text(errors="replace") if log else ""
+        lines = read_tail(log, _END).splitlines() if log else []
+        return "\n".join(line.decode(errors="replace") for line in lines)
     return ""

@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from spardl.basics.errors import ConfigError
-from spardl.basics.files import write_atomically
+from spardl.basics.files import read_json, write_atomically
+from spardl.basics.messages import first_line
 
-__all__ = ["ADDED", "Entry", "Submission", "find_submission", "near", "new_submission"]
+__all__ = ["ADDED", "Entry", "Submission", "all_submissions", "find_submission", "near", "new_submission"]
 
 # What every job's words have besides those that were typed. A job is one run, even of a configuration that is a sweep.
 ADDED = ("resume=auto", "hydra.mode=RUN")
 _FOLDER, _RECORD = ".submissions", "submission.json"
+_WAY_OUT = "delete its folder, or name another submission"
+_FIELDS = {"place": str, "outputs": str, "since": (int, float), "force": bool, "site": dict, "entries": list}
 
 
 @dataclass(frozen=True)
@@ -140,24 +143,71 @@ def find_submission(outputs: Path, name: str | None) -> Submission:
         ConfigError: if there is none, or its record is broken.
     """
     root = outputs / _FOLDER
-    names = sorted((path.parent for path in root.glob(f"*/{_RECORD}")), key=lambda folder: folder.stat().st_mtime_ns)
-    if not names:
+    if name and (root / name / _RECORD).exists():
+        return _read(root / name)
+    found, faults = all_submissions(outputs)
+    if not found and not faults:
         raise ConfigError(f"nothing was submitted to {outputs}; name another folder with --outputs")
-    folder = root / name if name else max(names, key=_since)
-    if folder not in names:
-        raise ConfigError(f"there is no submission {name} in {root}; the newest is {max(names, key=_since).name}")
-    content = _read(folder)
-    entries = tuple(Entry(**{**entry, "words": tuple(entry["words"])}) for entry in content.pop("entries"))
+    if name:
+        newest = f"; the newest is {found[-1].name}" if found else ""
+        raise ConfigError(f"there is no submission {name} in {root}{newest}")
+    # A command must not act on an older submission than the one that is meant.
+    for broken, fault in faults.items():
+        if not found or _order(broken) > _order(found[-1].name):
+            raise fault
+    return found[-1]
+
+
+def all_submissions(outputs: Path) -> tuple[list[Submission], dict[str, ConfigError]]:
+    """The submissions whose records can be read, oldest first, and what is wrong with the others, by name.
+
+    Args:
+        outputs: where the runs are.
+    """
+    found, faults = list[Submission](), dict[str, ConfigError]()
+    for record in sorted((outputs / _FOLDER).glob(f"*/{_RECORD}")):
+        try:
+            found.append(_read(record.parent))
+        except ConfigError as fault:
+            faults[record.parent.name] = fault
+    return sorted(found, key=lambda one: (one.since, _order(one.name))), faults
+
+
+def _order(name: str) -> tuple[str, int]:
+    """Sorts names as :func:`new_submission` gives them by time."""
+    stamp, _, number = name.partition("-")[2].partition("-")
+    return f"{name.partition('-')[0]}-{stamp}", int(number) if number.isdecimal() else 1
+
+
+def _read(folder: Path) -> Submission:
+    """Reads one record.
+
+    Raises:
+        ConfigError: if it cannot be read, or a field is missing or of another type.
+    """
+    path = folder / _RECORD
+    try:
+        return _parsed(read_json(path), folder)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the record {path} cannot be read: {error}; {_WAY_OUT}") from error
+    except (LookupError, TypeError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else first_line(error)
+        raise ConfigError(f"the record {path} is not a submission ({reason}); {_WAY_OUT}") from error
+
+
+def _parsed(content: Any, folder: Path) -> Submission:
+    for name, kind in _FIELDS.items():
+        if not isinstance(content[name], kind):
+            raise TypeError(f"{name} is {content[name]!r}")
+    entries = tuple(_entry(entry) for entry in content["entries"])
+    if not entries:
+        raise TypeError("it has no entries")
     return Submission(**{**content, "folder": folder, "outputs": Path(content["outputs"]), "entries": entries})
 
 
-def _since(folder: Path) -> float:
-    return float(_read(folder)["since"])
-
-
-def _read(folder: Path) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads((folder / _RECORD).read_bytes())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the record {folder / _RECORD} cannot be read: {error}") from error
-    return content
+def _entry(content: Any) -> Entry:
+    words, identity, job, log = content["words"], content["id"], content.get("job"), content.get("log")
+    texts = (*words, identity, *(each for each in (job, log) if each is not None))
+    if not all(isinstance(text, str) for text in texts) or not isinstance(content["tasks"], int):
+        raise TypeError(f"the entry {content!r}")
+    return Entry(**{**content, "words": tuple(words)})

@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 import train
 from scripts.submission.submissions import ADDED
 from spardl.basics.errors import ConfigError
+from spardl.basics.files import RECORD_BYTES, read_text
 from spardl.training.experiment import experiment_id
 from spardl.training.launcher import Launcher
 from spardl.training.simulate import Simulated
@@ -129,7 +130,7 @@ def read_commands(file: Path) -> list[tuple[str, ...]]:
         ConfigError: if it cannot be read, or a line is something else.
     """
     try:
-        lines = file.read_text().splitlines()
+        lines = read_text(file, RECORD_BYTES).splitlines()
     except OSError as error:
         raise ConfigError(f"cannot read --file {file}: {error.strerror}") from error
     except UnicodeError as error:

@@ -18,7 +18,18 @@ from spardl.basics.files import naming, read_json, write_atomically
 from spardl.training.checkpoint import find_checkpoint
 from spardl.training.strict import to_json
 
-__all__ = ["Claimed", "Run", "UnfinishedError", "continue_from", "finished_run", "flat", "new_run", "run_id", "runs_of"]
+__all__ = [
+    "Claimed",
+    "Run",
+    "UnfinishedError",
+    "continue_from",
+    "final_metric",
+    "finished_run",
+    "flat",
+    "new_run",
+    "run_id",
+    "runs_of",
+]
 
 
 # Bytes; a summary has some thousand, and disks have blocks.
@@ -38,6 +49,13 @@ class UnfinishedError(Exception):
 
     def __str__(self) -> str:
         return f"it ended with exit code {self.code}"
+
+
+def final_metric(summary: Mapping[str, Any]) -> float | None:
+    """The value in a summary that a finished run is judged by, or ``None`` if there is no such number."""
+    name, final = summary.get("metric"), summary.get("final")
+    value = final.get(name) if isinstance(final, dict) and isinstance(name, str) else None
+    return float(value) if isinstance(value, (int, float)) else None
 
 
 def run_id(config: Mapping[str, Any]) -> str:
@@ -116,9 +134,8 @@ class Run:
 
     def metric(self) -> float:
         """What a finished run is judged by; NaN if it was not finite."""
-        summary = self.read_summary()
-        value = summary.get("final", {}).get(summary.get("metric"))
-        return math.nan if value is None else float(value)
+        value = final_metric(self.read_summary())
+        return math.nan if value is None else value
 
     def claim(self) -> int | None:
         """Marks the folder as in use.

@@ -28,7 +28,7 @@ from scripts import bench_schedules
 from scripts.docs.marked import replace
 from scripts.exhibits.kinds.gpu import COMPRESSING, MODELS, seconds_to_compress
 from spardl.basics.errors import ConfigError
-from spardl.basics.files import write_atomically
+from spardl.basics.files import read_json, write_atomically
 from spardl.clusters.network import PRESETS, Network
 from spardl.clusters.profile import Profile
 from spardl.diagnostics.commands.timeline import markdown
@@ -108,7 +108,7 @@ def measured(path: Path) -> Callable[[int], Compressing]:
         ConfigError: if it cannot be read; later, if it lacks a number of workers or a method.
     """
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))["workers"]
+        plain = read_json(path)["workers"]
         lines = {
             (int(workers), name): Linear(line["fixed"], line["per_entry"])
             for workers, methods in plain.items()

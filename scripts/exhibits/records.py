@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from scripts.exhibits.jobs import Job, Outcome
 from spardl.basics.errors import ConfigError, DataError
-from spardl.basics.files import write_atomically
+from spardl.basics.files import read_text, write_atomically
 
 __all__ = [
     "SHIPPED",
@@ -150,10 +150,12 @@ def read_records(path: Path) -> dict[str, dict[str, Any]]:
     Raises:
         DataError: if a line is not a valid record, or an id occurs twice; the message names file and line.
     """
-    if path.is_dir():
-        raise DataError(f"{path} is a folder; name a file of records in it, for example {path / 'evening.jsonl'}")
+    try:
+        lines = read_text(path).splitlines()
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as records ({error}); name a .jsonl file of records") from error
     found: dict[str, dict[str, Any]] = {}
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         try:
             content: dict[str, Any] = json.loads(line)
             _validate(content, found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
 import stat
@@ -15,6 +16,7 @@ from typing import Any, BinaryIO
 __all__ = [
     "RECORD_BYTES",
     "TEXT_BYTES",
+    "bounded_yaml",
     "checksum",
     "naming",
     "no_room",
@@ -22,6 +24,7 @@ __all__ = [
     "read_json",
     "read_regular",
     "read_tail",
+    "read_text",
     "read_yaml",
     "write_atomically",
 ]
@@ -76,35 +79,53 @@ def checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path, limit: int | None = None) -> BinaryIO:
     """Opens a regular file for reading. It never waits, even if the path is a FIFO without a writer.
-
-    Raises:
-        OSError: if the file cannot be opened, or is a device, FIFO, socket or folder; it names the file.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return os.fdopen(descriptor, "rb")
-
-
-def read_regular(path: Path, limit: int = RECORD_BYTES) -> bytes:
-    """Reads a whole regular file of limited size.
 
     Args:
         path: of the file.
         limit: largest accepted size, in bytes.
 
     Raises:
+        OSError: if the file cannot be opened, exceeds the limit, or is a device, FIFO, socket or folder; it names the
+            file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and (limit is None or status.st_size <= limit):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISREG(status.st_mode):
+        raise _too_large(path, limit)
+    raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+
+
+def _too_large(path: Path, limit: int | None) -> OSError:
+    return OSError(errno.EFBIG, f"it is larger than {limit:,} bytes", str(path))
+
+
+def read_regular(path: Path, limit: int = RECORD_BYTES) -> bytes:
+    """Reads a whole regular file of limited size; see :func:`open_regular`.
+
+    Raises:
         OSError: if the file cannot be read, is not a regular file, or exceeds the limit; it names the file.
     """
-    with open_regular(path) as file, naming(path):
-        if os.fstat(file.fileno()).st_size <= limit:
-            content = file.read(limit + 1)  # it may grow, and files in /proc report a size of 0
-            if len(content) <= limit:
-                return content
-    raise OSError(errno.EFBIG, f"it is larger than {limit:,} bytes", str(path))
+    with open_regular(path, limit) as file, naming(path):
+        content = file.read(limit + 1)  # the file may grow, and files in /proc report a size of 0
+    if len(content) > limit:
+        raise _too_large(path, limit)
+    return content
+
+
+def read_text(path: Path, limit: int = TEXT_BYTES, errors: str = "strict") -> str:
+    """Reads a regular file of limited size as UTF-8, with line ends as ``Path.read_text`` translates them.
+
+    Raises:
+        OSError: see :func:`read_regular`.
+        UnicodeDecodeError: if the content is not UTF-8 and ``errors`` is ``strict``.
+    """
+    with naming(path), io.TextIOWrapper(open_regular(path, limit), encoding="utf-8", errors=errors) as file:
+        return file.read()
 
 
 def read_tail(path: Path, limit: int = RECORD_BYTES) -> bytes:
@@ -132,19 +153,27 @@ def read_json(path: Path, limit: int = RECORD_BYTES) -> Any:
 
 
 def read_yaml(path: Path) -> str:
-    """Reads a regular YAML file whose size stays limited when its aliases are expanded.
-
-    Returns:
-        The text, which the caller parses.
+    """The text of a regular YAML file of limited size; see :func:`bounded_yaml`.
 
     Raises:
         OSError: see :func:`read_regular`.
-        ValueError: if the content is not UTF-8, nested too deeply, or has too many nodes.
+        ValueError: if the content is not UTF-8, or see :func:`bounded_yaml`.
         yaml.YAMLError: if the content is not YAML.
+    """
+    return bounded_yaml(read_text(path, _YAML_BYTES))
+
+
+def bounded_yaml(text: str) -> str:
+    """The text itself, if it is YAML whose size stays limited when its aliases are expanded.
+
+    Raises:
+        ValueError: if the text is too long or nested too deeply, or has too many nodes.
+        yaml.YAMLError: if it is not YAML.
     """
     import yaml  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415 - an optional dependency
 
-    text = read_regular(path, _YAML_BYTES).decode()
+    if len(text) > _YAML_BYTES:
+        raise ValueError(f"it is longer than {_YAML_BYTES:,} characters")
     try:
         root = yaml.compose(text, yaml.SafeLoader)
         nodes = _expanded(root, {}) if root else 0

@@ -13,6 +13,7 @@ from typing import Any
 
 from spardl.basics.checks import is_a
 from spardl.basics.errors import ConfigError
+from spardl.basics.files import RECORD_BYTES, bounded_yaml, read_text
 
 __all__ = ["PRESETS", "Network", "network_text", "parse_network"]
 
@@ -117,7 +118,7 @@ def _make(content: Mapping[str, Any], where: str) -> Network:
 def _read(path: Path, key: str) -> Network:
     where = f"{key}={path}"
     try:
-        text = path.read_text() if path.is_file() else None
+        text = read_text(path, RECORD_BYTES) if path.is_file() else None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{where} cannot be read ({error}); spardl doctor --out writes such a file") from error
     if text is None:
@@ -133,7 +134,7 @@ def _read(path: Path, key: str) -> Network:
 
 
 def _load(text: str, where: str) -> Any:
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         return json.loads(text)
     try:
         # Not needed by those who only train in their own loop; the extra "train" brings it along.
@@ -141,8 +142,8 @@ def _load(text: str, where: str) -> Any:
     except ImportError as error:
         raise ConfigError(f"{where} is no JSON; YAML is read by PyYAML: pip install 'spardl[train]'") from error
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        return yaml.safe_load(bounded_yaml(text))
+    except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{where} is not YAML: {' '.join(str(error).split())}") from error
 
 

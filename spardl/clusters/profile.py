@@ -16,7 +16,7 @@ from typing import Any
 
 from spardl.basics.checks import is_a
 from spardl.basics.errors import ConfigError
-from spardl.basics.files import write_atomically
+from spardl.basics.files import read_json, write_atomically
 from spardl.vector.layout import Layout
 
 __all__ = ["LayerTimes", "Profile"]
@@ -154,7 +154,7 @@ class Profile:
             ConfigError: if the file is not there or not a profile; the message names the field.
         """
         try:
-            plain = json.loads(path.read_text(encoding="utf-8"))
+            plain = read_json(path)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} cannot be read as a profile ({error}); spardl profile makes one") from error
         try:

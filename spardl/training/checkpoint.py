@@ -227,8 +227,7 @@ def _check_owner(checkpoint: Path, workers: int | None, run: str | None) -> None
     identity = _identity(checkpoint, sums, _MANIFEST)
     owner, saved = identity["run"] if identity else None, _count_workers(sums)
     if None not in (run, owner) and owner != run:
-        way_out = f"move it back, or begin a new run with start_from={checkpoint}"
-        raise _corrupt(checkpoint, f"run {owner} saved it, and this is run {run}; {way_out}")
+        raise _corrupt(checkpoint, f"run {owner} saved it, and this is run {run}; move it back to its own folder")
     if workers is not None and (saved > workers or (identity and saved != workers)):
         raise _corrupt(checkpoint, f"it was saved by {saved} workers, and this run has {workers}; move it away")
 

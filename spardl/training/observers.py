@@ -11,7 +11,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from spardl.basics.files import naming, write_atomically
+from spardl.basics.files import TEXT_BYTES, naming, read_regular, write_atomically
 from spardl.basics.messages import first_line, warn
 from spardl.training.strict import to_json
 
@@ -53,7 +53,7 @@ class MetricsFile(Observer):
     def begin(self, step: int, total: int) -> None:
         """Forgets what an interrupted run did after the checkpoint that is continued from."""
         if self._path.exists():
-            kept = [line for line in self._path.read_bytes().splitlines() if _step_of(line) <= step]
+            kept = [line for line in read_regular(self._path, TEXT_BYTES).splitlines() if _step_of(line) <= step]
             write_atomically(self._path, b"".join(line + b"\n" for line in kept))
 
     def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:

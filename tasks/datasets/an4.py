@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from spardl.basics.errors import DataError
+from spardl.basics.files import read_text
 from tasks.datasets.cache import cached, fingerprint
 from tasks.datasets.speech import ALPHABET, SAMPLE_RATE, SHORTEST, SpeechDataset, SpeechSplit, encode, spectrogram
 from tasks.datasets.synthetic_speech import tone_speech
@@ -129,7 +130,7 @@ def _transcripts(path: Path) -> dict[str, str]:
 def _lines(path: Path) -> list[str]:
     """The lines that are not empty."""
     try:
-        return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [line for line in read_text(path).splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as fault:
         reason = fault.strerror if isinstance(fault, OSError) else "it is no text"
         raise DataError(f"an4: {path} cannot be read: {reason}; unpack the archive again") from fault

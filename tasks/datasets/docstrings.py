@@ -13,6 +13,7 @@ from typing import Final
 from torch import Tensor
 
 from spardl.basics.errors import ConfigError, DataError
+from spardl.basics.files import read_text
 from tasks.datasets.cache import cached, fingerprint
 from tasks.datasets.labelled_text import LabelledTextDataset, number_texts, texts_from
 from tasks.datasets.words import words_of
@@ -89,7 +90,7 @@ def _tokenize(files: list[list[Path]], vocab_size: int) -> dict[str, Tensor]:
     parts: dict[str, list[tuple[list[str], int]]] = {"train": [], "test": []}
     seen: set[str] = set()
     for label, paths in enumerate(files):
-        for words in (words_of(text) for path in paths for text in docstrings_of(path.read_text("utf-8", "replace"))):
+        for words in (words_of(text) for path in paths for text in docstrings_of(read_text(path, errors="replace"))):
             text = " ".join(words)
             if len(words) >= FEWEST_WORDS and text not in seen:
                 seen.add(text)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from spardl.basics.errors import ConfigError, DataError
+from spardl.basics.files import TEXT_BYTES, read_regular
 from tasks.datasets.cache import cached, fingerprint
 from tasks.datasets.images import ImageSplit
 from tasks.datasets.measured_images import MeasuredImageDataset
@@ -125,7 +126,7 @@ def _montages(folder: Path, cache: str, size: int) -> tuple[Tensor, Tensor]:
 
 def _read_prices(table: Path) -> list[float]:
     try:
-        rows = [line.split() for line in table.read_text(encoding="ascii").splitlines()]
+        rows = [line.split() for line in read_regular(table, TEXT_BYTES).decode("ascii").splitlines()]
     except (OSError, ValueError) as fault:
         raise DataError(f"{NAME} is damaged: {table} cannot be read ({fault}); get it again from {ORIGIN}") from fault
     if not rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from spardl.basics import files
 from spardl.basics.errors import DataError
 
 __all__ = ["fetch_hint", "put_hint", "read_text", "require_paths"]
@@ -65,7 +66,7 @@ def read_text(name: str, path: Path, hint: str) -> str:
     """
     require_paths(name, [path], hint)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = files.read_text(path)
     except UnicodeDecodeError as fault:
         raise DataError(_damage(name, path, f"byte {fault.start} is no UTF-8", hint)) from fault
     except OSError as fault:

@@ -312,7 +312,7 @@ def test_every_file_stores_its_identity(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("run", "step", "workers", "reason"),
     [
-        ("b", 9, 2, r"run b saved it, and this is run a; move it back, or begin a new run with start_from=\S+"),
+        ("b", 9, 2, r"run b saved it, and this is run a; move it back to its own folder"),
         ("a", 8, 2, r"it was saved at step 8; rename it back"),
         ("a", 9, 3, r"it was saved by 3 workers, and this run has 2; move it away"),
         ("a", 9, 1, r"it was saved by 1 workers, and this run has 2; move it away"),

@@ -18,6 +18,7 @@ from scripts.exhibits.kept import events_in
 from scripts.exhibits.measures import Curve, final_metric, last_epoch_loss, metric_curve, share_of_bytes
 from scripts.exhibits.records import is_training, read_records
 from spardl.basics.errors import DataError
+from spardl.basics.files import RECORD_BYTES, read_json, read_tail, read_text, read_yaml
 from spardl.training.editions import editions
 from spardl.training.experiment import decisive, experiment_id
 from spardl.training.runs import flat
@@ -146,7 +147,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _is_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("summary.json", "config.yaml"))
+    return any((folder / name).exists() for name in ("summary.json", "config.yaml"))
 
 
 def read(folder: Path) -> Finished | Unfinished:
@@ -154,19 +155,19 @@ def read(folder: Path) -> Finished | Unfinished:
     if not _is_run(folder):
         return Unfinished(folder, "no run" if folder.exists() else "not there")
     try:
-        summary = json.loads((folder / "summary.json").read_text())
+        summary = read_json(folder / "summary.json")
         if summary["status"] != "finished":
             return Unfinished(folder, _state(folder, summary))
-        config = yaml.safe_load((folder / "config.yaml").read_text())
-        events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        config = yaml.safe_load(read_yaml(folder / "config.yaml"))
+        events = [json.loads(line) for line in read_text(folder / "metrics.jsonl").splitlines()]
         command = folder / "command.txt"
-        typed = command.read_text().strip() if command.is_file() else None
+        typed = read_text(command, RECORD_BYTES).strip() if command.is_file() else None
         return _checked(Finished(folder, config, summary, events, typed))
     except FileNotFoundError as error:
         return Unfinished(folder, f"has no {Path(str(error.filename)).name}")
     except KeyError as error:
         return Unfinished(folder, f"lacks {error}; another version may have written it")
-    except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
         return Unfinished(folder, f"cannot be read: {' '.join(str(error).split())}")
 
 
@@ -209,7 +210,7 @@ def _state(folder: Path, summary: Mapping[str, Any]) -> str:
     reason = f": {summary['reason']}" if "reason" in summary else ""
     status = "still running, or killed" if summary["status"] == "running" else f"{summary['status']}{reason}"
     try:
-        last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+        last = json.loads(read_tail(folder / "metrics.jsonl").splitlines()[-1])["step"]
     except (OSError, ValueError, LookupError):
         return f"{status}; nothing was logged"
     return f"{status}; step {last} was logged last"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from statistics import median
 import torch
 
 from spardl.basics.errors import ConfigError
+from spardl.basics.files import read_json
 from spardl.clusters import Ledger, Network, SimulatedCluster
 from spardl.method.method import Method
 from spardl.protocol.programs import Phase
@@ -66,7 +66,7 @@ def read_compression(path: Path, workers: int) -> Mapping[str, Linear]:
         ConfigError: if the file cannot be read, or holds for another number of workers.
     """
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
+        plain = read_json(path)
         found = {name: Linear(line["fixed"], line["per_entry"]) for name, line in plain["methods"].items()}
         measured = plain["workers"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from spardl.basics.errors import CheckpointError
-from spardl.basics.files import write_atomically
+from spardl.basics.files import open_regular, write_atomically
 from spardl.hooks.hook import Hook
 
 __all__ = ["load_state", "save_state", "state_file"]
@@ -84,7 +84,8 @@ def _read(path: Path, folder: Path, prefix: str, fresh: bool) -> tuple[dict[str,
         )
         return None, _Read(None, None if fresh else f"{missing} let residuals begin at zero by fresh=True")
     try:
-        values = torch.load(path, map_location="cpu", weights_only=True)
+        with open_regular(path) as file:
+            values = torch.load(file, map_location="cpu", weights_only=True)
         return values, _Read(values["step"], None)
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]

@@ -28,17 +28,26 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
 from scripts.complaints import REFUSALS, complain
 from scripts.submission.cluster import Slurm
 from scripts.submission.here import Here
-from scripts.submission.places import Place
+from scripts.submission.places import Place, Queued
 from scripts.submission.site import DEFAULT, SITE, Site, changed, read_site
 from scripts.submission.standing import FINISHED, GOOD, Standing, standing
-from scripts.submission.submissions import Entry, Submission, find_submission, near, new_submission
+from scripts.submission.submissions import (
+    Entry,
+    Submission,
+    all_submissions,
+    find_submission,
+    near,
+    new_submission,
+    submitting,
+)
 from scripts.submission.table import print_table
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import read_text
@@ -101,16 +110,42 @@ def _is_done(outputs: Path, identity: str, force: bool) -> bool:
 
 
 def _hand_over(place: Place, outputs: Path, force: bool, site: Site, entries: Sequence[Entry]) -> int:
-    submission = new_submission(outputs, place.name, force, asdict(site), entries)
-    try:
-        code = place.submit(submission)
-    except ConfigError:
-        if not any(entry.job for entry in find_submission(outputs, submission.name).entries):
-            submission.discard()
-        raise
+    with ExitStack() as stack:
+        stack.enter_context(submitting(outputs))
+        live = _live(outputs, {entry.id for entry in entries})
+        entries = [entry for entry in entries if not _is_live(entry, live)]
+        if not entries:
+            print("nothing to submit")
+            return 0
+        submission = new_submission(outputs, place.name, force, asdict(site), entries)
+        if place.attached:
+            stack.close()  # each run has a lock of its own, and this may take days
+        try:
+            code = place.submit(submission)
+        except ConfigError:
+            if not any(entry.job for entry in find_submission(outputs, submission.name).entries):
+                submission.discard()
+            raise
     elsewhere = f" --outputs {near(outputs)}" if near(outputs) != OUTPUTS else ""
     print(f"how they stand: python scripts/submit.py status{elsewhere}", flush=True)
     return code
+
+
+def _live(outputs: Path, wanted: Collection[str]) -> dict[str, Submission]:
+    """Those of the wanted runs that wait or run already, by id, with their submissions."""
+    found = dict[str, Submission]()
+    for submission in all_submissions(outputs)[0]:
+        if submission.place in PLACES and any(entry.job and entry.id in wanted for entry in submission.entries):
+            queue = PLACES[submission.place]().queue(submission)
+            known = {job for job, state in queue.items() if state is not Queued.UNKNOWN}
+            found |= {entry.id: submission for entry in submission.entries if entry.job in known}
+    return found
+
+
+def _is_live(entry: Entry, live: Mapping[str, Submission]) -> bool:
+    if entry.id in live:
+        print(f"skipped: {entry.id} waits or runs in submission {live[entry.id].name}", flush=True)
+    return entry.id in live
 
 
 def _stand(submission: Submission, place: Place) -> list[Standing]:

@@ -207,6 +207,22 @@ def test_what_is_submitted(
     assert (queued / "scancel.txt").read_text() == "7_0 7_1\n"
 
 
+def test_what_waits_or_runs_is_not_submitted_again(
+    queued: Path, submit: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("-m", "seed=1,2,3", f"output_dir={tmp_path / 'out'}")
+    assert submit(*words[:1], "seed=1,2", "cluster=slurm", words[2]) == 0
+    first = re.findall(r"^submission (\S+):", capsys.readouterr().out, re.MULTILINE)[0]
+    (queued / "batch.sh").unlink()
+    assert submit(*words[:1], "seed=1,2", "cluster=slurm", words[2], "force=true") == 0
+    out = capsys.readouterr().out
+    assert len(re.findall(rf"^skipped: \w{{10}} waits or runs in submission {first}$", out, re.MULTILINE)) == 2
+    assert out.endswith("nothing to submit\n")
+    assert not (queued / "batch.sh").exists()
+    assert submit(*words, "cluster=slurm") == 0
+    assert "submitted job 7: one run" in capsys.readouterr().out
+
+
 def _identity(*words: str) -> str:
     with choices.composing():
         identity: str = room("sweeps").plan(words).id

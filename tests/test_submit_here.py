@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -12,10 +13,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from scripts.submission import here as places
+from scripts.submission.places import Queued
+from scripts.submission.submissions import Entry, Submission, find_submission, new_submission, submitting
+from spardl.basics.errors import ConfigError
+from spardl.training.runs import new_run
 from tests.labs import processes_with
 from tests.slurms import ROOT, SMALL, table
 
@@ -89,6 +96,87 @@ def test_a_run_outlives_a_killed_foreground_and_can_be_cancelled(tmp_path: Path)
         assert [row[0] for row in table(later("status", outputs=tmp_path)).values()] == ["running"]
         assert later("cancel", outputs=tmp_path) == "cancelled: 1 of 1 runs\n"
         _until(lambda: [row[0] for row in table(later("status", outputs=tmp_path)).values()] == ["stopped"])
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A train.py that starts a child and sleeps; what is left of it is killed in the end."""
+    path = tmp_path / "sleeper.py"
+    path.write_text("import os, time\nos.fork()\ntime.sleep(60)\n")
+    monkeypatch.setattr(places, "TRAIN", path)
+    yield path
+    for pid in processes_with(str(path)):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _submission(outputs: Path, *ids: str, force: bool = False) -> Submission:
+    entries = [Entry((f"seed={identity}",), identity, 1) for identity in ids]
+    return new_submission(outputs, "here", force, {"at_once": 1}, entries)
+
+
+def _killed_after_the_start(made: Submission, monkeypatch: pytest.MonkeyPatch) -> subprocess.Popen[bytes]:
+    """Submits, and stops where a kill -9 is worst: the run exists, and nobody has noted its process id."""
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments: Any, **options: Any) -> None:
+        begun.append(subprocess.Popen(*arguments, **options))
+        raise MemoryError
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(places, "subprocess", SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL))
+        places.Here().submit(made)
+    return begun[0]
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("leader", ["alive", "killed"])
+def test_cancel_finds_the_run_of_a_killed_submit(
+    leader: str, sleeper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = _killed_after_the_start(_submission(tmp_path, "0123456789"), monkeypatch)
+    here, made = places.Here(), find_submission(tmp_path, None)
+    _until(lambda: len(processes_with(str(sleeper))) == 2)
+    assert here.queue(made) == {"1": Queued.RUNNING}
+    if leader == "killed":
+        process.kill()
+        process.wait(10)
+        assert here.queue(made) == {"1": Queued.RUNNING}
+    here.cancel(made, ["1"])
+    if leader == "killed":
+        _until(lambda: here.queue(made) == {})
+    else:
+        assert process.wait(10) == -signal.SIGTERM  # train.py itself ends its workers
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("force", [False, True])
+def test_two_submissions_train_a_run_once(
+    force: bool, sleeper: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sleeper.write_text(f"import sys\nopen({str(tmp_path / 'trained')!r}, 'a').write(sys.argv[1] + ' ')\n")
+    made = _submission(tmp_path, "a1", "b2", force=force)
+    lock = os.open(made.run_lock(made.entries[0]), os.O_CREAT | os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    run, claim = new_run(tmp_path, "x", "b2")
+    os.close(claim)
+    run.write_summary({"status": "finished", "metric": "loss", "final": {"loss": 0.5}})
+    assert places.Here().submit(made) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^\[1/2\] a1  seed=a1: skipped: another submission runs it at the moment$", out, re.MULTILINE)
+    assert re.search(r"^\[2/2\] b2  seed=b2: skipped: another submission has finished it$", out, re.MULTILINE)
+    assert not (tmp_path / "trained").exists()
+    assert places.Here().queue(find_submission(tmp_path, None)) == {"1": Queued.RUNNING}
+    os.close(lock)
+    places.Here().submit(made)
+    assert (tmp_path / "trained").read_text() == "seed=a1 "
+
+
+def test_one_process_submits_at_a_time(tmp_path: Path) -> None:
+    with submitting(tmp_path), pytest.raises(ConfigError, match="has been submitting runs"), submitting(tmp_path, 0.2):
+        pass
+    with submitting(tmp_path):
+        pass
 
 
 def _until(holds: Callable[[], Any], seconds: float = 60) -> None:

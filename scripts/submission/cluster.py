@@ -34,6 +34,7 @@ class Slurm(Place):
     """A cluster that sbatch reaches from here."""
 
     name: ClassVar[str] = "slurm"
+    attached: ClassVar[bool] = False
 
     def check(self) -> None:
         """See :meth:`Place.check`."""

@@ -11,13 +11,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, NamedTuple, TextIO
 
 from scripts.submission.places import Place, Queued
 from scripts.submission.site import Site
-from scripts.submission.standing import GOOD, standing
-from scripts.submission.submissions import Submission
+from scripts.submission.standing import FINISHED, GOOD, standing
+from scripts.submission.submissions import Submission, lock_free
 from spardl.basics.errors import ConfigError
 
 __all__ = ["Here"]
@@ -26,6 +27,8 @@ TRAIN = Path(__file__).resolve().parents[2] / "train.py"
 FAILED, INTERRUPTED = 1, 130
 # Seconds between two looks, for a run to save a checkpoint and leave, and for one that is told to end at once.
 _EVERY, _LEAVE, _END = 0.1, 120.0, 10.0
+# Seconds for a run that was just started to write its process id.
+_WRITTEN = 10.0
 
 
 class _Going(NamedTuple):
@@ -34,9 +37,14 @@ class _Going(NamedTuple):
 
 
 class Here(Place):
-    """Child processes of this one, each with its log. Each locks a file for as long as any process of it lives."""
+    """Child processes of this one, each with its log.
+
+    A run locks the file of its id for as long as any process of it lives, so no other submission to the same folder
+    starts it meanwhile, and ``cancel`` finds it even if the process that started it was killed.
+    """
 
     name: ClassVar[str] = "here"
+    attached: ClassVar[bool] = True
 
     def check(self) -> None:
         """There is nothing that could be missing."""
@@ -47,6 +55,7 @@ class Here(Place):
         submission = submission.with_entries(entries)
         with ExitStack() as stack:
             lock = _hold(_lock_file(submission))
+            assert lock is not None, "nobody else knows this submission yet"
             stack.callback(os.close, lock)
             os.pwrite(lock, str(os.getpid()).encode(), 0)
             stack.enter_context(_terminable())
@@ -55,44 +64,74 @@ class Here(Place):
 
     def queue(self, submission: Submission) -> Mapping[str, Queued]:
         """See :meth:`Place.queue`."""
-        begun = [job for job in _jobs(submission) if (submission.folder / f"{job}.txt").exists()]
-        found = {job: Queued.RUNNING for job in begun if _holder(_lock_file(submission, job))}
-        if _holder(_lock_file(submission)):
-            found |= {job: Queued.WAITING for job in _jobs(submission) if job not in begun}
+        entries = {entry.job: entry for entry in submission.entries if entry.job}
+        found = {job: Queued.RUNNING for job, entry in entries.items() if _is_held(submission.run_lock(entry))}
+        if _is_held(_lock_file(submission)):
+            begun = {job for job in entries if (submission.folder / f"{job}.txt").exists()} | set(found)
+            found |= {job: Queued.WAITING for job in entries if job not in begun}
         return found
 
     def cancel(self, submission: Submission, jobs: Sequence[str]) -> None:
         """Asks the process in the foreground to end, or if that is gone, its children; see :meth:`Place.cancel`."""
         first = _holder(_lock_file(submission))
-        holders = [first] if first else [_holder(_lock_file(submission, job)) for job in jobs]
-        for pid in filter(None, holders):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
+        wanted = [submission.run_lock(entry) for entry in submission.entries if entry.job in jobs]
+        for pid in filter(None, [first] if first else map(_holder, wanted)):
+            _terminate(pid)
 
 
-def _jobs(submission: Submission) -> list[str]:
-    return [entry.job for entry in submission.entries if entry.job]
+def _lock_file(submission: Submission) -> Path:
+    return submission.folder / ".lock"
 
 
-def _lock_file(submission: Submission, job: str | None = None) -> Path:
-    return submission.folder / f".lock{'' if job is None else f'-{job}'}"
-
-
-def _hold(path: Path) -> int:
-    """Locks a file until the descriptor that is returned is closed by all who have it."""
+def _hold(path: Path) -> int | None:
+    """Locks a file until every process that has the returned descriptor closes it; ``None`` if another one holds it."""
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    if not lock_free(descriptor):
+        os.close(descriptor)
+        return None
+    os.ftruncate(descriptor, 0)  # the process id of an earlier holder
     return descriptor
 
 
-def _holder(path: Path) -> int | None:
-    """Who wrote his number into a file that is locked."""
-    with suppress(OSError, ValueError), path.open() as file:
+def _is_held(path: Path) -> bool:
+    with suppress(FileNotFoundError), path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return int(file.read())
+            return True
+    return False
+
+
+def _holder(path: Path) -> int | None:
+    """The process id in a file, if it is locked.
+
+    Raises:
+        ConfigError: if it is locked, and its holder does not write the process id in time.
+    """
+    until = time.monotonic() + _WRITTEN
+    while _is_held(path):
+        if text := path.read_text():
+            return int(text)
+        if time.monotonic() > until:
+            raise ConfigError(f"{path} is locked, but names no process; find it with: fuser {path}")
+        time.sleep(_EVERY)
     return None
+
+
+def _terminate(pid: int) -> None:
+    """Sends SIGTERM to a run or to the foreground, or if that process has died, to what is left of its group."""
+    with suppress(ProcessLookupError):
+        if _has_died(pid):
+            os.killpg(pid, signal.SIGTERM)
+        else:
+            os.kill(pid, signal.SIGTERM)
+
+
+def _has_died(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"  # nobody collects it
+    except FileNotFoundError:
+        return True
 
 
 @contextmanager
@@ -125,9 +164,14 @@ def _run_all(submission: Submission, at_once: int) -> int:
 
 def _start(submission: Submission, number: int, going: list[_Going]) -> None:
     entry = submission.entries[number]
-    path = _lock_file(submission, entry.job)
-    lock = _hold(path)
+    lock = _hold(submission.run_lock(entry))
+    if lock is None:
+        _skip(submission, number, "another submission runs it at the moment")
+        return
     try:
+        if standing(submission, entry, {}).state == FINISHED:  # by another submission, while this one waited
+            _skip(submission, number, "another submission has finished it")
+            return
         with (submission.folder / str(entry.log)).open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-u", str(TRAIN), *entry.words],
@@ -135,15 +179,26 @@ def _start(submission: Submission, number: int, going: list[_Going]) -> None:
                 stdout=log,
                 stderr=log,
                 pass_fds=[lock],
+                # This process may be killed at any moment, and cancel needs the number: the run writes it itself.
+                preexec_fn=partial(_write_own_id, lock),  # noqa: PLW1509 - one system call, in a process without threads
                 start_new_session=True,  # Ctrl-C comes here first, and is passed on in order
             )
         going.append(_Going(number, process))
-        os.pwrite(lock, str(process.pid).encode(), 0)
     except OSError as error:
         raise ConfigError(f"cannot start a run: {error}") from error
     finally:
         os.close(lock)
     _say(submission, number, "started")
+
+
+def _write_own_id(lock: int) -> None:
+    os.pwrite(lock, str(os.getpid()).encode(), 0)
+
+
+def _skip(submission: Submission, number: int, why: str) -> None:
+    with (submission.folder / str(submission.entries[number].log)).open("ab") as log:
+        log.write(f"skipped: {why}\n".encode())
+    _say(submission, number, f"skipped: {why}")
 
 
 def _ended(submission: Submission, one: _Going) -> bool:

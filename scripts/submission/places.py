@@ -25,9 +25,11 @@ class Place(ABC):
 
     Attributes:
         name: as records have it.
+        attached: whether :meth:`submit` stays until all runs have ended.
     """
 
     name: ClassVar[str]
+    attached: ClassVar[bool]
 
     @abstractmethod
     def check(self) -> None:

@@ -14,7 +14,7 @@ from scripts.submission.submissions import Entry, Submission
 from spardl.basics.files import read_tail
 from spardl.training.runs import Run, final_metric, finished_run, runs_of
 
-__all__ = ["GOOD", "Standing", "standing"]
+__all__ = ["FINISHED", "GOOD", "Standing", "standing"]
 
 FINISHED, RUNNING, QUEUED = "finished", "running", "queued"
 GOOD = frozenset({FINISHED, RUNNING, QUEUED})

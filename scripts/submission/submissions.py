@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,17 @@ from spardl.basics.errors import ConfigError
 from spardl.basics.files import read_json, write_atomically
 from spardl.basics.messages import first_line
 
-__all__ = ["ADDED", "Entry", "Submission", "all_submissions", "find_submission", "near", "new_submission"]
+__all__ = [
+    "ADDED",
+    "Entry",
+    "Submission",
+    "all_submissions",
+    "find_submission",
+    "lock_free",
+    "near",
+    "new_submission",
+    "submitting",
+]
 
 # What every job's words have besides those that were typed. A job is one run, even of a configuration that is a sweep.
 ADDED = ("resume=auto", "hydra.mode=RUN")
@@ -78,6 +91,10 @@ class Submission:
         """The file that a run's output goes to."""
         return self.folder / entry.log if entry.log else None
 
+    def run_lock(self, entry: Entry) -> Path:
+        """The file that every process of a run locks here, whichever submission started it."""
+        return self.folder.parent / f".run-{entry.id}.lock"
+
     def label(self, entry: Entry) -> str:
         """The words in which a run differs from the others; all that were typed, if it is the only one."""
         alike = set.intersection(*(set(other.words) for other in self.entries))
@@ -100,6 +117,50 @@ class Submission:
         write_atomically(self.folder / _RECORD, (json.dumps(content, indent=2) + "\n").encode())
 
 
+@contextmanager
+def submitting(outputs: Path, patience: float = 120.0) -> Iterator[None]:
+    """Keeps other processes from submitting runs to the same folder meanwhile.
+
+    Args:
+        outputs: where the runs are.
+        patience: seconds to wait for another process.
+
+    Raises:
+        ConfigError: if the folder cannot be made, or another process has been submitting for so long.
+    """
+    folder, until = outputs / _FOLDER, time.monotonic() + patience
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise _unusable(outputs, error) from error
+    try:
+        while not lock_free(descriptor):
+            if time.monotonic() > until:
+                raise ConfigError(
+                    f"another process has been submitting runs to {outputs} for {patience:g} seconds; end it, or wait"
+                )
+            time.sleep(0.1)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def lock_free(descriptor: int) -> bool:
+    """Locks an open file unless another process holds it; the lock ends when all copies of the descriptor close."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _unusable(outputs: Path, error: OSError) -> ConfigError:
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return ConfigError(f"output_dir={outputs} is not a folder; name another")
+    return ConfigError(f"cannot write to output_dir={outputs} ({error.strerror}); name another")
+
+
 def new_submission(
     outputs: Path, place: str, force: bool, site: dict[str, Any], entries: Sequence[Entry]
 ) -> Submission:
@@ -116,12 +177,12 @@ def new_submission(
         try:
             folder.mkdir(parents=True)
             break
-        except FileExistsError:
+        except FileExistsError as error:
             number += 1
             if not folder.is_dir():
-                raise ConfigError(f"output_dir={outputs} is not a folder; name another") from None
+                raise _unusable(outputs, error) from None
         except OSError as error:
-            raise ConfigError(f"cannot write to output_dir={outputs} ({error.strerror}); name another") from error
+            raise _unusable(outputs, error) from error
     made = Submission(folder, place, outputs, since, force, site, tuple(entries))
     made.write()
     return made
@@ -208,6 +269,7 @@ def _parsed(content: Any, folder: Path) -> Submission:
 def _entry(content: Any) -> Entry:
     words, identity, job, log = content["words"], content["id"], content.get("job"), content.get("log")
     texts = (*words, identity, *(each for each in (job, log) if each is not None))
-    if not all(isinstance(text, str) for text in texts) or not isinstance(content["tasks"], int):
+    named = all(isinstance(text, str) for text in texts) and identity.isalnum()
+    if not named or not isinstance(content["tasks"], int):
         raise TypeError(f"the entry {content!r}")
     return Entry(**{**content, "words": tuple(words)})

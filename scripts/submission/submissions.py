@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -33,7 +33,14 @@ __all__ = [
 ADDED = ("resume=auto", "hydra.mode=RUN")
 _FOLDER, _RECORD = ".submissions", "submission.json"
 _WAY_OUT = "delete its folder, or name another submission"
-_FIELDS = {"place": str, "outputs": str, "since": (int, float), "force": bool, "site": dict, "entries": list}
+_FIELDS: Mapping[str, Any] = {
+    "place": str,
+    "outputs": str,
+    "since": (int, float),
+    "force": bool,
+    "site": dict,
+    "entries": list,
+}
 
 
 @dataclass(frozen=True)

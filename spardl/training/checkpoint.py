@@ -253,7 +253,7 @@ def _identity(checkpoint: Path, content: Mapping[str, Any], name: str) -> dict[s
             checkpoint,
             f"{name} has format {version!r}, and this version of spardl reads {_FORMAT}; use the version that saved it",
         )
-    kinds = {"run": (str, type(None)), "step": int, "workers": int}
+    kinds: Mapping[str, Any] = {"run": (str, type(None)), "step": int, "workers": int}
     wrong = [key for key, kind in kinds.items() if not isinstance(identity.get(key, ()), kind)]
     if wrong:
         raise _corrupt(checkpoint, f"{name} has no {_IDENTITY}.{wrong[0]}")

@@ -48,7 +48,7 @@ from spardl.basics.errors import ConfigError, DataError, SpardlError, StoppedErr
 from spardl.basics.files import read_yaml, write_atomically
 from spardl.clusters.workers.membership import find_membership, leads, what_a_restart_needs
 from spardl.clusters.workers.processes import leave
-from spardl.clusters.workers.signals import AskedToStopError, listening
+from spardl.clusters.workers.signals import ASKING, AskedToStopError, listening
 from spardl.communicators.base import Communicator
 from spardl.compressors.base import Compressor
 from spardl.method.method import Method
@@ -58,6 +58,7 @@ from spardl.method.residuals import Residual
 from spardl.method.warmup import Warmup
 from spardl.schedules.base import Schedule
 from spardl.training.announcing import announced
+from spardl.training.checkpoint import list_checkpoints
 from spardl.training.experiment import Experiment
 from spardl.training.launcher import Launcher
 from spardl.training.learner import Plan, sample_optimizer
@@ -65,7 +66,7 @@ from spardl.training.loggers import Logger
 from spardl.training.lr import LrSchedule
 from spardl.training.parts import Kind, check_switches, whole
 from spardl.training.recipe import settled
-from spardl.training.runs import UnfinishedError, finished_run
+from spardl.training.runs import Run, UnfinishedError, finished_run
 from spardl.training.settings import Settings
 from spardl.training.targets import public
 from spardl.training.task import Task
@@ -234,8 +235,22 @@ def train(config: DictConfig) -> float | None:
             for notice in filter(None, (*experiment.caveats, *run.notices, *experiment.doubts(), restart)):
                 print(f"warning: {notice}", file=sys.stderr, flush=True)
             print("; ".join(filter(None, (f"run {run.id}: {run.folder}", experiment.logger.place()))), flush=True)
-        experiment.perform(run)
+        try:
+            experiment.perform(run)
+        except AskedToStopError:
+            raise
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(_kept(run)) from None
         return run.metric() if experiment.launcher.leads else None
+
+
+def _kept(run: Run) -> str:
+    """What an interruption leaves of a run."""
+    saved = list_checkpoints(run.checkpoints)
+    if not saved:
+        return "interrupted before the first checkpoint; the same command begins anew"
+    step = int(saved[-1].name.removeprefix("step-"))
+    return f"interrupted; the same command with resume=auto continues after step {step}"
 
 
 def main() -> int:
@@ -249,8 +264,8 @@ def main() -> int:
 
     @hydra.main(version_base="1.3", config_path=str(CONFIGURATIONS), config_name="train")
     def job(config: DictConfig) -> float | None:
-        if STOPPED in codes:  # what asked one run of a sweep to stop means all of them
-            raise UnfinishedError(STOPPED)
+        if stopped := [code for code in codes if code in (STOPPED, INTERRUPTED)]:
+            raise UnfinishedError(stopped[0])  # what asked one run of a sweep to stop means all of them
         try:
             value = _attempt(config)
         except UnfinishedError as unfinished:
@@ -262,7 +277,7 @@ def main() -> int:
         return value
 
     try:
-        with listening(lambda: True, _stop_early):
+        with listening(lambda: True, _stop_early, ASKING):
             _check_words(sys.argv[1:])
             with _quick():
                 job()
@@ -273,10 +288,11 @@ def main() -> int:
         return _complain(_plainly(error), BAD_INPUT)
     except AskedToStopError:
         return _say("stopped, as asked, before training began", STOPPED)
-    except KeyboardInterrupt:
-        return _complain("interrupted; the same command with resume=auto continues", INTERRUPTED)
-    if STOPPED in codes:
-        return STOPPED
+    except KeyboardInterrupt as interrupt:
+        return _complain(str(interrupt) or "interrupted before training began", INTERRUPTED)
+    for code in (STOPPED, INTERRUPTED):
+        if code in codes:
+            return code
     if len(codes) > 1 and any(codes):
         return _complain(f"{sum(map(bool, codes))} of the sweep's {len(codes)} runs failed, see above", FAILED)
     return max(codes, default=0)
@@ -364,7 +380,9 @@ def _attempt(config: DictConfig) -> float | None:
     try:
         return train(config)
     except StoppedError as stopped:
-        code = _say(f"{stopped}; the same command with resume=auto continues", STOPPED)
+        code = _say(
+            f"{stopped}; the same command with resume=auto continues", INTERRUPTED if stopped.interrupted else STOPPED
+        )
     except (SpardlError, OmegaConfBaseException, OSError) as error:
         which = f"{' '.join(HydraConfig.get().overrides.task)}: " if _sweeping() else ""
         code = _complain(f"{which}{error}", FAILED if _is_failure(error) else BAD_INPUT)

@@ -100,6 +100,25 @@ def test_workers_do_not_outlive_the_launcher(cluster: str, tmp_path: Path) -> No
         os.kill(run.pid, signal.SIGKILL)
         wait_until(lambda: not run.members(), 5)
         assert not set(workers) & {pid for pid, fields in processes().items() if fields[2] != "Z"}
+        assert run.stderr == ""
+    newest = max(only_run(tmp_path / "out").glob("checkpoints/step-*"))
+    assert newest.name == f"step-{steps_logged(tmp_path / 'out'):08d}"  # saved when the launcher died
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_parent_that_ignores_the_ends_of_children(killed: bool, tmp_path: Path) -> None:
+    """``trap '' CHLD``: the kernel then discards exit codes, unless a process restores the default."""
+
+    def ignore() -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+    words = (*LONG[1:], f"training.max_steps={100000 if killed else 4}", "cluster.workers=2")
+    with beside(*words, f"output_dir={tmp_path / 'out'}", folder=tmp_path / "log", before=ignore) as run:
+        if killed:
+            os.kill(once_it_trains(run, tmp_path / "out")[1], signal.SIGKILL)
+            check_end(run, r"error: worker 1 was killed by SIGKILL at step (?P<step>\d+); .*")
+        else:
+            assert run.wait(20) == 0, run.stderr
 
 
 def breaking(monkeypatch: pytest.MonkeyPatch, error: Exception) -> Callable[[], None]:

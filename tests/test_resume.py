@@ -175,15 +175,19 @@ def test_a_run_that_goes_on_is_left_alone(tmp_path: Path, capfd: pytest.CaptureF
     assert "is in use by another process" in capfd.readouterr().err
 
 
-def test_interrupted_politely(tmp_path: Path) -> None:
-    words = (*RUN, "training.max_steps=400", "cluster.workers=2", f"output_dir={tmp_path / 'out'}")
-    with beside(*words, "resume=auto", folder=tmp_path / "log") as run:
+def test_ctrl_c_saves_a_checkpoint(tmp_path: Path) -> None:
+    words = ("training.max_steps=400", "training.checkpoint_every=500", "cluster.workers=2")
+    with beside(*words, f"output_dir={tmp_path / 'out'}", "resume=auto", folder=tmp_path / "log") as run:
         wait_until(lambda: steps_logged(tmp_path / "out") > 1 or run.ended())
         run.kill(signal.SIGINT)
         assert run.wait(10) == 130
-        assert run.stderr == "error: interrupted; the same command with resume=auto continues\n"
+        step = steps_logged(tmp_path / "out")
+        saved = f"stopped at step {step} of 400, as asked; everything is saved"
+        assert run.stderr == f"{saved}; the same command with resume=auto continues\n"
         assert not run.members()
-    assert summary(only_run(tmp_path / "out"))["status"] == "interrupted"
+    folder = only_run(tmp_path / "out")
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == [f"step-{step:08d}"]
+    assert summary(folder)["status"] == "stopped"
 
 
 @pytest.mark.slow

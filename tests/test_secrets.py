@@ -146,7 +146,7 @@ def test_a_run_that_is_interrupted(place: Path) -> None:
         wait_until(lambda: steps_logged(place / "out") >= 2 or run.ended())
         run.kill(signal.SIGINT)
         assert run.wait(20) == 130
-    assert summary(only_run(place / "out"))["status"] == "interrupted"
+    assert summary(only_run(place / "out"))["status"] == "stopped"
 
 
 @pytest.mark.slow

@@ -6,11 +6,14 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +21,19 @@ import pytest
 from spardl.basics.errors import PeerError
 from spardl.training.simulate import Simulated
 from spardl.training.stopping import Stopping
-from tests.driver import QUICK, ROOT, Beside, beside, here, only_run, results, steps_logged, summary, wait_until
+from tests.driver import (
+    QUICK,
+    ROOT,
+    Beside,
+    beside,
+    here,
+    only_run,
+    processes,
+    results,
+    steps_logged,
+    summary,
+    wait_until,
+)
 from train import STOPPED
 
 RUN = ("training.max_steps=14", "training.checkpoint_every=100", "training.eval_every=0.1")
@@ -48,6 +63,8 @@ WAYS = {
     "SIGUSR1, a worker": the_last_worker(signal.SIGUSR1),
     "SIGTERM, all": everybody(signal.SIGTERM),
     "SIGUSR1, all": everybody(signal.SIGUSR1),
+    "SIGHUP, launcher": the_launcher(signal.SIGHUP),
+    "SIGHUP, all": everybody(signal.SIGHUP),
 }
 
 
@@ -60,11 +77,12 @@ def in_the_middle(run: Beside, outputs: Path, steps: int = 3) -> None:
     ("cluster", "way"),
     [
         ("process_group", "SIGTERM, launcher"),
+        ("simulated", "SIGHUP, all"),
         *(
             pytest.param(cluster, way, marks=pytest.mark.slow)
             for cluster in CLUSTERS
             for way in WAYS
-            if (cluster, way) != ("process_group", "SIGTERM, launcher")
+            if (cluster, way) not in [("process_group", "SIGTERM, launcher"), ("simulated", "SIGHUP, all")]
         ),
     ],
 )
@@ -90,31 +108,78 @@ def test_stopped_and_continued(cluster: str, way: str, tmp_path: Path) -> None:
     assert results(folder) == results(only_run(tmp_path / "undisturbed"))
 
 
-def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
-    """Here the first one finds no end of a step: a worker stands still."""
-    words = ("training.max_steps=10000", "cluster.workers=2", f"output_dir={tmp_path / 'out'}")
-    with beside(*words, folder=tmp_path / "log") as run:
+@pytest.mark.parametrize(
+    ("signum", "every", "said"),
+    [
+        (signal.SIGTERM, 1, r"error: interrupted; the same command with resume=auto continues after step \d+\n"),
+        (signal.SIGINT, 20000, r"error: interrupted before the first checkpoint; the same command begins anew\n"),
+    ],
+)
+def test_a_second_signal_ends_at_once(signum: int, every: int, said: str, tmp_path: Path) -> None:
+    """The first signal finds no end of a step, because a worker stands still."""
+    words = ("training.max_steps=10000", f"training.checkpoint_every={every}", "cluster.workers=2")
+    with beside(*words, f"output_dir={tmp_path / 'out'}", folder=tmp_path / "log") as run:
         in_the_middle(run, tmp_path / "out")
         os.kill(run.workers()[1], signal.SIGSTOP)
-        os.kill(run.pid, signal.SIGTERM)
+        os.kill(run.pid, signum)
         # Echoes of the first are not meant as a second one.
-        os.kill(run.pid, signal.SIGTERM)
+        os.kill(run.pid, signum)
         time.sleep(1.3)
         assert not run.ended()
-        os.kill(run.pid, signal.SIGTERM)
+        os.kill(run.pid, signum)
         assert run.wait(20) == 130
         assert not run.members()
+        assert re.fullmatch(said, run.stderr), run.stderr
     assert summary(only_run(tmp_path / "out"))["status"] == "interrupted"
 
 
-@pytest.mark.slow
-def test_a_sweep_is_stopped_as_a_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("signum", "code"), [pytest.param(signal.SIGTERM, STOPPED, marks=pytest.mark.slow), (signal.SIGINT, 130)]
+)
+def test_a_sweep_is_stopped_as_a_whole(signum: int, code: int, tmp_path: Path) -> None:
     words = ("-m", "seed=1,2", "training.max_steps=10000", "cluster=simulated", f"output_dir={tmp_path / 'out'}")
     with beside(*words, folder=tmp_path / "log") as run:
         in_the_middle(run, tmp_path / "out")
-        os.kill(run.pid, signal.SIGTERM)
-        assert run.wait(20) == STOPPED
-    assert len(list((tmp_path / "out").glob("*/summary.json"))) == 1
+        run.kill(signum)
+        assert run.wait(20) == code, run.stderr
+    (ended,) = (tmp_path / "out").glob("*/summary.json")
+    assert summary(ended.parent)["status"] == "stopped"
+    assert len(list(ended.parent.glob("checkpoints/step-*"))) == 1
+
+
+def test_nohup_keeps_a_run_alive(tmp_path: Path) -> None:
+    def ignore() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    words = ("training.max_steps=40", "cluster.workers=2", f"output_dir={tmp_path / 'out'}")
+    with beside(*words, folder=tmp_path / "log", before=ignore) as run:
+        in_the_middle(run, tmp_path / "out")
+        run.kill(signal.SIGHUP)
+        assert run.wait() == 0, run.stderr
+
+
+def test_workers_save_when_their_agent_dies(tmp_path: Path) -> None:
+    """Two workers, started as torchrun does, whose parent is killed."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+    words = ("training.max_steps=100000", "training.checkpoint_every=100000", f"output_dir={tmp_path / 'out'}")
+    agent = os.fork()
+    if agent == 0:
+        for rank in range(2):
+            named = {"RANK": f"{rank}", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
+            started = Beside(*words, folder=tmp_path / f"rank-{rank}", before=partial(os.environ.update, named))
+            (tmp_path / f"{rank}").write_text(f"{started.pid}")
+        signal.pause()
+    try:
+        wait_until(lambda: steps_logged(tmp_path / "out") > 2, 20)
+    finally:
+        os.kill(agent, signal.SIGKILL)
+        os.waitpid(agent, 0)
+    workers = {int((tmp_path / f"{rank}").read_text()) for rank in range(2)}
+    wait_until(lambda: not workers & {pid for pid, fields in processes().items() if fields[2] != "Z"}, 20)
+    folder = only_run(tmp_path / "out")
+    assert summary(folder)["status"] == "stopped"
+    assert [path.name for path in folder.glob("checkpoints/*")] == [f"step-{steps_logged(tmp_path / 'out'):08d}"]
 
 
 @pytest.mark.parametrize("moment", ["train.build", "spardl.training.experiment.prepare"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 
 import train
-from spardl.clusters.workers.signals import ASKING
 from spardl.training.runs import Run, UnfinishedError
 from spardl.training.task import Task
 from tests.driver import ROOT, beside, command, here, only_run, summary, wait_until
@@ -83,7 +83,7 @@ def test_who_is_asked_to_stop_begins_no_other_run(tmp_path: Path) -> None:
     words = ("-m", "seed=1,2,3", "compressor=none", "cluster=simulated", f"output_dir={tmp_path / 'out'}")
     with beside(*words, folder=tmp_path / "log") as run:
         wait_until(lambda: '"train"' in "".join(path.read_text() for path in tmp_path.glob("out/*/metrics.jsonl")))
-        run.kill(min(ASKING))
+        run.kill(signal.SIGTERM)
         assert run.wait() == train.STOPPED
     assert summary(only_run(tmp_path / "out"))["status"] == "stopped"
 

@@ -51,7 +51,13 @@ class TrainingError(SpardlError):
 
 
 class StoppedError(SpardlError):
-    """Training was asked to stop, and did, with everything saved."""
+    """Training was asked to stop, and did, with everything saved.
+
+    Attributes:
+        interrupted: whether Ctrl-C (SIGINT) asked, and not a scheduler.
+    """
+
+    interrupted = False
 
 
 class StorageError(SpardlError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
@@ -74,6 +75,7 @@ class ProcessGroup(Launcher):
         self._member = find_membership(os.environ)
         secret = find_secret(os.environ)
         self._rendezvous = Rendezvous(self._member, timeout, None, secret, interface) if self._member else None
+        self._parent = os.getppid()
         self.leads = self._member is None or self._member.rank == 0
         started = self._member.size if self._member else None
         if workers is not None and started is not None and workers != started:
@@ -203,10 +205,18 @@ class ProcessGroup(Launcher):
         cluster = ProcessGroupCluster(
             device=device, timeout=self._timeout, throttle=self._throttle, streams=self._streams
         )
-        stopping = Stopping(rendezvous.connect, member.rank, member.size, self._timeout)
-        with listening(stopping.ask, hurry), stopping.watching():
-            job(cluster, device, beating(heartbeat, stopping))
+        stopping = Stopping(rendezvous.connect, member.rank, member.size, self._timeout, self._orphaned)
+        with listening(stopping.ask, hurry) as received, stopping.watching():
+            try:
+                job(cluster, device, beating(heartbeat, stopping))
+            except StoppedError as stopped:
+                stopped.interrupted = received[:1] == [signal.SIGINT]
+                raise
         cluster.close()
+
+    def _orphaned(self) -> bool:
+        """Whether the torchrun agent or the Slurm step that started this worker has died."""
+        return self._member is not None and os.getppid() != self._parent
 
 
 def _read(store: Any, key: str) -> bytes:

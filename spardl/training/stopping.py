@@ -32,10 +32,19 @@ class Stopping:
         rank: of this worker.
         size: how many workers there are.
         patience: seconds that a worker waits for the promises of the others.
+        orphaned: whether the process that started this worker has died, which also asks the worker to stop.
     """
 
-    def __init__(self, connect: Callable[[], Any], rank: int, size: int, patience: float) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], Any],
+        rank: int,
+        size: int,
+        patience: float,
+        orphaned: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._connect, self._rank, self._size, self._patience = connect, rank, size, patience
+        self._orphaned = orphaned
         self._asked = False
         self._lock = threading.Lock()
         self._step = 0
@@ -59,7 +68,7 @@ class Stopping:
             PeerError: if not all workers answer in time.
         """
         if self._size == 1:
-            return self._asked
+            return self._asked or self._orphaned()
         with self._lock:
             self._step, bound = step, self._bound
         if bound is None or step < bound:
@@ -82,7 +91,7 @@ class Stopping:
     def _watch(self) -> None:
         try:
             store = self._connect()
-            while not (self._asked or store.check(["stop"])):
+            while not (self._asked or self._orphaned() or store.check(["stop"])):
                 if self._over.wait(_EVERY):
                     return
             self._agree(store)

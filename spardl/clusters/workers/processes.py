@@ -29,7 +29,7 @@ import torch
 from spardl.basics.errors import ConfigError, PeerError, SpardlError, StoppedError, TrainingError, WorkerError
 from spardl.basics.files import write_atomically
 from spardl.basics.messages import first_line
-from spardl.clusters.workers.signals import deferred, end_at_once, listening
+from spardl.clusters.workers.signals import deferred, end_at_once, listening, reaping
 
 __all__ = ["fault_of", "leave", "run_each", "run_processes"]
 
@@ -38,6 +38,8 @@ Target: TypeAlias = Callable[[int, Callable[[int], None]], None]
 
 # Seconds that workers get to notice that one is lost, and then to obey a request to end.
 _NOTICE, _OBEY = 5.0, 2.0
+# Seconds that workers get to finish their step and save a checkpoint when their parent has died.
+_ORPHANED = 60.0
 # The parent's request to end at once; the scheduler's may reach workers, too, and mean something else.
 _END = signal.SIGUSR2
 # A report must fit into a pipe that is read only when its writer has ended.
@@ -79,7 +81,7 @@ def run_processes(count: int, target: Target, folder: Path, *, stops: bool = Fal
         target: the work; it reports the steps it has done to ``heartbeat``.
         folder: where tracebacks of failed workers are written.
         stops: whether the target listens to the signals that ask to stop; those that this process gets are passed on.
-            From the second one on they end it at once.
+            From the second one on they end it at once. If this process dies, the workers are asked to stop.
 
     Raises:
         ConfigError: what a worker found wrong with the configuration, or if there are more than this machine allows.
@@ -89,15 +91,17 @@ def run_processes(count: int, target: Target, folder: Path, *, stops: bool = Fal
     steps = RawArray("q", count)
     lifeline, held = os.pipe()
     children: list[_Child] = []
+    reaping()
     sys.stdout.flush()
     sys.stderr.flush()
+    patience = _ORPHANED if stops else 0.0
     try:
-        with _passing_on(children) if stops else nullcontext():
+        with _passing_on(children) if stops else nullcontext([]) as received:
             with deferred() if stops else nullcontext(), _within_limits(children, count):
                 # One by one, so that an interruption finds all that were started.
-                children.extend(_start(rank, target, folder, steps, lifeline, held) for rank in range(count))
+                children.extend(_start(rank, target, folder, steps, lifeline, held, patience) for rank in range(count))
             _watch(children, steps)
-        _check_stopped(children)
+        _check_stopped(children, interrupted=received[:1] == [signal.SIGINT])
     finally:
         _end(children)
         os.close(lifeline)
@@ -116,7 +120,7 @@ def _within_limits(children: Sequence[_Child], count: int) -> Iterator[None]:
 
 
 @contextmanager
-def _passing_on(children: Sequence[_Child]) -> Iterator[None]:
+def _passing_on(children: Sequence[_Child]) -> Iterator[list[int]]:
     asked: list[bool] = []
 
     def ask() -> bool:
@@ -125,16 +129,19 @@ def _passing_on(children: Sequence[_Child]) -> Iterator[None]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child.process.pid, signal.SIGUSR1)
         asked.append(True)
+        if len(asked) == 1 and os.isatty(2):  # not by print(), which this signal may have interrupted
+            os.write(2, b"\nstopping: workers finish the step and save; Ctrl-C again ends them at once\n")
         return len(asked) > 1
 
-    with listening(ask, end_at_once):
-        yield
+    with listening(ask, end_at_once) as received:
+        yield received
 
 
-def _check_stopped(children: Sequence[_Child]) -> None:
+def _check_stopped(children: Sequence[_Child], *, interrupted: bool) -> None:
     for child in children:
         child.read_fault()
         if isinstance(child.fault, StoppedError):
+            child.fault.interrupted = interrupted
             raise child.fault
 
 
@@ -155,6 +162,7 @@ def run_each(
     steps = RawArray("q", count)
     lifeline, held = os.pipe()
     waiting, running = deque(range(count)), list[_Child]()
+    reaping()
     sys.stdout.flush()
     sys.stderr.flush()
     try:
@@ -179,10 +187,18 @@ def _close(child: _Child) -> SpardlError | None:
     return fault
 
 
-def _start(rank: int, target: Target, folder: Path, steps: Sequence[int], lifeline: int, held: int) -> _Child:
+def _start(
+    rank: int,
+    target: Target,
+    folder: Path,
+    steps: Sequence[int],
+    lifeline: int,
+    held: int,
+    patience: float = 0.0,
+) -> _Child:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    arguments = (rank, target, folder, steps, theirs, lifeline, held)
+    arguments = (rank, target, folder, steps, theirs, lifeline, held, patience)
     process = context.Process(target=_work, args=arguments, name=f"worker {rank}")
     process.start()
     theirs.close()
@@ -190,7 +206,14 @@ def _start(rank: int, target: Target, folder: Path, steps: Sequence[int], lifeli
 
 
 def _work(
-    rank: int, target: Target, folder: Path, steps: Sequence[int], report: Connection, lifeline: int, held: int
+    rank: int,
+    target: Target,
+    folder: Path,
+    steps: Sequence[int],
+    report: Connection,
+    lifeline: int,
+    held: int,
+    patience: float,
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends its workers
     signal.signal(signal.SIGTERM, _stop)
@@ -199,7 +222,7 @@ def _work(
     # After a fork torch makes its pool of threads anew where it is first asked for, without a lock: of two threads that
     # ask at once, as those of two process groups do, one finds none and aborts ("Invalid thread pool").
     torch.set_num_threads(torch.get_num_threads())
-    threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(lifeline, patience), daemon=True).start()
 
     def heartbeat(step: int) -> None:
         steps[rank] = step  # type: ignore[index]
@@ -209,13 +232,17 @@ def _work(
     except _Stopped:
         leave(1)
     except StoppedError as stopped:
-        report.send((type(stopped), str(stopped)[:_LONGEST]))
+        _send(report, stopped)
         leave(0)
     except Exception as error:
-        fault = fault_of(error, rank, folder)
-        report.send((type(fault), str(fault)[:_LONGEST]))
+        _send(report, fault_of(error, rank, folder))
         leave(1)
     leave(0)
+
+
+def _send(report: Connection, fault: SpardlError) -> None:
+    with contextlib.suppress(OSError):  # the parent may have died
+        report.send((type(fault), str(fault)[:_LONGEST]))
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
@@ -250,8 +277,11 @@ def fault_of(error: Exception, rank: int, folder: Path) -> SpardlError:
     return WorkerError(f"{type(error).__name__}: {first_line(error)}{see}")
 
 
-def _end_with_parent(lifeline: int) -> None:
+def _end_with_parent(lifeline: int, patience: float) -> None:
     os.read(lifeline, 1)  # returns when the parent, which alone holds the other end, is gone
+    if patience:
+        os.kill(os.getpid(), signal.SIGUSR1)  # asks to stop, once the target listens
+        time.sleep(patience)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

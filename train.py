@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -26,7 +28,22 @@ os.environ["HYDRA_FULL_ERROR"] = "1"
 
 if __name__ == "__main__":
     # One that comes while the rest is imported would kill this process; main() listens.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT})
+    _limit, _refused = resource.getrlimit(resource.RLIMIT_AS)[0], ""
+    if sys.stdin is None:
+        os.open(os.devnull, os.O_RDONLY)
+    # The next file that is opened would get the number of a closed stream, and the output.
+    if sys.stdout is None or sys.stderr is None:
+        _closed = "output" if sys.stdout is None else "error"
+        _refused = f"standard {_closed} is closed; redirect it to a file or to /dev/null"
+    elif _limit != resource.RLIM_INFINITY and "SPARDL_LIMIT_TRIED" not in os.environ:
+        # The imports below can abort a process that is short of memory, so another one tries them.
+        _words, _tried = [sys.executable, __file__, "--version"], {**os.environ, "SPARDL_LIMIT_TRIED": "1"}
+        if subprocess.run(_words, env=_tried, capture_output=True, check=False).returncode:
+            _refused = f"ulimit -v allows {_limit >> 20} MiB, too few to load torch; use ulimit -v unlimited"
+    if _refused:
+        print(f"error: {_refused}", file=sys.stderr or sys.stdout, flush=True)
+        os._exit(2)
 
 import hydra
 import torch
@@ -64,6 +81,7 @@ from spardl.training.launcher import Launcher
 from spardl.training.learner import Plan, sample_optimizer
 from spardl.training.loggers import Logger
 from spardl.training.lr import LrSchedule
+from spardl.training.memory import check_address_space
 from spardl.training.parts import Kind, check_switches, whole
 from spardl.training.recipe import settled
 from spardl.training.runs import Run, UnfinishedError, finished_run
@@ -279,6 +297,7 @@ def main() -> int:
     try:
         with listening(lambda: True, _stop_early, ASKING):
             _check_words(sys.argv[1:])
+            check_address_space()
             with _quick():
                 job()
     except UnfinishedError as unfinished:

@@ -104,6 +104,23 @@ def test_a_run_alone_always_gets_a_folder_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        (">&-", "error: standard output is closed; redirect it to a file or to /dev/null\n"),
+        ("2>&-", "error: standard error is closed; redirect it to a file or to /dev/null\n"),
+        (">&- 2>&-", ""),
+        ("1000000", "error: ulimit -v allows 976 MiB, too few to load torch; use ulimit -v unlimited\n"),
+    ],
+)
+def test_a_shell_that_closes_or_limits_too_much(limits: str, expected: str, tmp_path: Path) -> None:
+    begins = f"exec {limits}" if "&" in limits else f"ulimit -v {limits}"
+    line = f'{begins}; exec "$0" train.py "output_dir=$1"'
+    done = command(sys.executable, str(tmp_path / "out"), program=("sh", "-c", line))
+    assert (done.returncode, done.stdout + done.stderr) == (2, expected)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_sweep(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = ("-m", "compressor=none,topka,spardl", "seed=1,2", *TINY, f"output_dir={tmp_path}")
     done = command(*words, "logger=none")

@@ -27,7 +27,7 @@ from spardl.training.editions import editions
 from spardl.training.launcher import Heartbeat, Launcher
 from spardl.training.learner import Plan
 from spardl.training.loggers import Logger
-from spardl.training.memory import available_bytes, what_does_not_fit
+from spardl.training.memory import available_bytes, check_address_space, what_does_not_fit
 from spardl.training.observers import Beside, Guarded, MetricsFile, Observer, attempt
 from spardl.training.recipe import scoped, settled
 from spardl.training.report import print_report
@@ -132,6 +132,8 @@ class Experiment:
             CheckpointError: likewise, or if the run cannot begin with the checkpoint that ``start_from`` names.
         """
         self.launcher.check()
+        if hosted := self.launcher.hosted():
+            check_address_space(lambda: self.plan.need(hosted.each))
         root, resume = Path(str(self.config["output_dir"])), self.config["resume"]
         workers = None if self.plan.settings.elastic else self.launcher.workers
         with ExitStack() as stack:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import time
@@ -41,6 +42,32 @@ def test_torchrun_and_srun() -> None:
     assert find_membership(TORCHRUN) == Membership(3, 4, 1, 2, "h", 5)
     assert find_membership({**SRUN, "MASTER_ADDR": "m"}) == Membership(2, 4, 0, 1, "m", 15000 + 10001)
     assert find_membership({**SRUN, "MASTER_ADDR": "m", "MASTER_PORT": "9"}) == Membership(2, 4, 0, 1, "m", 9)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        (
+            {"MASTER_PORT": "99999"},
+            "MASTER_PORT=99999 in the environment is not valid; set it to a whole number from 1 to",
+        ),
+        ({"MASTER_PORT": "0"}, "MASTER_PORT=0 "),
+        ({"MASTER_PORT": "http"}, "MASTER_PORT=http "),
+        ({"RANK": "4"}, "RANK=4 in the environment is not valid; set it to a whole number from 0 to 3"),
+        ({"RANK": "-1"}, "RANK=-1 "),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0 in the environment is not valid; set it to a whole number of at least 1"),
+        ({"LOCAL_RANK": ""}, "LOCAL_RANK= in the environment is not valid; set it to a whole number of at least 0"),
+        ({"LOCAL_WORLD_SIZE": "two"}, "LOCAL_WORLD_SIZE=two "),
+    ],
+)
+def test_environments_that_are_not_valid(changed: dict[str, str], expected: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(expected)}"):
+        find_membership({**TORCHRUN, **changed})
+
+
+def test_a_port_of_srun_that_is_not_valid() -> None:
+    with pytest.raises(ConfigError, match=r"^MASTER_PORT=99999 "):
+        find_membership({**SRUN, "MASTER_ADDR": "m", "MASTER_PORT": "99999"})
 
 
 def test_what_a_restart_needs() -> None:

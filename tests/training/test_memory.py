@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import resource
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from spardl.basics.errors import ConfigError
 from spardl.method.momentum import LocalMomentum
 from spardl.training.launch import ProcessGroup
 from spardl.training.launcher import Hosted
-from spardl.training.memory import Need, available_bytes, what_does_not_fit
+from spardl.training.memory import Need, available_bytes, check_address_space, what_does_not_fit
 from spardl.training.simulate import Simulated
 from tests.harness import spardl
 from tests.training.toy import plan
@@ -82,3 +85,18 @@ def test_of_a_plan() -> None:
     length = 4 * (16 * 6 + 16 + 16 + 16 + 3 * 16 + 3)
     assert made.need(1).gradients == length
     assert made.need(1).optimizer == length
+
+
+@pytest.mark.parametrize(("beyond", "fits"), [(4 << 30, True), (100 << 20, False)])
+def test_a_limit_on_the_address_space(beyond: int, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (used + beyond, used + beyond))
+    with (
+        contextlib.nullcontext() if fits else pytest.raises(ConfigError, match=r"^ulimit -v allows .* at least .* MiB")
+    ):
+        check_address_space(lambda: Need(1 << 20, 1 << 20, 0, 0))
+
+
+def test_no_limit_on_the_address_space_computes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY,) * 2)
+    check_address_space(lambda: pytest.fail("no need to compute"))

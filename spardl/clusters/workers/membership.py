@@ -38,15 +38,20 @@ class Membership(NamedTuple):
 
 
 def find_membership(environment: Mapping[str, str]) -> Membership | None:
-    """Reads what torchrun or srun left in the environment; ``None`` if neither started this process."""
+    """Reads what torchrun or srun left in the environment; ``None`` if neither started this process.
+
+    Raises:
+        ConfigError: if a rank, a number of workers or a port is not valid.
+    """
     if "TORCHELASTIC_RUN_ID" in environment or {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(environment):
+        size = _number(environment, "WORLD_SIZE", least=1)
         return Membership(
-            int(environment["RANK"]),
-            int(environment["WORLD_SIZE"]),
-            int(environment.get("LOCAL_RANK", "0")),
-            int(environment.get("LOCAL_WORLD_SIZE", "1")),
+            _number(environment, "RANK", most=size - 1),
+            size,
+            _number(environment, "LOCAL_RANK", "0"),
+            _number(environment, "LOCAL_WORLD_SIZE", "1", least=1),
             environment["MASTER_ADDR"],
-            int(environment["MASTER_PORT"]),
+            _port(environment),
             environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             environment.get("LOCAL_WORLD_SIZE") == environment["WORLD_SIZE"],
         )
@@ -58,10 +63,29 @@ def find_membership(environment: Mapping[str, str]) -> Membership | None:
             int(environment["SLURM_LOCALID"]),
             1,  # srun hands out the GPUs as it was asked to
             environment.get("MASTER_ADDR") or _first_host(environment["SLURM_STEP_NODELIST"]),
-            int(environment.get("MASTER_PORT") or 15000 + int(environment["SLURM_JOB_ID"]) % 20000),
+            _port(environment) if environment.get("MASTER_PORT") else 15000 + int(environment["SLURM_JOB_ID"]) % 20000,
             alone=environment.get("SLURM_STEP_NUM_NODES") == "1",
         )
     return None
+
+
+def _port(environment: Mapping[str, str]) -> int:
+    return _number(environment, "MASTER_PORT", least=1, most=2**16 - 1)
+
+
+def _number(
+    environment: Mapping[str, str], name: str, default: str = "", *, least: int = 0, most: int | None = None
+) -> int:
+    """A whole number from the environment.
+
+    Raises:
+        ConfigError: if the variable is missing, not a whole number, or out of range.
+    """
+    text = environment.get(name, default)
+    if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+        bounds = f"from {least} to {most}" if most is not None else f"of at least {least}"
+        raise ConfigError(f"{name}={text} in the environment is not valid; set it to a whole number {bounds}")
+    return int(text)
 
 
 def leads(environment: Mapping[str, str]) -> bool:

@@ -31,7 +31,7 @@ from spardl.protocol.programs import (
     Step,
 )
 
-__all__ = ["Channel", "Journey", "by_host", "contact", "over_gloo"]
+__all__ = ["Channel", "Journey", "by_host", "contact", "over_gloo", "reason_of"]
 
 T = TypeVar("T")
 
@@ -165,7 +165,7 @@ def contact(rank: int, what: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise PeerError(f"rank {rank} lost contact in {what}: {_reason(error)}") from error
+        raise PeerError(f"rank {rank} lost contact in {what}: {reason_of(error)}") from error
 
 
 def by_host(group: Any, device: torch.device) -> bool:
@@ -186,7 +186,7 @@ def _copied(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
 
 
-def _reason(error: RuntimeError) -> str:
+def reason_of(error: RuntimeError) -> str:
     """What gloo says, without its source file in front and its advice behind."""
     first = str(error).splitlines()[0]
     return re.sub(r"^\[\S+:\d+\] ", "", first).split(" This is typically caused")[0].rstrip(".")

@@ -19,7 +19,7 @@ from spardl.basics.errors import ConfigError
 from spardl.basics.weak import when_dropped
 from spardl.clusters.background import Background
 from spardl.clusters.base import Cluster, Flight
-from spardl.clusters.channel import Channel, Journey, contact, over_gloo
+from spardl.clusters.channel import Channel, Journey, contact, over_gloo, reason_of
 from spardl.clusters.following import follower
 from spardl.clusters.ledger import Ledger, PhaseStack
 from spardl.clusters.network import Network
@@ -28,6 +28,9 @@ from spardl.protocol.programs import Boundary, Phase, Program
 __all__ = ["ProcessFlight", "ProcessGroupCluster", "check_streams"]
 
 T = TypeVar("T")
+
+# Seconds between two looks at the store, and until a worker that has not come counts as missing if another has died.
+_POLL, _LINGER = 0.05, 1.0
 
 
 class ProcessGroupCluster(Cluster):
@@ -135,11 +138,46 @@ class ProcessGroupCluster(Cluster):
         ranks = dist.get_process_group_ranks(self._group)
         backend = dist.get_backend(self._group)
         with contact(dist.get_rank(self._group), "making a group of its own, to which all workers must come"):
+            self._await_all()
             group: Any = dist.new_group(ranks, timeout=self._timeout, backend=backend, use_local_synchronization=True)
         channel = Channel(group, self.device, self._throttle)
         if over_gloo(group, self.device):  # others connect when they first send
             channel.meet()
         return _Beside(group, channel, Background(self.device))
+
+    def _await_all(self) -> None:
+        """Waits until all workers are here. A new group would wait for a worker that has died until the timeout.
+
+        Each worker counts its calls in the store of the group, which shows who is missing. gloo also tells rank 0 at
+        once that a connection has been closed, and the others when rank 0 has ended.
+
+        Raises:
+            RuntimeError: if a worker has died, or does not come in time; names it if the store can be read.
+        """
+        rank, store = self.local_ranks[0], _store_of(self._group)
+        calls = [f"spardl/calls/{other}" for other in range(self.size)]
+        here = store.add(calls[rank], 1) if store else 0
+
+        def missing() -> list[int]:
+            return [other for other, key in enumerate(calls) if store.add(key, 0) < here] if store else []
+
+        if dist.get_backend(self._group) == dist.Backend.GLOO:
+            try:
+                dist.monitored_barrier(self._group, self._timeout)
+            except RuntimeError as error:
+                found: list[int] = []
+                until = time.monotonic() + _LINGER
+                with suppress(RuntimeError):  # the store may have ended with the worker that held it
+                    # Workers that are about to come are not missing, and rank 0 keeps the store for them.
+                    while (len(found := missing()) > 1 or rank == 0) and time.monotonic() < until:
+                        time.sleep(_POLL)
+                raise RuntimeError(f"{_no_sign(found)}{reason_of(error)}") from error
+            return
+        until = time.monotonic() + self._timeout.total_seconds()
+        while found := missing():
+            if time.monotonic() > until:
+                raise RuntimeError(f"{_no_sign(found)}waited {self._timeout.total_seconds():g} seconds")
+            time.sleep(_POLL)
 
     def timed(self, phase: Phase, local: Sequence[int]) -> AbstractContextManager[None]:
         """Enters wall seconds."""
@@ -178,6 +216,15 @@ class ProcessGroupCluster(Cluster):
         self.release()
         if self._group is dist.group.WORLD:
             dist.destroy_process_group()
+
+
+def _store_of(group: Any) -> Any:
+    """The store in which the members of a group met; ``None`` if torch does not show it (before 2.8)."""
+    return group.get_group_store() if hasattr(group, "get_group_store") else None
+
+
+def _no_sign(ranks: Sequence[int]) -> str:
+    return f"no sign of rank {', '.join(map(str, ranks))}; " if ranks else ""
 
 
 def check_streams(streams: int, device: torch.device, throttle: Network | None) -> None:

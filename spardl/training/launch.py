@@ -199,9 +199,12 @@ class ProcessGroup(Launcher):
             os.environ.update(GLOO_SOCKET_IFNAME=self._interface, NCCL_SOCKET_IFNAME=self._interface)
         patience, store = timedelta(seconds=self._timeout), rendezvous.store
         try:
+            store.set(f"joins/{member.rank}", "")
             dist.init_process_group(backend, store=store, rank=member.rank, world_size=member.size, timeout=patience)
         except RuntimeError as error:
-            raise PeerError(f"rank {member.rank} lost contact while the workers met: {first_line(error)}") from error
+            missing = rendezvous.missing("joins")
+            reason = f"no sign of rank {missing}; {first_line(error)}" if missing else first_line(error)
+            raise PeerError(f"rank {member.rank} lost contact while the workers met: {reason}") from error
         cluster = ProcessGroupCluster(
             device=device, timeout=self._timeout, throttle=self._throttle, streams=self._streams
         )

@@ -7,7 +7,7 @@ import json
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -85,8 +85,21 @@ class Rendezvous:
         try:
             store.wait(others, timedelta(seconds=self._timeout))
         except RuntimeError as error:
-            missing = ", ".join(key.partition("/")[2] for key in others if not store.check([key]))
+            missing = self.missing("here", others)
             raise self._failure(f"no sign of rank {missing} within {self._timeout:g} seconds") from error
+
+    def missing(self, name: str, keys: Sequence[str] = ()) -> str:
+        """The ranks whose key under a name is not in the store, as words; empty if the store has ended.
+
+        Args:
+            name: of the keys, before the slash and the rank.
+            keys: the keys to look for; by default those of all ranks.
+        """
+        keys = keys or [f"{name}/{rank}" for rank in range(self._member.size)]
+        try:
+            return ", ".join(key.partition("/")[2] for key in keys if not self.store.check([key]))
+        except RuntimeError:
+            return ""
 
     def tell(self, given: Mapping[str, str]) -> None:
         """Tells rank 0 what this rank was given (``given``), for ``compare``."""
@@ -108,7 +121,11 @@ class Rendezvous:
             self.store.wait(keys, timedelta(seconds=self._timeout))
             rows = [given, *(json.loads(self.store.get(key)) for key in keys)]
         except RuntimeError as error:
-            raise self._failure(f"some rank does not tell its configuration: {first_line(error)}") from error
+            missing = self.missing("given", keys)
+            if not missing:
+                raise self._failure(f"some rank does not tell its configuration: {first_line(error)}") from error
+            reason = f"rank {missing} came, but did not tell its configuration within {self._timeout:g} seconds"
+            raise self._failure(reason) from error
         difference = first_difference(rows)
         if difference:
             raise ConfigError(difference)

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -106,21 +107,43 @@ def test_a_silent_peer_is_given_up_after_the_timeout() -> None:
         run_workers(3, _silent, timeout=1.5)
 
 
-def _absent(cluster: ProcessGroupCluster) -> str:
-    if cluster.local_ranks[0] == 1:
-        time.sleep(4)
-        return ""
-    with pytest.raises(PeerError) as error:
-        ProcessGroupCluster(timeout=1.5).open()
-    return str(error.value)
+@pytest.mark.timeout(60)
+def test_a_peer_that_does_not_come_to_a_group_of_its_own_is_given_up_after_the_timeout(tmp_path: Path) -> None:
+    def absent(cluster: ProcessGroupCluster) -> None:
+        if cluster.local_ranks[0] == 1:
+            time.sleep(4)
+            return
+        with pytest.raises(PeerError) as error:
+            ProcessGroupCluster(timeout=1.5).open()
+        (tmp_path / "said").write_text(str(error.value))
+
+    with pytest.raises(WorkerError):  # gloo closes the connections of the given group after a timeout
+        run_workers(2, absent)
+    found = (tmp_path / "said").read_text()
+    assert found.startswith("rank 0 lost contact in making a group of its own, to which all workers must come: ")
+    assert "no sign of rank 1; " in found
+    assert "\n" not in found
 
 
 @pytest.mark.timeout(60)
-def test_a_peer_that_does_not_come_to_a_group_of_its_own_is_given_up_after_the_timeout() -> None:
-    """As one does that ended before it made its handle."""
-    found, _ = run_workers(2, _absent)
-    assert found.startswith("rank 0 lost contact in making a group of its own, to which all workers must come: ")
-    assert "\n" not in found
+def test_a_worker_that_died_before_is_named_at_once(tmp_path: Path) -> None:
+    """Rank 1 ends before it makes its handle; the others would wait for the default timeout of 1,800 s."""
+
+    def dying(cluster: ProcessGroupCluster) -> None:
+        rank = cluster.local_ranks[0]
+        if rank == 1:
+            time.sleep(0.5)  # until the others wait for it
+            os._exit(3)
+        began = time.monotonic()
+        with pytest.raises(PeerError) as error:
+            ProcessGroupCluster(timeout=1800).open()
+        (tmp_path / f"{rank}").write_text(f"{time.monotonic() - began} {error.value}")
+
+    with pytest.raises(WorkerError, match="worker 1 ended with exit code 3"):
+        run_workers(3, dying)
+    seconds, _, said = (tmp_path / "0").read_text().partition(" ")
+    assert float(seconds) < 5
+    assert "all workers must come: no sign of rank 1; " in said
 
 
 def _averages(cluster: ProcessGroupCluster) -> dict[str, torch.Tensor]:

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ __all__ = [
     "naming",
     "no_room",
     "open_regular",
+    "own_temporary_folder",
     "read_json",
     "read_regular",
     "read_tail",
@@ -192,3 +194,23 @@ def _expanded(node: Any, known: dict[int, int]) -> int:
         pairs = (child if isinstance(child, tuple) else (child,) for child in children)
         known[id(node)] = 1 + sum(_expanded(each, known) for pair in pairs for each in pair)
     return known[id(node)]
+
+
+def own_temporary_folder() -> Path | None:
+    """The user's ``spardl-UID`` folder in the temporary directory; created if missing, readable by the user alone.
+
+    Returns:
+        The folder, or ``None`` if no temporary directory is writable or another user owns the folder.
+    """
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    try:
+        folder = Path(tempfile.gettempdir()) / f"spardl-{user}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+        # Files in it are loaded as code: another user must not be able to place some there.
+        private = stat.S_ISDIR(found.st_mode) and (
+            os.name != "posix" or (found.st_uid, found.st_mode & 0o022) == (user, 0)
+        )
+    except OSError:
+        return None
+    return folder if private and os.access(folder, os.W_OK) else None

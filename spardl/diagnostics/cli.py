@@ -15,6 +15,7 @@ from spardl.basics.version import __version__
 from spardl.clusters.workers.processes import leave
 from spardl.diagnostics.commands.advise import advise
 from spardl.diagnostics.commands.doctor import doctor
+from spardl.diagnostics.commands.precompile import precompile
 from spardl.diagnostics.commands.profile import profile
 from spardl.diagnostics.commands.timeline import timeline
 
@@ -27,6 +28,7 @@ Examples:
   spardl profile training:make --out model.json           how long the layers of your model take
   spardl advise model.json --bandwidth network.yaml       which method and schedule to train it with
   spardl timeline model.json --workers 64                 what a step takes under every schedule
+  spardl precompile                                       compile all kernels on this machine
 """
 
 
@@ -45,7 +47,7 @@ def version() -> None:
     click.echo(f"spardl {__version__}, torch {torch.__version__}, Python {platform.python_version()}")
 
 
-for command in (doctor, profile, advise, timeline):
+for command in (doctor, profile, advise, timeline, precompile):
     front.add_command(command)
 
 

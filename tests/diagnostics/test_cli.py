@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -58,16 +59,32 @@ def test_help_has_a_line_for_each_command(capsys: pytest.CaptureFixture[str]) ->
     code, out, err = spoken(capsys, "--help")
     assert (code, err) == (0, "")
     commands = out.split("Commands:\n")[1].split("\n\n")[0].splitlines()
-    assert [line.split()[0] for line in commands] == ["advise", "doctor", "profile", "timeline", "version"]
+    assert [line.split()[0] for line in commands] == [
+        "advise",
+        "doctor",
+        "precompile",
+        "profile",
+        "timeline",
+        "version",
+    ]
     assert all(len(line.split()) > 3 and line.endswith(".") and not line.endswith("...") for line in commands)
     assert spoken(capsys)[1] == out
 
 
-@pytest.mark.parametrize("name", ["advise", "doctor", "profile", "timeline"])
+@pytest.mark.parametrize("name", ["advise", "doctor", "precompile", "profile", "timeline"])
 def test_each_command_has_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = spoken(capsys, name, "--help")
     assert code == 0
     assert f"  spardl {name}" in out.split("Examples:\n")[1]
+
+
+def test_kernels_are_compiled_by_method(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = spoken(capsys, "precompile", "topka", "--workers", "2")
+    assert code == 0
+    assert re.fullmatch(r"topka \.\.\. \d+\.\d s\n", out)
+    code, _, err = spoken(capsys, "precompile", "nosuch")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "nosuch" in err
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,13 +6,18 @@ installations without numba. The environment variable ``SPARDL_KERNELS=portable`
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Callable
 from functools import lru_cache
 from importlib.util import find_spec
+from typing import Any
 
 from torch import Tensor
 
-__all__ = ["compiled", "runs_triton"]
+from spardl.basics.files import own_temporary_folder
+
+__all__ = ["compiled", "njit", "runs_triton"]
 
 
 @lru_cache
@@ -32,3 +37,48 @@ def compiled(tensor: Tensor) -> bool:
 def runs_triton(tensor: Tensor) -> bool:
     """Whether Triton's kernels work on a ``tensor``, of any shape."""
     return tensor.device.type == "cuda" and _wanted() and _is_there("triton")
+
+
+def njit(**options: Any) -> Callable[[Any], Any]:
+    """``numba.njit``, also where numba finds no writable directory for its cache.
+
+    Numba refuses ``cache=True`` if neither the installation nor the user's cache directory is writable. The cache is
+    then in a temporary directory, or, if that is not writable either, each process compiles for itself.
+
+    Args:
+        **options: of ``numba.njit``.
+
+    Returns:
+        The decorator.
+    """
+    import numba  # noqa: PLC0415 - takes seconds to import
+
+    def decorate(function: Any) -> Any:
+        try:
+            return numba.njit(**options)(function)
+        except RuntimeError as error:
+            if not options.get("cache") or "no locator available" not in str(error):
+                raise
+        folder = _fallback_cache()
+        before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, folder or ""
+        try:
+            return numba.njit(**{**options, "cache": bool(folder)})(function)
+        finally:
+            numba.config.CACHE_DIR = before
+
+    return decorate
+
+
+@lru_cache
+def _fallback_cache() -> str | None:
+    """Where compiled kernels are cached if numba finds no place; says so once, in one process of a machine."""
+    private = own_temporary_folder()
+    folder = str(private / "numba") if private else None
+    where = f"the kernels are cached in {folder}" if folder else "every process compiles the kernels for itself"
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        logging.getLogger("spardl").warning(
+            "neither the installation nor the home directory is writable, so %s; set NUMBA_CACHE_DIR to a writable "
+            "directory to keep them",
+            where,
+        )
+    return folder

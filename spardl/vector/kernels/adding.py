@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.extending import overload
 
+from spardl.vector.kernels import njit
 from spardl.vector.kernels.sums import is_short, reaches, sum_at
 from spardl.vector.kernels.words import fetch, lowest_bit, number_of_bits
 

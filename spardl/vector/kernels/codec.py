@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from spardl.vector.bits import low_bits
+from spardl.vector.kernels import njit
 from spardl.vector.kernels.words import lowest_bit, number_of_bits
 
 __all__ = ["decode", "encode", "write"]

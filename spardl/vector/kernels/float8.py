@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from spardl.vector.kernels import njit
 from spardl.vector.kernels.magnitudes import largest
 
 __all__ = ["pack_float8", "read_float8"]

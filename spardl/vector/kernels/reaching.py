@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from spardl.vector.kernels import njit
 from spardl.vector.kernels.words import lowest_bit
 
 __all__ = ["collect", "search"]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from spardl.vector.kernels import njit
 from spardl.vector.kernels.entries import gather
 from spardl.vector.kernels.words import lowest_bit
 

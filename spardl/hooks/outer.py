@@ -5,9 +5,10 @@ Source: that of :class:`spardl.OuterSteps`, which does the same in the trainer, 
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -35,6 +36,10 @@ from spardl.schedules.update import unwrapped
 
 __all__ = ["Outer"]
 
+# Exchanges after which momentum is halfway from 0.5 to 1, and the outer rate where a residual replaces momentum: chosen
+# by short and long trainings (docs/your-own-loop.md).
+_RISING, _LR_WITH_RESIDUAL = 12, 1.5
+
 
 class Outer:
     """Calls ``optimizer.step()``, and after every so many steps averages how far the workers have come.
@@ -60,8 +65,11 @@ class Outer:
         optimizer: of these parameters, which each worker calls alone.
         method: a name (``spardl.method_names()``), or a :class:`Method`.
         every: steps between two exchanges.
-        lr: factor of the outer SGD's steps; 1 without momentum averages weights, as local SGD does.
-        momentum: factor of the outer SGD, Nesterov's; 0: none; ``None``: 0.9, and 0 with a method that has a residual.
+        lr: factor of the outer SGD's steps; 1 without momentum averages weights, as local SGD does; ``None``: 0.7, and
+            1.5 where ``momentum=None`` gives 0 and exchanges are neither delayed nor mixed.
+        momentum: factor of the outer SGD, Nesterov's; 0: none; ``None``: 0 with a method that has a residual, and
+            otherwise 0.5 in the first exchange, rising to 0.9 in the 49th. DiLoCo's is ``lr=0.7, momentum=0.9``, which
+            a training of a few dozen exchanges is too short for.
         fragments: parts of the model, of neighbouring layers and nearly as many entries each, that are exchanged in
             turns, each after every ``every`` steps.
         delay: local steps beside which a fragment is sent; 0: workers wait for it.
@@ -73,7 +81,7 @@ class Outer:
 
     Attributes:
         method: how differences are averaged.
-        momentum: factor of the outer SGD.
+        momentum: factor of the outer SGD; if it rises, its final value.
 
     Raises:
         ConfigError: if there are no parameters, or a value is out of range, or the method or an option is unknown, or
@@ -100,7 +108,7 @@ class Outer:
         method: MethodName | str | Method = "spardl",
         *,
         every: int = 30,
-        lr: float = 0.7,
+        lr: float | None = None,
         momentum: float | None = None,
         fragments: int = 1,
         delay: int = 0,
@@ -111,7 +119,7 @@ class Outer:
         **options: Any,
     ) -> None:
         check_kind("optimizer", optimizer, torch.optim.Optimizer)
-        outer = OuterSteps(every, lr, momentum, fragments, delay, mixing)
+        outer = OuterSteps(every, 0.7 if lr is None else lr, momentum, fragments, delay, mixing)
         check_seconds("timeout", timeout)
         named, self._frozen = trained_and_frozen(parameters)
         if not named:
@@ -120,6 +128,9 @@ class Outer:
         _check_trains(optimizer, {pair.parameter for pair in named})
         self.method = definite(choose_method(method, options), None)
         outer.check(self.method, clips=False)
+        alone = momentum is None and self.method.residual.remembers
+        if lr is None and alone and not delay and mixing == 1:
+            outer = replace(outer, lr=_LR_WITH_RESIDUAL)
         parts = cut(named, fragments)
         self._optimizer, self._outer, self._since, self._named = optimizer, outer, 0, named
         self._turns = Turns(every, fragments)
@@ -132,9 +143,17 @@ class Outer:
         self._anchors = [nn.Parameter(parameter.detach().clone()) for parameter in self._parameters]
         self._rule = outer.rule(self._anchors, self.method)
         self.momentum: float = self._rule.defaults["momentum"]
-        given = {"handle": "Outer", **asdict(outer), "momentum": self.momentum, **options_of(schedule)}
+        self._rises = momentum is None and self.momentum > 0
+        self._exchanges = [0] * fragments
+        given = {
+            "handle": "Outer",
+            **asdict(outer),
+            "momentum": momentum if self._rises else self.momentum,
+            **options_of(schedule),
+        }
         self._fragments = [Fragment(part, self.method, schedule, self._cluster, given) for part in parts]
         self._meter = Meter(self._cluster.ledgers[0], self._cluster.size)
+        _warn_of_ddp(self._parameters, group)
         self._begin_alike(group)
         self._begun = self._closed = False
         self._uncounted = 0
@@ -286,6 +305,9 @@ class Outer:
         anchors = [self._anchors[place] for place in fragment.places]
         for anchor, average in zip(anchors, fragment.averages(), strict=True):
             anchor.grad = average
+        if self._rises:
+            self._rule.param_groups[0]["momentum"] = _risen(self._exchanges[number], self.momentum)
+        self._exchanges[number] += 1
         self._rule.step()
         for anchor in anchors:
             anchor.grad = None
@@ -305,6 +327,7 @@ class Outer:
             **first,
             "outer": {
                 "since": self._since,
+                "exchanges": list(self._exchanges),
                 "left": list(self._turns.left),
                 "aloft": dict(self._turns.aloft),
                 "fragments": others,
@@ -344,6 +367,8 @@ class Outer:
             averager.receive()
             averager.load_state_dict(state)
         self._since = own["since"]
+        # A state without the number was saved when momentum did not rise.
+        self._exchanges = list(own.get("exchanges", [_RISING * 100] * len(self._fragments)))
         # What is sent whole needs no turns, which an older state lacks, and may be sent more often from here on.
         whole = [max(1, self._outer.every - own["since"])]
         self._turns.left = list(own["left"]) if own["fragments"] else whole
@@ -369,6 +394,27 @@ class Outer:
         self._closed = True
         self._hook.remove()
         self._cluster.release()
+
+
+def _risen(exchanges: int, final: float) -> float:
+    """Momentum after a number of exchanges: an average over no more of them than there were."""
+    return min(final, 1 - 0.5 / (1 + exchanges / _RISING))
+
+
+def _warn_of_ddp(parameters: list[nn.Parameter], group: Any) -> None:
+    """Local steps over gradients that DDP averages among the same ranks save no communication."""
+    ranks, own = set(dist.get_process_group_ranks(group or dist.group.WORLD)), set(parameters)
+    wraps = [each for each in gc.get_objects() if type(each) is nn.parallel.DistributedDataParallel]
+    for ddp in wraps:
+        shared = ranks & set(dist.get_process_group_ranks(ddp.process_group))
+        if len(shared) > 1 and not own.isdisjoint(ddp.parameters()):
+            warnings.warn(
+                "spardl: these parameters are in a DistributedDataParallel that averages the gradients of "
+                f"{len(shared)} of the same ranks in every step, so local steps save nothing; use the module "
+                "without it, or give it the process group of a node and Outer, as group=, one between nodes.",
+                stacklevel=3,
+            )
+            return
 
 
 def _check_trains(optimizer: torch.optim.Optimizer, parameters: set[nn.Parameter]) -> None:

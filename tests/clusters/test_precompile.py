@@ -66,7 +66,7 @@ from pathlib import Path
 made = []
 for number in range(6):
     place = Path(sys.argv[1]) / f"kernel{number}.py"
-    space = {}
+    space = {"__name__": "__main__"}
     exec(compile(f"def kernel(x):\\n    return x + {number}\\n", str(place), "exec"), space)
     made.append(njit(cache=True)(space["kernel"]))
 Path(sys.argv[1], f"ready{sys.argv[2]}").touch()

@@ -152,6 +152,83 @@ def test_a_residual_takes_the_place_of_momentum() -> None:
     assert run_workers(1, work) == [[0.9, 0.0, 0.5, 0.0]]
 
 
+def test_default_momentum_rises_and_default_rates_follow_it() -> None:
+    def work(cluster: ProcessGroupCluster) -> list[list[float]]:
+        (rank,) = cluster.local_ranks
+        found = []
+        for method, options in DEFAULTS:
+            model = made()
+            outer = spardl.Outer(model.named_parameters(), rule(model), method, every=1, **options)
+            momenta = []
+            for step in range(3):
+                backward(model, rank, step)
+                outer.step()
+                momenta.append(outer._rule.param_groups[0]["momentum"])
+            saved = outer.state_dict()
+            assert saved["outer"].pop("exchanges") == [3]
+            outer.load_state_dict(saved)  # of an older version
+            backward(model, rank, 3)
+            outer.step()
+            momenta.append(outer._rule.param_groups[0]["momentum"])
+            found.append([outer._rule.param_groups[0]["lr"], *momenta])
+            outer.close()
+        return found
+
+    for found in run_workers(2, work):
+        assert found == [
+            [0.7, 0.5, pytest.approx(1 - 0.5 / (1 + 1 / 12)), pytest.approx(1 - 0.5 / (1 + 2 / 12)), 0.9],
+            [0.7, 0.9, 0.9, 0.9, 0.9],
+            [1.5, 0.0, 0.0, 0.0, 0.0],
+            [0.7, 0.5, 0.5, 0.5, 0.5],
+        ]
+
+
+DEFAULTS = (
+    ("none", {}),
+    ("none", {"momentum": 0.9}),
+    ("spardl", {"density": 0.5}),
+    ("spardl", {"density": 0.5, "momentum": 0.5}),
+)
+
+
+def test_a_dozen_exchanges_learn_more_than_a_single_worker() -> None:
+    """With the defaults; a constant momentum of 0.9 and a rate of 0.7 with a residual did not."""
+
+    def work(cluster: ProcessGroupCluster) -> list[float]:
+        (rank,) = cluster.local_ranks
+        losses = []
+        for method, options in ((None, {}), ("none", {}), ("spardl", {"density": 0.25})):
+            torch.manual_seed(1)
+            model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
+            adamw = torch.optim.AdamW(model.parameters(), 3e-3)
+            outer = method and spardl.Outer(model.named_parameters(), adamw, method, every=10, **options)
+            source = torch.Generator().manual_seed(5 + rank)
+            for _ in range(120):
+                inputs, targets = _taught(16, source)
+                adamw.zero_grad()
+                nn.functional.mse_loss(model(inputs), targets).backward()
+                (outer or adamw).step()
+            if outer:
+                outer.close()
+            inputs, targets = _taught(4096, torch.Generator().manual_seed(99))
+            losses.append(nn.functional.mse_loss(model(inputs), targets).item())
+        return losses
+
+    rows = run_workers(4, work)
+    alone, dense, sparse = (sum(column) / len(rows) for column in zip(*rows, strict=True))
+    assert dense < alone
+    assert sparse < alone
+
+
+def _taught(examples: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Inputs and the noisy outputs of a fixed network."""
+    teacher = torch.Generator().manual_seed(0)
+    first, second = torch.randn(32, 64, generator=teacher) / 5.6, torch.randn(64, 8, generator=teacher) / 3
+    inputs = torch.randn(examples, 32, generator=source)
+    outputs = torch.relu(inputs @ first) @ second
+    return inputs, outputs + 0.3 * torch.randn(outputs.shape, generator=source)
+
+
 def test_gradients_of_the_loop_are_left_alone() -> None:
     def work(cluster: ProcessGroupCluster) -> bool:
         model = made()

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
 
 import spardl
 from spardl.basics.errors import ConfigError
@@ -139,3 +141,20 @@ def test_steps_that_nobody_counts_are_told_once(counted: bool) -> None:
     (said,) = run_workers(1, work)
     assert len(said) == (not counted)
     assert all("optimizer.step() was called 3 times, and Outer was told of none" in each for each in said)
+
+
+@pytest.mark.parametrize("within", [False, True], ids=["same ranks", "within a node"])
+def test_a_ddp_of_the_same_ranks_is_warned_of(within: bool) -> None:
+    def work(cluster: ProcessGroupCluster) -> list[str]:
+        (rank,) = cluster.local_ranks
+        groups = [dist.new_group([each]) for each in range(2)]
+        model = nn.parallel.DistributedDataParallel(made(), process_group=groups[rank] if within else None)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            outer = spardl.Outer(model.named_parameters(), rule(model), "none", every=2)
+        outer.close()
+        return [str(each.message) for each in caught if "spardl" in str(each.message)]
+
+    for said in run_workers(2, work):
+        assert len(said) == (not within)
+        assert all("averages the gradients of 2 of the same ranks in every step" in each for each in said)

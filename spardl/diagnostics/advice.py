@@ -125,6 +125,7 @@ class Advice:
             [
                 f"{head}: {self._verdict()}",
                 *(self._line(choice) for choice in self._rows()),
+                *self._preferring(),
                 *self._learning(),
                 *self._locally(),
                 *(f"  not compared: {reason}" for reason in self.left_out),
@@ -134,7 +135,7 @@ class Advice:
     def _verdict(self) -> str:
         gain, way = self.baseline.seconds / self.advised.seconds, self.advised.call
         if gain >= CLEAR:
-            return f"use {way}, {gain:.3g} times as fast as plain DDP"
+            return f"use {way}, {_times(gain)} times as fast as plain DDP"
         if self.advised == self.baseline:
             return "stay with plain DDP; nothing is faster"
         speed = f"only {gain:.3g} times as fast as" if gain >= _SEEN else "as fast as"
@@ -149,6 +150,14 @@ class Advice:
             yield (
                 f"  learning: at density={density:g} an entry is sent every {1 / density:,.0f} steps or so; in fewer "
                 f"than {10 / density:,.0f} steps look at the loss{beside}"
+            )
+
+    def _preferring(self) -> Iterator[str]:
+        """Why the advised way is not the fastest."""
+        if self.advised != self.best and self.baseline.seconds >= CLEAR * self.advised.seconds:
+            yield (
+                f'  preferred: "{self.advised.method}" loses nothing in training, and is within {CLEAR - 1:.0%} of the '
+                f'fastest, "{self.best.method}", which is less than the error of these predictions'
             )
 
     def _locally(self) -> Iterator[str]:
@@ -168,7 +177,19 @@ class Advice:
 
     def _line(self, choice: Choice) -> str:
         pays = "plain DDP" if choice == self.baseline else _pays(choice)
-        return f"  {1e3 * choice.seconds:10.4g} ms  {choice.bytes_sent / 1e6:8.4g} MB  {pays:24} {choice}"
+        return f"  {_digits(1e3 * choice.seconds):>10} ms  {_digits(choice.bytes_sent / 1e6):>8} MB  {pays:24} {choice}"
+
+
+def _digits(value: float) -> str:
+    """Two significant digits: what is measured does not repeat to more. No exponent."""
+    if not value or not math.isfinite(value):
+        return f"{value:g}"
+    places = 1 - math.floor(math.log10(abs(float(f"{value:.1e}"))))
+    return f"{round(value, places):.{max(0, places)}f}"
+
+
+def _times(gain: float) -> str:
+    return f"{gain:.2f}" if gain < 2 else _digits(gain)
 
 
 def _price() -> str:
@@ -185,4 +206,4 @@ def _pays(choice: Choice) -> str:
         return "dense"
     if choice.break_even_gbit == math.inf:
         return "pays on any network"
-    return f"pays below {choice.break_even_gbit:.3g} Gbit/s" if choice.break_even_gbit else "never pays"
+    return f"pays below {_digits(choice.break_even_gbit)} Gbit/s" if choice.break_even_gbit else "never pays"

@@ -97,14 +97,14 @@ def advise(
         >>> print(spardl.advise(nn.Linear(1000, 1000), "1gbit", workers=8, compressing=compressing))
         1,001,000 parameters, 8 workers, 1 Gbit/s, communication alone:
             use spardl.attach(model, "spardl", density=0.01, teams=2, schedule="wfbp", optimizer=optimizer),
-            19.2 times as fast as plain DDP
-          2.951 ms   0.08742 MB  pays below 35.7 Gbit/s   "spardl", density=0.01, teams=2, schedule="wfbp"
-          3.028 ms   0.09069 MB  pays below 34.5 Gbit/s   "spardl", density=0.01, teams=1, schedule="wfbp"
-          3.171 ms   0.06798 MB  pays below 28.8 Gbit/s   "oktopk", density=0.01, schedule="wfbp"
-          3.906 ms     0.063 MB  pays below 20.6 Gbit/s   "powersgd", rank=4, schedule="wfbp"
-          5.052 ms    0.3625 MB  pays below 36.6 Gbit/s   "topka", density=0.01, schedule="wfbp"
-          30.73 ms     3.503 MB  pays below 14 Gbit/s     "bf16", schedule="wfbp"
-          56.76 ms     7.007 MB  plain DDP                "none", schedule="wfbp"
+            19 times as fast as plain DDP
+                 3.0 ms     0.087 MB  pays below 36 Gbit/s     "spardl", density=0.01, teams=2, schedule="wfbp"
+                 3.0 ms     0.091 MB  pays below 35 Gbit/s     "spardl", density=0.01, teams=1, schedule="wfbp"
+                 3.2 ms     0.068 MB  pays below 29 Gbit/s     "oktopk", density=0.01, schedule="wfbp"
+                 3.9 ms     0.063 MB  pays below 21 Gbit/s     "powersgd", rank=4, schedule="wfbp"
+                 5.1 ms      0.36 MB  pays below 37 Gbit/s     "topka", density=0.01, schedule="wfbp"
+                  31 ms       3.5 MB  pays below 14 Gbit/s     "bf16", schedule="wfbp"
+                  57 ms       7.0 MB  plain DDP                "none", schedule="wfbp"
           learning: at density=0.01 an entry is sent every 100 steps or so;
             in fewer than 1,000 steps look at the loss beside that of "powersgd" or "bf16"
     """

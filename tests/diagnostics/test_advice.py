@@ -168,7 +168,7 @@ def test_schedules_are_those_of_attach() -> None:
 @pytest.mark.parametrize(
     ("seconds", "method", "said"),
     [
-        (1.0, "topka", 'use spardl.attach(model, "topka", schedule="wfbp"), 2 times as fast as plain DDP'),
+        (1.0, "topka", 'use spardl.attach(model, "topka", schedule="wfbp"), 2.0 times as fast as plain DDP'),
         (1.9, "topka", 'use spardl.attach(model, "topka", schedule="wfbp"), 1.05 times as fast as plain DDP'),
         (1.95, "topka", 'stay with plain DDP; spardl.attach(model, "topka", schedule="wfbp") is only 1.03 times as'),
         (1.999, "topka", 'stay with plain DDP; spardl.attach(model, "topka", schedule="wfbp") is as fast as plain DDP'),
@@ -194,8 +194,10 @@ def test_what_learns_as_dense_is_advised_where_it_is_about_as_fast(seconds: floa
     learning = [line for line in str(advice).splitlines() if "learning:" in line]
     if advised == "bf16":
         assert not learning
-        assert 'use spardl.attach(model, "bf16", schedule="wfbp"), 2.08 times' in str(advice)
+        assert '  preferred: "bf16" loses nothing in training, and is within 5% of the fastest, "topka"' in str(advice)
+        assert 'use spardl.attach(model, "bf16", schedule="wfbp"), 2.1 times' in str(advice)
     else:
+        assert "preferred:" not in str(advice)
         assert learning == [
             "  learning: at density=0.002 an entry is sent every 500 steps or so; in fewer than 5,000 steps look at "
             'the loss beside that of "bf16"'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -85,6 +86,20 @@ def test_kernels_are_compiled_by_method(capsys: pytest.CaptureFixture[str]) -> N
     code, _, err = spoken(capsys, "precompile", "nosuch")
     assert (code, err.count("\n")) == (2, 1)
     assert "nosuch" in err
+
+
+@pytest.mark.parametrize("command", ["advise", "timeline"])
+def test_both_names_of_the_network_are_known(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = spoken(capsys, command, "--help")
+    assert "--network, --bandwidth" in out
+
+
+def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for load, said in ((100.0, 1), (0.0, 0)):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        monkeypatch.setattr(os, "cpu_count", lambda: 4)
+        _, _, err = spoken(capsys, "advise", "nosuch.json")
+        assert err.count("this machine is busy (load 100.0 on 4 cores)") == said
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:

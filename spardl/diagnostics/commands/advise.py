@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,6 +18,8 @@ from spardl.diagnostics.measuring import Compressing, measured
 
 __all__ = ["advise"]
 
+# Share of the cores that others may use.
+_BUSY = 0.5
 _EXAMPLES = """\b
 Examples:
   spardl advise model.json --bandwidth 1gbit --workers 8
@@ -27,7 +30,9 @@ Examples:
 @click.command(epilog=_EXAMPLES)
 @click.argument("profile", type=click.Path(path_type=Path, dir_okay=False))
 @click.option(
+    "--network",
     "--bandwidth",
+    "bandwidth",
     default="1gbit",
     show_default=True,
     help=f"Like 1gbit, one of {', '.join(PRESETS)}, or a file by spardl doctor --out.",
@@ -42,10 +47,24 @@ def advise(profile: Path, bandwidth: str, workers: int, compute: float | None, d
     is predicted. The first line can be pasted into a training loop with DDP; the table compares it with plain DDP.
     """
     torch.set_num_threads(1)
-    network: str | Network = parse_network(bandwidth, "--bandwidth") if Path(bandwidth).is_file() else bandwidth
+    _tell_if_busy()
+    network: str | Network = parse_network(bandwidth, "--network") if Path(bandwidth).is_file() else bandwidth
     found = Profile.read(profile)
     compressing = _telling(measured(workers, torch.device("cpu"), found.layout)) if workers > 1 else None
     click.echo(advised(found, network, workers, compute_seconds=compute, density=density, compressing=compressing))
+
+
+def _tell_if_busy() -> None:
+    """What is measured next to other work is too long, and differs from run to run."""
+    if not hasattr(os, "getloadavg"):
+        return
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > _BUSY * cores:
+        click.echo(
+            f"this machine is busy (load {load:.1f} on {cores} cores): compressing will look slower than it is; "
+            "measure again when it is idle",
+            err=True,
+        )
 
 
 def _telling(compressing: Compressing) -> Compressing:

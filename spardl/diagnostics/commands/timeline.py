@@ -148,6 +148,8 @@ def timeline_command(
     @click.option("--workers", type=int, default=64, show_default=True)
     @click.option(
         "--network",
+        "--bandwidth",
+        "network",
         default="ethernet_10g",
         show_default=True,
         help=f"One of {', '.join(PRESETS)}, or a file by spardl doctor --out.",

@@ -149,7 +149,7 @@ def check_methods(cluster: ProcessGroupCluster, findings: Findings) -> None:
     if done < len(methods):
         findings.warn(
             f"methods: {', '.join(list(methods)[done:])} not checked, as the others took {spent:.0f} s; run this again "
-            "when less else is done here"
+            "when less else is done here, or spardl doctor --thorough"
         )
     elif findings.failures == before:
         named = sum(name in methods for name in method_names())

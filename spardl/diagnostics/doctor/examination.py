@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,8 +25,12 @@ from spardl.clusters.workers.membership import Membership
 from spardl.clusters.workers.processes import run_processes
 from spardl.diagnostics.doctor import alpha_beta, board, correctness, installation, links, peers
 from spardl.diagnostics.doctor.findings import Findings
+from spardl.method.method import Method
 
 __all__ = ["Examination", "Settings", "examine"]
+
+# Seconds after which kernels of no further method are compiled: with all checks, the doctor takes a minute.
+_COMPILING = 25.0
 
 
 @dataclass(frozen=True)
@@ -141,8 +146,22 @@ def examine(settings: Settings, member: Membership | None) -> bool:
     """
     torch.set_num_threads(1)
     # Compiled once, before workers are forked and before they wait for one another.
-    precompile(torch.float32, correctness.every_method(Findings(False)).values())
+    precompile(torch.float32, _within_budget(speaks=member is None or member.rank == 0))
     return _join(settings, member) if member else _start(settings)
+
+
+def _within_budget(speaks: bool) -> Iterator[Method]:
+    """The methods that the doctor checks, as far as they can be compiled in time; on a warm cache these are all."""
+    began = time.perf_counter()
+    if speaks:
+        print(f"compiling kernels, for at most {_COMPILING:.0f} s ...", file=sys.stderr, flush=True)
+    methods = correctness.every_method(Findings(False))
+    for done, (name, method) in enumerate(methods.items(), start=1):
+        if time.perf_counter() - began > _COMPILING:
+            return
+        if speaks:
+            print(f"compiling kernels: {name} ({done} of {len(methods)})", file=sys.stderr, flush=True)
+        yield method
 
 
 def _start(settings: Settings) -> bool:

@@ -44,7 +44,8 @@ def attach(
         schedule: ``"wfbp"`` (groups of ``bucket_mb``), ``"mg_wfbp"`` or ``"layer_fusion"`` (groups as measured in the
             first steps), ``"dear"`` (sends during the next forward pass as well), or a schedule: ``spardl.Wfbp(50)``.
         optimizer: of the model, SGD, Adam or AdamW: most sparse methods then average its updates instead of gradients.
-            Each worker keeps moments of its own, and ``step()`` only applies averages. With ``"dear"`` it orders an
+            Each worker keeps moments of its own, taken over from a trained optimizer, and ``step()`` only applies
+            averages. With ``"dear"`` it orders an
             update that the next forward pass makes: read weights after ``handle.flush()``; state_dicts do that.
         clip_norm: largest 2-norm of each worker's own gradient then; with ``"dear"`` otherwise that of the average.
         **options: of the method, for instance ``density=0.01``, ``teams=2``; see :class:`Recipe`.

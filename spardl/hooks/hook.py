@@ -177,6 +177,7 @@ class Hook:
         if self._averager is not None:
             self._averager.give_up()
             self._inherit(self._averager)
+            self._applied.take_over(self._averager)
 
     def _put(self, averager: Averager, bucket: _Bucket) -> None:
         if self._formed is not None:
@@ -212,6 +213,7 @@ class Hook:
         shown = {parameter for bucket in self._buckets for parameter in bucket.views}
         averager = self._made_of([pair for pair in self._named if pair.parameter in shown])
         self._inherit(averager)
+        self._applied.take_over(averager)
         for bucket in self._buckets:
             self._put(averager, bucket)
         return averager

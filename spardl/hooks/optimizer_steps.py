@@ -37,6 +37,7 @@ class OptimizerSteps:
         delayed: bool = False,
     ) -> None:
         self._averager, self._delayed = averager, delayed
+        self._replaced = False
         self._plain = PlainSteps.of(method.momentum, optimizer, self._look)
         self._unapplied: Unapplied | None = None
         if optimizer is not None and (self._plain or (delayed and method.carries)):
@@ -52,6 +53,19 @@ class OptimizerSteps:
                 self._unapplied.check_due(parameters)
             averager.check_unchanged(parameters)
 
+    def take_over(self, averager: Averager) -> None:
+        """Moves the optimizer's state, if it has any, to ``averager``; call before each step's first gradient.
+
+        A handle's state that was loaded since the last step, and has steps, takes precedence: older versions left the
+        moments of a training before ``attach`` in the optimizer's checkpoint.
+        """
+        if self._plain:
+            gradient, carried = averager.gradient, averager.engine.carried
+            stale = self._replaced and carried.states[0][0].step > 0
+            scale = averager.engine.scale
+            self._plain.take_over(carried, gradient.names, gradient.parameters, scale, stale=stale)
+        self._replaced = False
+
     def averaged(self) -> None:
         """There are averages, which the optimizer is to apply; warns, once, where those before were not.
 
@@ -63,6 +77,7 @@ class OptimizerSteps:
 
     def forget(self) -> None:
         """What was carried over was replaced."""
+        self._replaced = True
         if self._unapplied:
             self._unapplied.forget()
 

@@ -142,7 +142,12 @@ class Synchronizer:
     def _arrive(self, number: int, parameter: Tensor) -> None:
         self._averager.engine.note(number)
         if self._watches:
-            self._averager.put(number, parameter.grad)
+            self._put(number, parameter.grad)
+
+    def _put(self, number: int, gradient: Tensor | None) -> None:
+        if not self._averager.begun:
+            self._applied.take_over(self._averager)
+        self._averager.put(number, gradient)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -165,7 +170,7 @@ class Synchronizer:
         check_frozen(self._frozen)
         for number in self._averager.missing():
             gradient = self._parameters[number].grad
-            self._averager.put(number, gradient)
+            self._put(number, gradient)
             if gradient is not None and gradient.any():
                 self._averager.note(number)  # the loop set it, and no hook has seen it
         self._averager.wait()

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from spardl.basics.checks import check_kind
 from spardl.basics.errors import ConfigError
@@ -21,7 +22,7 @@ from spardl.method.method import Method
 from spardl.method.momentum import AutoMomentum, Momentum, OptimizerMomentum, SgdMomentum
 from spardl.method.residuals import ErrorFeedback
 
-__all__ = ["check_moved", "coupled_decay", "definite", "rule_of"]
+__all__ = ["Trained", "check_moved", "coupled_decay", "definite", "rule_of", "trained_moments"]
 
 _Group = Mapping[str, Any]
 
@@ -149,3 +150,49 @@ def coupled_decay(optimizer: torch.optim.Optimizer, group: _Group) -> float:
     """
     coupled = type(optimizer) is not torch.optim.AdamW and not group.get("decoupled_weight_decay", False)
     return float(group["weight_decay"]) if coupled else 0.0
+
+
+class Trained(NamedTuple):
+    """Moments of one parameter, converted from the state of a trained optimizer; empty tensors where it has none.
+
+    Attributes:
+        velocity: of the gradients, shape (n,).
+        variance: of their squares, shape (n,).
+    """
+
+    velocity: Tensor
+    variance: Tensor
+
+
+def trained_moments(
+    momentum: Momentum, group: _Group, state: Mapping[str, Any], like: Tensor, updates: int
+) -> Trained | None:
+    """Converts the state of a trained optimizer for one parameter into moments that a worker can continue with.
+
+    A running mean with share ``b`` after ``t`` steps estimates ``mean / (1 - b**t)``. The worker may use another share,
+    and has one step count for all parameters; the conversion keeps each estimate.
+
+    Args:
+        momentum: of the workers, taken from an optimizer of that kind.
+        group: of the optimizer that has the parameter.
+        state: of the optimizer for the parameter.
+        like: the parameter.
+        updates: step count of the workers from here on.
+
+    Returns:
+        Moments, or ``None`` if the state lacks what Adam needs. SGD without a buffer begins with zeros as in torch.
+    """
+    empty = like.new_empty(0)
+    if not isinstance(momentum, AdamMomentum):
+        buffer = state.get("momentum_buffer")
+        return Trained((torch.zeros_like(like) if buffer is None else buffer).reshape(-1), empty)
+    if not {"step", "exp_avg", "exp_avg_sq"} <= state.keys():
+        return None
+    steps = int(state["step"])
+    if not steps:
+        return None
+    first, second = (
+        (1 - mine**updates) / (1 - theirs**steps) for mine, theirs in zip(momentum.betas, group["betas"], strict=True)
+    )
+    velocity = state["exp_avg"].reshape(-1) * first if momentum.betas[0] else empty
+    return Trained(velocity, state["exp_avg_sq"].reshape(-1) * second)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 
 from spardl.basics.errors import ConfigError
 from spardl.method.momentum import Momentum
-from spardl.method.moving import check_moved, coupled_decay, rule_of
+from spardl.method.moving import Trained, check_moved, coupled_decay, rule_of, trained_moments
+from spardl.schedules.carried import Carried
 from spardl.schedules.update import runs_closure
 
 __all__ = ["PlainSteps", "decay_of"]
@@ -23,7 +25,7 @@ class PlainSteps:
     is 0 where weight decay is a part of the gradient (SGD, Adam), and then goes through the moments as well.
 
     Args:
-        optimizer: of a kind that can be moved. It keeps no state from here on.
+        optimizer: of a kind that can be moved. It keeps its state until ``take_over``.
         momentum: what takes the place of its state.
         check: is called with the parameters before a step, and may raise.
 
@@ -39,6 +41,7 @@ class PlainSteps:
     ) -> None:
         check_moved(momentum, optimizer)
         self._optimizer, self._check, self._rule = optimizer, check, rule_of(optimizer)
+        self._momentum = momentum
         self._averages: list[tuple[nn.Parameter, Tensor]] = []
         self._hooks = [
             optimizer.register_step_pre_hook(self._hide),
@@ -90,13 +93,65 @@ class PlainSteps:
                         parameter.mul_(1 - rate * decay)
                     parameter.add_(average, alpha=-rate)
 
-    def close(self) -> None:
-        """The optimizer's steps are its own again; its state begins anew."""
-        for hook in self._hooks:
-            hook.remove()
+    def take_over(
+        self, carried: Carried, names: Sequence[str], parameters: Sequence[nn.Parameter], scale: float, *, stale: bool
+    ) -> None:
+        """Moves state that the optimizer has to this worker's moments, and frees it; call between two steps.
+
+        An optimizer has state if it was trained without averages, or loaded the checkpoint of such a training.
+
+        Args:
+            carried: moments of this worker.
+            names: of the parameters, in the order of ``carried``.
+            parameters: in the same order.
+            scale: of gradients in the moments.
+            stale: whether ``carried`` was loaded after the optimizer's state was saved; the state is only freed then.
+        """
+        if not self._optimizer.state:
+            return
+        groups = {each: group for group in self._optimizer.param_groups for each in group["params"]}
+        states = [self._optimizer.state.get(parameter, {}) for parameter in parameters]
+        if not stale and any(states):
+            updates = max((int(state.get("step", 0)) for state in states), default=0)
+            found = [
+                trained_moments(self._momentum, groups[parameter], state, parameter, updates)
+                for parameter, state in zip(parameters, states, strict=True)
+            ]
+            lacking = [name for name, moments in zip(names, found, strict=True) if moments is None]
+            if lacking:
+                self._warn_of(lacking, len(names))
+            else:
+                _copy([each for each in found if each is not None], carried, scale, updates)
+        self._free()
+
+    def _warn_of(self, lacking: Sequence[str], averaged: int) -> None:
+        warnings.warn(
+            f"spardl: {type(self._optimizer).__name__} has no trained moments for {len(lacking)} of the {averaged} "
+            f"averaged parameters (first: {lacking[0]}), so those of the others are dropped and the moments before "
+            "compression continue without them; expect larger updates for some dozens of steps, or restart the "
+            "learning-rate warm-up",
+            stacklevel=4,
+        )
+
+    def _free(self) -> None:
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
-                self._optimizer.state.pop(parameter, None)  # of steps before it was moved
+                self._optimizer.state.pop(parameter, None)
+
+    def close(self) -> None:
+        """The optimizer's steps are its own again; state that was moved begins anew."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+@torch.no_grad()
+def _copy(found: Sequence[Trained], carried: Carried, scale: float, updates: int) -> None:
+    for number, moments in enumerate(found):
+        _, velocity, variance = carried.of(number)
+        velocity.copy_(moments.velocity * scale)
+        variance.copy_(moments.variance)
+    carried.count_updates(updates)
+    carried.changed()
 
 
 def decay_of(momentum: Momentum, optimizer: torch.optim.Optimizer | None) -> Callable[[nn.Parameter], float] | None:

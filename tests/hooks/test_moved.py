@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -151,6 +153,119 @@ def test_one_worker_that_sends_all_is_torchs_own(name: str) -> None:
         return {each: float((weights - plain).abs().max()) for each, weights in found.items()}
 
     assert all(difference < 1e-11 for difference in both(1, work).values())
+
+
+def trained_before(name: str, handle_of: Callable[..., Any], *, late: bool = False) -> Loop:
+    """A loop that trained densely for four steps; then a handle was attached, before (``late``) or after its state."""
+    method = {"options": {"method": whole(name)}} if handle_of is alone else {}
+    before = Loop(None, OPTIMIZERS[name])
+    before.run(range(4))
+    if not late:
+        before.handle_of = handle_of
+        target = before.model if handle_of is alone else before.ddp
+        before.handle = handle_of(target, optimizer=before.optimizer, **method.get("options", {}))
+        before.ddp = target
+        return before
+    loop = Loop(handle_of, OPTIMIZERS[name], **method)
+    loop.run(range(1))
+    for mine, other in ((loop.model, before.model), (loop.optimizer, before.optimizer), (loop.rates, before.rates)):
+        mine.load_state_dict(copy.deepcopy(other.state_dict()))
+    return loop
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("late", [False, True], ids=["attached", "loaded"])
+def test_state_of_a_trained_optimizer_is_taken_over(name: str, late: bool) -> None:
+    """Adam's share of squares is the optimizer's here, so that one worker must train as torch does."""
+
+    def work() -> dict[str, float]:
+        plain = Loop(None, OPTIMIZERS[name]).run()
+        found = {}
+        for each, handle_of in (("wfbp", attached(whole(name))), ("alone", alone)):
+            loop = trained_before(name, handle_of, late=late)
+            found[each] = float((loop.run(range(4, STEPS)) - plain).abs().max())
+            found[f"{each} state"] = len(loop.optimizer.state)
+        return found
+
+    assert all(value < 1e-11 for value in both(1, work).values())
+
+
+def test_dear_takes_over_the_state_of_a_trained_optimizer() -> None:
+    def work() -> list[float]:
+        plain = Loop(None, adamw).run()
+        loop = trained_before("adamw", attached(whole("adamw"), schedule="dear"))
+        return [float((loop.run(range(4, STEPS)) - plain).abs().max()), len(loop.optimizer.state)]
+
+    difference, left = both(1, work)
+    assert difference < 1e-11
+    assert left == 0
+
+
+def test_recommended_recipe_keeps_the_size_of_trained_updates() -> None:
+    """Its share of squares differs from the optimizer's; an estimate that began at zero would be one gradient."""
+
+    def work() -> float:
+        loop = Loop(None, adamw)
+        loop.run(range(30))
+        groups = {each: group for group in loop.optimizer.param_groups for each in group["params"]}
+        squares = {
+            each: state["exp_avg_sq"] / (1 - groups[each]["betas"][1] ** int(state["step"]))
+            for each, state in loop.optimizer.state.items()
+        }
+        handle = spardl.attach(loop.ddp, "spardl", density=1.0, scope="model", optimizer=loop.optimizer)
+        loss_of(loop.ddp, batches(loop.model, [30])[0]).backward()
+        state = handle.state_dict()
+        variance = torch.cat([group["variance"] for group in state["groups"]])
+        after = variance.sum() / (1 - 0.9 ** state["groups"][0]["updates"])
+        return float(after / sum(each.sum() for each in squares.values()))
+
+    assert 0.85 < both(1, work) < 1.2
+
+
+def test_trained_state_of_some_parameters_is_refused_with_a_warning() -> None:
+    def work() -> list[str]:
+        loop = Loop(None, adamw)
+        loop.run(range(2))
+        del loop.optimizer.state[next(loop.model.parameters())]
+        loop.handle_of = attached(PART)
+        loop.handle = loop.handle_of(loop.ddp, optimizer=loop.optimizer)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            loop.run(range(2, 4))
+        return [str(each.message) for each in caught]
+
+    (line,) = both(1, work)
+    assert "AdamW has no trained moments for 1 of the 13 averaged parameters (first: embed.weight)" in line
+
+
+def test_detach_before_the_first_step_leaves_the_optimizer_its_state() -> None:
+    def work() -> bool:
+        plain = Loop(None, adamw).run()
+        loop = Loop(None, adamw)
+        loop.run(range(4))
+        attached(PART)(loop.ddp, optimizer=loop.optimizer).detach()
+        return torch.equal(loop.run(range(4, STEPS)), plain)
+
+    assert both(1, work)
+
+
+def test_loaded_handle_state_wins_over_moments_in_an_old_checkpoint() -> None:
+    """Earlier versions left the moments of a training before attach() in the optimizer's checkpoint."""
+
+    def work() -> bool:
+        loop = trained_before("adamw", attached(PART))
+        stale = copy.deepcopy(loop.optimizer.state_dict()["state"])
+        loop.run(range(4, 6))
+        groups = copy.deepcopy(loop.optimizer.state_dict()["param_groups"])
+        saved = [copy.deepcopy(part.state_dict()) for part in (loop.model, loop.rates, loop.handle)]
+        expected = loop.run(range(6, STEPS))
+        again = Loop(attached(PART))
+        for part, values in zip((again.model, again.rates, again.handle), saved, strict=True):
+            part.load_state_dict(values)
+        again.optimizer.load_state_dict({"state": stale, "param_groups": groups})
+        return torch.equal(again.run(range(6, STEPS)), expected)
+
+    assert both(2, work)
 
 
 @pytest.mark.parametrize("name", ["sgd", "nesterov"])

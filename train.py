@@ -88,6 +88,7 @@ from spardl.training.runs import Run, UnfinishedError, finished_run
 from spardl.training.settings import Settings
 from spardl.training.targets import public
 from spardl.training.task import Task
+from spardl.vector.kernels import compiled
 from spardl.vector.wire import Wire
 from tasks.datasets.base import Dataset
 
@@ -131,7 +132,7 @@ def build(config: DictConfig) -> Experiment:
     Raises:
         ConfigError: if they do not, or a value is out of range.
     """
-    plain: dict[str, Any] = whole(public(OmegaConf.to_container(config, resolve=True)))
+    plain: dict[str, Any] = whole(public(OmegaConf.to_container(config, resolve=True)), KINDS)
     quiet = not leads(os.environ)
     with announced("preparing the data", quiet=quiet):
         dataset = build_dataset(plain)
@@ -370,9 +371,20 @@ def _check_words(words: Sequence[str]) -> None:
     parser: Any = get_args_parser()
     parser.error = _refuse_option
     parser.parse_args(words)
+    compiled(torch.empty(0))  # refuses unknown values of SPARDL_KERNELS before there is a folder
+    _check_sweep([word for word in words if not word.startswith("-")])
     for word in words:
         if word.lstrip("+~").startswith("hydra") and "_target_" in word:
             raise ConfigError(f"{word} cannot be used: what Hydra itself is made of stays as it is")
+
+
+def _check_sweep(words: Sequence[str]) -> None:
+    """Refuses an override that makes a sweep of no runs; Hydra reports those that cannot be parsed."""
+    for word in words:
+        with suppress(HydraException, ValueError):
+            override = OverridesParser.create().parse_override(word)
+            if override.is_sweep_override() and next(override.sweep_iterator(), None) is None:
+                raise ConfigError(f"{word} has no values, so the sweep has no runs; range(A,B) leaves B out")
 
 
 def _refuse_option(message: str) -> NoReturn:

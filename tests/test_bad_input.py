@@ -59,6 +59,12 @@ CASES = {
     "~optimizer": "this configuration has no optimizer; choose one with optimizer=NAME",
     "~training": "this configuration has no training; leave ~training away",
     "~output_dir": "this configuration has no output_dir; leave ~output_dir away",
+    "compressor=int4 compressor.block=99999999999999999999": "at least 1 and at most 16777216, got 99999999999999999999",
+    "start_from=": "start_from must be a checkpoint, RUN/checkpoints/step-NUMBER, or null, got ''",
+    "+foo=1": "foo=1 is not a setting of this program; remove it",
+    "+start_frm=x": "did you mean start_from?",
+    "-m seed=range(1,1)": "seed=range(1,1) has no values, so the sweep has no runs",
+    "schedule=dear compressor=powersgd communicator=dense": "makes several sums in turn",
     "nonsense=1": "Could not override 'nonsense'",
     "compressor.nonsense=1": "Could not override 'compressor.nonsense'",
     "+compressor.nonsense=1": "unexpected keyword argument 'nonsense'",
@@ -167,6 +173,13 @@ def test_a_file_that_is_no_yaml(text: str, tmp_path: Path, capfd: pytest.Capture
     place = f"hydra.searchpath=[file://{tmp_path}]"
     assert here(place, "+experiment=mine", f"output_dir={tmp_path / 'out'}") == 2
     assert "mine.yaml" in one_line(capfd.readouterr().err)
+
+
+def test_unknown_kernels(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARDL_KERNELS", "fast")
+    assert here(f"output_dir={tmp_path / 'out'}") == 2
+    assert "SPARDL_KERNELS must be compiled or portable, got 'fast'" in one_line(capfd.readouterr().err)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", ""])

@@ -40,19 +40,22 @@ def is_finite(value: Any) -> bool:
     return is_a(float, value) and math.isfinite(value)
 
 
-def check_whole(name: str, value: Any, least: int | None = None) -> None:
+def check_whole(name: str, value: Any, least: int | None = None, most: int | None = None) -> None:
     """Accepts a whole number.
 
     Args:
         name: of the setting.
         value: what was given.
         least: the smallest number that is accepted; ``None``: any.
+        most: the largest one; ``None``: any.
 
     Raises:
-        ConfigError: if it is something else, or smaller.
+        ConfigError: if it is something else, smaller or larger.
     """
-    if not is_a(int, value) or (least is not None and value < least):
+    inside = is_a(int, value) and (least is None or value >= least) and (most is None or value <= most)
+    if not inside:
         limit = "" if least is None else f", at least {least}"
+        limit += "" if most is None else f" and at most {most}"
         raise ConfigError(f"{name} must be a whole number{limit}, got {value!r}")
 
 

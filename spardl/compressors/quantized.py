@@ -94,6 +94,8 @@ class _Float8(NamedTuple):
 FORMATS: Mapping[str, _Format] = MappingProxyType(
     {"int8": _Integers(8), "int4": _Integers(4), "int2": _Integers(2), "fp8": _Float8()}
 )
+# Vectors are padded to whole blocks, so a larger one would only take memory: 64 MiB in float32 at most.
+_LARGEST_BLOCK = 1 << 24
 ROUNDINGS = ("nearest", "stochastic")
 
 
@@ -126,7 +128,7 @@ class Quantized(CodeCompressor):
 
     def __post_init__(self) -> None:
         check_choice("compressor.format", self.format, FORMATS)
-        check_whole("compressor.block", self.block, least=1)
+        check_whole("compressor.block", self.block, least=1, most=_LARGEST_BLOCK)
         check_choice("compressor.rounding", self.rounding, ROUNDINGS)
         check_flag("compressor.rotate", self.rotate)
         check_whole("compressor.exempt", self.exempt, least=0)

@@ -133,7 +133,9 @@ class Averager:
         if not self.engine.awaits(number):
             raise SpardlError(
                 f"a second gradient of {name} came before the first was averaged; leave all backward passes of a step "
-                "but the last to no_sync(), or, after one that failed, let all workers call wait()"
+                "but the last to no_sync(); if reentrant checkpoints share a layer, pass use_reentrant=False, or run "
+                "the backward pass in no_sync() and then call wait(); after a pass that failed, let all workers call "
+                "wait()"
             )
         self._sent = True
         self.gradient.put(number, gradient)

@@ -111,6 +111,11 @@ def check_update(
         return
     if not (is_finite(clip_norm) and clip_norm > 0):
         raise ConfigError(f"clip_norm must be a number above 0, or None, got {clip_norm!r}")
+    if optimizer is None:
+        raise ConfigError(
+            f"clip_norm={clip_norm} needs optimizer= (SGD, Adam or AdamW of torch.optim): with it each worker's own "
+            "gradient is clipped before compression; without it call clip_grad_norm_() between backward() and step()"
+        )
     if not isinstance(schedule, Dear) and not method.momentum.moved:
         raise ConfigError(
             f"clip_norm is for schedule=dear, or a momentum that is moved before compression; with schedule="

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from spardl.basics.errors import ConfigError
@@ -24,6 +25,11 @@ def check_wrapped(ddp: nn.Module) -> None:
         raise ConfigError(
             "attach() needs the DistributedDataParallel itself, and torch.compile() has wrapped it; call "
             "spardl.attach(ddp_model, ...) first, then torch.compile(ddp_model)"
+        )
+    if isinstance(ddp, FSDPModule):
+        raise ConfigError(
+            f"attach() needs a DistributedDataParallel, got a {type(ddp).__name__} that fully_shard() sharded; call "
+            "spardl.attach_fsdp(model, ..., group=...)"
         )
     if not isinstance(ddp, DistributedDataParallel):
         raise ConfigError(

@@ -167,6 +167,11 @@ class Method:
             ConfigError: if this one may not; the message names what would.
         """
         several = isinstance(self.compressor, DenseCompressor) and not self.compressor.one_sum
+        if several and self.communicator.splits:
+            raise ConfigError(
+                f"compressor={self.compressor.name} makes several sums in turn, which cannot be cut into a "
+                "reduce-scatter and an all-gather; use another compressor, or another schedule such as wfbp"
+            )
         if not self.communicator.splits or several:
             raise ConfigError(
                 f"compressor={self.compressor.name} with communicator={self.communicator.name} cannot be cut into a "

@@ -45,6 +45,11 @@ _DECAY = 0.98
 # A memory of squares as long as Adam's own follows what is late too slowly. The longer of these two gains nothing
 # without a share for each chunk.
 _SQUARES, _SQUARES_OF_CHUNKS = 0.95, 0.99
+# docs/learning.md: as published, 1% can learn less than a single worker does.
+_ANY_OPTIMIZER = (
+    "a method that works with any optimizer: bf16 or int8; recipe=published works as well, but can end behind a single "
+    "worker"
+)
 # Options under which the update is another one: what they must be.
 _PLAIN: Mapping[str, Any] = MappingProxyType(
     {"dampening": 0, "amsgrad": False, "maximize": False, "differentiable": False}
@@ -120,20 +125,20 @@ def rule_of(optimizer: torch.optim.Optimizer) -> Momentum:
         names = ", ".join(kind.__name__ for kind in _RULES)
         raise ConfigError(
             f"the state of {type(optimizer).__name__} cannot be moved before compression, only that of {names}; use "
-            "one of these, or leave it after averaging: recipe=published"
+            f"one of these, or {_ANY_OPTIMIZER}"
         )
     groups = optimizer.param_groups
     for name, plain in _PLAIN.items():
         if any(group.get(name, plain) != plain for group in groups):
             raise ConfigError(
                 f"{type(optimizer).__name__}({name}={groups[0][name]}) cannot be moved before compression; use "
-                f"{name}={plain}, or recipe=published"
+                f"{name}={plain}, or {_ANY_OPTIMIZER}"
             )
     rules = [make(group) for group in groups]
     if any(rule != rules[0] for rule in rules):
         raise ConfigError(
             "parameter groups may differ in learning rate and weight decay; these differ in momentum or betas: "
-            "make them equal, or use recipe=published"
+            f"make them equal, or use {_ANY_OPTIMIZER}"
         )
     return rules[0]
 

@@ -7,8 +7,9 @@ name, and something that makes a :class:`Method` from keyword arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from inspect import Parameter, signature
@@ -44,6 +45,9 @@ __all__ = [
 GROUP = "spardl.methods"
 # What is chosen where papers leave a choice, or can be bettered.
 RECIPES = ("recommended", "published")
+
+# Arguments of attach() and Synchronizer, whose misspelt forms arrive among a method's options.
+_OF_HANDLES = ("bucket_mb", "clip_norm", "find_unused", "group", "optimizer", "scaler", "schedule", "timeout")
 
 T = TypeVar("T")
 
@@ -243,9 +247,15 @@ def find_recipe(name: str) -> Callable[..., Method]:
     Raises:
         ConfigError: if there is no such method, or that package cannot be imported.
     """
+    if isinstance(name, (Compressor, Communicator)):
+        raise ConfigError(
+            f"method must be a name or a spardl.Method, got {name!r}; combine parts with spardl.Method(compressor, "
+            "communicator, residual)"
+        )
     points = entry_points(group=GROUP, name=name) if isinstance(name, str) else ()
     if not isinstance(name, str) or (name not in recipes() and not points):
-        raise ConfigError(f"there is no method {name!r}; use one of {', '.join(method_names())}")
+        hint = _did_you_mean(name, method_names())
+        raise ConfigError(f"there is no method {name!r}; use one of {', '.join(method_names())}{hint}")
     return recipes()[name] if name in recipes() else _loaded(next(iter(points)))
 
 
@@ -273,7 +283,14 @@ def _refuse(unknown: set[str], known: list[str]) -> None:
     if unknown:
         *most, last = known or ["none"]
         listed = f"{', '.join(most)} and {last}" if most else last
-        raise ConfigError(f"{', '.join(sorted(unknown))} is no option of this method; it has {listed}")
+        hint = next(filter(None, (_did_you_mean(each, [*known, *_OF_HANDLES]) for each in sorted(unknown))), "")
+        raise ConfigError(f"{', '.join(sorted(unknown))} is no option of this method; it has {listed}{hint}")
+
+
+def _did_you_mean(word: Any, known: Iterable[str]) -> str:
+    """A hint at the known word that is most similar; empty if none is."""
+    close = get_close_matches(word, list(known), n=1, cutoff=0.75) if isinstance(word, str) else []
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _options(kind: type[Any]) -> list[str]:

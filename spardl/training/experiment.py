@@ -109,6 +109,9 @@ class Experiment:
             raise ConfigError(f"output_dir must name a folder, got {folder!r}")
         if resume is not None and not resume:
             raise ConfigError(f"resume must be auto, a run's folder, or null to begin anew, got {resume!r}")
+        start = self.config.get("start_from")
+        if start is not None and (not start or isinstance(start, (bool, list, dict))):
+            raise ConfigError(f"start_from must be a checkpoint, RUN/checkpoints/step-NUMBER, or null, got {start!r}")
         self.plan.check(self.launcher.workers)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import netrc
 import os
+import secrets
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +36,25 @@ class Logger(ABC):
 
 @dataclass(frozen=True)
 class NoLogger(Logger):
-    """Logs nowhere: the run folder is all there is."""
+    """Logs nowhere: the run folder is all there is.
+
+    Settings of :class:`Wandb` have no effect; an experiment may set them, and ``logger=none`` turns its logging off.
+
+    Args:
+        project: see :class:`Wandb`.
+        mode: see :class:`Wandb`.
+        group: see :class:`Wandb`.
+        job_type: see :class:`Wandb`.
+        tags: see :class:`Wandb`.
+        timeout: see :class:`Wandb`.
+    """
+
+    project: str | None = None
+    mode: str | None = None
+    group: str | None = None
+    job_type: str | None = None
+    tags: Sequence[str] = ()
+    timeout: float | None = None
 
     def open(self, run: Run, config: Mapping[str, Any]) -> Observer:
         """An observer that does nothing."""
@@ -124,8 +143,25 @@ class _WandbObserver(Observer):
         self._run.finish()
 
 
+def _own_id() -> str | None:
+    """An id for this run alone where the environment has one for all; ``None`` leaves the choice to W&B.
+
+    ``wandb agent`` gives each process an id that belongs to its sweep, which is kept.
+    """
+    given = os.environ.get("WANDB_RUN_ID")
+    if not given or os.environ.get("WANDB_SWEEP_ID"):
+        return None
+    print(
+        f"warning: WANDB_RUN_ID={given} would make all runs one W&B run; this run has an id of its own, unset it",
+        file=sys.stderr,
+        flush=True,
+    )
+    return secrets.token_hex(4)
+
+
 def _init(wandb: Any, logger: Wandb, run: Run, config: Mapping[str, Any], mode: str) -> Any:
     return wandb.init(
+        id=_own_id(),
         project=logger.project,
         group=logger.group or run.id,
         job_type=logger.job_type,

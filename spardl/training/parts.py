@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -14,6 +15,7 @@ from spardl.basics.errors import ConfigError
 __all__ = ["Kind", "check_switches", "whole"]
 
 _NEEDED = ("training", "resume", "output_dir")  # beside the nodes of which something is made
+_OTHERS = ("cache_dir", "data_dir", "force", "presets", "recipe", "scale", "seed", "start_from", "study")
 _TARGET, _PARTIAL = "_target_", "_partial_"
 
 
@@ -79,15 +81,21 @@ class Kind:
         return issubclass(found, self.base) if inspect.isclass(found) else self.functions and callable(found)
 
 
-def whole(config: dict[str, Any]) -> dict[str, Any]:
+def whole(config: dict[str, Any], nodes: Iterable[str] | None = None) -> dict[str, Any]:
     """A configuration, as it was given.
 
     Args:
         config: resolved, as plain data.
+        nodes: names of the nodes of which something is made; ``None``: do not look for unknown names.
 
     Raises:
-        ConfigError: if it lacks something that is no choice of a file.
+        ConfigError: if it lacks something that is no choice of a file, or has a name that nothing reads.
     """
+    known = [*nodes, *_NEEDED, *_OTHERS] if nodes is not None else list(config)
+    if unknown := [str(name) for name in config if name not in known]:
+        close = get_close_matches(unknown[0], known, n=1)
+        hint = f"; did you mean {close[0]}?" if close else "; remove it"
+        raise ConfigError(f"{unknown[0]}={config[unknown[0]]} is not a setting of this program{hint}")
     for name in _NEEDED:
         if name not in config:
             raise ConfigError(f"this configuration has no {name}; leave ~{name} away")

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import spardl
 from spardl.basics.errors import ConfigError, SpardlError, WorkerError
@@ -149,8 +150,30 @@ def test_a_second_backward_pass_too_early() -> None:
     (said,) = run_workers(1, work)
     assert said == (
         "a second gradient of head.bias came before the first was averaged; leave all backward passes of a step but "
-        "the last to no_sync(), or, after one that failed, let all workers call wait()"
+        "the last to no_sync(); if reentrant checkpoints share a layer, pass use_reentrant=False, or run the backward "
+        "pass in no_sync() and then call wait(); after a pass that failed, let all workers call wait()"
     )
+
+
+def test_reentrant_checkpoints_that_share_a_layer_in_no_sync() -> None:
+    """The advice of the error above works: wait() averages all gradients of the pass."""
+
+    def work(cluster: ProcessGroupCluster) -> bool:
+        torch.manual_seed(0)
+        layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        synchronizer = spardl.Synchronizer(layers.named_parameters(), "spardl", density=1.0)
+        inputs = layers[0](torch.full((2, 4), 1.0 + cluster.local_ranks[0]))
+        with synchronizer, synchronizer.no_sync():
+            for _ in range(2):
+                inputs = torch.relu(checkpoint(layers[1], inputs, use_reentrant=True))
+            inputs.square().mean().backward()
+        found = torch.cat([each.grad.flatten() for each in layers.parameters() if each.grad is not None])
+        synchronizer.detach()
+        sums = found.clone()
+        torch.distributed.all_reduce(sums)
+        return bool(found.any()) and torch.allclose(sums, 2 * found)
+
+    assert all(run_workers(2, work))
 
 
 @pytest.mark.parametrize("kind", ["ddp", pytest.param("hooks", marks=pytest.mark.slow)])

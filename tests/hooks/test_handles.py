@@ -330,3 +330,30 @@ def test_frozen_parameters_stay_without_gradient() -> None:
         return all(parameter.grad is None for parameter in layers[0].parameters())
 
     assert all(run_workers(2, work))
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_layers_unfrozen_after_attach_are_refused(moved: bool) -> None:
+    """DDP averages only what required gradients when it was made; an optimizer of their own does not change that."""
+
+    def work(cluster: ProcessGroupCluster) -> list[str]:
+        said = []
+        for unfreezes in ("before attach", "after a step"):
+            net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+            net[0].requires_grad_(False)
+            head = torch.optim.AdamW(net[1].parameters())
+            ddp = nn.parallel.DistributedDataParallel(net)
+            if unfreezes == "before attach":
+                net[0].requires_grad_(True)
+                head.add_param_group({"params": list(net[0].parameters())})
+            spardl.attach(ddp, "topka", **({"optimizer": head} if moved else {}))
+            if unfreezes == "after a step":
+                ddp(torch.ones(2, 3)).sum().backward()
+                net[0].requires_grad_(True)
+            with pytest.raises(ConfigError) as error:
+                ddp(torch.ones(2, 3)).sum().backward()
+            said.append(str(error.value))
+        return said
+
+    told = "0.weight was unfrozen after the model was wrapped in DDP, which does not average its gradient"
+    assert all(each.startswith(told) for said in run_workers(2, work) for each in said)

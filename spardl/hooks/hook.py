@@ -357,6 +357,11 @@ class Hook:
         """Synchronizations since this handle was made."""
         return self._meter.steps
 
+    @property
+    def gradient_norm(self) -> float | None:
+        """2-norm of this worker's last gradient before ``clip_norm``; ``None`` without ``optimizer=`` or a limit."""
+        return self._averager.engine.gradient_norm if self._averager else None
+
     def detach(self) -> None:
         """Averages densely from now on, as DDP without a hook.
 

@@ -291,6 +291,11 @@ class Engine(ABC):
         self._method.accumulate(gradient, state, clear=clear)
         self._quality.note(number, state.memory - before, self._scaling.factor)
 
+    @property
+    def gradient_norm(self) -> float | None:
+        """Norm of the local rank's own last gradient before ``clip_norm`` limited it; ``None`` if not measured."""
+        return self._limit.measured
+
     def _clip_first(self) -> None:
         """Limits the norm of the local rank's own gradient, which is complete, where that is what is limited."""
         with self._cluster.timed(Phase.SELECT, [self._local]):

@@ -18,11 +18,15 @@ class Limit:
     Args:
         norm: the largest 2-norm; ``None`` for any.
         first: whether it is that of each worker's own gradient, rather than of the average.
+
+    Attributes:
+        measured: norm of this worker's last gradient before it was limited; ``None`` if none was measured.
     """
 
     def __init__(self, norm: float | None, *, first: bool) -> None:
         self.before = norm if first else None
         self.after = None if first else norm
+        self.measured: float | None = None
 
     def shorten(self, vectors: Sequence[Tensor], length: int, scale: float) -> None:
         """Limits a worker's own gradient, in place.
@@ -38,6 +42,7 @@ class Limit:
         if not math.isfinite(norm := norm_in(vectors, length) / scale):
             finite = [vector for vector in vectors if math.isfinite(largest([vector]))]
             norm = norm_in(finite, length) / scale
+        self.measured = norm
         if math.isfinite(norm) and (factor := clip_factor(norm, self.before)) != 1:
             for vector in finite:
                 vector.mul_(factor)

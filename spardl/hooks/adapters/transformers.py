@@ -58,7 +58,20 @@ class SpardlCallback(TrainerCallback):
         # The trainer tells no callback from where it goes on.
         named = not isinstance(resume_from_checkpoint, bool | None)
         self._resumed = str(resume_from_checkpoint) if named else None
-        return self._train(resume_from_checkpoint, *args, **kwargs)
+        try:
+            return self._train(resume_from_checkpoint, *args, **kwargs)
+        finally:
+            self._restore()
+
+    def _restore(self) -> None:
+        """Gives the trainer its own limit and norm back, also after an exception or a retry with smaller batches."""
+        if self._clip_norm is not None:
+            self._trainer.args.max_grad_norm, self._clip_norm = self._clip_norm, None
+        vars(self._trainer).pop("_get_grad_norm", None)
+
+    def _gradient_norm(self, *_: Any, **__: Any) -> float | None:
+        # After the backward pass, `.grad` holds averaged updates, whose norm tells nothing about gradients.
+        return self.handle.gradient_norm if self.handle else None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -66,6 +79,7 @@ class SpardlCallback(TrainerCallback):
         """The trainer has wrapped the model, and loaded a checkpoint if there is one."""
         if state.is_hyper_param_search:
             raise ConfigError("attach_trainer() does not work in hyperparameter_search(): call train() for each trial")
+        self._restore()  # auto_find_batch_size begins again after a failure
         model = distributed(self._trainer.model_wrapped, "torchrun --nproc-per-node N")
         optimizer = unwrapped(self._trainer.optimizer)
         if self.handle is not None and self._attached != (model, optimizer):
@@ -78,6 +92,8 @@ class SpardlCallback(TrainerCallback):
             self._attached = model, optimizer
         if moved:
             self._clip_norm, args.max_grad_norm = args.max_grad_norm, 0.0
+            if hasattr(self._trainer, "_get_grad_norm"):
+                self._trainer._get_grad_norm = self._gradient_norm
         if state.global_step:
             folder = Path(self._resumed or _checkpoint(args, state))
             load_state(self.handle, folder, step=state.global_step, fresh=self._fresh)
@@ -96,8 +112,7 @@ class SpardlCallback(TrainerCallback):
         """The last step has updated the weights, under whatever schedule; the trainer's own limit is as it was."""
         if self.handle is not None:
             self.handle.flush()
-        if self._clip_norm is not None:
-            args.max_grad_norm, self._clip_norm = self._clip_norm, None
+        self._restore()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """The trainer has written a checkpoint."""
@@ -116,7 +131,8 @@ def attach_trainer(
 
     Call it once, on all workers, before ``trainer.train()``. Most sparse methods then average updates of the trainer's
     optimizer (SGD, Adam or AdamW of torch), whose moments each worker keeps, and limit each worker's own gradient to
-    ``max_grad_norm``; ``recipe="published"`` leaves both to the trainer. With ``fp16``, residuals follow the trainer's
+    ``max_grad_norm``, and log the norm of that gradient as ``grad_norm``; ``recipe="published"`` leaves all that to the
+    trainer. With ``fp16``, residuals follow the trainer's
     ``GradScaler``. Checkpoints have each worker's state, and ``resume_from_checkpoint`` goes on with it.
 
     Args:

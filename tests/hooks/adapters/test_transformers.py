@@ -50,8 +50,7 @@ def trainer(folder: Path, steps: int = 8, same: bool = False, **arguments: Any) 
         use_cpu=True,
         report_to="none",
         disable_tqdm=True,
-        logging_strategy="no",
-        **arguments,
+        **{"logging_strategy": "no", **arguments},
     )
     model = BertForSequenceClassification(config)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9) if same else None
@@ -211,3 +210,58 @@ def test_what_does_not_work_is_told(tmp_path: Path) -> None:
     for density, search in launched(work):
         assert "density" in density
         assert "call train() for each trial" in search
+
+
+def test_a_failed_training_gives_the_limit_back(tmp_path: Path) -> None:
+    """Clipping stays on after an exception, and in the retry of ``auto_find_batch_size``."""
+
+    def work() -> list[float | None]:
+        from transformers import TrainerCallback
+
+        from spardl.hooks.adapters.transformers import attach_trainer
+
+        class Fails(TrainerCallback):
+            def __init__(self, text: str) -> None:
+                self.text = text
+
+            def on_step_begin(self, *_: Any, **__: Any) -> None:
+                text, self.text = self.text, ""
+                if text:
+                    raise RuntimeError(text)
+
+        found: list[float | None] = []
+        for text, finds in (("an error", False), ("CUDA out of memory. Tried to allocate", True)):
+            made = trainer(tmp_path / text[:5], steps=2, max_grad_norm=0.5, auto_find_batch_size=finds)
+            callback = attach_trainer(made, "topka", density=0.1)
+            made.add_callback(Fails(text))
+            if not finds:
+                with pytest.raises(RuntimeError, match=text):
+                    made.train()
+                found.append(made.args.max_grad_norm)
+            made.train()
+            found += [made.args.max_grad_norm, callback.handle._clip_norm]  # type: ignore[union-attr]
+        return found
+
+    assert launched(work) == [[0.5] * 5] * 2
+
+
+def test_grad_norm_is_that_of_the_gradient(tmp_path: Path) -> None:
+    """All workers have the same batches here, so that is the norm that the trainer logs without a method."""
+
+    def work() -> list[list[float]]:
+        from spardl.hooks.adapters.transformers import attach_trainer
+
+        norms = []
+        for attaches in (False, True):
+            logs = {"logging_strategy": "steps", "logging_steps": 1}
+            made = trainer(tmp_path / str(attaches), steps=1, same=True, **logs)
+            if attaches:
+                made.optimizer = None
+                attach_trainer(made, "spardl", density=0.5)
+            made.train()
+            norms.append([each["grad_norm"] for each in made.state.log_history if "grad_norm" in each])
+        return norms
+
+    for plain, ours in launched(work):
+        assert len(ours) == 1
+        assert ours == pytest.approx(plain, rel=1e-3)

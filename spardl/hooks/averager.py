@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -19,17 +20,22 @@ from spardl.method.refusals import Refusals, is_due
 from spardl.protocol.programs import Program
 from spardl.protocol.state import copied
 from spardl.schedules.base import Schedule
+from spardl.schedules.carried import Snapshot
 from spardl.schedules.in_backward import InBackward
 from spardl.schedules.training import Training
 from spardl.vector.storage import CopiedGradient
 
-__all__ = ["LOOKED", "SAVED", "Averager", "Beside", "Named"]
+__all__ = ["LOOKED", "LOOKED_FIRST", "SAVED", "Averager", "Beside", "Named"]
 
 # What every saved state has, besides its owner.
 SAVED: Mapping[str, Any] = MappingProxyType({"names": [], "groups": [], "skipped": [], "factor": 1.0})
 
 # How many steps there are to one in which somebody looks whether averages were changed before they are used.
 LOOKED = 16
+# Until this step, somebody looks in each.
+LOOKED_FIRST = 20
+# For how many steps after a discarded one there are copies to go back to.
+_UNDONE = 128
 _VECTORS = ("memory", "velocity", "variance")
 
 T = TypeVar("T")
@@ -82,18 +88,20 @@ class Averager:
         assert isinstance(training.gradient, CopiedGradient)
         self.method, self.gradient, self._cluster = method, training.gradient, cluster
         self.known = frozenset(self.gradient.parameters)
-        self._scaled = training.scale is not None
+        self.scaled = training.scale is not None
         engine = schedule.make(method, cluster, training)
         assert isinstance(engine, InBackward)
         self.engine = engine
         (worker,) = cluster.local_workers
         self._rank = worker.rank
         self._owner = owner_of(method, worker.rank, worker.size)
-        self._given = {**given, "scaler": self._scaled}
+        self._given = {**given, "scaler": self.scaled}
         self._agreed = False
         self._refusals = Refusals(worker.size)
         self.begun = self._sending = self._sent = False
         self._lent: set[int] = set()
+        self.undoing = Undoing(self)
+        self._shelved: dict[int, tuple[Tensor, ...]] = {}
 
     # --- a step
 
@@ -138,7 +146,7 @@ class Averager:
                 "wait()"
             )
         self._sent = True
-        self.gradient.put(number, gradient)
+        self.gradient.put(number, None if number in self._shelved else gradient)
         self.engine.complete(number)
 
     def lend(self, numbers: Sequence[int], buffer: Tensor | None) -> None:
@@ -185,7 +193,35 @@ class Averager:
     def _send(self) -> None:
         if not self._sending:
             self.engine.before_backward(last=True)
+            self.undoing.begin()
             self._sending = True
+
+    def shelve(self, numbers: Iterable[int]) -> None:
+        """Leaves parameters out of a step: its gradients of them do not count, and what is carried over of them rests.
+
+        Args:
+            numbers: of the parameters.
+
+        Raises:
+            ConfigError: on all workers, in the first step, if they were not given the same.
+            PeerError: if another worker is lost in the first step, or does not come to it in time.
+        """
+        self.begin()
+        if not self.method.carries:
+            return
+        self._shelved = {number: tuple(each.clone() for each in self.engine.carried.of(number)) for number in numbers}
+        for number in self._shelved:
+            for each in self.engine.carried.of(number):
+                each.zero_()
+        self.engine.carried.changed()
+
+    def _unshelve(self) -> None:
+        for number, kept in self._shelved.items():
+            for into, each in zip(self.engine.carried.of(number), kept, strict=True):
+                into.copy_(each)
+        if self._shelved:
+            self._shelved = {}
+            self.engine.carried.changed()
 
     def missing(self) -> list[int]:
         """The parameters whose gradients are not there yet."""
@@ -214,6 +250,7 @@ class Averager:
             return False
         self.begun = False
         self.engine.finish()
+        self._unshelve()
         return True
 
     def give_up(self) -> None:
@@ -221,6 +258,7 @@ class Averager:
         if self.begun and self._sent:
             self.begun = False
             self.engine.give_up()
+            self._unshelve()
 
     def tell_refusals(self, advice: str | None = None) -> None:
         """The user at once, the other workers now and then.
@@ -232,36 +270,11 @@ class Averager:
         line = self._refusals.notice({self._rank: own})
         if line:
             if advice is None:
-                advice = "" if self._scaled else ". A GradScaler learns of it only if it is given (scaler=scaler)"
+                advice = "" if self.scaled else ". A GradScaler learns of it only if it is given (scaler=scaler)"
             warnings.warn(f"spardl: {line}{advice}.", stacklevel=3)
         if is_due(self.engine.steps) and self._cluster.size > 1:
             row = torch.tensor([own.number], device=self._cluster.device)
             self._refusals.learn([int(each) for each in gather_rows(self._cluster, [row])])
-
-    def check_unchanged(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Accepts gradients that are the averages still; a scaler may have taken its scale off. Looks now and then.
-
-        Args:
-            parameters: that an optimizer is about to update.
-
-        Raises:
-            ConfigError: if they are others.
-        """
-        if self.engine.steps % LOOKED != 1:
-            return
-        numbers = {parameter: number for number, parameter in enumerate(self.gradient.parameters)}
-        for parameter in parameters:
-            number = numbers[parameter]
-            assert parameter.grad is not None
-            if not parameter.requires_grad or not parameter.grad.any():
-                continue  # nobody used it, and DDP leaves it as it was
-            average = self.gradient.part(number).view(parameter.shape)
-            if not self.is_still(parameter.grad, average):
-                raise ConfigError(
-                    f"the gradient of {self.gradient.names[number]} was changed between backward() and step(), and is "
-                    "an update by then; give this handle clip_norm= in place of clip_grad_norm_(), scaler= with a "
-                    'GradScaler, or recipe="published"'
-                )
 
     def is_still(self, gradient: Tensor, before: Tensor) -> bool:
         """Whether nobody changed a gradient, but for a scaler that took its scale off.
@@ -334,6 +347,55 @@ class Averager:
         """
         self.check_state(values)
         self.engine.load_state_dict(0, {name: copied(value) for name, value in values.items()})
+        self.undoing.forget()
+
+
+class Undoing:
+    """Takes back steps of an averager whose averages the loop discards.
+
+    Args:
+        averager: which has this, and outlives it.
+    """
+
+    def __init__(self, averager: Averager) -> None:
+        self._averager = weakref.ref(averager)
+        self._left, self._due = 0, False
+        self._kept: Snapshot | None = None
+
+    def begin(self) -> None:
+        """Is called when nothing of the last step is under way any more, and nothing of the next one yet."""
+        if self._due:
+            self.undo()
+        self._left = max(0, self._left - 1)
+        averager = self._averager()
+        assert averager is not None
+        self._kept = Snapshot.of(averager.engine.carried, averager.engine.scale) if self._left else None
+
+    def undo(self, *, landing: bool = False) -> None:
+        """The averages of the last step were discarded: what is carried over becomes what it was before that step.
+
+        The first time there is no copy of it, and averages are given back to the residuals. Then a copy is made in each
+        step, until none was discarded for many steps.
+
+        Args:
+            landing: whether that step is under way still: it is undone when the next backward pass begins.
+        """
+        averager = self._averager()
+        assert averager is not None
+        self._due = landing and averager.method.carries
+        if landing or not averager.method.carries:
+            return
+        carried = averager.engine.carried
+        if self._kept is not None:
+            self._kept.restore(carried, averager.engine.scale)
+        elif carried.remembers:
+            for group, average in zip(carried.groups, averager.gradient.vectors, strict=True):
+                group.states[0].change(more=average)
+        self._left, self._kept = _UNDONE, None
+
+    def forget(self) -> None:
+        """What is carried over was replaced: no earlier step can be undone."""
+        self._due, self._kept = False, None
 
 
 def _sizes(groups: Sequence[Mapping[str, Any]]) -> list[Any]:

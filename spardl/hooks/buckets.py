@@ -30,7 +30,7 @@ from spardl.schedules.fusion import Range
 from spardl.schedules.in_backward import InBackward
 from spardl.schedules.partition import is_partition
 
-__all__ = ["AsGiven", "Buckets", "Formed", "as_saved", "dense", "end_to_end", "views_of"]
+__all__ = ["AsGiven", "Buckets", "Formed", "as_saved", "dense", "end_to_end", "unchanged", "views_of"]
 
 _LIMIT = 25 * 2**20
 _FIRST = 2**20
@@ -180,6 +180,19 @@ def _as_laid_out(view: Tensor, like: Tensor) -> Tensor:
     if like.is_contiguous() or torch.empty_like(like, device="meta").stride() != like.stride():
         return view
     return view.as_strided(like.shape, like.stride(), view.storage_offset())
+
+
+def unchanged(bucket: GradBucket, device: torch.device) -> torch.futures.Future[Tensor]:
+    """A bucket of DDP as it is, for a backward pass that does not count.
+
+    Args:
+        bucket: of DDP.
+        device: of its gradients.
+    """
+    devices = [device] if device.type == "cuda" else []
+    ready: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
+    ready.set_result(bucket.buffer())
+    return ready
 
 
 def dense(bucket: GradBucket, group: Any) -> torch.futures.Future[Tensor]:

@@ -17,7 +17,14 @@ from spardl.method.method import Method
 from spardl.method.recipes import Recipe, find_recipe, make_method
 from spardl.schedules import Dear, LayerFusion, MgWfbp, Schedule, Wfbp
 
-__all__ = ["check_covered", "check_known", "check_update", "choose_method", "choose_schedule", "options_of"]
+__all__ = [
+    "check_covered",
+    "check_known",
+    "check_update",
+    "choose_method",
+    "choose_schedule",
+    "options_of",
+]
 
 _KINDS: tuple[type[Schedule], ...] = (Wfbp, MgWfbp, LayerFusion, Dear)
 # What a limit on the size of groups is called, where there is one.

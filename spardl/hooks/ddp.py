@@ -51,7 +51,7 @@ def attach(
         **options: of the method, for instance ``density=0.01``, ``teams=2``; see :class:`Recipe`.
 
     Returns:
-        The hook's state: ``state_dict``, ``load_state_dict``, ``stats``, ``reset``, ``detach``.
+        The hook's state: ``state_dict``, ``load_state_dict``, ``stats``, ``reset``, ``discard``, ``detach``.
 
     Raises:
         ConfigError: if the method or an option is unknown, or does not fit so many workers, or ``ddp`` is no DDP, has

@@ -6,6 +6,7 @@ should look at it; the optimizer finds none when the loop calls it, and does not
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,8 +19,8 @@ from torch.utils.hooks import RemovableHandle
 from spardl.basics.errors import ConfigError
 from spardl.basics.uncopied import Uncopied
 from spardl.basics.weak import weakly
-from spardl.hooks.averager import LOOKED, Averager
-from spardl.hooks.unapplied import refuse_gradients
+from spardl.hooks.averager import LOOKED, LOOKED_FIRST, Averager
+from spardl.hooks.unapplied import Marks, refuse_gradients, warn_clipped
 from spardl.schedules.dear import InHalves
 from spardl.schedules.update import runs_closure
 
@@ -33,13 +34,22 @@ class DelayedUpdate:
         averager: with such a schedule.
         model: whose forward passes wait.
         optimizer: of its parameters.
+        clip_norm: largest norm of a gradient, which the schedule limits itself.
     """
 
-    def __init__(self, averager: Averager, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self,
+        averager: Averager,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        clip_norm: float | None = None,
+    ) -> None:
         assert isinstance(averager.engine, InHalves)
         self._averager, self._engine = averager, averager.engine
-        self._collected = self._dropped = False
+        self._collected = self._dropped = self._usable = False
         self._sent: tuple[int, Tensor] | None = None
+        self._marks = Marks()
+        self._clip_norm, self._told = clip_norm, False
         self._hidden = ExitStack()
         self._hooks = list(self._register(model, optimizer))
 
@@ -73,8 +83,10 @@ class DelayedUpdate:
         self._averager.begun = False
         self._engine.collect()
         self._collected, self._dropped = True, False
-        self._sent = self._sample() if self._engine.steps % LOOKED == 1 else None
-        return self._engine.agree()
+        looks = self._engine.steps <= LOOKED_FIRST or self._engine.steps % LOOKED == 1
+        self._sent = self._sample() if looks else None
+        self._usable = self._engine.agree()
+        return self._usable
 
     def _sample(self) -> tuple[int, Tensor] | None:
         """The smallest gradient that is not zero, and its parameter's number."""
@@ -85,24 +97,58 @@ class DelayedUpdate:
                 return number, gradient.clone()
         return None
 
+    def mark(self) -> None:
+        """The backward pass has ended, and every gradient is this worker's own, which was sent."""
+        self._marks.set(self._averager.gradient.parameters)
+
     def _check_sent(self) -> None:
-        """Sees to it that nobody limits what is on its way already."""
-        if self._sent is None:
+        """Refuses gradients that were changed after they were sent, unless limited as the schedule does already."""
+        parameters = self._averager.gradient.parameters
+        changed = self._marks.changed(parameters, scaled=self._averager.scaled)
+        self._marks.clear()
+        number, still = self._looked_at()
+        if changed and number is None:
+            number = next(number for number, each in enumerate(parameters) if each is changed[0])
+        if number is None or (still and not changed):
             return
+        line = (
+            f"the gradient of {self._averager.gradient.names[number]} was changed between backward() and step(), "
+            "and was sent before, by schedule=dear; "
+        )
+        if self._clip_norm is None:
+            raise ConfigError(
+                f"{line}delete clip_grad_norm_() from the loop and give attach() clip_norm= in place of it (even a "
+                "call that changes no value counts), and scaler= with a GradScaler"
+            )
+        if not still and not self._limited(self._clip_norm):
+            raise ConfigError(
+                f"{line}this handle limits gradients to clip_norm={self._clip_norm} already: delete clip_grad_norm_() "
+                "from the loop"
+            )
+        if not self._told:
+            warn_clipped(self._clip_norm)
+            self._told = True
+
+    def _looked_at(self) -> tuple[int | None, bool]:
+        """The number of the parameter whose gradient was copied when it was sent, and whether that is as it was."""
+        if self._sent is None:
+            return None, True
         number, sent = self._sent
         now = self._averager.gradient.parameters[number].grad
-        if now is None or not self._averager.is_still(now, sent):
-            raise ConfigError(
-                f"the gradient of {self._averager.gradient.names[number]} was changed between backward() and step(), "
-                "and was sent before, by schedule=dear; give attach() clip_norm= in place of clip_grad_norm_(), and "
-                "scaler= with a GradScaler"
-            )
+        return number, now is not None and self._averager.is_still(now, sent)
+
+    def _limited(self, clip_norm: float) -> bool:
+        gradients = [each.grad for each in self._averager.gradient.parameters if each.grad is not None]
+        norm = math.sqrt(sum(float(each.square().sum(dtype=torch.float64)) for each in gradients))
+        return math.isclose(norm, clip_norm, rel_tol=1e-2)
 
     def drop(self) -> None:
         """The loop did not call the optimizer; a GradScaler does not after an overflow."""
         if self._collected:
             self._collected, self._dropped = False, True
             self._engine.drop()
+            if self._usable:
+                self._averager.undoing.undo(landing=True)
             self._averager.tell_refusals()
 
     def _order(self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 # torch looks at the annotations of a hook, and they must not be strings.
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -17,12 +17,14 @@ from spardl.basics.errors import ConfigError
 from spardl.basics.weak import weakly, when_dropped
 from spardl.clusters.precompile import prepare
 from spardl.hooks.averager import SAVED, Averager, Beside, Named
-from spardl.hooks.buckets import Buckets, Formed, as_saved, dense, end_to_end, views_of
+from spardl.hooks.buckets import Buckets, Formed, as_saved, dense, end_to_end, unchanged, views_of
 from spardl.hooks.choosing import check_covered, check_update, choose_schedule, options_of
 from spardl.hooks.delayed import DelayedUpdate
+from spardl.hooks.discarding import Discarding
 from spardl.hooks.models import check_averaged, check_joined, check_modules, check_wrapped, joining
 from spardl.hooks.optimizer_steps import OptimizerSteps
 from spardl.hooks.stats import Meter, Stats
+from spardl.hooks.unapplied import after_backward
 from spardl.method.method import Method
 from spardl.method.moving import definite
 from spardl.method.provenance import check_owner, check_whole, owner_of
@@ -48,7 +50,7 @@ class _Bucket(NamedTuple):
     ready: torch.futures.Future[Tensor]
 
 
-class Hook:
+class Hook(Discarding):
     """What a communication hook carries from step to step: ``ddp.register_comm_hook(state, spardl.hook)``.
 
     DDP forms buckets anew after the first step and in each new process. The groups in which gradients are averaged are
@@ -121,12 +123,16 @@ class Hook:
             # The first forward pass is watched, so this cannot wait for DDP to show its buckets.
             training = self._training(CopiedGradient(trained), ddp.module, optimizer)
             made = self._made(training._replace(find_unused=ddp.find_unused_parameters), self._schedule)
-            self._update = DelayedUpdate(made, ddp.module, optimizer)
+            self._update = DelayedUpdate(made, ddp.module, optimizer, clip_norm)
         # After that, whose hook hides from an ordered step what is none of its own.
         delayed = self._update is not None
         # torch has this object where Python's garbage collector does not look: it must not have the model's wrapper.
         self._ddp, self._joined = weakref.ref(ddp), joining(ddp)
-        self._applied = OptimizerSteps(self.method, optimizer, trained, weakly(self._now), delayed=delayed)
+        self._applied = OptimizerSteps(
+            self.method, optimizer, trained, weakly(self._now), delayed=delayed, clip_norm=clip_norm
+        )
+        self._ignores = False
+        super().__init__([pair.parameter for pair in trained], whole=self._applied.updates)
         self._ends = when_dropped(self, self._applied.left)
 
     def _now(self) -> Averager | None:
@@ -158,7 +164,11 @@ class Hook:
         if not self._attached:
             return dense(bucket, self._cluster.group)
         if bucket.index() == 0:
-            self._begin()
+            self._begin(bucket.parameters())
+        if self._ignores:
+            if bucket.is_last():
+                self._applied.check_ignored()
+            return unchanged(bucket, self._device)
         views = views_of(bucket)
         ready: torch.futures.Future[Tensor] = torch.futures.Future(
             devices=[self._device] if self._device.type == "cuda" else []
@@ -171,7 +181,7 @@ class Hook:
         # An error is passed on by a callback only; as a value, DDP takes it for a tensor.
         return ready.then(lambda done: done.wait())
 
-    def _begin(self) -> None:
+    def _begin(self, first: Iterable[Tensor]) -> None:
         """If the last backward pass ended early, what was sent is waited for, and the rest left out."""
         if self._update is not None or self.method.momentum.moved:
             check_joined(self._ddp(), self._joined)
@@ -180,7 +190,10 @@ class Hook:
         if self._averager is not None:
             self._averager.give_up()
             self._inherit(self._averager)
-            self._applied.take_over(self._averager)
+        self._ignores = self._discards_all or self._applied.ignores(first)
+        if self._averager is not None and not self._ignores:
+            self._applied.begin(self._averager)
+            self._shelve(self._averager)
 
     def _put(self, averager: Averager, bucket: _Bucket) -> None:
         if self._formed is not None:
@@ -198,7 +211,8 @@ class Hook:
             averager.wait()
             usable = not averager.engine.overflowed
         if usable:
-            self._applied.averaged()
+            self._applied.averaged(self._discards)
+        after_backward(weakly(self._update.mark if self._update else self._applied.mark))
         self._meter.step()
         for views, buffer, ready in self._buckets:
             if self._update is None:
@@ -218,6 +232,7 @@ class Hook:
         averager = self._made_of([pair for pair in self._named if pair.parameter in shown])
         self._inherit(averager)
         self._applied.take_over(averager)
+        self._shelve(averager)
         for bucket in self._buckets:
             self._put(averager, bucket)
         return averager

@@ -19,6 +19,7 @@ from spardl.basics.weak import weakly, when_dropped
 from spardl.clusters.precompile import prepare
 from spardl.hooks.averager import Averager, Beside, Named
 from spardl.hooks.choosing import check_covered, check_update, choose_method, choose_schedule, options_of
+from spardl.hooks.discarding import Discarding
 from spardl.hooks.optimizer_steps import OptimizerSteps
 from spardl.hooks.stats import Meter, Stats
 from spardl.method.method import Method
@@ -32,7 +33,7 @@ from spardl.vector.storage import CopiedGradient
 __all__ = ["Synchronizer", "check_frozen", "check_trained", "trained_and_frozen"]
 
 
-class Synchronizer:
+class Synchronizer(Discarding):
     """Replaces every ``.grad`` by its average over all workers, who call the same in the same order.
 
     A hook at each parameter hands its gradient over as soon as a backward pass has completed it; messages travel while
@@ -127,9 +128,10 @@ class Synchronizer:
         )
         given = {"handle": "Synchronizer", **options_of(chosen), "find_unused": find_unused}
         self._averager = Averager(self.method, chosen, training, self._cluster, given)
-        self._applied = OptimizerSteps(self.method, optimizer, named, weakly(self._now))
+        self._applied = OptimizerSteps(self.method, optimizer, named, weakly(self._now), clip_norm=clip_norm)
         self._meter = Meter(self._cluster.ledgers[0], self._cluster.size)
         self._watches, self._detached = True, False
+        super().__init__(self._parameters, whole=self._applied.updates)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(weakly(self._arrive, number))
             for number, parameter in enumerate(self._parameters)
@@ -140,14 +142,21 @@ class Synchronizer:
         return self._averager
 
     def _arrive(self, number: int, parameter: Tensor) -> None:
+        if self._ignores([parameter]):
+            return
         self._averager.engine.note(number)
         if self._watches:
-            self._put(number, parameter.grad)
+            self._begin()
+            self._averager.put(number, parameter.grad)
 
-    def _put(self, number: int, gradient: Tensor | None) -> None:
+    def _ignores(self, parameters: Iterable[Tensor]) -> bool:
+        """Whether gradients that a backward pass leaves in some parameters must not count."""
+        return self._discards_all or self._applied.ignores(parameters)
+
+    def _begin(self) -> None:
         if not self._averager.begun:
-            self._applied.take_over(self._averager)
-        self._averager.put(number, gradient)
+            self._applied.begin(self._averager)
+            self._shelve(self._averager)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -168,14 +177,18 @@ class Synchronizer:
         if self._detached:
             return
         check_frozen(self._frozen)
+        if self._ignores(self._parameters):
+            self._applied.check_ignored()
+            return
+        self._begin()
         for number in self._averager.missing():
             gradient = self._parameters[number].grad
-            self._put(number, gradient)
+            self._averager.put(number, gradient)
             if gradient is not None and gradient.any():
                 self._averager.note(number)  # the loop set it, and no hook has seen it
         self._averager.wait()
         if not self._averager.engine.overflowed:
-            self._applied.averaged()
+            self._applied.averaged(self._discards)
         self._meter.step()
         unused = set(self._averager.engine.unused())
         for number, parameter in enumerate(self._parameters):
@@ -183,6 +196,7 @@ class Synchronizer:
                 if parameter.grad is None:
                     parameter.grad = torch.empty_like(parameter)
                 self._averager.gradient.take(number, parameter.grad)
+        self._applied.mark()
 
     def __enter__(self) -> Synchronizer:
         return self

@@ -14,12 +14,13 @@ from spardl.method.method_state import MethodState
 from spardl.method.moments import Moments
 from spardl.method.refusals import Refused
 from spardl.protocol.programs import Worker
+from spardl.protocol.state import copied
 from spardl.schedules.fusion import Range
 from spardl.schedules.partition import within
 from spardl.vector.layout import Layout
 from spardl.vector.storage import CopiedGradient, Storage
 
-__all__ = ["Carried", "Group"]
+__all__ = ["Carried", "Group", "Snapshot"]
 
 
 @dataclass(frozen=True)
@@ -210,3 +211,36 @@ class Carried:
         """
         for states, *saved in zip(self.states, *parts, strict=True):
             states[local].adopt(saved, worker, before)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A copy of what the first local rank carries over.
+
+    Attributes:
+        partition: of the groups.
+        groups: state of each, as plain data.
+        factor: scale of the gradients.
+    """
+
+    partition: list[Range]
+    groups: list[Any]
+    factor: float
+
+    @classmethod
+    def of(cls, carried: Carried, factor: float) -> Snapshot:
+        """A copy of ``carried``; ``factor``: scale of the gradients."""
+        return cls(carried.partition, copied(carried.state_dicts()), factor)
+
+    def restore(self, carried: Carried, factor: float) -> None:
+        """Puts residual, moments and states back; refused gradients stay counted.
+
+        Args:
+            carried: of the same groups, else nothing is done.
+            factor: scale of the gradients now.
+        """
+        if self.partition != carried.partition:
+            return
+        for states, saved in zip(carried.states, self.groups, strict=True):
+            states[0].load_state_dict({**saved, "refused": states[0].refused})
+            states[0].change(factor / self.factor)

@@ -294,6 +294,8 @@ class InHalves(InBackward):
             members = self._gradient.parameters[slice(*group.tensors)]
             with self._gradient.exposed(range(*group.tensors)):
                 self._updater.apply(parameter for parameter in members if parameter not in self._skipped)
+        elif self.carried.remembers and not self._used and not self._scaling.refused:
+            group.states[0].change(more=gradient)  # nobody used it: each worker takes its share back
         gradient.zero_()
 
     @property

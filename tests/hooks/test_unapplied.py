@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -107,6 +107,79 @@ def stepped_without_an_average() -> None:
     loop.optimizer.step()
 
 
+def first_step_without_an_average(how: Callable[[Loop], AbstractContextManager[Any]]) -> Callable[[], None]:
+    """In ``no_sync()`` or past DDP, before anything was averaged."""
+
+    def work() -> None:
+        loop = Loop(WHOLE)
+        with how(loop):
+            (loop.ddp if how is _no_sync else loop.model)(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
+        loop.optimizer.step()
+
+    return work
+
+
+def _no_sync(loop: Loop) -> AbstractContextManager[Any]:
+    return loop.ddp.no_sync()
+
+
+def first_step_without_waiting() -> None:
+    model = nn.Linear(4, 3)
+    optimizer = sgd(model.parameters())
+    synchronizer = spardl.Synchronizer(model.named_parameters(), WHOLE, optimizer=optimizer)
+    with synchronizer.no_sync():
+        model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+
+
+def past_ddp_without_the_optimizer() -> None:
+    """Nothing refuses a step there, but it is told."""
+    loop = Loop(None)
+    spardl.attach(loop.ddp, "bf16")
+    for _ in range(3):
+        loop.optimizer.zero_grad()
+        loop.model(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
+        loop.optimizer.step()
+
+
+def accumulated_without_the_optimizer() -> None:
+    """Nothing is wrong."""
+    loop = Loop(None)
+    spardl.attach(loop.ddp, "int8")
+    for step in range(3):
+        loop.optimizer.zero_grad(set_to_none=step > 1)
+        with loop.ddp.no_sync():
+            loop.backward(step)
+        loop.backward(step + 10)
+        loop.optimizer.step()
+
+
+def averaged_too_early(first: int) -> Callable[[], None]:
+    """Of three passes, the first one is averaged, and the others add to the averages."""
+
+    def work() -> None:
+        loop = Loop(WHOLE)
+        for step in range(first + 1):
+            loop.optimizer.zero_grad()
+            for number in range(3):
+                with nullcontext() if number == (0 if step == first else 2) else loop.ddp.no_sync():
+                    loop.backward(10 * step + number)
+            loop.optimizer.step()
+
+    return work
+
+
+def changed_behind_the_version() -> None:
+    """In one of the first steps; nothing but values tells it."""
+    loop = Loop(WHOLE)
+    for step in range(4):
+        loop.optimizer.zero_grad()
+        loop.backward(step)
+        if step == 3:
+            loop.model[0].weight.grad.data.mul_(0.5)  # type: ignore[union-attr]
+        loop.optimizer.step()
+
+
 def unused_and_zeroed() -> None:
     model = Parts()
     ddp = DistributedDataParallel(model, find_unused_parameters=True)
@@ -198,11 +271,19 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "thrown away, dear": (thrown_away(WHOLE, "dear"), "averages were thrown away"),
     "thrown away, accumulated": (thrown_away_and_accumulated, "averages were thrown away"),
     "never zeroed": (never_zeroed("wfbp"), "call optimizer.zero_grad() before the first backward pass"),
-    "never zeroed, dear": (never_zeroed("dear"), ""),
-    "gan": (gan(lambda loop: loop.ddp, quiet=False), NO_SYNC),
+    "never zeroed, dear": (never_zeroed("dear"), "before each step() call zero_grad()"),
+    "gan": (gan(lambda loop: loop.ddp, quiet=False), ""),
     "gan, in no_sync": (gan(lambda loop: loop.ddp, quiet=True), ""),
     "gan, without ddp": (gan(lambda loop: loop.model, quiet=False), ""),
     "no average": (stepped_without_an_average, "gradients that were not averaged since the last step()"),
+    "no average at first, no_sync": (first_step_without_an_average(_no_sync), "gradients that were not averaged"),
+    "no average at first, module": (first_step_without_an_average(lambda loop: nullcontext()), "(not ddp.module)"),
+    "no average at first, synchronizer": (first_step_without_waiting, "gradients that were not averaged"),
+    "no average, optimizer unknown": (past_ddp_without_the_optimizer, "applied and cleared without being averaged"),
+    "accumulated, optimizer unknown": (accumulated_without_the_optimizer, ""),
+    "averaged too early": (averaged_too_early(0), "a backward pass in no_sync() added to the gradient of 0."),
+    "averaged too early, later": (averaged_too_early(5), "average in the last one"),
+    "changed behind the version": (changed_behind_the_version, "was changed between backward() and step()"),
     "unused and zeroed": (unused_and_zeroed, ""),
     "looked in between, dear": (looked_in_between, "a forward pass came between backward() and step()"),
     "rolled back": (rolled_back("wfbp"), ""),

@@ -53,15 +53,13 @@ class _Bucket(NamedTuple):
 class Hook(Discarding):
     """What a communication hook carries from step to step: ``ddp.register_comm_hook(state, spardl.hook)``.
 
-    DDP forms buckets anew after the first step and in each new process. The groups in which gradients are averaged are
-    others, which do not follow them: so training does not depend on the buckets, and continues bit for bit.
+    DDP rebuilds its buckets after the first step. Groups do not follow them, so training continues bit for bit.
 
     Args:
         ddp: the model.
         method: how to average.
         bucket_mb: most megabytes (2^20 bytes) of gradients that are averaged together, where the schedule has such a
-            limit; ``None`` for the schedule's own, 25, or DDP's buckets for dense sums. A
-            parameter is never cut.
+            limit; ``None`` for the schedule's own, 25, or DDP's buckets for dense sums. A parameter is never cut.
         timeout: seconds after which a silent worker counts as lost.
         scaler: the GradScaler that scales the loss, if there is one.
         schedule: when gradients are sent, as for :func:`attach`; so are the next two.
@@ -139,10 +137,7 @@ class Hook(Discarding):
         return self._averager
 
     def _training(
-        self,
-        gradient: CopiedGradient,
-        model: nn.Module | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
+        self, gradient: CopiedGradient, model: nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None
     ) -> Training:
         return Training(model, gradient, optimizer, self._clip_norm, self._scale, decay=self._decay)
 
@@ -306,10 +301,7 @@ class Hook(Discarding):
     # --- what others may ask for
 
     def state_dict(self) -> dict[str, Any]:
-        """What this worker carries from step to step; plain data, to be saved by each rank.
-
-        Empty before the first step.
-        """
+        """What this worker carries from step to step: plain data that each rank saves; empty before the first step."""
         if self._averager is None:
             return dict(self._saved or {})
         return self._averager.state_dict()
@@ -375,7 +367,7 @@ class Hook(Discarding):
     @property
     def gradient_norm(self) -> float | None:
         """2-norm of this worker's last gradient before ``clip_norm``; ``None`` without ``optimizer=`` or a limit."""
-        return self._averager.engine.gradient_norm if self._averager else None
+        return self._averager.engine.limit.measured if self._averager else None
 
     def detach(self) -> None:
         """Averages densely from now on, as DDP without a hook.

@@ -53,23 +53,20 @@ class Outer:
             outer.step()
 
     The model is not wrapped in DDP, or only within a node, with ``group`` between nodes. Parameters that are trained
-    begin as rank 0 of the group has them when this is made, so load a checkpoint before. They are equal on all workers
-    after each exchange; what is not trained, such as the statistics of batch normalization, stays each worker's own,
-    and so does the optimizer's state. A residual keeps what a method does not send of a difference. With ``fragments``,
-    ``delay`` and ``mixing``, parts of the model are sent in turns beside the next local steps, as in Streaming DiLoCo;
-    call ``exchange()`` after the last step then.
-    With a ``GradScaler`` call ``scaler.step(optimizer)`` and then ``outer.count()`` in place of ``outer.step()``.
+    are copied from rank 0 of the group when this is made, so load a checkpoint before. They are equal on all workers
+    after each exchange; buffers and the optimizer's state stay local. With ``fragments``, ``delay`` and ``mixing``,
+    parts of the model are sent in turns during the next local steps, as in Streaming DiLoCo; call ``exchange()`` after
+    the last step. With a ``GradScaler``, call ``scaler.step(optimizer)`` and ``outer.count()``, not ``outer.step()``.
 
     Args:
         parameters: as ``model.named_parameters()`` or ``model.parameters()`` has them.
         optimizer: of these parameters, which each worker calls alone.
         method: a name (``spardl.method_names()``), or a :class:`Method`.
         every: steps between two exchanges.
-        lr: factor of the outer SGD's steps; 1 without momentum averages weights, as local SGD does; ``None``: 0.7, and
-            1.5 where ``momentum=None`` gives 0 and exchanges are neither delayed nor mixed.
-        momentum: factor of the outer SGD, Nesterov's; 0: none; ``None``: 0 with a method that has a residual, and
-            otherwise 0.5 in the first exchange, rising to 0.9 in the 49th. DiLoCo's is ``lr=0.7, momentum=0.9``, which
-            a training of a few dozen exchanges is too short for.
+        lr: factor of the outer SGD's steps; 1 without momentum averages weights (local SGD); ``None``: 0.7, and 1.5
+            where ``momentum=None`` gives 0 and exchanges are neither delayed nor mixed.
+        momentum: Nesterov momentum of the outer SGD; ``None``: 0 for a method with a residual, otherwise 0.5 rising to
+            0.9 in the 49th exchange. DiLoCo uses ``lr=0.7, momentum=0.9``, which needs more than a few dozen exchanges.
         fragments: parts of the model, of neighbouring layers and nearly as many entries each, that are exchanged in
             turns, each after every ``every`` steps.
         delay: local steps beside which a fragment is sent; 0: workers wait for it.

@@ -66,7 +66,7 @@ class Engine(ABC):
         ranks, parameters = len(cluster.local_ranks), len(self._gradient.parameters)
         self._usage = Usage(ranks, parameters, always=training.find_unused)
         self._scaling = Scaling(training.scale)
-        self._limit = Limit(training.clip_norm, first=method.momentum.moved)
+        self.limit = Limit(training.clip_norm, first=method.momentum.moved)
         self._decay = training.decay or (lambda parameter: method.momentum.decay)
         self._whole: list[list[Tensor]] = []
         self._local = 0
@@ -291,15 +291,10 @@ class Engine(ABC):
         self._method.accumulate(gradient, state, clear=clear)
         self._quality.note(number, state.memory - before, self._scaling.factor)
 
-    @property
-    def gradient_norm(self) -> float | None:
-        """Norm of the local rank's own last gradient before ``clip_norm`` limited it; ``None`` if not measured."""
-        return self._limit.measured
-
     def _clip_first(self) -> None:
         """Limits the norm of the local rank's own gradient, which is complete, where that is what is limited."""
         with self._cluster.timed(Phase.SELECT, [self._local]):
-            self._limit.shorten(self._gradient.vectors, self._gradient.layout.length, self._scaling.factor)
+            self.limit.shorten(self._gradient.vectors, self._gradient.layout.length, self._scaling.factor)
 
     def _programs(self, number: int) -> list[Program[Sum]]:
         """The synchronization of a group, one program per local rank."""
@@ -384,7 +379,7 @@ class Engine(ABC):
 
     def _factor(self, norm: Callable[[], float]) -> float | None:
         """What the average is multiplied by before it is used, if by anything; ``norm``: of the average."""
-        return self._limit.factor(norm, self._scaling.factor)
+        return self.limit.factor(norm, self._scaling.factor)
 
     def unused(self) -> list[int]:
         """Parameters that no worker's gradient depends on in this step: they are left as they are, as DDP does.

@@ -80,7 +80,7 @@ class InBackward(Engine):
                 "on its way already (reentrant checkpointing does that); use schedule=after_backward"
             )
         self._missing[self._group_of[number]].remove(number)
-        if self._limit.before is not None:
+        if self.limit.before is not None:
             if any(self._missing):
                 return
             self._cluster.reach(self._local, range(len(self._gradient.layers)), backward=True)

@@ -15,7 +15,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -95,8 +95,9 @@ def run_processes(count: int, target: Target, folder: Path, *, stops: bool = Fal
     sys.stdout.flush()
     sys.stderr.flush()
     patience = _ORPHANED if stops else 0.0
+    passing: AbstractContextManager[list[int]] = _passing_on(children) if stops else nullcontext([])
     try:
-        with _passing_on(children) if stops else nullcontext([]) as received:
+        with passing as received:
             with deferred() if stops else nullcontext(), _within_limits(children, count):
                 # One by one, so that an interruption finds all that were started.
                 children.extend(_start(rank, target, folder, steps, lifeline, held, patience) for rank in range(count))

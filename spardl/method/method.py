@@ -132,7 +132,10 @@ class Method:
 
     def cost(self, context: Context) -> Cost:
         """Rounds and words of one synchronization, ``context``, after the dense warm-up: the limits for any worker."""
-        return self.communicator.cost(context, self.compressor)
+        cost = self.communicator.cost(context, self.compressor)
+        step = context.step + self.warmup.steps
+        more = self.momentum.measure_cost(context.worker, context.layout.length, step)
+        return cost if more is None else Cost.total([cost, more])
 
     def published_cost(self, context: Context) -> Cost:
         """The same of ``context`` by the published formula, which may hold for the mean over all workers only."""
@@ -244,6 +247,7 @@ class Method:
 
     def _apply(self, gradient: Tensor, peak: float, state: MethodState, *, clear: bool) -> bool:
         """Adds a gradient whose magnitudes are at most ``peak``; returns whether it is still there."""
+        state.moments.step = state.step
         applied = self.momentum.apply(gradient, state.moments)
         peak, found = self.momentum.bound(applied, peak, state.moments)
         moved = clear and applied is gradient
@@ -288,6 +292,9 @@ class Method:
             as in plain training.
         """
         yield Step(state.step + 1)
+        if self.momentum.measures:
+            state.moments.step = state.step
+            yield from self.momentum.measure(worker, state.moments)
         yield Phase.SELECT
         state.overflowed = False
         warm = state.step < self.warmup.steps

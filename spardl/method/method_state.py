@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from spardl.method.elastic import deal, owners, sources
-from spardl.method.moments import Moments
+from spardl.method.moments import Moments, Spread
 from spardl.protocol.programs import Worker
 from spardl.protocol.state import State
 from spardl.vector.bounds import Bound
@@ -82,6 +82,7 @@ class MethodState:
             "memory": self.memory,
             "velocity": self.moments.velocity,
             **(more if self.moments.variance.numel() else {}),
+            **({"spread": self.moments.spread.state_dict()} if self.moments.spread.common else {}),
             "compression": self.compression.state_dict(),
             "communication": self.communication.state_dict(),
             "step": self.step,
@@ -101,6 +102,7 @@ class MethodState:
                 raise ValueError(f"{name} of {saved.numel()} entries, expected {mine.numel()}")
             mine.copy_(saved)
         self.moments.updates = values.get("updates", 0)
+        self.moments.spread, self.moments.sample = Spread(**values.get("spread", {})), None
         self.compression.load_state_dict(values["compression"])
         self.communication.load_state_dict(values["communication"])
         self.step = values["step"]
@@ -131,6 +133,7 @@ class MethodState:
             own = parts[sources(worker, before).index(worker.rank % before)]
             self.moments.variance.copy_(own["variance"])
             self.moments.updates = own["updates"]
+        self.moments.spread, self.moments.sample = Spread(**parts[0].get("spread", {})).resized(worker.size), None
         self.step = parts[0]["step"]
         self._look_anew()
         self.refused = sum(

@@ -14,12 +14,25 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import check_flag, is_a
+from spardl.basics.checks import check_choice, check_flag, is_a
 from spardl.basics.errors import ConfigError
 from spardl.method.moments import Moments
+from spardl.protocol.costs import Cost
+from spardl.protocol.programs import Program, Worker
 from spardl.vector.bounds import Bound
 
-__all__ = ["AutoMomentum", "CorrectedMomentum", "LocalMomentum", "Momentum", "OptimizerMomentum", "SgdMomentum"]
+__all__ = [
+    "UPDATE_SCALES",
+    "AutoMomentum",
+    "CorrectedMomentum",
+    "LocalMomentum",
+    "Momentum",
+    "OptimizerMomentum",
+    "SgdMomentum",
+]
+
+# Factors of Adam's updates before they are averaged.
+UPDATE_SCALES = ("none", "measured")
 
 
 class Momentum(ABC):
@@ -42,6 +55,11 @@ class Momentum(ABC):
     def decay(self) -> float:
         """Weight decay that each worker adds to its gradient before compression."""
         return 0.0
+
+    @property
+    def measures(self) -> bool:
+        """Whether workers exchange more than what is compressed."""
+        return False
 
     def init_moments(self, like: Tensor) -> Moments:
         """Zeros for a worker that begins; ``like``: its gradient, shape (n,)."""
@@ -72,6 +90,31 @@ class Momentum(ABC):
         """
         return peak, False
 
+    def measure(self, worker: Worker, moments: Moments) -> Program[None]:
+        """The program in which workers compare what they accumulated last; called if ``measures``.
+
+        Args:
+            worker: who runs it.
+            moments: the worker's, changed in place, equally on all workers.
+
+        Returns:
+            Nothing.
+        """
+        yield from ()
+
+    def measure_cost(self, worker: Worker, length: int, step: int) -> Cost | None:
+        """Rounds and words of that program.
+
+        Args:
+            worker: who runs it.
+            length: entries of the gradient.
+            step: number of the synchronization, dense warm-up included.
+
+        Returns:
+            The cost; ``None`` if nothing is exchanged in this step.
+        """
+        return None
+
     def mask(self, velocity: Tensor, sent: Tensor) -> None:
         """Stops the velocity where this worker sent; called if ``masks``.
 
@@ -100,16 +143,19 @@ class AutoMomentum(OptimizerMomentum):
     Args:
         beta2: share of Adam's squares that is left in the next step; ``None``: the optimizer's, at most 0.99 where
             ``scope=auto`` takes a share of each chunk, else 0.95.
+        update_scale: of Adam's updates: ``none`` or ``measured``; see :class:`AdamMomentum`.
 
     Raises:
-        ConfigError: if it is not at least 0 and below 1.
+        ConfigError: if a value is out of range.
     """
 
     beta2: float | None = None
+    update_scale: str = "none"
 
     name = "auto"
 
     def __post_init__(self) -> None:
+        check_choice("update_scale", self.update_scale, UPDATE_SCALES)
         if self.beta2 is not None and (not is_a(float, self.beta2) or not 0 <= self.beta2 < 1):
             raise ConfigError(f"beta2 must be at least 0 and below 1, got {self.beta2!r}")
 

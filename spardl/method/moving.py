@@ -81,6 +81,9 @@ def definite(method: Method, optimizer: torch.optim.Optimizer | None) -> Method:
         if beta2 is not None:
             reason = f"{type(optimizer).__name__} has none" if optimizer else "there is no optimizer="
             raise ConfigError(f"beta2={beta2} is the share of Adam's squares that is left, and {reason}; leave it out")
+        if (scale := method.momentum.update_scale) != "none":
+            reason = f"{type(optimizer).__name__} has none" if optimizer else "there is no optimizer="
+            raise ConfigError(f"update_scale={scale} is for Adam's updates, and {reason}; leave it out")
         plain = isinstance(rule, SgdMomentum) and not rule.factor
         return replace(method, momentum=OptimizerMomentum() if plain else rule)
     residual = method.residual
@@ -90,7 +93,8 @@ def definite(method: Method, optimizer: torch.optim.Optimizer | None) -> Method:
     if isinstance(compressor, Budget) and compressor.takes_chunks(compressor.scope, compressor.density):
         compressor, most = replace(compressor, scope="chunk"), _SQUARES_OF_CHUNKS
     squares = min(rule.betas[1], most) if beta2 is None else beta2
-    return replace(method, compressor=compressor, momentum=replace(rule, betas=(0.0, squares)), residual=residual)
+    rule = replace(rule, betas=(0.0, squares), update_scale=method.momentum.update_scale)
+    return replace(method, compressor=compressor, momentum=rule, residual=residual)
 
 
 def check_moved(momentum: Momentum, optimizer: torch.optim.Optimizer) -> None:

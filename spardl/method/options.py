@@ -62,6 +62,7 @@ def method_options(method: MethodName | str) -> list[Option]:
         wire: str = 'exact'
         dense_steps: int | None = 0
         beta2: float | None = None
+        update_scale: str | None = 'none'
         recipe: str = 'recommended'
     """
     recipe = find_recipe(method)

@@ -65,7 +65,11 @@ class _Only(NamedTuple):
 
 
 MOMENTUM_OPTIONS: Mapping[str, _Only] = MappingProxyType(
-    {"momentum_factor": _Only("factor", "has no factor"), "beta2": _Only("beta2", "never is Adam's")}
+    {
+        "momentum_factor": _Only("factor", "has no factor"),
+        "beta2": _Only("beta2", "never is Adam's"),
+        "update_scale": _Only("update_scale", "never is Adam's"),
+    }
 )
 
 
@@ -121,6 +125,7 @@ class Recipe:
         dense_steps: int | None = None,
         momentum_factor: float | None = None,
         beta2: float | None = None,
+        update_scale: str | None = None,
         recipe: str = "recommended",
         **options: Any,
     ) -> Method:
@@ -138,6 +143,8 @@ class Recipe:
                 ``factor``, an option of some compressors.
             beta2: share of the squares that each worker keeps in a step, where ``optimizer=`` is Adam or AdamW;
                 ``None``: the optimizer's, at most 0.99 where ``scope=auto`` takes a share of each chunk, else 0.95.
+            update_scale: what each worker's update is multiplied by, where ``optimizer=`` is Adam or AdamW:
+                ``none``, or ``measured``, so that dense training's learning rate fits; see :class:`AdamMomentum`.
             recipe: ``recommended``, or ``published``: as its paper has it, with the optimizer's state left after
                 averaging.
             options: of the compressor and the communicator, such as ``density`` and ``teams``; one that both have goes
@@ -163,7 +170,7 @@ class Recipe:
             _residual(rule, residual_decay),
             _momentum(
                 published(self.momentum) if recipe == "published" else self.momentum,
-                {"momentum_factor": momentum_factor, "beta2": beta2},
+                {"momentum_factor": momentum_factor, "beta2": beta2, "update_scale": update_scale},
             ),
             Warmup(self.dense_steps if dense_steps is None else dense_steps),
             Wire(wire),
@@ -314,7 +321,7 @@ def published(rule: type[Momentum]) -> type[Momentum]:
     return OptimizerMomentum if issubclass(rule, AutoMomentum) else rule
 
 
-def _momentum(rule: type[Any], given: Mapping[str, float | None]) -> Momentum:
+def _momentum(rule: type[Any], given: Mapping[str, float | str | None]) -> Momentum:
     values = {}
     for option, value in given.items():
         if value is None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from spardl.method.method import Method
 from spardl.method.method_state import MethodState
-from spardl.method.moments import Moments
+from spardl.method.moments import Moments, Spread
 from spardl.method.refusals import Refused
 from spardl.protocol.programs import Worker
 from spardl.protocol.state import copied
@@ -91,7 +91,9 @@ class Carried:
         self.groups = [self._group(layers) for layers in found]
         for local, first in enumerate(self.groups[0].states if before else ()):
             first.refused, first.refused_last = Refused.of(group.states[local] for group in before)
+            spread = Spread.pooled(group.states[local].moments.spread for group in before)
             for group in self.groups:
+                group.states[local].moments.spread = spread
                 group.states[local].step = before[0].states[local].step
                 group.states[local].moments.updates = before[0].states[local].moments.updates
 

@@ -7,7 +7,7 @@ import io
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -26,6 +26,7 @@ STEPS = 8
 # Some gradients of attention are rounding errors of zero, which Adam would make as large as others.
 EPS = 1e-4
 PART = spardl.Method(spardl.TopK(0.1), spardl.SparDL(), spardl.GlobalResidual(), spardl.AutoMomentum())
+MEASURED = replace(PART, momentum=spardl.AutoMomentum(update_scale="measured"))
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -279,11 +280,13 @@ def test_workers_that_send_all_are_ddp_where_the_state_is_a_sum(name: str) -> No
     assert both(2, work) < 1e-12
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_sparse_weights_are_equal_on_all_workers_and_on_all_handles(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "method"), [*((name, PART) for name in OPTIMIZERS), ("adamw", MEASURED)], ids=[*OPTIMIZERS, "measured"]
+)
+def test_sparse_weights_are_equal_on_all_workers_and_on_all_handles(name: str, method: spardl.Method) -> None:
     def work() -> list[float]:
-        one = Loop(attached(PART), OPTIMIZERS[name]).run()
-        other = Loop(attached(PART, schedule="dear"), OPTIMIZERS[name]).run()
+        one = Loop(attached(method), OPTIMIZERS[name]).run()
+        other = Loop(attached(method, schedule="dear"), OPTIMIZERS[name]).run()
         assert torch.equal(one, other)
         return one.tolist()
 
@@ -302,17 +305,19 @@ def test_the_optimizer_keeps_nothing_and_goes_on_by_itself_after_detach() -> Non
     assert both(2, work) == [0, 1]
 
 
-@pytest.mark.parametrize("schedule", ["wfbp", "dear"])
-def test_saved_and_loaded_it_goes_on_to_the_same_bits(schedule: str) -> None:
+@pytest.mark.parametrize(
+    ("schedule", "method"), [("wfbp", PART), ("dear", PART), ("wfbp", MEASURED)], ids=["wfbp", "dear", "measured"]
+)
+def test_saved_and_loaded_it_goes_on_to_the_same_bits(schedule: str, method: spardl.Method) -> None:
     def work() -> bool:
-        loop = Loop(attached(PART, schedule=schedule))
+        loop = Loop(attached(method, schedule=schedule))
         loop.run(range(4))
         parts = (loop.model, loop.optimizer, loop.rates, loop.handle)
         buffer = io.BytesIO()
         torch.save([part.state_dict() for part in parts], buffer)
         expected = loop.run(range(4, STEPS))
         buffer.seek(0)
-        again = Loop(attached(PART, schedule=schedule))
+        again = Loop(attached(method, schedule=schedule))
         loaded = torch.load(buffer, weights_only=True)
         for part, values in zip((again.model, again.optimizer, again.rates, again.handle), loaded, strict=True):
             part.load_state_dict(values)

@@ -124,6 +124,8 @@ def test_misspelt_options_are_corrected_and_parts_are_pointed_to_method() -> Non
         ("dgc", {"beta2": 0.9}, "the momentum of this method, corrected, never is Adam's"),
         ("spardl", {"beta2": 1.0}, "beta2 must be at least 0 and below 1, got 1.0"),
         ("spardl", {"beta2": "0.9"}, "beta2 must be at least 0 and below 1, got '0.9'"),
+        ("dgc", {"update_scale": "measured"}, "the momentum of this method, corrected, never is Adam's"),
+        ("spardl", {"update_scale": "root"}, "update_scale must be one of none, measured, got 'root'"),
     ],
 )
 def test_a_share_of_squares_that_cannot_be(name: str, options: dict[str, Any], words: str) -> None:

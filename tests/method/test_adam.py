@@ -14,7 +14,9 @@ from spardl.compressors import NoCompression
 from spardl.method.adam import AdamMomentum
 from spardl.method.elastic import sources
 from spardl.method.method import Method
+from spardl.method.moments import Spread
 from spardl.method.residuals import NoResidual
+from spardl.protocol.context import Context
 from spardl.protocol.programs import Worker
 from tests.harness import Bench, same_bits, spardl, to_dense, topka
 
@@ -32,7 +34,15 @@ def sparse(rule: AdamMomentum, density: float = 0.2, teams: int = 1) -> Method:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("betas", (0.9,)), ("betas", (0.9, 1.0)), ("betas", 0.9), ("betas", (True, 0.9)), ("eps", 0), ("eps", "a")],
+    [
+        ("betas", (0.9,)),
+        ("betas", (0.9, 1.0)),
+        ("betas", 0.9),
+        ("betas", (True, 0.9)),
+        ("eps", 0),
+        ("eps", "a"),
+        ("update_scale", "P"),
+    ],
 )
 def test_values_that_make_no_sense(field: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"momentum.{field} must be"):
@@ -185,3 +195,123 @@ def test_it_is_compressed_like_a_gradient() -> None:
     bench.step([torch.tensor([100.0, 0.001]).double()])
     sent = to_dense(bench.step([torch.tensor([50.0, 0.002]).double()])[0])
     assert sent.nonzero().flatten().tolist() == [1]
+
+
+MEASURED = AdamMomentum((0.0, 0.9), update_scale="measured")
+
+
+def noisy(workers: int, length: int, noise: float, generator: torch.Generator) -> list[Tensor]:
+    """Gradients of one signal, and noise of each worker's own."""
+    signal = torch.randn(length, dtype=torch.float64, generator=generator)
+    return [signal + noise * torch.randn(length, dtype=torch.float64, generator=generator) for _ in range(workers)]
+
+
+def factors(bench: Bench) -> list[float]:
+    return [state.moments.spread.factor for state in bench.states]
+
+
+@pytest.mark.parametrize(("noise", "low", "high"), [(0.0, 1.0, 1.0 + 1e-9), (1.0, 1.1, 1.5), (1e6, 1.8, 2.0)])
+def test_the_measured_factor_follows_the_noise(noise: float, low: float, high: float) -> None:
+    """1 where workers agree, at most the root of their number; the same bits on all of them."""
+    generator = torch.Generator().manual_seed(0)
+    bench = Bench.build(sparse(MEASURED), 4, 1000)
+    assert factors(bench) == [1.0] * 4
+    for _ in range(10):
+        averages = bench.step(noisy(4, 1000, noise, generator))
+        assert all(same_bits(each, averages[0]) for each in averages)
+    assert len(set(factors(bench))) == 1
+    assert low <= factors(bench)[0] <= high
+
+
+@pytest.mark.parametrize("density", [None, 0.2])
+def test_updates_have_the_factor_of_the_steps_before(density: float | None) -> None:
+    """At density 1 an average is the mean of the workers' updates times the factor; mass is that of such updates."""
+    generator = torch.Generator().manual_seed(1)
+    bench = Bench.build(exact(MEASURED) if density is None else sparse(MEASURED, density), 3, 60)
+    models = [LocalAdam((0.0, 0.9), 1e-8, 60) for _ in range(3)]
+    made, applied = torch.zeros(60).double(), torch.zeros(60).double()
+    for _ in range(12):
+        (factor,) = set(factors(bench))
+        gradients = noisy(3, 60, 2.0, generator)
+        total = factor * sum(model.update(own) for model, own in zip(models, gradients, strict=True))
+        average = to_dense(bench.step(gradients)[0])
+        if density is None:
+            torch.testing.assert_close(average, total / 3, rtol=1e-12, atol=1e-14)
+        made, applied = made + total, applied + 3 * average
+    assert factor > 1.1
+    if density is not None:
+        torch.testing.assert_close(applied + bench.residuals(), made, rtol=1e-9, atol=1e-9)
+
+
+def test_one_worker_measures_nothing() -> None:
+    benches = [Bench.build(sparse(rule), 1, 40) for rule in (AdamMomentum((0.0, 0.9)), MEASURED)]
+    for _ in range(10):
+        gradient = torch.randn(40, dtype=torch.float64)
+        assert same_bits(*(bench.step([gradient])[0] for bench in benches))
+
+
+def test_workers_measure_as_much_as_the_cost_says() -> None:
+    plain, measured = (Bench.build(sparse(rule), 3, 600) for rule in (AdamMomentum((0.0, 0.9)), MEASURED))
+    more = []
+    for step in range(18):
+        gradients = [torch.randn(600, dtype=torch.float64) for _ in range(3)]
+        sent = []
+        for bench in (plain, measured):
+            before = bench.cluster.ledgers[0].rounds
+            bench.step(gradients)
+            sent.append(bench.cluster.ledgers[0].rounds - before)
+        context = Context(Worker(0, 3), measured.states[0].layout, step)
+        costs = [bench.method.cost(context).rounds.high for bench in (plain, measured)]
+        more.append(sent[1] - sent[0])
+        assert more[-1] == costs[1] - costs[0]
+    assert [step for step, each in enumerate(more) if each] == [0, 1, 2, 4, 8, 16]
+
+
+def test_a_gradient_that_is_not_finite_is_not_measured() -> None:
+    bench = Bench.build(sparse(MEASURED), 2, 40)
+    good = [torch.randn(40, dtype=torch.float64) for _ in range(2)]
+    bench.step(good)
+    before = bench.states[0].moments.spread
+    bench.step([good[0] * float("nan"), good[1]])
+    assert [state.moments.spread for state in bench.states] == [before] * 2
+    bench.step(good)
+    assert bench.states[0].moments.spread != before
+
+
+def test_a_measured_factor_is_saved_and_old_states_load() -> None:
+    generator = torch.Generator().manual_seed(2)
+    first, second = (Bench.build(sparse(MEASURED), 2, 30) for _ in range(2))
+    draw = [noisy(2, 30, 3.0, generator) for _ in range(22)]
+    for gradients in draw[:11]:
+        first.step(gradients)
+    for old, new in zip(first.states, second.states, strict=True):
+        new.load_state_dict(old.state_dict())
+    assert factors(second) == factors(first) != [1.0] * 2
+    for gradients in draw[11:]:
+        assert same_bits(first.step(gradients)[0], second.step(gradients)[0])
+    for state in second.states:
+        without = state.state_dict()
+        del without["spread"]
+        state.load_state_dict(without)
+    assert factors(second) == [1.0] * 2
+    assert "spread" not in Bench.build(sparse(AdamMomentum()), 2, 30).states[0].state_dict()
+
+
+@pytest.mark.parametrize(("before", "now"), [(4, 2), (2, 6), (3, 1), (1, 3)])
+def test_another_number_of_workers_has_a_factor_of_its_own(before: int, now: int) -> None:
+    """Of the same signal and noise: own = s + n, common = s + n / P."""
+    spread = Spread(3.0, 1.0 + 2.0 / before, before) if before > 1 else Spread()
+    old, new = Bench.build(sparse(MEASURED), before, 30), Bench.build(sparse(MEASURED), now, 30)
+    for state in old.states:
+        state.moments.spread = spread
+    for rank, state in enumerate(new.states):
+        worker = Worker(rank, now)
+        state.adopt([old.states[each].state_dict() for each in sources(worker, before)], worker, before)
+    expected = (3.0 / (1.0 + 2.0 / now)) ** 0.5 if before > 1 else 1.0
+    assert factors(new) == pytest.approx([expected] * now)
+
+
+def test_groups_that_are_cut_anew_have_the_factor_of_all() -> None:
+    found = Spread.pooled([Spread(4.0, 2.0, 3), Spread(2.0, 1.0, 3)])
+    assert (found.own, found.common, found.workers) == (6.0, 3.0, 3)
+    assert Spread.pooled([Spread()]).factor == 1.0

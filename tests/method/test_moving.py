@@ -85,6 +85,20 @@ def test_a_share_of_squares_without_any_is_refused(kind: type[torch.optim.Optimi
         definite(spardl.make_method("spardl", beta2=0.99), optimizer(kind, lr=0.1) if kind else None)
 
 
+def test_a_scale_of_updates_that_was_chosen_stays() -> None:
+    method = spardl.make_method("spardl", update_scale="measured")
+    expected = spardl.AdamMomentum((0.0, 0.99), update_scale="measured")
+    assert definite(method, optimizer(torch.optim.AdamW)).momentum == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [(torch.optim.SGD, "SGD has none; leave it out"), (None, "there is no optimizer=; leave it out")]
+)
+def test_a_scale_without_updates_of_adam_is_refused(kind: type[torch.optim.Optimizer] | None, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        definite(spardl.make_method("spardl", update_scale="measured"), optimizer(kind, lr=0.1) if kind else None)
+
+
 def test_other_momenta_and_unknown_optimizers_stay() -> None:
     method = spardl.Method(AUTO.compressor, AUTO.communicator, AUTO.residual, spardl.LocalMomentum())
     assert definite(method, optimizer(torch.optim.AdamW)) is method

@@ -9,6 +9,8 @@ from torch.utils.checkpoint import checkpoint
 
 from spardl.basics.errors import ConfigError, TrainingError
 from spardl.clusters import SimulatedCluster
+from spardl.method.adam import AdamMomentum
+from spardl.method.method import Method
 from spardl.schedules import Training, Wfbp
 from spardl.vector.flat import FlatGradient
 from tests.harness import NETWORK, dense, spardl, topka
@@ -61,6 +63,21 @@ def test_residuals_outlive_a_new_cut() -> None:
     after = loop.state()["synchronizer"][1]["groups"]
     assert torch.equal(torch.cat([group["memory"] for group in after]), before)
     assert [group["step"] for group in after] == [3, 3]
+    loop.run(range(3, 5))
+
+
+def test_a_measured_factor_outlives_a_new_cut() -> None:
+    parts = spardl(0.2)
+    rule = AdamMomentum(update_scale="measured")
+    method = Method(parts.compressor, parts.communicator, parts.residual, rule)
+    loop = Loop(Wfbp(0), SimulatedCluster(2, NETWORK), Setting(momentum), method)
+    loop.run(range(3))
+    # Of a layer that nobody uses, nothing is measured.
+    before = [group["spread"] for group in loop.state()["synchronizer"][1]["groups"] if "spread" in group]
+    loop.synchronizer._regroup([(0, 3), (3, len(SIZES))])
+    after = [group["spread"] for group in loop.state()["synchronizer"][1]["groups"]]
+    assert after == [after[0]] * 2
+    assert after[0]["own"] == pytest.approx(sum(each["own"] for each in before))
     loop.run(range(3, 5))
 
 

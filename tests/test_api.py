@@ -50,7 +50,7 @@ EXEMPLIFIED = {
     "spardl.Network",
     "spardl.compressors.Budget",
 }
-DIMENSIONLESS = {"eps", "seed", "levels", "decay", "clip_norm"}
+DIMENSIONLESS = {"eps", "seed", "levels", "decay", "clip_norm", "gradient_norm"}
 
 
 class Named(NamedTuple):

@@ -47,7 +47,7 @@ def check_whole(name: str, value: Any, least: int | None = None, most: int | Non
         name: of the setting.
         value: what was given.
         least: the smallest number that is accepted; ``None``: any.
-        most: the largest one; ``None``: any.
+        most: the largest accepted number; ``None``: any.
 
     Raises:
         ConfigError: if it is something else, smaller or larger.

@@ -119,6 +119,9 @@ class ProcessGroupCluster(Cluster):
 
         Returns:
             What is released, and waited for.
+
+        Raises:
+            RuntimeError: if a stream cannot be opened, because a worker has died or does not come in time.
         """
         if len(self._beside) < self._streams:
             self._beside.append(self._open())
@@ -130,7 +133,11 @@ class ProcessGroupCluster(Cluster):
         return ProcessFlight(journey, beside.thread, self._stack, pauses)
 
     def open(self) -> None:
-        """Opens all streams now instead of when they are first needed; all workers must call this at once."""
+        """Opens all streams now instead of when they are first needed; all workers must call this at once.
+
+        Raises:
+            RuntimeError: if a worker has died or does not come in time.
+        """
         while len(self._beside) < self._streams:
             self._beside.append(self._open())
 

@@ -188,8 +188,11 @@ def unchanged(bucket: GradBucket, device: torch.device) -> torch.futures.Future[
     Args:
         bucket: of DDP.
         device: of its gradients.
+
+    Returns:
+        A future that is done: the bucket's buffer, shape (n,).
     """
-    devices = [device] if device.type == "cuda" else []
+    devices: list[int | str | torch.device] = [device] if device.type == "cuda" else []
     ready: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
     ready.set_result(bucket.buffer())
     return ready

@@ -72,7 +72,7 @@ class OptimizerSteps:
         """Whether nothing can use the gradients of the backward pass, and it must not count.
 
         Args:
-            parameters: those whose gradients come first in it.
+            parameters: those whose gradients come first in it, of any shape.
         """
         return self._unapplied is not None and self._unapplied.stale(parameters)
 

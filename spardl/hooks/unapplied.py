@@ -127,7 +127,7 @@ class Unapplied:
         """Whether a pass adds to gradients that the last step applied: nothing can use its gradients.
 
         Args:
-            parameters: those whose gradients come first in this pass.
+            parameters: those whose gradients come first in this pass, of any shape.
         """
         return bool(self._stale) and any(each in self._stale and _is_set(each) for each in parameters)
 

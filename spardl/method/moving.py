@@ -185,7 +185,7 @@ def trained_moments(
         momentum: of the workers, taken from an optimizer of that kind.
         group: of the optimizer that has the parameter.
         state: of the optimizer for the parameter.
-        like: the parameter.
+        like: the parameter, of any shape.
         updates: step count of the workers from here on.
 
     Returns:

@@ -54,6 +54,7 @@ class Engine(ABC):
         kept: entries of all averages so far.
         steps: that have begun since this was made.
         carried: what lasts from step to step.
+        limit: limits the norm of gradients, and has the last norm that was measured.
         measures: whether to measure what this step adds to residuals; handles of other loops do it now and then anyway.
     """
 

@@ -98,7 +98,8 @@ def run_processes(count: int, target: Target, folder: Path, *, stops: bool = Fal
     passing: AbstractContextManager[list[int]] = _passing_on(children) if stops else nullcontext([])
     try:
         with passing as received:
-            with deferred() if stops else nullcontext(), _within_limits(children, count):
+            waiting: AbstractContextManager[None] = deferred() if stops else nullcontext()
+            with waiting, _within_limits(children, count):
                 # One by one, so that an interruption finds all that were started.
                 children.extend(_start(rank, target, folder, steps, lifeline, held, patience) for rank in range(count))
             _watch(children, steps)

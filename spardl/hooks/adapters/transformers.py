@@ -93,7 +93,7 @@ class SpardlCallback(TrainerCallback):
         if moved:
             self._clip_norm, args.max_grad_norm = args.max_grad_norm, 0.0
             if hasattr(self._trainer, "_get_grad_norm"):
-                self._trainer._get_grad_norm = self._gradient_norm
+                vars(self._trainer)["_get_grad_norm"] = self._gradient_norm
         if state.global_step:
             folder = Path(self._resumed or _checkpoint(args, state))
             load_state(self.handle, folder, step=state.global_step, fresh=self._fresh)

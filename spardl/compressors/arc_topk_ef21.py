@@ -26,7 +26,7 @@ from spardl.protocol.context import Context
 from spardl.protocol.programs import Phase, Program
 from spardl.protocol.state import State
 from spardl.vector.accumulator import Accumulator
-from spardl.vector.bounds import cut
+from spardl.vector.bounds import clip_overflow
 from spardl.vector.layout import Layout
 from spardl.vector.sparse import Sum
 
@@ -53,7 +53,7 @@ class EF21State(State):
 
     def rescale(self, factor: float) -> None:
         """All three are in the units of gradients."""
-        self.mean, self.sent, self.total = (cut(each * factor) for each in (self.mean, self.sent, self.total))
+        self.mean, self.sent, self.total = (clip_overflow(each * factor) for each in (self.mean, self.sent, self.total))
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,11 @@ class ARCTopKEF21(ARCTopK):
         # Nothing is changed in place: saved states share their tensors.
         state.mean = state.mean.lerp(accumulated.values, self.share if state.begun else 1.0)
         state.begun = True
-        moved = cut(state.mean - state.sent)
+        moved = clip_overflow(state.mean - state.sent)
         positions = yield from self.agree(moved, context, total)
         values = moved[positions]
         state.sent = state.sent.index_add(0, positions, values)
         summed = yield from total(values)
         yield Phase.MERGE
-        state.total = cut(state.total.index_add(0, positions, summed))
+        state.total = clip_overflow(state.total.index_add(0, positions, summed))
         return state.total.clone()

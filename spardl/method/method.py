@@ -29,7 +29,7 @@ from spardl.protocol.context import Context
 from spardl.protocol.costs import Cost
 from spardl.protocol.programs import Boundary, Phase, Program, Step, Worker
 from spardl.vector.accumulator import Accumulator
-from spardl.vector.bounds import cut
+from spardl.vector.bounds import clip_overflow
 from spardl.vector.candidates import Candidates
 from spardl.vector.layout import Layout
 from spardl.vector.norms import divide, largest
@@ -216,7 +216,7 @@ class Method:
             context = Context(worker, state.layout, state.step - self.warmup.steps)
             shard = self.compressor.entries(shard, context, state.memory.dtype)
         cuts = self.carries or isinstance(boundary.shard, SparseVector)
-        return (cut(shard.clone()) if cuts and not math.isfinite(largest([shard])) else shard) / worker.size
+        return (clip_overflow(shard.clone()) if cuts and not math.isfinite(largest([shard])) else shard) / worker.size
 
     def accumulate(self, gradient: Tensor, state: MethodState, *, clear: bool = False) -> None:
         """Adds a worker's gradient to what it carried over.
@@ -342,7 +342,7 @@ class Method:
     def _limited(self, total: Tensor, state: MethodState) -> Tensor:
         """A sum over all workers that overflowed, here or on its way, is cut, and counted."""
         # A copy: simulated workers may share what arrived.
-        return cut(total.clone()) if self._overflowed(largest([total]), total.dtype, state) else total
+        return clip_overflow(total.clone()) if self._overflowed(largest([total]), total.dtype, state) else total
 
     def _overflowed(self, peak: float, dtype: torch.dtype, state: MethodState) -> bool:
         """Counts a sum whose largest magnitude shows that it was cut, or has to be; the latter is answered."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from spardl.vector import entries
-from spardl.vector.bounds import Bound, cut, fits
+from spardl.vector.bounds import Bound, clip_overflow, fits
 from spardl.vector.candidates import Candidates
 from spardl.vector.kernels import compiled
 from spardl.vector.layout import Part, Parts
@@ -201,7 +201,7 @@ class Accumulator:
         sums = entries.gather(self.values, positions)
         if not math.isfinite(largest([sums])):
             self.overflowed = True
-            entries.put(self.values, positions, cut(sums))
+            entries.put(self.values, positions, clip_overflow(sums))
 
     def _touch(self, start: int, positions: Tensor, block: SparseVector) -> None:
         """Notes positions that increase, but for the step from the vector's end to its beginning."""
@@ -277,7 +277,7 @@ class Accumulator:
         for positions, error in self._errors:
             places = within(positions, final)
             kept = positions[places]
-            rest = cut(entries.gather(self.values, kept) + error[places])
+            rest = clip_overflow(entries.gather(self.values, kept) + error[places])
             entries.put(self.values, kept, rest)
             self.bound.include(largest([rest]))
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from spardl.vector.norms import largest
 
-__all__ = ["Bound", "cut", "fits"]
+__all__ = ["Bound", "clip_overflow", "fits"]
 
 # What a bound may be, as a share of the largest number: its own rounding errors stay below the rest.
 _SAFE = 0.99
@@ -66,7 +66,7 @@ class Bound:
         self.value = max(self.value, magnitude)
 
 
-def cut(sums: Tensor) -> Tensor:
+def clip_overflow(sums: Tensor) -> Tensor:
     """Makes sums of finite numbers that overflowed the largest number of their type, in place.
 
     Args:

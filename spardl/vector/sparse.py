@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spardl.vector.bounds import cut
+from spardl.vector.bounds import clip_overflow
 from spardl.vector.kernels import compiled
 from spardl.vector.positions import split
 from spardl.vector.selection import top_k
@@ -85,7 +85,7 @@ def merge(vectors: Sequence[SparseVector]) -> SparseVector:
     values = vectors[0].values
     add = _merge_compiled if compiled(values) and values.dtype in _COMPILED_TYPES else _merge
     total = add(vectors)
-    cut(total.values)
+    clip_overflow(total.values)
     return total
 
 

@@ -72,8 +72,12 @@ def after_backward(call: Callable[[], None]) -> None:
     To be called in a communication hook of DDP, which copies averages into gradients at the end of the pass.
     """
     engine = torch.autograd.Variable._execution_engine
-    # DDP has not registered its own function yet when its last hook runs: ours registers another one at the end.
-    engine.queue_callback(lambda: engine.queue_callback(call))
+    try:
+        # DDP has not registered its own function yet when its last hook runs: ours registers another one at the end.
+        engine.queue_callback(lambda: engine.queue_callback(call))
+    except RuntimeError:
+        # No backward pass runs: a worker without batches takes part in the passes of others (``ddp.join()``).
+        call()
 
 
 class Unapplied:

@@ -287,7 +287,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"schedule": spardl.Wfbp(), "bucket_mb": 5}, "bucket_mb is for schedules that are given by name"),
     ({"schedule": "dear"}, "schedule=dear takes over the optimizer's step; give attach() a torch.optim.Optimizer"),
     ({"schedule": "dear", "optimizer": 3}, "optimizer must be a Optimizer or None, got 3"),
-    ({"clip_norm": 1.0}, "clip_norm is for schedule=dear, or a momentum that is moved before compression"),
+    ({"clip_norm": 1.0}, "clip_norm=1.0 needs optimizer= (SGD, Adam or AdamW of torch.optim)"),
     ({"schedule": "dear", "optimizer": "sgd", "clip_norm": -1}, "clip_norm must be a number above 0"),
     ({"schedule": "dear", "optimizer": "lbfgs", "recipe": "published"}, "optimizer=LBFGS needs all gradients at once"),
     ({"schedule": "dear", "optimizer": "sgd", "method": "oktopk"}, "cannot be cut into a reduce-scatter and an"),

@@ -1,7 +1,7 @@
 """Which method and schedule a model wants on a network: spardl advise.
 
-python scripts/advise.py scripts/profiles/resnet50.json --bandwidth 1gbit --workers 8
-python scripts/advise.py scripts/profiles/bert_base.json --bandwidth network.yaml --workers 16 --compute 0.2
+python scripts/advise.py scripts/profiles/resnet50.json --network 1gbit --workers 8
+python scripts/advise.py scripts/profiles/bert_base.json --network network.yaml --workers 16 --compute 0.2
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def test_a_choice_of_train_is_profiled_and_predicted(script: Script, tmp_path: P
     assert (tmp_path / "tiny.png").stat().st_size > 10_000
     written = json.loads((tmp_path / "predictions.json").read_text())
     assert len(written["predictions"]) == 3 * 8 - 3
-    assert (written["workers"], written["network"]) == (8, "ethernet_10g")
+    assert (written["workers"], written["network"]) == (8, "1gbit")
 
 
 def test_compression_is_measured_and_used(script: Script, tmp_path: Path) -> None:

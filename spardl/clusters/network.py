@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,11 +16,14 @@ from spardl.basics.checks import is_a
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import RECORD_BYTES, bounded_yaml, read_text
 
-__all__ = ["PRESETS", "Network", "network_text", "parse_network"]
+__all__ = ["LATENCY", "PRESETS", "Network", "network_text", "parse_bandwidth", "parse_network"]
 
 _KEYS = {"alpha", "gbit"}
 # Of a file: how the two were found.
 _REMARK = "measured"
+LATENCY = 50e-6
+"""Seconds that a message takes to start where only a bandwidth is given: TCP over Ethernet."""
+_UNITS: Mapping[str, float] = MappingProxyType({"kbit": 1e-6, "mbit": 1e-3, "gbit": 1.0})
 
 
 @dataclass(frozen=True)
@@ -69,11 +73,11 @@ measures yours."""
 
 
 def parse_network(value: str | Mapping[str, float], key: str = "cluster.network") -> Network:
-    """Reads a preset's name, the path of a file, or ``{alpha: seconds, gbit: Gbit/s}``.
+    """Reads a preset's name, a bandwidth like ``1gbit``, the path of a file, or ``{alpha: seconds, gbit: Gbit/s}``.
 
     A file is JSON or YAML with the same two keys, and perhaps ``measured``, which is for people; ``network_text``
     makes one.
-    A preset's name goes before a file that is called like it.
+    A preset or a bandwidth takes precedence over a file with the same name. A bandwidth implies a latency of 50 us.
 
     Args:
         value: what was configured.
@@ -91,10 +95,23 @@ def parse_network(value: str | Mapping[str, float], key: str = "cluster.network"
         Network(alpha=3e-05, gbit=10)
     """
     if isinstance(value, str):
-        return PRESETS.get(value) or _read(Path(value), key)
+        return PRESETS.get(value) or parse_bandwidth(value) or _read(Path(value), key)
     if not isinstance(value, Mapping) or set(value) != _KEYS:
         raise ConfigError(f"{key} needs a preset's name, or the keys alpha and gbit, got {value!r}; or a file's path")
     return _make(value, key)
+
+
+def parse_bandwidth(text: str) -> Network | None:
+    """The network with the bandwidth that a text like ``1gbit``, ``2.5 Gbit/s`` or ``100mbit`` names.
+
+    Args:
+        text: a positive number and a unit: kbit, mbit or gbit, with or without ``/s``.
+
+    Returns:
+        A network with a latency of 50 us; ``None`` if the text is not a bandwidth.
+    """
+    found = re.fullmatch(r"(\d+\.?\d*|\.\d+) *([kmg]bit)(?:/s)?", text.strip().lower())
+    return Network(LATENCY, float(found[1]) * _UNITS[found[2]]) if found and float(found[1]) else None
 
 
 def network_text(network: Network, measured: Mapping[str, str | float]) -> str:
@@ -123,8 +140,8 @@ def _read(path: Path, key: str) -> Network:
         raise ConfigError(f"{where} cannot be read ({error}); spardl doctor --out writes such a file") from error
     if text is None:
         raise ConfigError(
-            f"{where} is unknown; use {', '.join(PRESETS)}, '{{alpha: SECONDS, gbit: GBIT_PER_SECOND}}', or a file as "
-            "spardl doctor --out writes it"
+            f"{where} is unknown; use {', '.join(PRESETS)}, a bandwidth like 1gbit, "
+            "'{alpha: SECONDS, gbit: GBIT_PER_SECOND}', or a file as spardl doctor --out writes it"
         )
     content = _load(text, where)
     if not isinstance(content, Mapping) or not _KEYS <= set(content) <= _KEYS | {_REMARK}:

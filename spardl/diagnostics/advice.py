@@ -21,8 +21,10 @@ _WAITED = 0.05
 # By steps between two exchanges, what is left of dense training's gain in loss over one worker alone: DiLoCo's rows of
 # the table in docs/learning.md.
 LEFT: Mapping[int, float] = MappingProxyType({15: 0.22, 30: 0.03})
-# What is not 1 with three digits.
+# The least gain that is not 0% when rounded.
 _SEEN = 1.005
+# Below, gains are shown in percent: two digits of a factor would hide them.
+_SMALL = 1.1
 # Losses as without compression, to what seeds differ by (docs/learning.md).
 _LEARN_AS_DENSE = frozenset({DENSE, "bf16", "fp16"})
 # What learns more than a sparse method where steps are few.
@@ -42,6 +44,8 @@ class Choice(NamedTuple):
             infinite if it always is, 0 if it never is, or is dense itself.
         moves: whether it wants to know the optimizer, whose state it moves before compression.
         exchange: seconds of one synchronization of the whole model with nothing beside it, as outer steps have it.
+        between: the least and the most seconds of a step over repetitions of a measurement; ``None`` without one.
+        pays_between: the same of ``break_even_gbit``.
     """
 
     method: str
@@ -52,6 +56,8 @@ class Choice(NamedTuple):
     break_even_gbit: float
     moves: bool = False
     exchange: float = 0.0
+    between: tuple[float, float] | None = None
+    pays_between: tuple[float, float] | None = None
 
     def __str__(self) -> str:
         """The arguments of ``spardl.attach`` after the model, but for the optimizer."""
@@ -119,12 +125,13 @@ class Advice:
         return math.ceil(way.exchange / (_WAITED * self.compute))
 
     def __str__(self) -> str:
-        known = f"{1e3 * self.compute:.4g} ms of computation" if self.compute else "communication alone"
+        known = f"{_digits(1e3 * self.compute)} ms of computation" if self.compute else "communication alone"
         head = f"{self.entries:,} parameters, {self.workers} workers, {self.network.gbit:g} Gbit/s, {known}"
         return "\n".join(
             [
                 f"{head}: {self._verdict()}",
                 *(self._line(choice) for choice in self._rows()),
+                *self._ranging(),
                 *self._preferring(),
                 *self._learning(),
                 *self._locally(),
@@ -135,11 +142,24 @@ class Advice:
     def _verdict(self) -> str:
         gain, way = self.baseline.seconds / self.advised.seconds, self.advised.call
         if gain >= CLEAR:
-            return f"use {way}, {_times(gain)} times as fast as plain DDP"
+            return f"use {way}, {self._speed()} plain DDP"
         if self.advised == self.baseline:
             return "stay with plain DDP; nothing is faster"
-        speed = f"only {gain:.3g} times as fast as" if gain >= _SEEN else "as fast as"
+        speed = f"only {gain - 1:.0%} faster than" if gain >= _SEEN else "as fast as"
         return f"stay with plain DDP; {way} is {speed} plain DDP"
+
+    def _speed(self) -> str:
+        """How many times as fast as plain DDP the advised way is, as a range where it was measured more than once."""
+        fast, slow = self.advised.between or (self.advised.seconds, self.advised.seconds)
+        low, high = self.baseline.seconds / slow, self.baseline.seconds / fast
+        if low < _SMALL:
+            return f"{_range(f'{low - 1:.0%}', f'{high - 1:.0%}')} faster than"
+        return f"{_range(_digits(low), _digits(high))} times as fast as"
+
+    def _ranging(self) -> Iterator[str]:
+        """What ranges are."""
+        if any(" to " in _milliseconds(choice) + _pays(choice) for choice in self._rows()):
+            yield "  ranges: the least and the most over repetitions of the measurement of compression"
 
     def _learning(self) -> Iterator[str]:
         """What the advised way costs besides seconds."""
@@ -156,8 +176,9 @@ class Advice:
         """Why the advised way is not the fastest."""
         if self.advised != self.best and self.baseline.seconds >= CLEAR * self.advised.seconds:
             yield (
-                f'  preferred: "{self.advised.method}" loses nothing in training, and is within {CLEAR - 1:.0%} of the '
-                f'fastest, "{self.best.method}", which is less than the error of these predictions'
+                f'  preferred: the loss of "{self.advised.method}" differs from dense training by less than seeds do '
+                f"(docs/learning.md), and its seconds by at most {CLEAR - 1:.0%} from those of the fastest, "
+                f'"{self.best.method}": less than the error of these predictions'
             )
 
     def _locally(self) -> Iterator[str]:
@@ -177,7 +198,7 @@ class Advice:
 
     def _line(self, choice: Choice) -> str:
         pays = "plain DDP" if choice == self.baseline else _pays(choice)
-        return f"  {_digits(1e3 * choice.seconds):>10} ms  {_digits(choice.bytes_sent / 1e6):>8} MB  {pays:24} {choice}"
+        return f"  {_milliseconds(choice):>14} ms  {_digits(choice.bytes_sent / 1e6):>8} MB  {pays:30} {choice}"
 
 
 def _digits(value: float) -> str:
@@ -188,8 +209,12 @@ def _digits(value: float) -> str:
     return f"{round(value, places):.{max(0, places)}f}"
 
 
-def _times(gain: float) -> str:
-    return f"{gain:.2f}" if gain < 2 else _digits(gain)
+def _milliseconds(choice: Choice) -> str:
+    return _range(*(_digits(1e3 * seconds) for seconds in choice.between or (choice.seconds, choice.seconds)))
+
+
+def _range(least: str, most: str) -> str:
+    return least if least == most else f"{least} to {most}"
 
 
 def _price() -> str:
@@ -206,4 +231,7 @@ def _pays(choice: Choice) -> str:
         return "dense"
     if choice.break_even_gbit == math.inf:
         return "pays on any network"
-    return f"pays below {_digits(choice.break_even_gbit)} Gbit/s" if choice.break_even_gbit else "never pays"
+    if not choice.break_even_gbit:
+        return "never pays"
+    least, most = choice.pays_between or (choice.break_even_gbit, choice.break_even_gbit)
+    return f"pays below {_range(_digits(least), _digits(most))} Gbit/s"

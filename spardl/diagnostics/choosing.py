@@ -7,7 +7,6 @@ network, and what compressing takes on this machine, which is measured.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -16,10 +15,10 @@ from torch import Tensor, nn
 
 from spardl.basics.checks import is_a
 from spardl.basics.errors import ConfigError
-from spardl.clusters.network import PRESETS, Network
+from spardl.clusters.network import LATENCY, PRESETS, Network, parse_bandwidth
 from spardl.clusters.profile import Profile
 from spardl.diagnostics.advice import DENSE, Advice, Choice
-from spardl.diagnostics.measuring import Compressing, measured, profiled
+from spardl.diagnostics.measuring import Compressing, Repeated, measured, profiled
 from spardl.diagnostics.timeline.model import Timeline
 from spardl.diagnostics.timeline.schedules import SCHEDULES, MethodCosts
 from spardl.method.momentum import AutoMomentum
@@ -28,9 +27,6 @@ from spardl.schedules.linear import Linear
 
 __all__ = ["ATTACHED", "METHODS", "advise"]
 
-# Seconds that a message takes to start, where only a bandwidth is given: TCP over Ethernet.
-_LATENCY = 50e-6
-_UNITS: Mapping[str, float] = MappingProxyType({"kbit": 1e-6, "mbit": 1e-3, "gbit": 1.0})
 _DDP = "wfbp"
 ATTACHED = (_DDP, "mg_wfbp", "layer_fusion", "dear")
 """The schedules of ``spardl.attach``; the first one is what DDP does: buckets of 25 MB beside the backward pass."""
@@ -147,11 +143,12 @@ def _compared(
 
 
 class _Cost(NamedTuple):
-    """A method and what it costs."""
+    """A method and what it costs; once more for each repetition of what was measured."""
 
     name: str
     options: Mapping[str, Any]
     costs: MethodCosts
+    repetitions: tuple[MethodCosts, ...]
 
     def rounds(self, entries: int) -> float:
         """Of a synchronization of so many entries."""
@@ -180,12 +177,14 @@ def _cost(
 ) -> _Cost:
     line = Linear(0.0, 0.0) if name == DENSE else compressing(name, options)
     method = make_method(name, **options)
-    return _Cost(name, options, MethodCosts.of(method, workers, network, line, profile.layout))
+    costs = MethodCosts.of(method, workers, network, line, profile.layout)
+    lines = line.lines if isinstance(line, Repeated) else ()
+    return _Cost(name, options, costs, tuple(costs.on(network, each) for each in lines))
 
 
 def _choice(cost: _Cost, dense: _Cost, profile: Profile, schedules: Sequence[str]) -> Choice:
     """A method under its best schedule."""
-    timelines = dict(_timelines(cost, profile, schedules))
+    timelines = dict(_timelines(cost.costs, profile, schedules))
     if not timelines:
         raise ConfigError(f"{cost.name} runs under none of the schedules {', '.join(schedules)}; ask about more")
     schedule = min(timelines, key=lambda name: timelines[name].seconds)
@@ -193,12 +192,31 @@ def _choice(cost: _Cost, dense: _Cost, profile: Profile, schedules: Sequence[str
     sent, pays = cost.bytes_sent(entries), _break_even(cost, dense, entries)
     moves = isinstance(make_method(cost.name).momentum, AutoMomentum)
     exchange = cost.costs.whole.seconds(entries)
-    return Choice(cost.name, cost.options, schedule, timelines[schedule].seconds, sent, pays, moves, exchange)
+    seconds = timelines[schedule].seconds
+    repeated = [found.seconds for each in cost.repetitions for _, found in _timelines(each, profile, [schedule])]
+    thresholds = [_break_even(cost._replace(costs=each), dense, entries) for each in cost.repetitions]
+    return Choice(
+        cost.name,
+        cost.options,
+        schedule,
+        seconds,
+        sent,
+        pays,
+        moves,
+        exchange,
+        between=_ends(seconds, repeated),
+        pays_between=_ends(pays, thresholds),
+    )
 
 
-def _timelines(cost: _Cost, profile: Profile, schedules: Sequence[str]) -> Iterator[tuple[str, Timeline]]:
+def _ends(value: float, repeated: Sequence[float]) -> tuple[float, float] | None:
+    """The least and the most, with the value that is predicted."""
+    return (min(value, *repeated), max(value, *repeated)) if repeated else None
+
+
+def _timelines(costs: MethodCosts, profile: Profile, schedules: Sequence[str]) -> Iterator[tuple[str, Timeline]]:
     for name in schedules:
-        found = SCHEDULES[name](profile, cost.costs)
+        found = SCHEDULES[name](profile, costs)
         if found:
             yield name, found
 
@@ -217,13 +235,11 @@ def _network(bandwidth: str | float | Network) -> Network:
     if isinstance(bandwidth, Network):
         return bandwidth
     if isinstance(bandwidth, str):
-        if bandwidth in PRESETS:
-            return PRESETS[bandwidth]
-        found = re.fullmatch(r"([0-9.]+) *([kmg]bit)(?:/s)?", bandwidth.strip().lower())
-        if not found or found[1].count(".") > 1 or not float(found[1]):
+        network = PRESETS.get(bandwidth) or parse_bandwidth(bandwidth)
+        if network is None:
             raise ConfigError(
                 f"bandwidth={bandwidth!r} is none; use one like '1gbit' or '100mbit', a number of Gbit/s, or "
                 f"{', '.join(PRESETS)}"
             )
-        return Network(_LATENCY, float(found[1]) * _UNITS[found[2]])
-    return Network(_LATENCY, bandwidth)
+        return network
+    return Network(LATENCY, bandwidth)

@@ -26,7 +26,7 @@ _EXAMPLES = """\b
 Examples:
   spardl doctor --out network.yaml                        is this cluster well, and how fast is it
   spardl profile training:make --out model.json           how long the layers of your model take
-  spardl advise model.json --bandwidth network.yaml       which method and schedule to train it with
+  spardl advise model.json --network network.yaml         which method and schedule to train it with
   spardl timeline model.json --workers 64                 what a step takes under every schedule
   spardl precompile                                       compile all kernels on this machine
 """

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
 from typing import Any, TypeAlias
 
 import torch
@@ -18,29 +21,58 @@ from spardl.schedules.linear import Linear
 from spardl.vector.flat import FlatGradient
 from spardl.vector.layout import Layout
 
-__all__ = ["Compressing", "measured", "profiled"]
+__all__ = ["PATIENCE", "Compressing", "Repeated", "measured", "profiled"]
 
 # Simulated workers measure on gradients of so many entries in all; beyond, the line is drawn on.
 _MEASURED = 1 << 22
+# Repetitions of a measurement; two are the least that show a range.
+_LEAST, _MOST = 2, 5
+
+PATIENCE = 2.0
+"""Seconds for each method, after which its measurement is not repeated again."""
 
 Compressing: TypeAlias = Callable[[str, Mapping[str, Any]], Callable[[int], float]]
 """What a method, by its name and options, takes for a gradient of so many entries, in seconds."""
 
 
-def measured(workers: int, device: torch.device, layout: Layout | None = None) -> Compressing:
-    """What compressing takes on this machine.
+@dataclass(frozen=True)
+class Repeated:
+    """Seconds by entries, measured several times.
+
+    Attributes:
+        lines: one for each repetition.
+    """
+
+    lines: tuple[Linear, ...]
+
+    def __call__(self, entries: int) -> float:
+        """The median of the repetitions."""
+        return median(line(entries) for line in self.lines)
+
+
+def measured(
+    workers: int,
+    device: torch.device,
+    layout: Layout | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Compressing:
+    """What compressing takes on this machine, measured two to five times for each method.
 
     Args:
         workers: P.
         device: where gradients are.
         layout: the model's tensors, for methods that compress by matrix; ``None`` if unknown.
+        clock: tells the seconds that bound the repetitions.
     """
     largest = max(1 << 12, _MEASURED // workers)
 
-    def seconds(name: str, options: Mapping[str, Any]) -> Linear:
+    def seconds(name: str, options: Mapping[str, Any]) -> Repeated:
         method = make_method(name, **options)
         tensors = layout if method.compressor.by_matrix else None
-        return measure_compression(method, workers, (largest // 8, largest), device, tensors)[0]
+        until, lines = clock() + PATIENCE, list[Linear]()
+        while len(lines) < _LEAST or (len(lines) < _MOST and clock() < until):
+            lines.append(measure_compression(method, workers, (largest // 8, largest), device, tensors)[0])
+        return Repeated(tuple(lines))
 
     return seconds
 

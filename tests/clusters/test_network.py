@@ -19,6 +19,15 @@ def test_presets_are_ordered_by_bandwidth() -> None:
     assert PRESETS["infiniband_100g"].alpha < PRESETS["ethernet_100g"].alpha
 
 
+def test_a_bandwidth_is_a_network() -> None:
+    assert parse_network("1gbit") == Network(alpha=50e-6, gbit=1)
+    assert parse_network(" 2.5 Gbit/s ") == Network(alpha=50e-6, gbit=2.5)
+    assert parse_network("100mbit", "cluster.throttle").gbit == pytest.approx(0.1)
+    for text in ("0gbit", "1 apple", "1.2.3gbit", "gbit", "-1gbit"):
+        with pytest.raises(ConfigError, match=f"cluster.network={text} is unknown; use .* a bandwidth like 1gbit"):
+            parse_network(text)
+
+
 def test_own_values() -> None:
     assert parse_network({"alpha": 1e-3, "gbit": 0.5}) == Network(alpha=1e-3, gbit=0.5)
 

@@ -11,6 +11,9 @@ import pytest
 import spardl
 from spardl.clusters.profile import Profile
 from spardl.diagnostics.cli import front, run
+from spardl.diagnostics.commands.advise import telling
+from spardl.schedules.linear import Linear
+from tests.labs import ROOT
 
 TRAINING = """
 import torch
@@ -89,16 +92,43 @@ def test_kernels_are_compiled_by_method(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize("command", ["advise", "timeline"])
-def test_both_names_of_the_network_are_known(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = spoken(capsys, command, "--help")
-    assert "--network, --bandwidth" in out
+def test_networks_and_workers_are_given_alike(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = " ".join(spoken(capsys, command, "--help")[1].split())
+    assert re.search(r"--network, --bandwidth TEXT .* \[default: 1gbit\]", out)
+    assert "--workers INTEGER [default: 8]" in out
+
+
+def test_timeline_takes_a_bandwidth(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (str(ROOT / "scripts/profiles/resnet20.json"), "--methods", "none", "--schedules", "wfbp")
+    found = [
+        spoken(capsys, "timeline", *words, *more) for more in ((), ("--network", "1gbit"), ("--bandwidth", "1gbit"))
+    ]
+    assert found[0] == found[1] == found[2]
+    assert (found[0][0], "8 workers, 1gbit" in found[0][1]) == (0, True)
+
+
+def test_advise_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    ticks = iter(range(100))
+    seconds = telling(lambda name, options: lambda entries: 0.0, 6, clock=lambda: float(next(ticks)))
+    out = capsys.readouterr()
+    assert (out.out, out.err.startswith("measuring compression of 6 methods on one core: about 12 s on an idle ")) == (
+        "",
+        True,
+    )
+    seconds("bf16", {})
+    seconds("topka", {"density": 0.01})
+    assert capsys.readouterr().err == (
+        "measuring bf16 (1 of 6) ... 1.0 s\nmeasuring topka, density=0.01 (2 of 6) ... 1.0 s\n"
+    )
 
 
 def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    fixed = (Linear(1e-3, 2e-9), [])
+    monkeypatch.setattr("spardl.diagnostics.measuring.measure_compression", lambda *arguments: fixed)
     for load, said in ((100.0, 1), (0.0, 0)):
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
         monkeypatch.setattr(os, "cpu_count", lambda: 4)
-        _, _, err = spoken(capsys, "advise", "nosuch.json")
+        _, _, err = spoken(capsys, "advise", str(ROOT / "scripts/profiles/resnet20.json"))
         assert err.count("this machine is busy (load 100.0 on 4 cores)") == said
 
 

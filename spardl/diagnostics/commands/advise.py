@@ -11,47 +11,46 @@ from typing import Any
 import click
 import torch
 
-from spardl.clusters.network import PRESETS, Network, parse_network
+from spardl.clusters.network import parse_network
 from spardl.clusters.profile import Profile
+from spardl.diagnostics.advice import DENSE
+from spardl.diagnostics.choosing import METHODS
 from spardl.diagnostics.choosing import advise as advised
-from spardl.diagnostics.measuring import Compressing, measured
+from spardl.diagnostics.commands import network_option, workers_option
+from spardl.diagnostics.measuring import PATIENCE, Compressing, measured
 
-__all__ = ["advise"]
+__all__ = ["advise", "telling"]
 
 # Share of the cores that others may use.
 _BUSY = 0.5
 _EXAMPLES = """\b
 Examples:
-  spardl advise model.json --bandwidth 1gbit --workers 8
-  spardl advise model.json --bandwidth network.yaml --workers 16 --compute 0.2
+  spardl advise model.json --network 1gbit --workers 8
+  spardl advise model.json --network network.yaml --workers 16 --compute 0.2
 """
 
 
 @click.command(epilog=_EXAMPLES)
 @click.argument("profile", type=click.Path(path_type=Path, dir_okay=False))
-@click.option(
-    "--network",
-    "--bandwidth",
-    "bandwidth",
-    default="1gbit",
-    show_default=True,
-    help=f"Like 1gbit, one of {', '.join(PRESETS)}, or a file by spardl doctor --out.",
-)
-@click.option("--workers", type=int, default=8, show_default=True)
+@network_option
+@workers_option
 @click.option("--compute", type=float, help="Seconds of forward and backward pass [as in the profile].")
 @click.option("--density", type=float, default=0.01, show_default=True, help="Of sparse methods.")
-def advise(profile: Path, bandwidth: str, workers: int, compute: float | None, density: float) -> None:
+def advise(profile: Path, network: str, workers: int, compute: float | None, density: float) -> None:
     """Say which method and schedule pay on a network.
 
-    PROFILE is a file by spardl profile. What compressing takes is measured here, on one core, in some seconds; the rest
-    is predicted. The first line can be pasted into a training loop with DDP; the table compares it with plain DDP.
+    PROFILE is a file by spardl profile. What compressing takes is measured here, on one core, several times for each
+    method and within half a minute on an idle machine; the rest is predicted. The first line can be pasted into a
+    training loop with DDP; the table compares it with plain DDP.
     """
     torch.set_num_threads(1)
-    _tell_if_busy()
-    network: str | Network = parse_network(bandwidth, "--network") if Path(bandwidth).is_file() else bandwidth
-    found = Profile.read(profile)
-    compressing = _telling(measured(workers, torch.device("cpu"), found.layout)) if workers > 1 else None
-    click.echo(advised(found, network, workers, compute_seconds=compute, density=density, compressing=compressing))
+    link, found = parse_network(network, "--network"), Profile.read(profile)
+    compressing = None
+    if workers > 1:
+        _tell_if_busy()
+        count = sum(len(options(workers, density)) for name, options in METHODS.items() if name != DENSE)
+        compressing = telling(measured(workers, torch.device("cpu"), found.layout), count)
+    click.echo(advised(found, link, workers, compute_seconds=compute, density=density, compressing=compressing))
 
 
 def _tell_if_busy() -> None:
@@ -67,15 +66,29 @@ def _tell_if_busy() -> None:
         )
 
 
-def _telling(compressing: Compressing) -> Compressing:
-    """Says what is measured, while it is."""
+def telling(compressing: Compressing, count: int, clock: Callable[[], float] = time.perf_counter) -> Compressing:
+    """Prints how long the measurements take, and each of them while it runs, to stderr.
+
+    Args:
+        compressing: measures a method.
+        count: of the methods with their options, to be measured one after the other.
+        clock: tells the seconds.
+    """
+    done = 0
+    click.echo(
+        f"measuring compression of {count} methods on one core: about {PATIENCE * count:.0f} s on an idle machine, "
+        "longer where kernels must be compiled first",
+        err=True,
+    )
 
     def seconds(name: str, options: Mapping[str, Any]) -> Callable[[int], float]:
+        nonlocal done
+        done += 1
         words = ", ".join([name, *(f"{option}={value}" for option, value in options.items())])
-        click.echo(f"measuring what {words} takes here ... ", err=True, nl=False)
-        began = time.perf_counter()
+        click.echo(f"measuring {words} ({done} of {count}) ... ", err=True, nl=False)
+        began = clock()
         line = compressing(name, options)
-        click.echo(f"{time.perf_counter() - began:.1f} s", err=True)
+        click.echo(f"{clock() - began:.1f} s", err=True)
         return line
 
     return seconds

@@ -35,6 +35,7 @@ Examples:
 @click.option("--workers", type=int, help="How many to start on this machine [4], or as many as were started.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write the network as it was measured to this file.")
 @click.option("--timeout", type=float, default=30.0, show_default=True, help="Seconds that bound every wait.")
+@click.option("--budget", type=float, default=60.0, show_default=True, help="Seconds; no check starts after them.")
 @click.option("--interface", help="Network interface for gloo and NCCL, such as eth0.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option("--thorough", is_flag=True, help="Check instead all that spardl does on this device, in ten minutes.")
@@ -43,6 +44,7 @@ def doctor(
     workers: int | None,
     out: Path | None,
     timeout: float,
+    budget: float,
     interface: str | None,
     device: str,
     thorough: bool,
@@ -51,7 +53,8 @@ def doctor(
     """Check this installation, or a cluster, within a minute.
 
     Alone it starts workers on this machine; under torchrun or srun every process is a worker, and the real cluster is
-    checked. Each check prints one line: ok, warning or FAILED, with what, where and the fix.
+    checked. Each check prints one line: ok, warning or FAILED, with what, where and the fix. No check starts after the
+    seconds of --budget, and one warning names those that are left out.
 
     With --thorough: the laws of all methods, kernels, selection, attach and waits on one GPU that this machine has, or,
     where there is none, on its CPU.
@@ -67,7 +70,7 @@ def doctor(
         return 0 if examine_thoroughly(device, found, timeout, json_file) else 1
     if json_file:
         raise ConfigError("--json is for --thorough; add it, or leave --json away")
-    settings = Settings(_count(workers, member), timeout, device, out)
+    settings = Settings(_count(workers, member), timeout, device, out, budget)
     _check(settings, interface)
     _be_quiet()
     for variable in installation.VARIABLES.values() if interface else ():
@@ -87,6 +90,8 @@ def _check(settings: Settings, interface: str | None) -> None:
     if settings.workers < 2:
         raise ConfigError(f"--workers must be at least 2, got {settings.workers}: one worker has no peers to check")
     _check_timeout(settings.timeout)
+    if not settings.budget > 0:
+        raise ConfigError(f"--budget must be above 0 seconds, got {settings.budget:g}")
     _check_file("--out", settings.out)
     if interface and interface not in installation.interfaces():
         there = ", ".join(installation.interfaces())

@@ -12,8 +12,9 @@ import click
 
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import write_atomically
-from spardl.clusters.network import PRESETS, parse_network
+from spardl.clusters.network import parse_network
 from spardl.clusters.profile import Profile
+from spardl.diagnostics.commands import network_option, workers_option
 from spardl.diagnostics.timeline.compressing import read_compression
 from spardl.diagnostics.timeline.model import Timeline
 from spardl.diagnostics.timeline.picture import draw
@@ -145,15 +146,8 @@ def timeline_command(
 
     @click.command("timeline", epilog=_EXAMPLES)
     @click.argument("profiles", nargs=-1, required=True, type=path, metavar="PROFILE...")
-    @click.option("--workers", type=int, default=64, show_default=True)
-    @click.option(
-        "--network",
-        "--bandwidth",
-        "network",
-        default="ethernet_10g",
-        show_default=True,
-        help=f"One of {', '.join(PRESETS)}, or a file by spardl doctor --out.",
-    )
+    @workers_option
+    @network_option
     @click.option("--methods", default="none,spardl", show_default=True, help=f"{methods}, with commas.")
     @click.option("--schedules", default=",".join(SCHEDULES), help=f"Some of {', '.join(SCHEDULES)} [all].")
     @click.option("--compute", type=float, help="Scale each profile to so many seconds, forward and backward.")

@@ -6,19 +6,20 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 
 from spardl.basics.errors import ConfigError, PeerError, SpardlError, WorkerError
 from spardl.basics.messages import first_line
-from spardl.clusters import ProcessGroupCluster
+from spardl.clusters import ProcessGroupCluster, gather_rows
+from spardl.clusters.network import Network
 from spardl.clusters.precompile import precompile
 from spardl.clusters.workers.devices import pick_device
 from spardl.clusters.workers.membership import Membership
@@ -27,10 +28,12 @@ from spardl.diagnostics.doctor import alpha_beta, board, correctness, installati
 from spardl.diagnostics.doctor.findings import Findings
 from spardl.method.method import Method
 
-__all__ = ["Examination", "Settings", "examine"]
+__all__ = ["Allowance", "Examination", "Settings", "examine", "in_turn"]
 
 # Seconds after which kernels of no further method are compiled: with all checks, the doctor takes a minute.
 _COMPILING = 25.0
+# Checks that failures are reported of under one name.
+_SYNCHRONIZING = ("SparDL", "methods", "pace")
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,59 @@ class Settings:
         timeout: seconds that bound every wait for a worker.
         device: ``auto``, ``cpu`` or ``cuda``.
         out: a file for the network as it was measured.
+        budget: seconds after which no further check starts.
     """
 
     workers: int
     timeout: float
     device: str
     out: Path | None
+    budget: float
+
+
+class Allowance:
+    """The time that all checks share.
+
+    Args:
+        seconds: after which no further check starts.
+        clock: tells the seconds.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.seconds, self._clock, self._began = seconds, clock, clock()
+
+    @property
+    def spent(self) -> float:
+        """Seconds since the beginning."""
+        return self._clock() - self._began
+
+    @property
+    def left(self) -> float:
+        """Seconds until the end; negative after it."""
+        return self.seconds - self.spent
+
+
+Stage: TypeAlias = tuple[str, Callable[[], None]]
+
+
+def in_turn(stages: Sequence[Stage], left: Callable[[], float], findings: Findings) -> None:
+    """Runs checks until the time is over, and names those that are left out.
+
+    Args:
+        stages: what each check is called, and how it is run.
+        left: seconds that are left, the same on all workers.
+        findings: where progress and left out checks are reported.
+    """
+    for done, (name, check) in enumerate(stages):
+        if left() <= 0:
+            missing = ", ".join(name for name, _ in stages[done:])
+            findings.warn(
+                f"not checked, as the time is over: {missing}; run this again when this machine or network is less "
+                "busy, or with a larger --budget; spardl doctor --thorough takes ten minutes for this machine alone"
+            )
+            return
+        findings.progress(f"checking {name} ({done + 1} of {len(stages)}) ...")
+        check()
 
 
 class Examination:
@@ -57,10 +107,11 @@ class Examination:
         settings: of all.
         member: this worker.
         findings: where the first worker says what was found.
+        allowance: how long all checks may take; that of the first worker counts.
     """
 
-    def __init__(self, settings: Settings, member: Membership, findings: Findings) -> None:
-        self._settings, self._member, self._findings = settings, member, findings
+    def __init__(self, settings: Settings, member: Membership, findings: Findings, allowance: Allowance) -> None:
+        self._settings, self._member, self._findings, self._allowance = settings, member, findings, allowance
         self._device = pick_device(settings.device, member.local_rank, member.local_size, "--device")
         self._backend = "nccl" if self._device.type == "cuda" else "gloo"
         self._doing = "installation"
@@ -74,7 +125,6 @@ class Examination:
         Raises:
             PeerError: if the first worker is lost, which would say what is wrong.
         """
-        began = time.perf_counter()
         place = board.Board(self._member, store, self._settings.timeout)
         installation.check_versions(self._findings)
         installation.check_extras(self._findings)
@@ -84,7 +134,7 @@ class Examination:
                 self._attempt(place, present)
         well = peers.agree(place, self._findings)
         if well:
-            self._findings.ok(f"all checks took {time.perf_counter() - began:.0f} s")
+            self._findings.ok(f"all checks took {self._allowance.spent:.0f} s")
         return well
 
     def _attempt(self, place: board.Board, present: Sequence[peers.Peer]) -> None:
@@ -104,17 +154,38 @@ class Examination:
         hosts, networked = [peer.host for peer in present], peers.networked(present)
         self._doing = "links"
         speed = links.probe(cluster)
-        links.check_links(links.measure(cluster, hosts, speed), networked, findings)
-        self._doing = "network"
-        network = alpha_beta.fit(cluster, speed)
-        alpha_beta.write_preset(network, hosts, self._backend, self._settings.out if cluster.leads else None, findings)
-        self._doing = "all-reduce"
-        alpha_beta.check_all_reduce(cluster, network, networked, findings)
-        self._doing = "synchronizations"
-        correctness.check_spardl(cluster, networked, findings)
-        correctness.check_methods(cluster, findings)
-        correctness.check_pace(cluster, network, findings)
+        out = self._settings.out if cluster.leads else None
+
+        network: Network | None = None
+
+        def fitted() -> Network:
+            nonlocal network
+            network = network or alpha_beta.fit(cluster, speed)
+            return network
+
+        def left() -> float:
+            # The first worker's clock decides for all.
+            return float(gather_rows(cluster, [torch.tensor([self._allowance.left], dtype=torch.float64)])[0])
+
+        stages: list[Stage] = [
+            ("links", lambda: links.check_links(links.measure(cluster, hosts, speed), networked, findings)),
+            ("network", lambda: alpha_beta.write_preset(fitted(), hosts, self._backend, out, findings)),
+            ("all-reduce", lambda: alpha_beta.check_all_reduce(cluster, fitted(), networked, findings)),
+            ("SparDL", lambda: correctness.check_spardl(cluster, networked, findings)),
+            ("methods", lambda: correctness.check_methods(cluster, findings)),
+            ("pace", lambda: correctness.check_pace(cluster, fitted(), findings)),
+        ]
+        in_turn([self._named(*stage) for stage in stages], left, findings)
         cluster.close()
+
+    def _named(self, name: str, check: Callable[[], None]) -> Stage:
+        """The same check, during which a lost worker is reported under its name."""
+
+        def run() -> None:
+            self._doing = "synchronizations" if name in _SYNCHRONIZING else name
+            check()
+
+        return name, run
 
     def _open(self, store: Any) -> ProcessGroupCluster:
         self._doing = f"backend {self._backend}"
@@ -145,9 +216,16 @@ def examine(settings: Settings, member: Membership | None) -> bool:
         ConfigError: if there are not as many GPUs or processes as asked for.
     """
     torch.set_num_threads(1)
+    allowance = Allowance(settings.budget)
+    if member is None or member.rank == 0:
+        print(
+            f"doctor: checks take at most about {settings.budget:.0f} s; what is left then is not checked",
+            file=sys.stderr,
+            flush=True,
+        )
     # Compiled once, before workers are forked and before they wait for one another.
     precompile(torch.float32, _within_budget(speaks=member is None or member.rank == 0))
-    return _join(settings, member) if member else _start(settings)
+    return _join(settings, member, allowance) if member else _start(settings, allowance)
 
 
 def _within_budget(speaks: bool) -> Iterator[Method]:
@@ -164,7 +242,7 @@ def _within_budget(speaks: bool) -> Iterator[Method]:
         yield method
 
 
-def _start(settings: Settings) -> bool:
+def _start(settings: Settings, allowance: Allowance) -> bool:
     """With workers of this machine."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -176,7 +254,7 @@ def _start(settings: Settings) -> bool:
             findings = Findings(rank == 0)
             store = dist.FileStore(str(folder / "store"), settings.workers)  # type: ignore[attr-defined]
             try:
-                healthy = Examination(settings, member, findings).perform(store)
+                healthy = Examination(settings, member, findings, allowance).perform(store)
             finally:
                 if findings.failures and findings.speaks:
                     told.touch()
@@ -194,12 +272,12 @@ def _start(settings: Settings) -> bool:
     return True
 
 
-def _join(settings: Settings, member: Membership) -> bool:
+def _join(settings: Settings, member: Membership, allowance: Allowance) -> bool:
     """As one of the workers that torchrun or srun started."""
     findings = Findings(member.rank == 0)
     try:
         store = board.join_store(member, settings.timeout)
-        return Examination(settings, member, findings).perform(store)
+        return Examination(settings, member, findings, allowance).perform(store)
     except PeerError as error:
         Findings(True).fail(f"workers: {error}")
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -47,6 +48,11 @@ class Findings:
             self.ok(text)
         else:
             self.fail(f"{text}; {fix}")
+
+    def progress(self, text: str) -> None:
+        """What comes next, to stderr: it may take a while."""
+        if self.speaks:
+            print(text, file=sys.stderr, flush=True)
 
     def show(self, lines: list[str]) -> None:
         """More than a line can hold, under the line before."""

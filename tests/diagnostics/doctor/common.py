@@ -75,5 +75,8 @@ class Collected:
         self.failures += 1
         self.lines.append(f"FAILED {text}")
 
+    def progress(self, text: str) -> None:
+        self.lines.append(f"progress {text}")
+
     def judge(self, good: bool, text: str, fix: str) -> None:
         (self.ok if good else self.fail)(text if good else f"{text}; {fix}")

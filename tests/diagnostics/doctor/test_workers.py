@@ -17,6 +17,7 @@ import yaml
 from spardl.basics.errors import PeerError
 from spardl.clusters import ProcessGroupCluster, parse_network
 from spardl.diagnostics.doctor import installation
+from spardl.diagnostics.doctor.examination import Allowance, in_turn
 from tests.diagnostics.doctor.common import Collected, Doctor, lines, local
 from tests.driver import command
 
@@ -91,6 +92,35 @@ def test_a_check_that_breaks_on_one_worker(
     assert line.startswith("synchronizations: worker 1: ValueError: two; ")
 
 
+def test_checks_end_with_the_time(findings: Collected) -> None:
+    now, done = [0.0], []
+
+    def check(name: str, seconds: float) -> tuple[str, Callable[[], None]]:
+        def run() -> None:
+            done.append(name)
+            now[0] += seconds
+
+        return name, run
+
+    allowance = Allowance(60.0, clock=lambda: now[0])
+    stages = [check("links", 20.0), check("network", 45.0), check("methods", 1.0), check("pace", 1.0)]
+    in_turn(stages, lambda: allowance.left, findings)  # type: ignore[arg-type]
+    assert done == ["links", "network"]
+    assert findings.lines[:2] == ["progress checking links (1 of 4) ...", "progress checking network (2 of 4) ..."]
+    assert len(findings.lines) == 3
+    assert findings.lines[2].startswith("warning not checked, as the time is over: methods, pace; run this again ")
+
+
+@pytest.mark.timeout(60)
+def test_workers_agree_that_the_time_is_over(brief: Doctor, capfd: pytest.CaptureFixture[str]) -> None:
+    assert brief("--workers", "2", "--device", "cpu", "--budget", "1e-6") == 0
+    out, err = capfd.readouterr()
+    missing = "links, network, all-reduce, SparDL, methods, pace"
+    assert any(f"not checked, as the time is over: {missing}; run" in line for line in lines(out, "warning"))
+    assert "doctor: checks take at most about 0 s" in err
+    assert "checking links" not in err
+
+
 @pytest.mark.timeout(60)
 def test_a_network_that_cannot_be_written(
     brief: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -112,6 +142,7 @@ def test_a_network_that_cannot_be_written(
         ("--workers x", {}, "Invalid value for '--workers': 'x' is not a valid integer; see spardl doctor --help"),
         ("--timeout 0", {}, "--timeout must be from 1 to 3600 seconds, got 0"),
         ("--timeout nan", {}, "--timeout must be from 1 to 3600 seconds, got nan"),
+        ("--budget 0", {}, "--budget must be above 0 seconds, got 0"),
         ("--out /nowhere/x", {}, "--out /nowhere/x must be a file in a folder that exists"),
         ("--out .", {}, "--out . must be a file in a folder that exists"),
         ("--foo", {}, "No such option '--foo'"),

@@ -83,6 +83,11 @@ class ARCTopKEF21(ARCTopK):
                 f"compressor.share must be above 0 and at most 1, got {self.share!r}; 0.1 is a momentum of 0.9"
             )
 
+    @property
+    def smooths(self) -> bool:
+        """Unless the mean is the last gradient."""
+        return self.share < 1
+
     def init_state(self, layout: Layout, dtype: torch.dtype, device: torch.device | str) -> EF21State:
         """Zeros."""
         mean, sent, total = (torch.zeros(layout.length, dtype=dtype, device=device) for _ in range(3))

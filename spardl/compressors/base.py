@@ -69,6 +69,11 @@ class Compressor(ABC):
         """What becomes of the rest with this one's options, which may do better than ``mass`` promises."""
         return self.mass
 
+    @property
+    def smooths(self) -> bool:
+        """Whether averages are running means of gradients, so that the optimizer should have no momentum."""
+        return False
+
     def init_state(self, layout: Layout, dtype: torch.dtype, device: torch.device | str) -> State:
         """A fresh state for one worker, for gradients of this ``layout``, ``dtype`` and ``device``."""
         return State()

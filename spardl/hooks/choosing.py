@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -14,6 +15,7 @@ from spardl.basics.checks import is_a, is_finite
 from spardl.basics.errors import ConfigError
 from spardl.hooks.averager import Named
 from spardl.method.method import Method
+from spardl.method.moving import applied_twice
 from spardl.method.recipes import Recipe, find_recipe, make_method
 from spardl.schedules import Dear, LayerFusion, MgWfbp, Schedule, Wfbp
 
@@ -114,6 +116,8 @@ def check_update(
         _check_without(schedule, method)
     else:
         _check_once(method, optimizer)
+        if doubt := applied_twice(method, optimizer):
+            warnings.warn(f"spardl: {doubt}.", stacklevel=4)
     if clip_norm is None:
         return
     if not (is_finite(clip_norm) and clip_norm > 0):

@@ -25,7 +25,7 @@ from spardl.hooks.fragments import Fragment, agree, cut
 from spardl.hooks.stats import Meter, Stats
 from spardl.hooks.synchronizer import check_frozen, check_trained, trained_and_frozen
 from spardl.method.method import Method
-from spardl.method.moving import definite
+from spardl.method.moving import applied_twice, definite
 from spardl.method.names import MethodName
 from spardl.method.provenance import check_whole
 from spardl.protocol.state import copied
@@ -141,6 +141,8 @@ class Outer:
         self._rule = outer.rule(self._anchors, self.method)
         self.momentum: float = self._rule.defaults["momentum"]
         self._rises = momentum is None and self.momentum > 0
+        if doubt := applied_twice(self.method, self._rule):
+            warnings.warn(f"spardl: {doubt}.", stacklevel=2)
         self._exchanges = [0] * fragments
         given = {
             "handle": "Outer",

@@ -22,7 +22,7 @@ from spardl.method.method import Method
 from spardl.method.momentum import AutoMomentum, Momentum, OptimizerMomentum, SgdMomentum
 from spardl.method.residuals import ErrorFeedback
 
-__all__ = ["Trained", "check_moved", "coupled_decay", "definite", "rule_of", "trained_moments"]
+__all__ = ["Trained", "applied_twice", "check_moved", "coupled_decay", "definite", "rule_of", "trained_moments"]
 
 _Group = Mapping[str, Any]
 
@@ -95,6 +95,29 @@ def definite(method: Method, optimizer: torch.optim.Optimizer | None) -> Method:
     squares = min(rule.betas[1], most) if beta2 is None else beta2
     rule = replace(rule, betas=(0.0, squares), update_scale=method.momentum.update_scale)
     return replace(method, compressor=compressor, momentum=rule, residual=residual)
+
+
+def applied_twice(method: Method, optimizer: torch.optim.Optimizer) -> str | None:
+    """Why an optimizer should have no momentum, if it has one and averages are running means already.
+
+    Args:
+        method: how gradients are averaged.
+        optimizer: that applies the averages.
+
+    Returns:
+        The text of a warning; ``None`` if all is well.
+    """
+    groups = optimizer.param_groups
+    factor = next(filter(None, (group.get("momentum") or group.get("betas", (0,))[0] for group in groups)), 0)
+    if not method.compressor.smooths or method.momentum.moved or not factor:
+        return None
+    way = "betas=(0, ...), or use SGD with momentum=0"
+    if "momentum" in groups[0]:
+        way = f"momentum=0 and a learning rate {1 / (1 - factor):.2g} times as large"
+    return (
+        f"compressor={method.compressor.name} averages running means of gradients, and {type(optimizer).__name__} "
+        f"applies its own momentum ({float(factor):g}) to them again; set its {way}"
+    )
 
 
 def check_moved(momentum: Momentum, optimizer: torch.optim.Optimizer) -> None:

@@ -19,13 +19,14 @@ from spardl.basics.version import __version__
 from spardl.clusters import Cluster
 from spardl.clusters.precompile import prepare
 from spardl.clusters.workers.signals import AskedToStopError
+from spardl.method.moving import applied_twice
 from spardl.training.announcing import announced
 from spardl.training.branch import check_branch
 from spardl.training.checkpoint import saved_by
 from spardl.training.display import make_display
 from spardl.training.editions import editions
 from spardl.training.launcher import Heartbeat, Launcher
-from spardl.training.learner import Plan
+from spardl.training.learner import Plan, sample_optimizer
 from spardl.training.loggers import Logger
 from spardl.training.memory import available_bytes, check_address_space, what_does_not_fit
 from spardl.training.observers import Beside, Guarded, MetricsFile, Observer, attempt
@@ -171,12 +172,13 @@ class Experiment:
         return checkpoint
 
     def doubts(self) -> list[str]:
-        """What may go wrong on this machine: a warning, if its memory will not do."""
-        hosted = self.launcher.hosted()
-        if hosted is None:
-            return []
-        warning = what_does_not_fit(self.plan.need(hosted.each), hosted.processes, available_bytes())
-        return [warning] if warning else []
+        """What may go wrong: a line if this machine's memory will not do, and one if momentum is applied twice."""
+        found = (
+            [] if self.plan.schedule.alone else [applied_twice(self.plan.method, sample_optimizer(self.plan.optimizer))]
+        )
+        if hosted := self.launcher.hosted():
+            found.append(what_does_not_fit(self.plan.need(hosted.each), hosted.processes, available_bytes()))
+        return list(filter(None, found))
 
     def perform(self, run: Run) -> None:
         """Trains, and leaves the outcome in the run's summary.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -38,6 +40,44 @@ def test_bad_input(name: Any, options: dict[str, Any], said: str) -> None:
 def test_what_is_no_ddp() -> None:
     with pytest.raises(ConfigError, match="needs a DistributedDataParallel, got a Linear; without DDP use"):
         spardl.attach(nn.Linear(2, 2))  # type: ignore[arg-type]
+
+
+def test_momentum_applied_twice_is_warned_of_once() -> None:
+    said = "spardl: compressor=arc_topk_ef21 averages running means of gradients, and "
+
+    def work(cluster: ProcessGroupCluster) -> list[list[str]]:
+        def warned(make: Callable[[nn.Module], Any]) -> list[str]:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                make(nn.Linear(4, 3))
+            return [line for each in caught if (line := str(each.message)).startswith(said)]
+
+        def handle(model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> None:
+            spardl.Synchronizer(model.named_parameters(), "arc_topk_ef21", optimizer=optimizer, **options)
+
+        sgd, adamw = torch.optim.SGD, torch.optim.AdamW
+        return [
+            warned(lambda model: handle(model, sgd(model.parameters(), lr=0.1, momentum=0.9))),
+            warned(lambda model: handle(model, adamw(model.parameters()))),
+            warned(lambda model: handle(model, sgd(model.parameters(), lr=0.1))),
+            warned(lambda model: handle(model, sgd(model.parameters(), lr=0.1, momentum=0.9), share=1.0)),
+            warned(_outer),
+            warned(lambda model: _outer(model, momentum=0.0)),
+        ]
+
+    (found,) = run_workers(1, work)
+    assert [len(lines) for lines in found] == [1, 1, 0, 0, 1, 0]
+    assert found[0][0].endswith(
+        "SGD applies its own momentum (0.9) to them again; set its momentum=0 and a learning rate 10 times as large."
+    )
+    assert found[1][0].endswith(
+        "AdamW applies its own momentum (0.9) to them again; set its betas=(0, ...), or use SGD with momentum=0."
+    )
+
+
+def _outer(model: nn.Module, **options: Any) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    spardl.Outer(model.named_parameters(), optimizer, "arc_topk_ef21", every=2, **options).close()
 
 
 def test_what_cannot_be_averaged_is_told_at_the_start() -> None:

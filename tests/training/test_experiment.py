@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from spardl.basics.errors import ConfigError, WorkerError
+from spardl.method.recipes import make_method
 from spardl.training.experiment import Experiment
 from spardl.training.launcher import Launcher
 from spardl.training.loggers import NoLogger
@@ -74,6 +78,21 @@ def test_what_the_memory_of_this_machine_will_not_hold(monkeypatch: pytest.Monke
     monkeypatch.setattr("spardl.training.experiment.available_bytes", lambda: 1000)
     (line,) = experiment().doubts()
     assert line.startswith("memory will not suffice: 1 process(es) on this machine need at least ")
+
+
+def test_momentum_applied_twice_is_a_doubt() -> None:
+    made = experiment()
+    for share, momentum, doubts in ((0.1, 0.9, 1), (0.1, 0.0, 0), (1.0, 0.9, 0)):
+        method = make_method("arc_topk_ef21", share=share)
+        optimizer = partial(torch.optim.SGD, lr=0.1, momentum=momentum)
+        plan_ = replace(made.plan, method=method, optimizer=optimizer)
+        found = replace(made, plan=plan_).doubts()
+        assert len(found) == doubts
+        assert all(
+            line == "compressor=arc_topk_ef21 averages running means of gradients, and SGD applies its own momentum "
+            "(0.9) to them again; set its momentum=0 and a learning rate 10 times as large"
+            for line in found
+        )
 
 
 def test_the_number_of_workers_is_part_of_the_id() -> None:

@@ -79,7 +79,7 @@ from spardl.training.checkpoint import list_checkpoints
 from spardl.training.experiment import Experiment
 from spardl.training.launcher import Launcher
 from spardl.training.learner import Plan, sample_optimizer
-from spardl.training.loggers import Logger
+from spardl.training.loggers import Logger, Wandb, without_run_id
 from spardl.training.lr import LrSchedule
 from spardl.training.memory import check_address_space
 from spardl.training.parts import Kind, check_switches, whole
@@ -245,6 +245,12 @@ def train(config: DictConfig) -> float | None:
         if done:
             print(f"skipped: {done.folder} is finished (force=true runs it again)", flush=True)
             return done.metric()
+    several = _sweeping() or os.environ.get("SLURM_ARRAY_TASK_COUNT", "1") != "1"
+    if several and isinstance(experiment.logger, Wandb):
+        kept = without_run_id(os.environ, tells=experiment.launcher.leads)
+        # Of the whole process, since W&B reads it itself; so a sweep warns once.
+        for name in set(os.environ) - set(kept):
+            del os.environ[name]
     with ExitStack() as stack:
         run = experiment.launcher.share(lambda: stack.enter_context(experiment.prepare()), experiment.given)
         if experiment.launcher.leads:

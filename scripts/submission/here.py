@@ -20,6 +20,7 @@ from scripts.submission.site import Site
 from scripts.submission.standing import FINISHED, GOOD, standing
 from scripts.submission.submissions import Submission, lock_free
 from spardl.basics.errors import ConfigError
+from spardl.training.loggers import without_run_id
 
 __all__ = ["Here"]
 
@@ -146,10 +147,11 @@ def _terminable() -> Iterator[None]:
 
 def _run_all(submission: Submission, at_once: int) -> int:
     waiting, going, bad = list(range(len(submission.entries))), list[_Going](), 0
+    environment = without_run_id(os.environ) if len(waiting) > 1 else dict(os.environ)
     try:
         while waiting or going:
             while waiting and len(going) < at_once:
-                _start(submission, waiting.pop(0), going)
+                _start(submission, waiting.pop(0), going, environment)
             time.sleep(_EVERY)
             for one in [one for one in going if one.process.poll() is not None]:
                 going.remove(one)
@@ -162,7 +164,7 @@ def _run_all(submission: Submission, at_once: int) -> int:
     return FAILED if bad else 0
 
 
-def _start(submission: Submission, number: int, going: list[_Going]) -> None:
+def _start(submission: Submission, number: int, going: list[_Going], environment: Mapping[str, str]) -> None:
     entry = submission.entries[number]
     lock = _hold(submission.run_lock(entry))
     if lock is None:
@@ -175,6 +177,7 @@ def _start(submission: Submission, number: int, going: list[_Going]) -> None:
         with (submission.folder / str(entry.log)).open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-u", str(TRAIN), *entry.words],
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import netrc
 import os
-import secrets
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ from spardl.basics.messages import first_line
 from spardl.training.observers import Bounded, Observer
 from spardl.training.runs import Run
 
-__all__ = ["Logger", "NoLogger", "Wandb", "logged_in"]
+__all__ = ["Logger", "NoLogger", "Wandb", "logged_in", "without_run_id"]
 
 
 class Logger(ABC):
@@ -143,25 +142,29 @@ class _WandbObserver(Observer):
         self._run.finish()
 
 
-def _own_id() -> str | None:
-    """An id for this run alone where the environment has one for all; ``None`` leaves the choice to W&B.
+def without_run_id(environment: Mapping[str, str], *, tells: bool = True) -> dict[str, str]:
+    """The environment of one run among several: without an id that would make all of them one W&B run.
 
     ``wandb agent`` gives each process an id that belongs to its sweep, which is kept.
+
+    Args:
+        environment: of this process.
+        tells: whether this process prints what is ignored.
     """
-    given = os.environ.get("WANDB_RUN_ID")
-    if not given or os.environ.get("WANDB_SWEEP_ID"):
-        return None
-    print(
-        f"warning: WANDB_RUN_ID={given} would make all runs one W&B run; this run has an id of its own, unset it",
-        file=sys.stderr,
-        flush=True,
-    )
-    return secrets.token_hex(4)
+    given = environment.get("WANDB_RUN_ID")
+    if not given or environment.get("WANDB_SWEEP_ID"):
+        return dict(environment)
+    if tells:
+        print(
+            f"warning: WANDB_RUN_ID={given} is ignored, as it would make all runs of this sweep one W&B run; unset it",
+            file=sys.stderr,
+            flush=True,
+        )
+    return {name: value for name, value in environment.items() if name != "WANDB_RUN_ID"}
 
 
 def _init(wandb: Any, logger: Wandb, run: Run, config: Mapping[str, Any], mode: str) -> Any:
     return wandb.init(
-        id=_own_id(),
         project=logger.project,
         group=logger.group or run.id,
         job_type=logger.job_type,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from spardl.basics.errors import ConfigError
-from spardl.training.loggers import Logger, NoLogger, Wandb, _own_id, logged_in
+from spardl.training.loggers import Logger, NoLogger, Wandb, logged_in, without_run_id
 from spardl.training.observers import MetricsFile, Observer
 from spardl.training.runs import Run
 from tests.driver import beside, events, here, only_run, processes, results, steps_logged, summary, wait_until
@@ -303,17 +303,50 @@ def test_an_unreachable_server(
     assert results(only_run(tmp_path / "out")) == results(only_run(tmp_path / "plain"))
 
 
-def test_run_id_of_the_environment_is_not_shared(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_id_of_several_runs_is_ignored(capsys: pytest.CaptureFixture[str]) -> None:
     """One WANDB_RUN_ID made all runs of a sweep one run; an id from wandb agent belongs to its sweep."""
+    given = {"WANDB_RUN_ID": "abc12345", "HOME": "/root"}
+    assert without_run_id(given) == {"HOME": "/root"}
+    assert without_run_id(given, tells=False) == {"HOME": "/root"}
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: WANDB_RUN_ID=abc12345 is ignored, as it would make all runs of this sweep one ")
+    for kept in ({**given, "WANDB_SWEEP_ID": "sweep"}, {"HOME": "/root"}):
+        assert without_run_id(kept) == kept
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_only_a_single_run_takes_the_given_run_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.delenv("WANDB_SWEEP_ID", raising=False)
     monkeypatch.setenv("WANDB_RUN_ID", "abc12345")
-    ids = {_own_id() for _ in range(2)}
-    assert len(ids - {None, "abc12345"}) == 2
-    assert capsys.readouterr().err.count("warning: WANDB_RUN_ID=abc12345") == 2
-    monkeypatch.setenv("WANDB_SWEEP_ID", "sweep")
-    assert _own_id() is None
+
+    def ids(folder: Path) -> list[str]:
+        return [found.name.rpartition("-")[2] for found in folder.glob("**/offline-run-*/") if found.is_dir()]
+
+    words = (*RUN, "logger=wandb", "logger.mode=offline")
+    assert here(*words, f"output_dir={tmp_path / 'one'}") == 0
+    assert ids(tmp_path / "one") == ["abc12345"]
+    assert "WANDB_RUN_ID" not in capfd.readouterr().err
+    assert here("-m", *words, "seed=1,2", f"output_dir={tmp_path / 'two'}") == 0
+    found = ids(tmp_path / "two")
+    assert (len(found), len({*found} - {"abc12345"})) == (2, 2)
+    assert capfd.readouterr().err.count("WANDB_RUN_ID=abc12345 is ignored") == 1
+
+
+def test_an_experiment_that_sets_a_project_runs_without_a_logger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Settings of W&B in an experiment made logger=none fail."""
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\nlogger: {project: mine}\n")
+    given = (f"hydra.searchpath=[file://{tmp_path}]", "experiment=mine", *RUN, f"output_dir={tmp_path / 'out'}")
+    assert here(*given, "logger=none") == 0
+    out, err = capfd.readouterr()
+    assert "W&B" not in out + err
+    assert not list(only_run(tmp_path / "out").glob("wandb"))
+    assert "project: mine" in (only_run(tmp_path / "out") / "config.yaml").read_text()
 
 
 def test_no_logger_accepts_the_settings_of_an_experiment() -> None:

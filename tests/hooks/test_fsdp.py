@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+import spardl
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
 from spardl.hooks.fsdp import attach_fsdp
@@ -136,6 +137,21 @@ def test_methods_for_matrices_are_refused(method: str) -> None:
 def test_a_model_that_is_not_sharded() -> None:
     with pytest.raises(ConfigError, match=r"needs a model that fully_shard\(\) has been applied to"):
         attach_fsdp(nn.Linear(2, 2), group=None)
+
+
+def test_attach_names_attach_fsdp_for_a_sharded_model() -> None:
+    def work(cluster: ProcessGroupCluster) -> str:
+        model = nn.Linear(2, 2)
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        with pytest.raises(ConfigError) as error:
+            spardl.attach(model, "topka", density=0.5)  # type: ignore[arg-type]
+        return str(error.value)
+
+    (said,) = run_workers(1, work)
+    assert said == (
+        "attach() needs a DistributedDataParallel, got a FSDPLinear that fully_shard() sharded; call "
+        "spardl.attach_fsdp(model, ..., group=...)"
+    )
 
 
 def accumulated(how: str, **options: Any) -> tuple[torch.Tensor, Any]:

@@ -108,9 +108,9 @@ class AdamMomentum(Momentum):
         divisor = variance.sqrt().div_(math.sqrt(1 - second**moments.updates)).add_(self.eps)
         if first:
             moments.velocity.lerp_(gradient, 1 - first)
-            update = moments.velocity / divisor.mul_(1 - first**moments.updates)
-        else:
-            update = gradient / divisor
+            divisor.mul_(1 - first**moments.updates)
+        # In place: this is the peak of a step's memory.
+        update = torch.div(moments.velocity if first else gradient, divisor, out=divisor)
         if self.measures:
             if _compares(moments.step):
                 places = _places(len(update), moments.step).to(update.device)

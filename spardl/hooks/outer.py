@@ -141,8 +141,6 @@ class Outer:
         self._rule = outer.rule(self._anchors, self.method)
         self.momentum: float = self._rule.defaults["momentum"]
         self._rises = momentum is None and self.momentum > 0
-        if doubt := applied_twice(self.method, self._rule):
-            warnings.warn(f"spardl: {doubt}.", stacklevel=2)
         self._exchanges = [0] * fragments
         given = {
             "handle": "Outer",
@@ -152,7 +150,7 @@ class Outer:
         }
         self._fragments = [Fragment(part, self.method, schedule, self._cluster, given) for part in parts]
         self._meter = Meter(self._cluster.ledgers[0], self._cluster.size)
-        _warn_of_ddp(self._parameters, group)
+        _warn(self._parameters, group, applied_twice(self.method, self._rule))
         self._begin_alike(group)
         self._begun = self._closed = False
         self._uncounted = 0
@@ -400,8 +398,10 @@ def _risen(exchanges: int, final: float) -> float:
     return min(final, 1 - 0.5 / (1 + exchanges / _RISING))
 
 
-def _warn_of_ddp(parameters: list[nn.Parameter], group: Any) -> None:
-    """Local steps over gradients that DDP averages among the same ranks save no communication."""
+def _warn(parameters: list[nn.Parameter], group: Any, doubt: str | None) -> None:
+    """Of momentum that is applied twice, and of local steps over gradients that DDP averages among the same ranks."""
+    if doubt:
+        warnings.warn(f"spardl: {doubt}.", stacklevel=3)
     ranks, own = set(dist.get_process_group_ranks(group or dist.group.WORLD)), set(parameters)
     wraps = [each for each in gc.get_objects() if type(each) is nn.parallel.DistributedDataParallel]
     for ddp in wraps:

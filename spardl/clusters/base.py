@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -55,12 +55,14 @@ class Cluster(ABC):
         local_ranks: the ranks that this process plays, in order.
         ledgers: one per local rank: what training itself sent and spent.
         device: where messages live.
+        counts_calibration: whether messages by which a schedule measures the network are entered in the ledgers.
     """
 
     size: int
     local_ranks: Sequence[int]
     ledgers: Sequence[Ledger]
     device: torch.device
+    counts_calibration: ClassVar[bool] = False
 
     @property
     def leads(self) -> bool:

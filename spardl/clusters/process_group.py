@@ -106,7 +106,7 @@ class ProcessGroupCluster(Cluster):
     def time_aside(self, programs: Sequence[Program[Any]]) -> list[float]:
         """Wall seconds."""
         began = self.now(0)
-        self.run_aside(programs)
+        (self.run if self.counts_calibration else self.run_aside)(programs)
         return [self.now(0) - began]
 
     def flight(self, programs: Sequence[Program[T]], *, pauses: bool = False, counted: bool = True) -> ProcessFlight[T]:
@@ -131,6 +131,22 @@ class ProcessGroupCluster(Cluster):
         (program,) = self._follow(programs, self.local_workers) if counted else programs
         journey = Journey(program, beside.channel, self.ledgers[0] if counted else Ledger(), beside=True)
         return ProcessFlight(journey, beside.thread, self._stack, pauses)
+
+    def check_alive(self) -> None:
+        """Accepts a process group that was not destroyed since this was made.
+
+        Raises:
+            ConfigError: if it was.
+        """
+        try:
+            alive = dist.is_initialized() and dist.get_rank(self._group) >= 0
+        except ValueError:  # torch no longer knows it
+            alive = False
+        if not alive:
+            raise ConfigError(
+                "the process group of this handle was destroyed; call destroy_process_group() after the last step, or "
+                "make the handle anew after init_process_group()"
+            )
 
     def open(self) -> None:
         """Opens all streams now instead of when they are first needed; all workers must call this at once.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from spardl.basics.errors import ConfigError, SpardlError
 from spardl.clusters.base import gather_rows
 from spardl.clusters.process_group import ProcessFlight, ProcessGroupCluster
+from spardl.method.agreement import compare_if_told
 from spardl.method.method import Method
 from spardl.method.provenance import check_owner, check_whole, owner_of
 from spardl.method.refusals import Refusals, is_due
@@ -25,10 +26,12 @@ from spardl.schedules.in_backward import InBackward
 from spardl.schedules.training import Training
 from spardl.vector.storage import CopiedGradient
 
-__all__ = ["LOOKED", "LOOKED_FIRST", "SAVED", "Averager", "Beside", "Named"]
+__all__ = ["LOOKED", "LOOKED_FIRST", "OTHERS", "SAVED", "Averager", "Beside", "Named"]
 
 # What every saved state has, besides its owner.
 SAVED: Mapping[str, Any] = MappingProxyType({"names": [], "groups": [], "skipped": [], "factor": 1.0})
+
+OTHERS = "this state is of other parameters, or of another bucket_mb; load it where it was saved"
 
 # How many steps there are to one in which somebody looks whether averages were changed before they are used.
 LOOKED = 16
@@ -50,6 +53,9 @@ class Named(NamedTuple):
 
 class Beside(ProcessGroupCluster):
     """Workers whose own group is the caller's: everything goes through another one, which has our timeout."""
+
+    # A handle reports all that it sends for its schedule; the trainer's records hold training alone.
+    counts_calibration = True
 
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
         """Runs this worker's program in the other thread, and waits for it."""
@@ -76,18 +82,26 @@ class Averager:
         training: what is trained; its gradients are copies.
         cluster: the workers.
         given: what else all workers must be given the same, by name.
+        update: gives what the optimizer makes of averages, by name, which must be equal where workers compare.
 
     Raises:
         ConfigError: if the method does not run on so many workers.
     """
 
     def __init__(
-        self, method: Method, schedule: Schedule, training: Training, cluster: Beside, given: Mapping[str, Any]
+        self,
+        method: Method,
+        schedule: Schedule,
+        training: Training,
+        cluster: Beside,
+        given: Mapping[str, Any],
+        update: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         method.communicator.check_workers(cluster.size)
         assert isinstance(training.gradient, CopiedGradient)
         self.method, self.gradient, self._cluster = method, training.gradient, cluster
         self.known = frozenset(self.gradient.parameters)
+        self._kinds = [(parameter.dtype, parameter.device) for parameter in self.gradient.parameters]
         self.scaled = training.scale is not None
         engine = schedule.make(method, cluster, training)
         assert isinstance(engine, InBackward)
@@ -96,7 +110,8 @@ class Averager:
         self._rank = worker.rank
         self._owner = owner_of(method, worker.rank, worker.size)
         self._given = {**given, "scaler": self.scaled}
-        self._agreed = False
+        self._agreed = self._loaded = False
+        self._update = update
         self._refusals = Refusals(worker.size)
         self.begun = self._sending = self._sent = False
         self._lent: set[int] = set()
@@ -114,12 +129,26 @@ class Averager:
         """
         if self.begun:
             return
+        self._cluster.check_alive()
+        given = {**self._given, **self._update()}
         if not self._agreed:
-            self.engine.compare(self._given)
-            self._agreed = True
+            self.engine.compare(given)
+            self._agreed, self._loaded = True, False
+        elif self._cluster.size > 1:
+            self._look_for_loads(given)
         self.engine.begin()
         self.begun = True
         self._sending = self._sent = False
+
+    def _look_for_loads(self, given: Mapping[str, Any]) -> None:
+        """Beside the computation, in each step: who loads a state is the only one to know, so workers tell one another.
+
+        If they then differ, this fails on all of them, and so does whatever is sent next.
+        """
+        (worker,) = self._cluster.local_workers
+        program = compare_if_told(worker, self._loaded, lambda: self.engine.facts(given), self._cluster.device)
+        self._cluster.flight([program], counted=False).release(0)
+        self._loaded = False
 
     def put(self, number: int, gradient: Tensor | None) -> None:
         """Takes over a parameter's gradient.
@@ -130,12 +159,14 @@ class Averager:
 
         Raises:
             SpardlError: if it was there already in this step.
-            ConfigError: if it is a sparse tensor; on all workers, if they were not given the same.
+            ConfigError: if it is a sparse tensor, or the parameter's type or device has changed; on all workers, if
+                they were not given the same.
             PeerError: if another worker is lost in the first step, or does not come to it in time.
         """
         name = self.gradient.names[number]
         if gradient is not None and gradient.layout is not torch.strided:
             raise ConfigError(f"the gradient of {name} is sparse; use sparse=False where it is made")
+        self.check_kind(number)
         self.begin()
         self._send()
         if not self.engine.awaits(number):
@@ -148,6 +179,19 @@ class Averager:
         self._sent = True
         self.gradient.put(number, None if number in self._shelved else gradient)
         self.engine.complete(number)
+
+    def check_kind(self, number: int) -> None:
+        """Accepts a parameter that has the type and the device that it had when the handle was made.
+
+        Raises:
+            ConfigError: if ``model.double()``, ``half()`` or ``to()`` has changed it.
+        """
+        parameter, (dtype, device) = self.gradient.parameters[number], self._kinds[number]
+        if parameter.dtype is not dtype or parameter.device != device:
+            raise ConfigError(
+                f"{self.gradient.names[number]} was {dtype} on {device} when this handle was made, and is "
+                f"{parameter.dtype} on {parameter.device}; convert or move the model first, then make the handle"
+            )
 
     def lend(self, numbers: Sequence[int], buffer: Tensor | None) -> None:
         """Lets gradients be averaged where they are, if they are a group and nothing is carried over.
@@ -182,7 +226,7 @@ class Averager:
     def succeed(self, other: Averager) -> None:
         """Goes on in another order where ``other``, whose method carries nothing over, has ended a step."""
         self.engine.succeed(other.engine)
-        self._agreed, self._refusals = other._agreed, other._refusals
+        self._agreed, self._loaded, self._refusals = other._agreed, other._loaded, other._refusals
 
     def note(self, number: int) -> None:
         """Is told that a backward pass, of whatever part of a step, has a gradient for parameter ``number``."""
@@ -324,19 +368,26 @@ class Averager:
         }
 
     def check_state(self, values: Mapping[str, Any]) -> None:
-        """Accepts what ``state_dict`` gave on the same rank; changes no more than groups that may change.
+        """Accepts what ``state_dict`` gave on the same rank; changes nothing.
 
         Raises:
             ConfigError: as ``load_state_dict``.
         """
         check_owner(values, self._owner, "groups")
         check_whole(values, SAVED)
-        self.take_back()
-        self.engine.follow_groups(values.get("partition"))
+        if values["names"] != self.gradient.forward()[0]:
+            raise ConfigError(OTHERS)
+        groups = values["groups"]
         mine = self.engine.carried.state_dicts()
-        check_whole(values["groups"], mine, "groups")
-        if values["names"] != self.gradient.forward()[0] or _sizes(values["groups"]) != _sizes(mine):
-            raise ConfigError("this state is of other parameters, or of another bucket_mb; load it where it was saved")
+        template = mine if len(groups) == len(mine) else [mine[0]] * len(groups)
+        check_whole(groups, template, "groups")
+        partition = values.get("partition", self.engine.partition)
+        if self.engine.fixed and (len(groups) != len(mine) or _sizes(groups) != _sizes(mine)):
+            raise ConfigError(OTHERS)
+        try:
+            self.engine.check_state({**values, "partition": partition})
+        except (KeyError, ValueError) as error:
+            raise ConfigError(f"this state is damaged: {error.args[0]}; load what state_dict() gave") from error
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Continues from what ``state_dict`` gave on the same rank.
@@ -346,8 +397,17 @@ class Averager:
                 other groups, or lacks something; nothing is changed then.
         """
         self.check_state(values)
+        self.take_back()
         self.engine.load_state_dict(0, {name: copied(value) for name, value in values.items()})
         self.undoing.forget()
+        self._loaded = True
+
+    def forget(self) -> None:
+        """Begins as in the first step."""
+        self.take_back()
+        self.engine.forget()
+        self.undoing.forget()
+        self._loaded = True
 
 
 class Undoing:

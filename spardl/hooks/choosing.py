@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -26,6 +26,7 @@ __all__ = [
     "choose_method",
     "choose_schedule",
     "options_of",
+    "update_of",
 ]
 
 _KINDS: tuple[type[Schedule], ...] = (Wfbp, MgWfbp, LayerFusion, Dear)
@@ -211,3 +212,29 @@ def options_of(schedule: Schedule) -> dict[str, Any]:
 
 def _names() -> str:
     return ", ".join(kind.name for kind in _KINDS)
+
+
+def update_of(optimizer: torch.optim.Optimizer | None, named: Sequence[Named]) -> Callable[[], dict[str, Any]]:
+    """What tells how an optimizer updates some parameters, which all workers must do alike.
+
+    Args:
+        optimizer: of a handle, if it was given one.
+        named: all parameters that the handle was given, frozen ones included.
+
+    Returns:
+        Learning rate and weight decay of each parameter group and the names of frozen parameters, at the time of the
+        call; nothing without an optimizer.
+    """
+
+    def update() -> dict[str, Any]:
+        if optimizer is None:
+            return {}
+        found: dict[str, Any] = {}
+        for number, group in enumerate(optimizer.param_groups):
+            for key, name in (("lr", "learning rate"), ("weight_decay", "weight decay")):
+                if key in group:
+                    found[f"{name} of parameter group {number}"] = float(group[key])
+        found["frozen parameters"] = [name for name, parameter in named if not parameter.requires_grad]
+        return found
+
+    return update

@@ -24,7 +24,7 @@ from spardl.clusters.base import gather_rows
 from spardl.clusters.precompile import prepare
 from spardl.hooks.choosing import choose_method
 from spardl.hooks.stats import Meter, Stats
-from spardl.method.agreement import compare, facts_of, kind_of
+from spardl.method.agreement import compare, compare_if_told, facts_of, kind_of
 from spardl.method.method import Method
 from spardl.method.method_state import MethodState
 from spardl.method.moving import definite
@@ -51,6 +51,7 @@ class Sharded:
         self.method, self._cluster = method, cluster
         self._states: dict[str, MethodState] = {}
         self._saved: dict[str, Any] = {}
+        self._loaded = False
         self._worker = cluster.local_workers[0]
         self._owner = owner_of(method, self._worker.rank, self._worker.size)
         self._meter = Meter(cluster.ledgers[0], cluster.size)
@@ -80,7 +81,14 @@ class Sharded:
         if name in self._done:  # it was the last step's
             self._meter.step()
             self._done.clear()
+        if not self._done:
+            self._look_for_loads(name, flat)
         state = self._states[name]
+        if flat.dtype is not state.memory.dtype:
+            raise ConfigError(
+                f"the shard of {name or 'the model'} was {state.memory.dtype} in the first step, and is {flat.dtype}; "
+                "convert the model before fully_shard(), then call attach_fsdp()"
+            )
         _check_length(name, state.memory, flat)
         self.method.accumulate(flat, state)
         (average,) = self._cluster.run([self.method.average(self._worker, state)])
@@ -103,9 +111,7 @@ class Sharded:
             saved = self._saved.pop(name)
             check_whole(saved, state.state_dict(), f"units.{name}")
             state.load_state_dict(saved)
-        facts = {**facts_of(self.method), "handle": "attach_fsdp", "unit": name, "step": str(state.step)}
-        facts["shard"] = kind_of(flat)
-        self._cluster.run_aside([compare(self._worker, facts, self._cluster.device)])
+        self._cluster.run_aside([compare(self._worker, self._facts(name, flat, state), self._cluster.device)])
         self._states[name] = state
         self._tell_uncoded(name, len(flat))
 
@@ -121,6 +127,20 @@ class Sharded:
                 f"of at most exempt={limit:,} entries; give attach_fsdp() exempt=0 to code them all.",
                 stacklevel=4,
             )
+
+    def _facts(self, name: str, flat: Tensor, state: MethodState) -> dict[str, str]:
+        steps = {f"step of {each}": str(other.step) for each, other in self._states.items() if each != name}
+        facts = {**facts_of(self.method), "handle": "attach_fsdp", "unit": name, "step": str(state.step)}
+        return {**facts, "shard": kind_of(flat), **(steps if name in self._states else {})}
+
+    def _look_for_loads(self, name: str, flat: Tensor) -> None:
+        """In each step: who loads a state is the only one to know, so workers tell one another."""
+        state = self._states[name]
+        program = compare_if_told(
+            self._worker, self._loaded, lambda: self._facts(name, flat, state), self._cluster.device
+        )
+        self._cluster.run_aside([program])
+        self._loaded = False
 
     def state_dict(self) -> dict[str, Any]:
         """What this worker carries from step to step, by unit; plain data, to be saved by each rank."""
@@ -143,12 +163,30 @@ class Sharded:
         unknown = sorted(values["units"].keys() - self._units.keys())
         if unknown:
             raise ConfigError(f"this state has FSDP units that the model has not: {', '.join(unknown)}")
+        for name, saved in values["units"].items():  # all before one is loaded: nothing is changed by a damaged one
+            self._check_unit(name, saved)
         self._partial.clear()
         for name, saved in values["units"].items():
             if name in self._states:
                 self._states[name].load_state_dict(copied(saved))
             else:
                 self._saved[name] = copied(saved)
+        self._loaded = True
+
+    def _check_unit(self, name: str, saved: Any) -> None:
+        state = self._states.get(name)
+        if state is None:
+            memory = saved.get("memory") if isinstance(saved, Mapping) else None
+            if not isinstance(memory, Tensor) or memory.dim() != 1:
+                raise ConfigError(f"this state lacks units.{name}.memory; load what state_dict() gave, whole")
+            state = self.method.init_state(Layout.flat(memory.numel()), memory.dtype)
+            check_whole(saved, state.state_dict(), f"units.{name}")
+        elif len(state.memory) != len(saved["memory"]):
+            state.check(saved)
+        try:
+            state.check(saved, finite=self.method.residual.remembers)
+        except (KeyError, ValueError) as error:
+            raise ConfigError(f"this state is damaged: {name}: {error.args[0]}; load what state_dict() gave") from error
 
     def stats(self) -> Stats:
         """What this worker sent between nodes and spent on it so far; see :class:`Stats`."""

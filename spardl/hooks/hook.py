@@ -16,9 +16,9 @@ from spardl.basics.checks import check_kind, check_real, check_seconds
 from spardl.basics.errors import ConfigError
 from spardl.basics.weak import weakly, when_dropped
 from spardl.clusters.precompile import prepare
-from spardl.hooks.averager import SAVED, Averager, Beside, Named
+from spardl.hooks.averager import OTHERS, SAVED, Averager, Beside, Named
 from spardl.hooks.buckets import Buckets, Formed, as_saved, dense, end_to_end, unchanged, views_of
-from spardl.hooks.choosing import check_covered, check_update, choose_schedule, options_of
+from spardl.hooks.choosing import check_covered, check_update, choose_schedule, options_of, update_of
 from spardl.hooks.delayed import DelayedUpdate
 from spardl.hooks.discarding import Discarding
 from spardl.hooks.models import check_averaged, check_joined, check_modules, check_wrapped, joining
@@ -103,7 +103,8 @@ class Hook(Discarding):
         self._cluster.open()
         self._scale = scale_of(scaler)
         self._averager: Averager | None = None
-        self._saved: Mapping[str, Any] | None = None
+        # Whether DDP has shown which parameters it synchronizes, and whether the averager has anything to hand over.
+        self._learnt = self._carries = False
         self._numbers: dict[Tensor, int] = {}
         self._buckets: list[_Bucket] = []
         self._attached = True
@@ -117,11 +118,15 @@ class Hook(Discarding):
         self._settled = False
         self._update: DelayedUpdate | None = None
         self._clip_norm, self._decay = clip_norm, decay_of(self.method.momentum, optimizer)
+        self._rates = update_of(optimizer, self._named)
         if optimizer is not None and isinstance(self._schedule, Dear):
             # The first forward pass is watched, so this cannot wait for DDP to show its buckets.
             training = self._training(CopiedGradient(trained), ddp.module, optimizer)
             made = self._made(training._replace(find_unused=ddp.find_unused_parameters), self._schedule)
-            self._update = DelayedUpdate(made, ddp.module, optimizer, clip_norm)
+            self._update, self._learnt = DelayedUpdate(made, ddp.module, optimizer, clip_norm), True
+        else:
+            # A state is whole from the beginning, and is checked when it is loaded.
+            self._made_of(trained)
         # After that, whose hook hides from an ordered step what is none of its own.
         delayed = self._update is not None
         # torch has this object where Python's garbage collector does not look: it must not have the model's wrapper.
@@ -134,7 +139,7 @@ class Hook(Discarding):
         self._ends = when_dropped(self, self._applied.left)
 
     def _now(self) -> Averager | None:
-        return self._averager
+        return self._averager if self._learnt else None
 
     def _training(
         self, gradient: CopiedGradient, model: nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None
@@ -169,10 +174,11 @@ class Hook(Discarding):
             devices=[self._device] if self._device.type == "cuda" else []
         )
         self._buckets.append(_Bucket(views, bucket.buffer(), ready))
-        if self._averager is not None:
-            self._put(self._averager, self._buckets[-1])
+        averager = self._now()
+        if averager is not None:
+            self._put(averager, self._buckets[-1])
         if bucket.is_last():
-            self._end(self._averager or self._learned())
+            self._end(averager or self._learned())
         # An error is passed on by a callback only; as a value, DDP takes it for a tensor.
         return ready.then(lambda done: done.wait())
 
@@ -182,13 +188,14 @@ class Hook(Discarding):
             check_joined(self._ddp(), self._joined)
         check_averaged(self._frozen)
         self._buckets = []
-        if self._averager is not None:
-            self._averager.give_up()
-            self._inherit(self._averager)
+        averager = self._now()
+        if averager is not None:
+            averager.give_up()
+            self._inherit(averager)
         self._ignores = self._discards_all or self._applied.ignores(first)
-        if self._averager is not None and not self._ignores:
-            self._applied.begin(self._averager)
-            self._shelve(self._averager)
+        if averager is not None and not self._ignores:
+            self._applied.begin(averager)
+            self._shelve(averager)
 
     def _put(self, averager: Averager, bucket: _Bucket) -> None:
         if self._formed is not None:
@@ -224,7 +231,12 @@ class Hook(Discarding):
         """In the first step: which parameters DDP synchronizes is known when it has shown all its buckets."""
         shown = {parameter for bucket in self._buckets for parameter in bucket.views}
         check_averaged(each for each in self._trained if each.parameter not in shown)
-        averager = self._made_of([pair for pair in self._named if pair.parameter in shown])
+        averager = self._averager
+        if averager is None or averager.known != shown:  # some were frozen after the model was wrapped
+            if self._carries:
+                raise ConfigError(OTHERS)
+            averager = self._made_of([pair for pair in self._named if pair.parameter in shown])
+        self._learnt = True
         self._inherit(averager)
         self._applied.take_over(averager)
         self._shelve(averager)
@@ -232,12 +244,15 @@ class Hook(Discarding):
             self._put(averager, bucket)
         return averager
 
-    def _made_of(self, named: list[Named], after: Averager | None = None) -> Averager:
-        """With the order and the groups of the saved state, if those may be others than the schedule's."""
-        saved = as_saved(named, self._saved) if self._formed and self._saved else None
+    def _made_of(
+        self, named: list[Named], after: Averager | None = None, values: Mapping[str, Any] | None = None
+    ) -> Averager:
+        """With the order and the groups of a saved state, ``values``, if those may be others than the schedule's."""
+        saved = as_saved(named, values) if self._formed and values else None
         # In the order of the model are states that are older than DDP's buckets.
         settled = saved is not None and saved.named != named
-        made = self._made(*self._laid_out(saved if saved and settled else Formed(named, self._schedule)), after)
+        formed = saved if saved and settled else Formed(named, self._schedule)
+        made = self._made(*self._laid_out(formed), after, values)
         self._settled = settled
         return made
 
@@ -255,29 +270,30 @@ class Hook(Discarding):
         before = self._before._handed_over(averager) if self._before else None
         if before:
             averager.inherit(before)
-        self._before = None
+        self._before, self._carries = None, True
 
-    def _made(self, training: Training, schedule: Schedule, after: Averager | None = None) -> Averager:
+    def _made(
+        self,
+        training: Training,
+        schedule: Schedule,
+        after: Averager | None = None,
+        values: Mapping[str, Any] | None = None,
+    ) -> Averager:
         given = {"handle": "attach", **options_of(self._schedule), "clip_norm": training.clip_norm}
-        averager = Averager(self.method, schedule, training, self._cluster, given)
+        averager = Averager(self.method, schedule, training, self._cluster, given, self._rates)
         if after is not None:
             averager.succeed(after)
-        if self._saved is not None:
-            averager.load_state_dict(self._saved)
-            self._saved = None
+        if values is not None:
+            averager.load_state_dict(values)
         self._numbers = {parameter: number for number, parameter in enumerate(training.gradient.parameters)}
         self._averager = averager
         return averager
 
     def _handed_over(self, to: Averager) -> Averager | None:
         """What is carried over of some parameters, if anything is; from here on it is the caller's, ``to``."""
-        if self._averager is None and self._saved is not None and self._formed is None:
-            names, parameters = to.gradient.forward()
-            named = [Named(*pair) for pair in zip(names, parameters, strict=True)]
-            self._made(*self._laid_out(Formed(named, self._schedule)))
         averager, self._averager = self._averager, None
         # One that made no step has what the one before it left.
-        return averager or (self._before._handed_over(to) if self._before else None)
+        return averager if self._carries else (self._before._handed_over(to) if self._before else None)
 
     def follow(self, last: "Hook") -> None:
         """Leaves all to another hook of the same model, ``last``, which goes on with what this one carries.
@@ -301,47 +317,64 @@ class Hook(Discarding):
     # --- what others may ask for
 
     def state_dict(self) -> dict[str, Any]:
-        """What this worker carries from step to step: plain data that each rank saves; empty before the first step."""
+        """What this worker carries from step to step; plain data, to be saved by each rank.
+
+        Whole before the first step as well, so that ``torch.distributed.checkpoint`` can plan to load it; there, save
+        it by a key for each rank, such as ``f"spardl-{rank}"``.
+        """
         if self._averager is None:
-            return dict(self._saved or {})
+            return {}  # another handle of the model goes on with it
+        if self._before is not None:
+            self._inherit(self._averager)
         return self._averager.state_dict()
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Continues from what ``state_dict`` gave on the same rank, of as many.
 
+        All workers load states of one step; in the next one, they compare them.
+
         Args:
-            values: as saved, on any device.
+            values: as saved, on any device. An empty mapping is a reset: the handle begins as before its first step.
 
         Raises:
             ConfigError: if it is of another rank, another number of workers, another method, other parameters, or of
-                another ``bucket_mb``, or lacks something; of the last three in a fresh process, in the first step.
+                another ``bucket_mb``, or lacks something; nothing is changed then.
         """
+        if self._averager is None:
+            raise ConfigError("another handle of this model goes on with what this one carried; load the state there")
         fresh = isinstance(values, Mapping) and not values
-        if self._update is not None:
-            self._update.settle()
-        self._applied.forget()
-        self._before = None  # what was carried over is replaced
         if not fresh:
             check_owner(values, owner_of(self.method, self._cluster.local_ranks[0], self._cluster.size), "groups")
             check_whole(values, SAVED)
-        if self._averager is None:
-            self._saved = dict(values) or None
-        elif fresh:
-            self._averager.take_back()
-            self._averager.engine.forget()
-        elif self._formed is None:
+        if self._update is not None:
+            if not fresh:
+                self._averager.check_state(values)
+            self._update.settle()
+        if fresh:
+            self._averager.forget()
+        elif self._formed is None and self._names(values) == self._names(None):
             self._averager.load_state_dict(values)
         else:
             self._load_in_groups(self._averager, values)
+        self._applied.forget()
+        self._before, self._carries = None, not fresh  # what was carried over is replaced
+
+    def _names(self, values: Mapping[str, Any] | None) -> list[str]:
+        """Of a state's parameters, those that the model has; of ``None``, those that are averaged."""
+        assert self._averager is not None
+        if values is None or self._learnt:
+            return sorted(self._averager.gradient.names)
+        return sorted(pair.name for pair in self._named if pair.name in values["names"])
 
     def _load_in_groups(self, averager: Averager, values: Mapping[str, Any]) -> None:
-        """Continues from a state whose groups may be others than those of now."""
-        known = set(averager.gradient.parameters)
-        self._saved = values
+        """Continues from a state whose groups, or frozen parameters before the first step, may be others than now."""
+        names = set(self._names(values))
+        before = (self._averager, self._numbers, self._settled)
         try:
-            self._made_of([pair for pair in self._named if pair.parameter in known], averager)
-        finally:
-            self._saved = None
+            self._made_of([pair for pair in self._named if pair.name in names], averager, values)
+        except BaseException:
+            self._averager, self._numbers, self._settled = before
+            raise
 
     def flush(self) -> None:
         """Sees to it that weights are those after the last step: only ``schedule="dear"`` updates later than that."""

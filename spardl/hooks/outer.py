@@ -206,6 +206,9 @@ class Outer:
     def _check_parameters(self) -> None:
         check_frozen(self._frozen)
         check_trained(self._named)
+        for averager in self._averagers:
+            for number in range(len(averager.gradient.names)):
+                averager.check_kind(number)
 
     @property
     def _averagers(self) -> list[Averager]:
@@ -351,13 +354,11 @@ class Outer:
             raise ConfigError("this is no state of an Outer; load what its state_dict() gave")
         check_whole(values["outer"], {"since": 0, "weights": [], "anchors": [], "rule": {}}, "outer")
         own = {"left": [], "aloft": {}, "fragments": [], **values["outer"]}
+        self._check_own(own)
         states = [{name: value for name, value in values.items() if name != "outer"}, *own["fragments"]]
         if len(states) != len(self._fragments):
             raise ConfigError(f"this state is of fragments={len(states)}; load it where it was saved")
         pairs = list(zip(self._averagers, states, strict=True))
-        shapes = [parameter.shape for parameter in self._parameters]
-        if any([saved.shape for saved in own[name]] != shapes for name in ("weights", "anchors")):
-            raise ConfigError("this state is of other parameters; load it where it was saved")
         for averager, state in pairs:
             averager.check_state(state)
         for averager, state in pairs:
@@ -376,6 +377,31 @@ class Outer:
             for into, name in ((self._parameters, "weights"), (self._anchors, "anchors")):
                 for tensor, saved in zip(into, own[name], strict=True):
                     tensor.copy_(saved)
+
+    def _check_own(self, own: Mapping[str, Any]) -> None:
+        """Accepts what a saved state has besides those of fragments.
+
+        Raises:
+            ConfigError: if something is of another kind or shape.
+        """
+        shapes = [parameter.shape for parameter in self._parameters]
+        for name in ("weights", "anchors"):
+            if [getattr(saved, "shape", None) for saved in own[name]] != shapes:
+                raise ConfigError("this state is of other parameters; load it where it was saved")
+        fragments, left, aloft = own["fragments"], own["left"], own["aloft"]
+        lists = isinstance(fragments, list) and isinstance(left, list) and isinstance(aloft, Mapping)
+        counts = [own["since"], *left, *aloft.keys(), *aloft.values()] if lists else [None]
+        numbers = range(len(self._parameters))
+        rule = all(
+            number in numbers
+            and isinstance(state, Mapping)
+            and all(each is None or getattr(each, "shape", None) == shapes[number] for each in state.values())
+            for number, state in own["rule"].items()
+        )
+        if not rule or not all(type(count) is int and count >= 0 for count in counts):
+            raise ConfigError("this state is damaged: its turns or moments are of another kind; load a whole one")
+        if fragments and len(left) != len(self._fragments):
+            raise ConfigError(f"this state is damaged: it has turns of {len(left)} fragments; load a whole one")
 
     def stats(self) -> Stats:
         """What this worker sent and spent so far; a step of it is an exchange; see :class:`Stats`.

@@ -20,7 +20,8 @@ class Stats(NamedTuple):
         steps: synchronizations so far.
         rounds: exchanges of messages in a step.
         words: sent in a step; an index or a value is one word.
-        bytes_sent: payload bytes sent in a step.
+        bytes_sent: payload bytes sent in a step. Messages with which ``mg_wfbp`` and ``layer_fusion`` measure the
+            network, once, count like all others, in ``rounds``, ``words`` and ``seconds`` as well.
         dense_bytes: payload bytes that a ring all-reduce of the same gradients would send in a step.
         seconds: of a step, by phase: ``select``, ``pack``, ``communicate``, ``merge``; they pass beside the backward
             pass. The handle's first step, in which much is compiled and set up, is left out once there is another.

@@ -18,7 +18,7 @@ from spardl.basics.errors import ConfigError
 from spardl.basics.weak import weakly, when_dropped
 from spardl.clusters.precompile import prepare
 from spardl.hooks.averager import Averager, Beside, Named
-from spardl.hooks.choosing import check_covered, check_update, choose_method, choose_schedule, options_of
+from spardl.hooks.choosing import check_covered, check_update, choose_method, choose_schedule, options_of, update_of
 from spardl.hooks.discarding import Discarding
 from spardl.hooks.optimizer_steps import OptimizerSteps
 from spardl.hooks.stats import Meter, Stats
@@ -127,7 +127,8 @@ class Synchronizer(Discarding):
             decay_of(self.method.momentum, optimizer),
         )
         given = {"handle": "Synchronizer", **options_of(chosen), "find_unused": find_unused}
-        self._averager = Averager(self.method, chosen, training, self._cluster, given)
+        update = update_of(optimizer, [*named, *self._frozen])
+        self._averager = Averager(self.method, chosen, training, self._cluster, given, update)
         self._applied = OptimizerSteps(self.method, optimizer, named, weakly(self._now), clip_norm=clip_norm)
         self._meter = Meter(self._cluster.ledgers[0], self._cluster.size)
         self._watches, self._detached = True, False

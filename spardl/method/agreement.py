@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from numbers import Number
 from typing import Any
@@ -23,7 +23,7 @@ from spardl.communicators.steps.bruck import all_gather
 from spardl.method.method import Method
 from spardl.protocol.programs import Program, Worker, whole_team
 
-__all__ = ["compare", "facts_of", "first_difference", "kind_of", "shapes_of"]
+__all__ = ["compare", "compare_if_told", "facts_of", "first_difference", "kind_of", "shapes_of"]
 
 
 def compare(worker: Worker, facts: Mapping[str, str], device: torch.device) -> Program[None]:
@@ -44,6 +44,25 @@ def compare(worker: Worker, facts: Mapping[str, str], device: torch.device) -> P
     lengths = yield from _gathered(worker, len(text).to_bytes(8, "big"), [8] * worker.size, device)
     texts = yield from _gathered(worker, text, [int.from_bytes(length, "big") for length in lengths], device)
     raise ConfigError(first_difference([json.loads(each) for each in texts]))
+
+
+def compare_if_told(
+    worker: Worker, told: bool, facts: Callable[[], Mapping[str, str]], device: torch.device
+) -> Program[None]:
+    """The program of one worker that begins a step: where somebody loaded a state, all compare what they have.
+
+    Args:
+        worker: who runs it.
+        told: whether this worker loaded a state since the last step.
+        facts: gives what this worker has.
+        device: where messages live.
+
+    Raises:
+        ConfigError: as ``compare``.
+    """
+    flags = yield from _gathered(worker, bytes([told]), [1] * worker.size, device)
+    if any(any(flag) for flag in flags):
+        yield from compare(worker, facts(), device)
 
 
 def _gathered(worker: Worker, mine: bytes, sizes: Sequence[int], device: torch.device) -> Program[list[bytes]]:

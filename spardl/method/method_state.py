@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from spardl.method.elastic import deal, owners, sources
 from spardl.method.moments import Moments, Spread
 from spardl.protocol.programs import Worker
-from spardl.protocol.state import State
+from spardl.protocol.state import State, described
 from spardl.vector.bounds import Bound
 from spardl.vector.candidates import Candidates
 from spardl.vector.layout import Layout
@@ -89,17 +90,47 @@ class MethodState:
             "refused": self.refused,
         }
 
+    def _vectors(self, values: Mapping[str, Any]) -> dict[str, tuple[Tensor, Any]]:
+        """Residual and moments with what was saved of each, by name."""
+        mine = {"residual": self.memory, "velocity": self.moments.velocity, "variance": self.moments.variance}
+        return {
+            name: (own, values.get("memory" if name == "residual" else name, own[:0])) for name, own in mine.items()
+        }
+
+    def check(self, values: Mapping[str, Any], *, finite: bool = False) -> None:
+        """Accepts values that ``load_state_dict`` can continue from; changes nothing.
+
+        Args:
+            values: as saved.
+            finite: whether the residual must be finite.
+
+        Raises:
+            KeyError: if something is missing.
+            ValueError: if a value is of another kind, or a tensor has another length.
+        """
+        for name, (mine, saved) in self._vectors(values).items():
+            if not isinstance(saved, Tensor) or not saved.is_floating_point() or saved.layout is not torch.strided:
+                raise ValueError(f"{name} is {described(saved)}, expected {described(mine)}")
+            if saved.shape != mine.shape:
+                raise ValueError(f"{name} of {saved.numel()} entries, expected {mine.numel()}")
+        if finite and not values["memory"].isfinite().all():
+            raise ValueError("residual has a NaN or an infinity")
+        counts = {"step": values["step"], "refused": values["refused"], "updates": values.get("updates", 0)}
+        for name, count in counts.items():
+            if type(count) is not int or count < 0:
+                raise ValueError(f"{name} is {described(count)}, expected a whole number, at least 0")
+        for name, state in (("compression", self.compression), ("communication", self.communication)):
+            state.check(values[name] if isinstance(values[name], Mapping) else {"": values[name]})
+
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Continues from ``values``, as saved; residual and moments are copied in place.
 
         Raises:
-            ValueError: if one of these has another length.
+            KeyError: as ``check``; nothing is changed then.
+            ValueError: likewise.
         """
-        moments = {"velocity": self.moments.velocity, "variance": self.moments.variance}
-        for name, mine in (("residual", self.memory), *moments.items()):
-            saved = values.get("memory" if name == "residual" else name, mine[:0])
-            if saved.shape != mine.shape:
-                raise ValueError(f"{name} of {saved.numel()} entries, expected {mine.numel()}")
+        self.check(values)
+        for mine, saved in self._vectors(values).values():
             mine.copy_(saved)
         self.moments.updates = values.get("updates", 0)
         self.moments.spread, self.moments.sample = Spread(**values.get("spread", {})), None

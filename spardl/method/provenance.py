@@ -43,6 +43,7 @@ def check_owner(values: Mapping[str, Any], mine: Mapping[str, Any], holds: str) 
         raise ConfigError(
             f"this state is of rank {saved['rank']} of {saved['workers']}, and this is rank {mine['rank']} of "
             f"{mine['workers']}: a residual is each worker's own, so save and load it on every rank, of as many"
+            " (in torch.distributed.checkpoint by a key for each rank)"
         )
     if _lasting(saved["parts"]) != _lasting(mine["parts"]):
         raise ConfigError(

@@ -23,6 +23,7 @@ from spardl.method.agreement import compare, facts_of, shapes_of
 from spardl.method.method import Method
 from spardl.method.method_state import MethodState
 from spardl.protocol.programs import Boundary, Phase, Program, Worker
+from spardl.protocol.state import described
 from spardl.schedules.carried import Carried, Group
 from spardl.schedules.fusion import Range
 from spardl.schedules.limit import Limit, norm_in
@@ -93,12 +94,20 @@ class Engine(ABC):
         """
         if len(self._cluster.local_ranks) == self._cluster.size:
             return
-        given = self._facts() if given is None else given
+        facts = self.facts(self._facts() if given is None else given)
+        workers, device = self._cluster.local_workers, self._cluster.device
+        self._cluster.run_aside([compare(worker, facts, device) for worker in workers])
+
+    def facts(self, given: Mapping[str, Any]) -> dict[str, str]:
+        """What decides on messages, by name: the method, what a handle was ``given``, the step and the layout."""
         facts = {**facts_of(self._method), **{name: str(value) for name, value in given.items()}}
         facts["step"] = ", ".join(dict.fromkeys(str(states[0].step) for states in self.carried.states))
         facts |= shapes_of(*self._gradient.forward())
-        workers, device = self._cluster.local_workers, self._cluster.device
-        self._cluster.run_aside([compare(worker, facts, device) for worker in workers])
+        return {**facts, **{name: str(value) for name, value in self._progress().items()}}
+
+    def _progress(self) -> dict[str, Any]:
+        """What a saved state decides on messages, besides the step, by name."""
+        return {"groups of layers": self.partition, "usage exchanged": self._usage.state_dict()}
 
     def _facts(self) -> dict[str, Any]:
         """What else than the method decides on messages, as far as this knows it, by name."""
@@ -237,10 +246,27 @@ class Engine(ABC):
         self._scaling.load_state_dict(other._scaling.state_dict())
         self.carried.succeed(other.carried)
 
-    def follow_groups(self, partition: Any) -> None:
-        """Takes the groups of a saved state, ``partition``, if groups may change, and it has such."""
-        if not self.fixed and is_partition(partition, len(self._gradient.layers)):
-            self._regroup([(start, stop) for start, stop in partition])
+    def check_state(self, values: Mapping[str, Any]) -> None:
+        """Accepts values that ``load_state_dict`` can continue from; changes nothing.
+
+        Raises:
+            KeyError: if something is missing.
+            ValueError: if something is of another kind or shape, or there are other groups.
+            ConfigError: if settings do not allow a value.
+        """
+        partition = values.get("partition", self.partition)
+        if not is_partition(partition, len(self._gradient.layers)):
+            raise ValueError(f"partition does not hold each of {len(self._gradient.layers)} layers once, in order")
+        partition = [(start, stop) for start, stop in partition]
+        if self.fixed and partition != self.partition:
+            raise ValueError(f"there are groups {partition}, expected {self.partition}")
+        self.carried.check_state_dicts(partition, values["groups"])
+        usage, kept = values.get("usage", True), values.get("kept", 0)
+        if type(usage) is not bool:
+            raise ValueError(f"usage is {described(usage)}, expected True or False")
+        if type(kept) is not int or kept < 0:
+            raise ValueError(f"kept is {described(kept)}, expected a whole number, at least 0")
+        self._scaling.check(values, [sum(self._gradient.entries[start:stop]) for start, stop in partition])
 
     def _follow(self, values: Mapping[str, Any]) -> None:
         """Continues with what is equal on all workers."""

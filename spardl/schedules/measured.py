@@ -14,6 +14,7 @@ from torch import Tensor
 
 from spardl.clusters.base import Cluster, gather_rows
 from spardl.method.method import Method
+from spardl.protocol.state import described
 from spardl.schedules.base import Schedule
 from spardl.schedules.engine import Engine
 from spardl.schedules.fusion import Range
@@ -139,9 +140,18 @@ class Measured(InBackward):
         """The partition, once it is decided."""
         return self.partition if self._rows is None else None
 
+    def _progress(self) -> dict[str, Any]:
+        return {**super()._progress(), "steps measured": "all" if self._rows is None else len(self._rows)}
+
     def state_dict(self, local: int = 0) -> dict[str, Any]:
         """That of every schedule, and whether it is decided."""
         return {**super().state_dict(local), "decided": self._rows is None}
+
+    def check_state(self, values: Mapping[str, Any]) -> None:
+        """Accepts states of other schedules as well, whose groups it begins with."""
+        super().check_state(values)
+        if type(values.get("decided", False)) is not bool:
+            raise ValueError(f"decided is {described(values['decided'])}, expected True or False")
 
     def _follow(self, values: Mapping[str, Any]) -> None:
         # Measurements that were not complete begin anew.
@@ -179,5 +189,5 @@ def _measure(method: Method, cluster: Cluster, gradient: Tensor) -> float:
 
 
 def _mean(cluster: Cluster, rows: Sequence[Tensor]) -> list[float]:
-    means: list[float] = torch.stack(gather_rows(cluster, rows)).mean(0).tolist()
+    means: list[float] = torch.stack(gather_rows(cluster, rows, counted=cluster.counts_calibration)).mean(0).tolist()
     return means

@@ -55,7 +55,8 @@ def is_partition(value: Any, layers: int) -> bool:
     """Whether plain data, such as a state that was saved, is a partition of so many layers."""
     try:
         ends = [0, *(stop for _, stop in value)]
-        return [tuple(each) for each in value] == list(pairwise(ends)) and ends == sorted({*ends, layers})
+        whole = all(type(end) is int for end in ends)
+        return whole and [tuple(each) for each in value] == list(pairwise(ends)) and ends == sorted({*ends, layers})
     except (TypeError, ValueError):
         return False
 

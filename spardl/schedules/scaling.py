@@ -13,6 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 from spardl.communicators.steps.bruck import all_gather
 from spardl.method.method_state import MethodState
 from spardl.protocol.programs import Program, Worker, whole_team
+from spardl.protocol.state import described
 from spardl.vector.norms import largest
 
 __all__ = ["Scale", "Scaling", "scale_of", "somebody_overflowed"]
@@ -121,6 +122,26 @@ class Scaling:
     def state_dict(self) -> dict[str, Any]:
         """Plain data that shares no memory with it."""
         return {"factor": self.factor, "skipped": [None if each is None else each.clone() for each in self._unused]}
+
+    def check(self, values: Mapping[str, Any], lengths: Sequence[int]) -> None:
+        """Accepts values that ``load_state_dict`` can continue from; changes nothing.
+
+        Args:
+            values: as saved.
+            lengths: entries of each group.
+
+        Raises:
+            ValueError: if a value is of another kind or shape.
+        """
+        factor, skipped = values.get("factor", 1.0), values.get("skipped", ())
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < math.inf:
+            raise ValueError(f"factor is {described(factor)}, expected a number above 0")
+        if not isinstance(skipped, list | tuple) or len(skipped) not in (0, len(lengths)):
+            raise ValueError(f"skipped is {described(skipped)}, expected a list with an entry for each group")
+        for each, length in zip(skipped, lengths, strict=False):
+            fits = isinstance(each, Tensor) and each.is_floating_point() and each.shape == (length,)
+            if each is not None and not fits:
+                raise ValueError(f"skipped has {described(each)}, expected None or a tensor of {length} entries")
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Continues from what ``state_dict`` gave; or from what had no scale, and does not speak of one."""

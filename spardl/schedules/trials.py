@@ -59,9 +59,29 @@ class Trials:
         self._seconds = []
         return float(size)
 
+    @property
+    def progress(self) -> tuple[bool, int]:
+        """Whether trials are over, and steps that were measured since the last change: equal on all workers."""
+        return self._done, len(self._seconds)
+
     def state_dict(self) -> dict[str, Any]:
         """The finished trials; one that is under way begins anew."""
         return {"tuner": self._tuner.state_dict(), "done": self._done}
+
+    def check_state(self, values: Any) -> None:
+        """Accepts values that ``load_state_dict`` can continue from; changes nothing.
+
+        Raises:
+            KeyError: if something is missing.
+            ValueError: if something is of another kind.
+            ConfigError: if a size is outside of the bounds.
+        """
+        if not isinstance(values, Mapping) or type(values["done"]) is not bool:
+            raise ValueError("trials have no 'done' of True or False")
+        try:
+            self._tuner.check_state(values["tuner"])
+        except TypeError as error:
+            raise ValueError(f"trials are broken: {error}") from error
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Continues from what ``state_dict`` gave."""

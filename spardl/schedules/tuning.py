@@ -105,13 +105,27 @@ class Tuner:
         Raises:
             ConfigError: if a point is outside of the bounds.
         """
-        points = [float(point) for point in values["points"]]
+        self._points, self._seconds = self.check_state(values)
+        self._advance()
+
+    def check_state(self, values: Mapping[str, Any]) -> tuple[list[float], list[float]]:
+        """Accepts values that ``load_state_dict`` can continue from; changes nothing.
+
+        Returns:
+            Points and their times.
+
+        Raises:
+            ConfigError: if a point is outside of the bounds.
+            ValueError: if there are fewer points than times, or no point.
+        """
+        points, seconds = ([float(each) for each in values[name]] for name in ("points", "seconds"))
         if not all(self._low <= point <= self._high for point in points):
             raise ConfigError(
                 f"tuner: a saved point is outside of [{self._low:g}, {self._high:g}]: keep low and high on resume"
             )
-        self._points, self._seconds = points, [float(value) for value in values["seconds"]]
-        self._advance()
+        if not points or len(points) < len(seconds):
+            raise ValueError(f"the tuner has {len(points)} points for {len(seconds)} times")
+        return points, seconds
 
     def _advance(self) -> None:
         """Sees to it that there is a point to measure."""

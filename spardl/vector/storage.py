@@ -169,8 +169,18 @@ class CopiedGradient(Storage):
             carried: vectors of the shapes of ``self.vectors``, or empty ones; split as well, they keep what they hold.
         """
         for vectors in (self.vectors, *carried):
-            vectors[:] = [self.cut(vectors, entries).clone() for entries in ranges]
+            vectors[:] = [self._joined(vectors, entries) for entries in ranges]
         self._begins = [start for start, _ in ranges]
+
+    def _joined(self, vectors: Sequence[Tensor], entries: tuple[int, int]) -> Tensor:
+        """A copy of a range that may span several vectors of one type and place, shape (m,)."""
+        bounds = zip(self._begins, [*self._begins[1:], self.layout.length], vectors, strict=True)
+        parts = [
+            vector[max(entries[0], begin) - begin : min(entries[1], end) - begin]
+            for begin, end, vector in bounds
+            if begin < entries[1] and entries[0] < end
+        ]
+        return torch.cat(parts) if parts else self.cut(vectors, entries).clone()
 
     def put(self, number: int, gradient: Tensor | None) -> None:
         """Takes over the gradient of parameter ``number``; ``gradient``: of its shape, or ``None`` for zeros."""

@@ -1,0 +1,282 @@
+"""Loading states: damaged ones change nothing, workers compare what they loaded, and torch's DCP keeps residuals."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import spardl
+from spardl.basics.errors import ConfigError
+from spardl.clusters import ProcessGroupCluster
+from tests.harness import run_workers
+from tests.hooks.loops import Ddp, Hooks, batches, made, weights
+
+SPARSE: dict[str, Any] = {"method": "spardl", "density": 0.2, "timeout": 20}
+
+
+class Outermost:
+    """An ``Outer`` that is stepped like the other handles."""
+
+    def __init__(self) -> None:
+        self.model = made("cnn")
+        self.rule = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.handle = spardl.Outer(
+            self.model.named_parameters(), self.rule, "spardl", every=2, fragments=2, momentum=0.5, density=0.2
+        )
+
+    def run(self, steps: range) -> None:
+        for batch in batches(self.model, steps):
+            self.rule.zero_grad()
+            self.model(batch).square().mean().backward()
+            self.handle.step()
+
+
+class Inner:
+    """Any other handle."""
+
+    def __init__(self, kind: Any, **options: Any) -> None:
+        self.model = made("cnn")
+        self.rule = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        if options.pop("optimizer", False):
+            options["optimizer"] = self.rule
+        given = {**SPARSE, **options}
+        self.path = kind(self.model, {name: value for name, value in given.items() if value is not None})
+        self.handle = self.path.handle
+
+    def run(self, steps: range) -> None:
+        for batch in batches(self.model, steps):
+            self.rule.zero_grad()
+            self.path.backward([batch])
+            self.rule.step()
+
+
+HANDLES: dict[str, Callable[[], Any]] = {
+    "attach": lambda: Inner(Ddp, bucket_mb=0.001, optimizer=True),
+    "dense": lambda: Inner(Ddp, method="none", density=None),
+    "dear": lambda: Inner(Ddp, schedule="dear", optimizer=True, bucket_mb=0.001),
+    "wfbp": lambda: Inner(Hooks, bucket_mb=0.001),
+    "layer_fusion": lambda: Inner(Hooks, schedule="layer_fusion"),
+    "mg_wfbp": lambda: Inner(Hooks, schedule="mg_wfbp"),
+    "outer": Outermost,
+}
+
+
+def damaged(value: Any) -> Iterator[Any]:
+    """States in which one leaf or one branch is missing or of another kind."""
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            for other in damaged(each):
+                yield {**value, name: other}
+            yield {**value, name: object()}
+            if name not in ("partition", "usage", "kept", "decided", "trials", "left", "aloft", "fragments"):
+                yield {other: kept for other, kept in value.items() if other != name}
+    elif isinstance(value, list) and value and not isinstance(value[0], str):
+        for place in {0, len(value) - 1}:
+            for other in damaged(value[place]):
+                yield [*value[:place], other, *value[place + 1 :]]
+        yield value[:-1]
+        yield [*value, value[-1]]
+    elif isinstance(value, torch.Tensor) and value.numel():
+        yield torch.ones(value.numel() + 1)
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def test_a_damaged_state_changes_nothing() -> None:
+    """Whatever is missing or of another kind, for every kind of handle: one line, and the same state as before."""
+
+    def work(cluster: ProcessGroupCluster) -> list[str]:
+        said = []
+        for name, make in HANDLES.items():
+            loop = make()
+            loop.run(range(8))
+            state = loop.handle.state_dict()
+            count = 0
+            for values in damaged(state):
+                count += 1
+                try:
+                    loop.handle.load_state_dict(values)
+                    said.append(f"{name}: accepted number {count}")
+                    loop.handle.load_state_dict(state)
+                except ConfigError as error:
+                    if "\n" in str(error):
+                        said.append(f"{name}: {error}")
+                except Exception as error:
+                    said.append(f"{name}: number {count}: {type(error).__name__} {error}")
+                if not same(loop.handle.state_dict(), state):
+                    said.append(f"{name}: number {count} changed something")
+            if count < 20:
+                said.append(f"{name}: {count} states")
+            loop.handle.load_state_dict(state)
+            loop.run(range(8, 10))
+        return said
+
+    assert run_workers(1, work) == [[]]
+
+
+@pytest.mark.parametrize("schedule", ["mg_wfbp", "layer_fusion"])
+def test_measured_groups_go_on_from_others(schedule: str) -> None:
+    """A state of wfbp, then an earlier state of its own: groups are merged and cut anew, and residuals stay."""
+
+    def work(cluster: ProcessGroupCluster) -> list[bool]:
+        one = Inner(Hooks, bucket_mb=0.001)
+        one.run(range(3))
+        loop = Inner(Hooks, schedule=schedule)
+        loop.run(range(2))
+        early = loop.handle.state_dict()
+        loop.run(range(2, 9))
+        own, found = loop.handle.state_dict(), []
+        for state in (one.handle.state_dict(), own, early, own):
+            loop.handle.load_state_dict(state)
+            mine = torch.cat([group["memory"] for group in loop.handle.state_dict()["groups"]])
+            found.append(torch.equal(mine, torch.cat([group["memory"] for group in state["groups"]])))
+            loop.run(range(9, 18))
+        return found
+
+    assert run_workers(2, work) == [[True] * 4] * 2
+
+
+def complaint(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except ConfigError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_workers_compare_steps_after_a_load() -> None:
+    """One of them goes back alone: an error on all in the next step, for every handle."""
+
+    def work(cluster: ProcessGroupCluster) -> list[str]:
+        said = []
+        for make in (
+            lambda: Inner(Hooks, method="random_k"),
+            lambda: Inner(Ddp, optimizer=True),
+            lambda: Inner(Ddp, schedule="dear", optimizer=True),
+        ):
+            loop = make()
+            loop.run(range(3))
+            old = loop.handle.state_dict()
+            loop.run(range(3, 5))
+            loop.handle.load_state_dict(loop.handle.state_dict())
+            loop.run(range(5, 6))
+            if cluster.local_ranks[0]:
+                loop.handle.load_state_dict(old)
+            said.append(complaint(lambda loop=loop: loop.run(range(6, 8))))  # type: ignore[misc]
+        return said
+
+    line = "rank 1 has step=3, rank 0 has step=6: all workers must be given the same"
+    assert run_workers(2, work) == [[line] * 3] * 2
+
+
+def test_workers_compare_rates_decay_and_frozen() -> None:
+    def work(cluster: ProcessGroupCluster) -> list[str]:
+        rank, said = cluster.local_ranks[0], []
+        for key, values in (("lr", (0.1, 0.2)), ("weight_decay", (0.0, 0.5))):
+            loop = Inner(Hooks, optimizer=True)
+            loop.rule.param_groups[0][key] = values[rank]
+            said.append(complaint(lambda loop=loop: loop.run(range(1))))  # type: ignore[misc]
+        loop = Inner(Hooks, optimizer=True)
+        loop.run(range(1))
+        next(loop.model.parameters()).requires_grad_(requires_grad=not rank)
+        loop.handle.load_state_dict(loop.handle.state_dict())
+        said.append(complaint(lambda: loop.run(range(1, 2))))
+        return said
+
+    end = ": all workers must be given the same"
+    rate, decay = "learning rate of parameter group 0", "weight decay of parameter group 0"
+    expected = [
+        f"rank 1 has {rate}=0.2, rank 0 has {rate}=0.1{end}",
+        f"rank 1 has {decay}=0.5, rank 0 has {decay}=0.0{end}",
+        f"rank 1 has frozen parameters=['body.0.weight'], rank 0 has frozen parameters=[]{end}",
+    ]
+    assert run_workers(2, work) == [expected] * 2
+
+
+def test_dcp_keeps_residuals() -> None:
+    """A key for each rank, into handles that made no step; one key for all is refused."""
+
+    def work(cluster: ProcessGroupCluster) -> list[bool]:
+        rank, found = cluster.local_ranks[0], []
+        folder = [tempfile.mkdtemp() if rank == 0 else None]
+        dist.broadcast_object_list(folder)
+        for key in (f"spardl-{rank}", "spardl"):
+            one = Inner(Ddp, optimizer=True)
+            one.run(range(4))
+            place = f"{folder[0]}/{key[:8]}"
+            dcp.save({"model": one.model.state_dict(), key: one.handle.state_dict()}, checkpoint_id=place)
+            one.run(range(4, 7))
+            other = Inner(Ddp, optimizer=True)
+            state = {"model": other.model.state_dict(), key: other.handle.state_dict()}
+            dcp.load(state, checkpoint_id=place)
+            other.model.load_state_dict(state["model"])
+            said = complaint(lambda other=other, own=state[key]: other.handle.load_state_dict(own))  # type: ignore[misc]
+            if key == "spardl":
+                lines: list[Any] = [None] * 2
+                dist.all_gather_object(lines, said)
+                found.append(any("by a key for each rank" in line for line in lines))
+            else:
+                other.run(range(4, 7))
+                found.append(said == "nothing" and torch.equal(weights(one.model), weights(other.model)))
+        return found
+
+    assert run_workers(2, work) == [[True, True]] * 2
+
+
+def test_calibration_counts_in_stats() -> None:
+    def work(cluster: ProcessGroupCluster) -> list[bool]:
+        loop = Inner(Hooks, schedule="layer_fusion", density=0.5)
+        loop.run(range(6))
+        before = loop.handle.stats()
+        loop.run(range(6, 7))
+        after = loop.handle.stats()
+        last = after.bytes_sent * 7 - before.bytes_sent * 6
+        return [last > 5 * before.bytes_sent]
+
+    assert run_workers(2, work) == [[True]] * 2
+
+
+def test_converted_models_and_destroyed_groups() -> None:
+    def work(cluster: ProcessGroupCluster) -> list[str]:
+        said = []
+        loop = Inner(Hooks)
+        loop.model.float()
+        with pytest.raises(ConfigError, match=r"was torch.float64 on cpu when this handle was made, and is"):
+            loop.path.backward([batches(loop.model, [0])[0].float()])
+        model = nn.Linear(4, 4)
+        outer = spardl.Outer(model.named_parameters(), torch.optim.SGD(model.parameters(), lr=0.1), every=2)
+        model.double()
+        model(torch.ones(2, 4).double()).sum().backward()
+        said.append(complaint(outer.step))
+        group = dist.new_group([0])
+        model = nn.Linear(4, 4)
+        sync = spardl.Synchronizer(model.named_parameters(), group=group)
+        ddp = DistributedDataParallel(nn.Linear(4, 4), process_group=group)
+        attached = spardl.attach(ddp)
+        dist.destroy_process_group(group)
+        said.append(complaint(lambda: model(torch.ones(2, 4)).sum().backward()))
+        said.append(complaint(attached._averager.begin))
+        for handle in (sync, attached):
+            handle.state_dict()
+            handle.detach()
+        return said
+
+    (said,) = run_workers(1, work)
+    assert said[0].startswith("bias was torch.float32 on cpu when this handle was made, and is torch.float64 on cpu;")
+    assert all(each.startswith("the process group of this handle was destroyed; call") for each in said[1:])

@@ -219,7 +219,7 @@ def test_dcp_keeps_residuals() -> None:
         for key in (f"spardl-{rank}", "spardl"):
             one = Inner(Ddp, optimizer=True)
             one.run(range(4))
-            place = f"{folder[0]}/{key[:8]}"
+            place = f"{folder[0]}/{len(found)}"
             dcp.save({"model": one.model.state_dict(), key: one.handle.state_dict()}, checkpoint_id=place)
             one.run(range(4, 7))
             other = Inner(Ddp, optimizer=True)
@@ -247,7 +247,7 @@ def test_calibration_counts_in_stats() -> None:
         loop.run(range(6, 7))
         after = loop.handle.stats()
         last = after.bytes_sent * 7 - before.bytes_sent * 6
-        return [last > 5 * before.bytes_sent]
+        return [last > 3 * before.bytes_sent]
 
     assert run_workers(2, work) == [[True]] * 2
 

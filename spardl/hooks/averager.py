@@ -26,7 +26,7 @@ from spardl.schedules.in_backward import InBackward
 from spardl.schedules.training import Training
 from spardl.vector.storage import CopiedGradient
 
-__all__ = ["LOOKED", "LOOKED_FIRST", "OTHERS", "SAVED", "Averager", "Beside", "Named"]
+__all__ = ["LOOKED", "LOOKED_FIRST", "OTHERS", "SAVED", "Averager", "Beside", "Named", "looks"]
 
 # What every saved state has, besides its owner.
 SAVED: Mapping[str, Any] = MappingProxyType({"names": [], "groups": [], "skipped": [], "factor": 1.0})
@@ -37,6 +37,13 @@ OTHERS = "this state is of other parameters, or of another bucket_mb; load it wh
 LOOKED = 16
 # Until this step, somebody looks in each.
 LOOKED_FIRST = 20
+
+
+def looks(step: int) -> bool:
+    """Whether somebody looks in step ``step``, counted from 1: in each of the first, then in every ``LOOKED``-th."""
+    return step <= LOOKED_FIRST or step % LOOKED == 1
+
+
 # For how many steps after a discarded one there are copies to go back to.
 _UNDONE = 128
 _VECTORS = ("memory", "velocity", "variance")
@@ -74,7 +81,8 @@ class Averager:
     """The gradients of some parameters and their averages over all workers.
 
     In each step, ``put`` every gradient once, in any order; then ``wait``; then ``take`` the averages. In the first
-    one, workers compare what they were given. Parameters have the numbers that ``gradient`` gives them.
+    one, workers compare what they were given, and after a load what they loaded, within 16 steps. Parameters have the
+    numbers that ``gradient`` gives them.
 
     Args:
         method: how to average.
@@ -111,6 +119,8 @@ class Averager:
         self._owner = owner_of(method, worker.rank, worker.size)
         self._given = {**given, "scaler": self.scaled}
         self._agreed = self._loaded = False
+        # Steps of the handle: equal on all workers, whatever a state says that only some of them loaded.
+        self._steps = 0
         self._update = update
         self._refusals = Refusals(worker.size)
         self.begun = self._sending = self._sent = False
@@ -130,20 +140,22 @@ class Averager:
         if self.begun:
             return
         self._cluster.check_alive()
-        given = {**self._given, **self._update()}
+        self._steps += 1
         if not self._agreed:
-            self.engine.compare(given)
+            self.engine.compare({**self._given, **self._update()})
             self._agreed, self._loaded = True, False
-        elif self._cluster.size > 1:
-            self._look_for_loads(given)
+        elif self._cluster.size > 1 and looks(self._steps):
+            self._look_for_loads({**self._given, **self._update()})
         self.engine.begin()
         self.begun = True
         self._sending = self._sent = False
 
     def _look_for_loads(self, given: Mapping[str, Any]) -> None:
-        """Beside the computation, in each step: who loads a state is the only one to know, so workers tell one another.
+        """Lets workers tell one another whether they loaded a state: who does is the only one to know.
 
-        If they then differ, this fails on all of them, and so does whatever is sent next.
+        One byte, beside the computation, and not in every step: on a slow network it is a round trip. Workers that
+        differ after a load are refused at most ``LOOKED`` steps later: this fails on all of them, and so does whatever
+        is sent next.
         """
         (worker,) = self._cluster.local_workers
         program = compare_if_told(worker, self._loaded, lambda: self.engine.facts(given), self._cluster.device)
@@ -227,6 +239,7 @@ class Averager:
         """Goes on in another order where ``other``, whose method carries nothing over, has ended a step."""
         self.engine.succeed(other.engine)
         self._agreed, self._loaded, self._refusals = other._agreed, other._loaded, other._refusals
+        self._steps = other._steps
 
     def note(self, number: int) -> None:
         """Is told that a backward pass, of whatever part of a step, has a gradient for parameter ``number``."""
@@ -316,7 +329,7 @@ class Averager:
             if advice is None:
                 advice = "" if self.scaled else ". A GradScaler learns of it only if it is given (scaler=scaler)"
             warnings.warn(f"spardl: {line}{advice}.", stacklevel=3)
-        if is_due(self.engine.steps) and self._cluster.size > 1:
+        if is_due(self._steps) and self._cluster.size > 1:
             row = torch.tensor([own.number], device=self._cluster.device)
             self._refusals.learn([int(each) for each in gather_rows(self._cluster, [row])])
 

@@ -22,6 +22,7 @@ from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.base import gather_rows
 from spardl.clusters.precompile import prepare
+from spardl.hooks.averager import looks
 from spardl.hooks.choosing import choose_method
 from spardl.hooks.stats import Meter, Stats
 from spardl.method.agreement import compare, compare_if_told, facts_of, kind_of
@@ -52,6 +53,7 @@ class Sharded:
         self._states: dict[str, MethodState] = {}
         self._saved: dict[str, Any] = {}
         self._loaded = False
+        self._steps = 0  # of this object, on all workers alike
         self._worker = cluster.local_workers[0]
         self._owner = owner_of(method, self._worker.rank, self._worker.size)
         self._meter = Meter(cluster.ledgers[0], cluster.size)
@@ -82,7 +84,9 @@ class Sharded:
             self._meter.step()
             self._done.clear()
         if not self._done:
-            self._look_for_loads(name, flat)
+            self._steps += 1
+            if looks(self._steps):
+                self._look_for_loads(name, flat)
         state = self._states[name]
         if flat.dtype is not state.memory.dtype:
             raise ConfigError(
@@ -94,14 +98,14 @@ class Sharded:
         (average,) = self._cluster.run([self.method.average(self._worker, state)])
         write(average, flat)
         self._done.add(name)
-        self._tell_refusals(name, state.step)
+        self._tell_refusals(name)
 
-    def _tell_refusals(self, name: str, step: int) -> None:
+    def _tell_refusals(self, name: str) -> None:
         own = Refused.of(self._states.values())
         line = self._refusals.notice({self._worker.rank: own})
         if line:
             warnings.warn(f"spardl: {line}.", stacklevel=3)
-        if is_due(step) and name == next(iter(self._units)):
+        if is_due(self._steps) and name == next(iter(self._units)):
             rows = gather_rows(self._cluster, [torch.tensor([own.number])])
             self._refusals.learn([int(row) for row in rows])
 
@@ -134,7 +138,7 @@ class Sharded:
         return {**facts, "shard": kind_of(flat), **(steps if name in self._states else {})}
 
     def _look_for_loads(self, name: str, flat: Tensor) -> None:
-        """In each step: who loads a state is the only one to know, so workers tell one another."""
+        """Lets workers tell one another whether they loaded a state, as ``Averager`` does, and at the same steps."""
         state = self._states[name]
         program = compare_if_told(
             self._worker, self._loaded, lambda: self._facts(name, flat, state), self._cluster.device
@@ -149,6 +153,8 @@ class Sharded:
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Continues from what ``state_dict`` gave on the same rank, of as many.
+
+        All workers load states of one step; those that differ are refused at most 16 steps later.
 
         Args:
             values: as saved.

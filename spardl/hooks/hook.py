@@ -331,7 +331,7 @@ class Hook(Discarding):
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Continues from what ``state_dict`` gave on the same rank, of as many.
 
-        All workers load states of one step; in the next one, they compare them.
+        All workers load states of one step; those that differ are refused at most 16 steps later.
 
         Args:
             values: as saved, on any device. An empty mapping is a reset: the handle begins as before its first step.

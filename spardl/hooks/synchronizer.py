@@ -215,6 +215,8 @@ class Synchronizer(Discarding):
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Continues from what ``state_dict`` gave on the same rank, of as many.
 
+        All workers load states of one step; those that differ are refused at most 16 steps later.
+
         Args:
             values: as saved.
 

@@ -49,11 +49,11 @@ def compare(worker: Worker, facts: Mapping[str, str], device: torch.device) -> P
 def compare_if_told(
     worker: Worker, told: bool, facts: Callable[[], Mapping[str, str]], device: torch.device
 ) -> Program[None]:
-    """The program of one worker that begins a step: where somebody loaded a state, all compare what they have.
+    """The program of one worker with which all compare what they have if one of them loaded a state.
 
     Args:
         worker: who runs it.
-        told: whether this worker loaded a state since the last step.
+        told: whether this worker loaded a state since the last time.
         facts: gives what this worker has.
         device: where messages live.
 

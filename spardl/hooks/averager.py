@@ -18,7 +18,7 @@ from spardl.method.agreement import compare_if_told
 from spardl.method.method import Method
 from spardl.method.provenance import check_owner, check_whole, owner_of
 from spardl.method.refusals import Refusals, is_due
-from spardl.protocol.programs import Program
+from spardl.protocol.programs import Program, Worker
 from spardl.protocol.state import copied
 from spardl.schedules.base import Schedule
 from spardl.schedules.carried import Snapshot
@@ -26,7 +26,7 @@ from spardl.schedules.in_backward import InBackward
 from spardl.schedules.training import Training
 from spardl.vector.storage import CopiedGradient
 
-__all__ = ["LOOKED", "LOOKED_FIRST", "OTHERS", "SAVED", "Averager", "Beside", "Named", "looks"]
+__all__ = ["LOOKED", "LOOKED_FIRST", "OTHERS", "SAVED", "Averager", "Beside", "Loads", "Named", "inherit"]
 
 # What every saved state has, besides its owner.
 SAVED: Mapping[str, Any] = MappingProxyType({"names": [], "groups": [], "skipped": [], "factor": 1.0})
@@ -37,11 +37,6 @@ OTHERS = "this state is of other parameters, or of another bucket_mb; load it wh
 LOOKED = 16
 # Until this step, somebody looks in each.
 LOOKED_FIRST = 20
-
-
-def looks(step: int) -> bool:
-    """Whether somebody looks in step ``step``, counted from 1: in each of the first, then in every ``LOOKED``-th."""
-    return step <= LOOKED_FIRST or step % LOOKED == 1
 
 
 # For how many steps after a discarded one there are copies to go back to.
@@ -75,6 +70,43 @@ class Beside(ProcessGroupCluster):
     def _waited_for(self, flight: ProcessFlight[T]) -> list[T]:
         flight.release(0)
         return [flight.wait(0)]
+
+
+class Loads:
+    """Whether this worker, or another, loaded a state that may differ from the others'.
+
+    Only the worker that loads knows of it, so workers tell one another: one byte, in each of the first steps of the
+    handle and then in every ``LOOKED``-th, since it is a round trip on a slow network. Workers that differ after a load
+    are refused at most ``LOOKED`` steps later.
+
+    Attributes:
+        steps: of the handle: equal on all workers, whatever a state says that only some of them loaded.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._loaded = False
+
+    def note(self) -> None:
+        """Is told that this worker loaded a state."""
+        self._loaded = True
+
+    def step(self, worker: Worker, facts: Callable[[], Mapping[str, str]], device: torch.device) -> list[Program[None]]:
+        """Counts a step that begins.
+
+        Args:
+            worker: of this process.
+            facts: gives what must be equal on all workers, by name.
+            device: where messages live.
+
+        Returns:
+            The program with which all workers compare what they have if somebody loaded a state, if it is time for it.
+        """
+        self.steps += 1
+        if worker.size == 1 or (self.steps > LOOKED_FIRST and self.steps % LOOKED != 1):
+            return []
+        told, self._loaded = self._loaded, False
+        return [compare_if_told(worker, told, facts, device)]
 
 
 class Averager:
@@ -115,13 +147,10 @@ class Averager:
         assert isinstance(engine, InBackward)
         self.engine = engine
         (worker,) = cluster.local_workers
-        self._rank = worker.rank
+        self._worker = worker
         self._owner = owner_of(method, worker.rank, worker.size)
-        self._given = {**given, "scaler": self.scaled}
-        self._agreed = self._loaded = False
-        # Steps of the handle: equal on all workers, whatever a state says that only some of them loaded.
-        self._steps = 0
-        self._update = update
+        self._given: Callable[[], dict[str, Any]] = lambda: {**given, "scaler": training.scale is not None, **update()}
+        self._agreed, self._loads = False, Loads()
         self._refusals = Refusals(worker.size)
         self.begun = self._sending = self._sent = False
         self._lent: set[int] = set()
@@ -140,27 +169,15 @@ class Averager:
         if self.begun:
             return
         self._cluster.check_alive()
-        self._steps += 1
+        look = self._loads.step(self._worker, lambda: self.engine.facts(self._given()), self._cluster.device)
         if not self._agreed:
-            self.engine.compare({**self._given, **self._update()})
-            self._agreed, self._loaded = True, False
-        elif self._cluster.size > 1 and looks(self._steps):
-            self._look_for_loads({**self._given, **self._update()})
+            self.engine.compare(self._given())
+            self._agreed = True
+        elif look:  # beside the computation; if workers differ, this and all that is sent next fail on all of them
+            self._cluster.flight(look, counted=False).release(0)
         self.engine.begin()
         self.begun = True
         self._sending = self._sent = False
-
-    def _look_for_loads(self, given: Mapping[str, Any]) -> None:
-        """Lets workers tell one another whether they loaded a state: who does is the only one to know.
-
-        One byte, beside the computation, and not in every step: on a slow network it is a round trip. Workers that
-        differ after a load are refused at most ``LOOKED`` steps later: this fails on all of them, and so does whatever
-        is sent next.
-        """
-        (worker,) = self._cluster.local_workers
-        program = compare_if_told(worker, self._loaded, lambda: self.engine.facts(given), self._cluster.device)
-        self._cluster.flight([program], counted=False).release(0)
-        self._loaded = False
 
     def put(self, number: int, gradient: Tensor | None) -> None:
         """Takes over a parameter's gradient.
@@ -178,7 +195,7 @@ class Averager:
         name = self.gradient.names[number]
         if gradient is not None and gradient.layout is not torch.strided:
             raise ConfigError(f"the gradient of {name} is sparse; use sparse=False where it is made")
-        self.check_kind(number)
+        self.check_kinds([number])
         self.begin()
         self._send()
         if not self.engine.awaits(number):
@@ -192,18 +209,15 @@ class Averager:
         self.gradient.put(number, None if number in self._shelved else gradient)
         self.engine.complete(number)
 
-    def check_kind(self, number: int) -> None:
-        """Accepts a parameter that has the type and the device that it had when the handle was made.
-
-        Raises:
-            ConfigError: if ``model.double()``, ``half()`` or ``to()`` has changed it.
-        """
-        parameter, (dtype, device) = self.gradient.parameters[number], self._kinds[number]
-        if parameter.dtype is not dtype or parameter.device != device:
-            raise ConfigError(
-                f"{self.gradient.names[number]} was {dtype} on {device} when this handle was made, and is "
-                f"{parameter.dtype} on {parameter.device}; convert or move the model first, then make the handle"
-            )
+    def check_kinds(self, numbers: Iterable[int] | None = None) -> None:
+        """Refuses parameters, all unless ``numbers`` are given, that have another type or device than at first."""
+        for number in range(len(self._kinds)) if numbers is None else numbers:
+            parameter, (dtype, device) = self.gradient.parameters[number], self._kinds[number]
+            if parameter.dtype is not dtype or parameter.device != device:
+                raise ConfigError(
+                    f"{self.gradient.names[number]} was {dtype} on {device} when this handle was made, and is "
+                    f"{parameter.dtype} on {parameter.device}; convert or move the model first, then make the handle"
+                )
 
     def lend(self, numbers: Sequence[int], buffer: Tensor | None) -> None:
         """Lets gradients be averaged where they are, if they are a group and nothing is carried over.
@@ -238,8 +252,7 @@ class Averager:
     def succeed(self, other: Averager) -> None:
         """Goes on in another order where ``other``, whose method carries nothing over, has ended a step."""
         self.engine.succeed(other.engine)
-        self._agreed, self._loaded, self._refusals = other._agreed, other._loaded, other._refusals
-        self._steps = other._steps
+        self._agreed, self._loads, self._refusals = other._agreed, other._loads, other._refusals
 
     def note(self, number: int) -> None:
         """Is told that a backward pass, of whatever part of a step, has a gradient for parameter ``number``."""
@@ -324,12 +337,12 @@ class Averager:
             advice: what is said after it; ``None``: how a GradScaler learns of it, where none was given.
         """
         (own,) = self.engine.carried.refusals()
-        line = self._refusals.notice({self._rank: own})
+        line = self._refusals.notice({self._worker.rank: own})
         if line:
             if advice is None:
                 advice = "" if self.scaled else ". A GradScaler learns of it only if it is given (scaler=scaler)"
             warnings.warn(f"spardl: {line}{advice}.", stacklevel=3)
-        if is_due(self._steps) and self._cluster.size > 1:
+        if is_due(self._loads.steps) and self._cluster.size > 1:
             row = torch.tensor([own.number], device=self._cluster.device)
             self._refusals.learn([int(each) for each in gather_rows(self._cluster, [row])])
 
@@ -350,28 +363,6 @@ class Averager:
         """Gradients (of a group) that all workers left out, as they were not finite, or cut; see ``Refusals``."""
         return self._refusals.total
 
-    def inherit(self, other: Averager) -> None:
-        """Goes on with what another method carried over, where this one carries the same kind of thing.
-
-        Args:
-            other: of the same parameters, in other groups or not; nothing of it may be under way.
-        """
-        other.engine.settle()
-        moments = type(self.method.momentum) is type(other.method.momentum) and self.method.momentum.remembers
-        both = self.method.residual.remembers and other.method.residual.remembers
-        mine, theirs = self.engine.carried, other.engine.carried
-        factor = self.engine.scale / other.engine.scale
-        places = {parameter: place for place, parameter in enumerate(other.gradient.parameters)}
-        for number, parameter in enumerate(self.gradient.parameters):
-            pairs = zip(mine.of(number), theirs.of(places[parameter]), strict=True)
-            kinds = ((both, factor), (moments, factor), (moments, 1.0))
-            for (into, given), (wanted, multiple) in zip(pairs, kinds, strict=True):
-                if wanted and into.shape == given.shape:
-                    into.copy_(given * multiple)
-        if moments:
-            mine.count_updates(theirs.updates)
-        self.engine.carried.changed()
-
     def state_dict(self) -> dict[str, Any]:
         """What this worker carries from step to step, as plain data that shares no memory with it."""
         return {
@@ -381,26 +372,9 @@ class Averager:
         }
 
     def check_state(self, values: Mapping[str, Any]) -> None:
-        """Accepts what ``state_dict`` gave on the same rank; changes nothing.
-
-        Raises:
-            ConfigError: as ``load_state_dict``.
-        """
+        """Accepts what ``state_dict`` gave on the same rank, and raises as ``load_state_dict``; changes nothing."""
         check_owner(values, self._owner, "groups")
-        check_whole(values, SAVED)
-        if values["names"] != self.gradient.forward()[0]:
-            raise ConfigError(OTHERS)
-        groups = values["groups"]
-        mine = self.engine.carried.state_dicts()
-        template = mine if len(groups) == len(mine) else [mine[0]] * len(groups)
-        check_whole(groups, template, "groups")
-        partition = values.get("partition", self.engine.partition)
-        if self.engine.fixed and (len(groups) != len(mine) or _sizes(groups) != _sizes(mine)):
-            raise ConfigError(OTHERS)
-        try:
-            self.engine.check_state({**values, "partition": partition})
-        except (KeyError, ValueError) as error:
-            raise ConfigError(f"this state is damaged: {error.args[0]}; load what state_dict() gave") from error
+        _check_state(values, self.engine, self.gradient.forward()[0])
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Continues from what ``state_dict`` gave on the same rank.
@@ -413,14 +387,14 @@ class Averager:
         self.take_back()
         self.engine.load_state_dict(0, {name: copied(value) for name, value in values.items()})
         self.undoing.forget()
-        self._loaded = True
+        self._loads.note()
 
     def forget(self) -> None:
         """Begins as in the first step."""
         self.take_back()
         self.engine.forget()
         self.undoing.forget()
-        self._loaded = True
+        self._loads.note()
 
 
 class Undoing:
@@ -469,6 +443,55 @@ class Undoing:
     def forget(self) -> None:
         """What is carried over was replaced: no earlier step can be undone."""
         self._due, self._kept = False, None
+
+
+def inherit(into: Averager, other: Averager) -> None:
+    """Lets an averager go on with what another method carried over, where it carries the same kind of thing.
+
+    Args:
+        into: goes on.
+        other: of the same parameters, in other groups or not; nothing of it may be under way.
+    """
+    other.engine.settle()
+    moments = type(into.method.momentum) is type(other.method.momentum) and into.method.momentum.remembers
+    both = into.method.residual.remembers and other.method.residual.remembers
+    mine, theirs = into.engine.carried, other.engine.carried
+    factor = into.engine.scale / other.engine.scale
+    places = {parameter: place for place, parameter in enumerate(other.gradient.parameters)}
+    for number, parameter in enumerate(into.gradient.parameters):
+        pairs = zip(mine.of(number), theirs.of(places[parameter]), strict=True)
+        kinds = ((both, factor), (moments, factor), (moments, 1.0))
+        for (vector, given), (wanted, multiple) in zip(pairs, kinds, strict=True):
+            if wanted and vector.shape == given.shape:
+                vector.copy_(given * multiple)
+    if moments:
+        mine.count_updates(theirs.updates)
+    mine.changed()
+
+
+def _check_state(values: Mapping[str, Any], engine: InBackward, names: list[str]) -> None:
+    """Accepts a state that an averager can continue from; changes nothing.
+
+    Args:
+        values: the state.
+        engine: of the averager.
+        names: of its parameters.
+
+    Raises:
+        ConfigError: if the state is of other parameters or groups, or lacks something, or something in it is of another
+            kind.
+    """
+    check_whole(values, SAVED)
+    if values["names"] != names:
+        raise ConfigError(OTHERS)
+    groups, mine = values["groups"], engine.carried.state_dicts()
+    check_whole(groups, mine if len(groups) == len(mine) else [mine[0]] * len(groups), "groups")
+    if engine.fixed and (len(groups) != len(mine) or _sizes(groups) != _sizes(mine)):
+        raise ConfigError(OTHERS)
+    try:
+        engine.check_state(values)
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"this state is damaged: {error.args[0]}; load what state_dict() gave") from error
 
 
 def _sizes(groups: Sequence[Mapping[str, Any]]) -> list[Any]:

@@ -22,10 +22,10 @@ from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.base import gather_rows
 from spardl.clusters.precompile import prepare
-from spardl.hooks.averager import looks
+from spardl.hooks.averager import Loads
 from spardl.hooks.choosing import choose_method
 from spardl.hooks.stats import Meter, Stats
-from spardl.method.agreement import compare, compare_if_told, facts_of, kind_of
+from spardl.method.agreement import compare, facts_of, kind_of
 from spardl.method.method import Method
 from spardl.method.method_state import MethodState
 from spardl.method.moving import definite
@@ -52,8 +52,7 @@ class Sharded:
         self.method, self._cluster = method, cluster
         self._states: dict[str, MethodState] = {}
         self._saved: dict[str, Any] = {}
-        self._loaded = False
-        self._steps = 0  # of this object, on all workers alike
+        self._loads = Loads()
         self._worker = cluster.local_workers[0]
         self._owner = owner_of(method, self._worker.rank, self._worker.size)
         self._meter = Meter(cluster.ledgers[0], cluster.size)
@@ -68,15 +67,15 @@ class Sharded:
     @torch.no_grad()
     def _average(self, name: str, shard: Tensor) -> None:
         flat = shard.view(-1)
-        partial = self._partial.get(name)
-        if partial is not None:
-            _check_length(name, partial, flat)
+        summed = self._partial.get(name)
+        if summed is not None:
+            _check_length(name, summed, flat)
         if not _all_reduces(self._units[name]):
             # As in native HSDP: the sum stays here, and `.grad` gets it with the average of the last micro-batch.
-            self._partial[name] = flat.clone() if partial is None else partial.add_(flat)
+            self._partial[name] = flat.clone() if summed is None else summed.add_(flat)
             flat.zero_()
             return
-        if partial is not None:
+        if summed is not None:
             flat.add_(self._partial.pop(name))
         if name not in self._states:
             self._begin(name, flat)
@@ -84,9 +83,8 @@ class Sharded:
             self._meter.step()
             self._done.clear()
         if not self._done:
-            self._steps += 1
-            if looks(self._steps):
-                self._look_for_loads(name, flat)
+            facts = partial(self._facts, name, flat, self._states[name])
+            self._cluster.run_aside(self._loads.step(self._worker, facts, self._cluster.device))
         state = self._states[name]
         if flat.dtype is not state.memory.dtype:
             raise ConfigError(
@@ -105,7 +103,7 @@ class Sharded:
         line = self._refusals.notice({self._worker.rank: own})
         if line:
             warnings.warn(f"spardl: {line}.", stacklevel=3)
-        if is_due(self._steps) and name == next(iter(self._units)):
+        if is_due(self._loads.steps) and name == next(iter(self._units)):
             rows = gather_rows(self._cluster, [torch.tensor([own.number])])
             self._refusals.learn([int(row) for row in rows])
 
@@ -136,15 +134,6 @@ class Sharded:
         steps = {f"step of {each}": str(other.step) for each, other in self._states.items() if each != name}
         facts = {**facts_of(self.method), "handle": "attach_fsdp", "unit": name, "step": str(state.step)}
         return {**facts, "shard": kind_of(flat), **(steps if name in self._states else {})}
-
-    def _look_for_loads(self, name: str, flat: Tensor) -> None:
-        """Lets workers tell one another whether they loaded a state, as ``Averager`` does, and at the same steps."""
-        state = self._states[name]
-        program = compare_if_told(
-            self._worker, self._loaded, lambda: self._facts(name, flat, state), self._cluster.device
-        )
-        self._cluster.run_aside([program])
-        self._loaded = False
 
     def state_dict(self) -> dict[str, Any]:
         """What this worker carries from step to step, by unit; plain data, to be saved by each rank."""
@@ -177,7 +166,7 @@ class Sharded:
                 self._states[name].load_state_dict(copied(saved))
             else:
                 self._saved[name] = copied(saved)
-        self._loaded = True
+        self._loads.note()
 
     def _check_unit(self, name: str, saved: Any) -> None:
         state = self._states.get(name)

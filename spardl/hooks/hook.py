@@ -4,10 +4,11 @@
 
 import weakref
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
@@ -16,7 +17,7 @@ from spardl.basics.checks import check_kind, check_real, check_seconds
 from spardl.basics.errors import ConfigError
 from spardl.basics.weak import weakly, when_dropped
 from spardl.clusters.precompile import prepare
-from spardl.hooks.averager import OTHERS, SAVED, Averager, Beside, Named
+from spardl.hooks.averager import OTHERS, SAVED, Averager, Beside, Named, inherit
 from spardl.hooks.buckets import Buckets, Formed, as_saved, dense, end_to_end, unchanged, views_of
 from spardl.hooks.choosing import check_covered, check_update, choose_schedule, options_of, update_of
 from spardl.hooks.delayed import DelayedUpdate
@@ -34,6 +35,8 @@ from spardl.schedules.scaling import scale_of
 from spardl.vector.storage import CopiedGradient
 
 __all__ = ["Hook", "hook"]
+
+_Saved = Mapping[str, Any] | None
 
 
 class _Bucket(NamedTuple):
@@ -93,21 +96,19 @@ class Hook(Discarding):
         self._named = [Named(*pair) for pair in ddp.module.named_parameters()]
         check_real(self._named)
         left_out = getattr(ddp, "parameters_to_ignore", ())
-        trained = [pair for pair in self._named if pair.parameter.requires_grad and pair.name not in left_out]
+        averaged = [pair for pair in self._named if pair.name not in left_out]
+        trained = self._trained = [pair for pair in averaged if pair.parameter.requires_grad]
         check_covered(self._schedule, self.method, optimizer, trained)
-        self._frozen = [each for each in self._named if not each.parameter.requires_grad and each.name not in left_out]
-        self._trained = trained
+        self._frozen = [pair for pair in averaged if not pair.parameter.requires_grad]
         self._device = self._named[0].parameter.device
         self._cluster = Beside(ddp.process_group, self._device, timeout)
         prepare(self.method, self._cluster.size, (pair.parameter for pair in trained), tells=self._cluster.leads)
         self._cluster.open()
-        self._scale = scale_of(scaler)
         self._averager: Averager | None = None
         # Whether DDP has shown which parameters it synchronizes, and whether the averager has anything to hand over.
         self._learnt = self._carries = False
         self._numbers: dict[Tensor, int] = {}
-        self._buckets: list[_Bucket] = []
-        self._attached = True
+        self._attached, self._buckets = True, list[_Bucket]()
         self._meter = Meter(self._cluster.ledgers[0], self._cluster.size)
         # torch keeps the first hook of a model for ever: that one knows the last.
         self._last: Hook | None = None
@@ -115,36 +116,29 @@ class Hook(Discarding):
         # Where nobody asks for other groups, what is averaged in place stays where DDP has it.
         follows = schedule == Wfbp.name and bucket_mb is None and self.method.in_place
         self._formed = Buckets(ddp, self._named) if follows else None
-        self._settled = False
+        self._settled = self._ignores = False
         self._update: DelayedUpdate | None = None
-        self._clip_norm, self._decay = clip_norm, decay_of(self.method.momentum, optimizer)
+        decay = decay_of(self.method.momentum, optimizer)
+        self._training = partial(Training, clip_norm=clip_norm, scale=scale_of(scaler), decay=decay)
         self._rates = update_of(optimizer, self._named)
         if optimizer is not None and isinstance(self._schedule, Dear):
             # The first forward pass is watched, so this cannot wait for DDP to show its buckets.
-            training = self._training(CopiedGradient(trained), ddp.module, optimizer)
-            made = self._made(training._replace(find_unused=ddp.find_unused_parameters), self._schedule)
+            more = {"model": ddp.module, "optimizer": optimizer, "find_unused": ddp.find_unused_parameters}
+            made = self._made(Formed(trained, self._schedule), **more)
             self._update, self._learnt = DelayedUpdate(made, ddp.module, optimizer, clip_norm), True
         else:
-            # A state is whole from the beginning, and is checked when it is loaded.
-            self._made_of(trained)
+            self._made_of(trained)  # a state is whole from the beginning, and is checked when it is loaded
         # After that, whose hook hides from an ordered step what is none of its own.
-        delayed = self._update is not None
         # torch has this object where Python's garbage collector does not look: it must not have the model's wrapper.
         self._ddp, self._joined = weakref.ref(ddp), joining(ddp)
         self._applied = OptimizerSteps(
-            self.method, optimizer, trained, weakly(self._now), delayed=delayed, clip_norm=clip_norm
+            self.method, optimizer, trained, weakly(self._now), delayed=self._update is not None, clip_norm=clip_norm
         )
-        self._ignores = False
         super().__init__([pair.parameter for pair in trained], whole=self._applied.updates)
         self._ends = when_dropped(self, self._applied.left)
 
     def _now(self) -> Averager | None:
         return self._averager if self._learnt else None
-
-    def _training(
-        self, gradient: CopiedGradient, model: nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None
-    ) -> Training:
-        return Training(model, gradient, optimizer, self._clip_norm, self._scale, decay=self._decay)
 
     def average(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Averages a bucket's gradients over all workers, beside the backward pass.
@@ -244,48 +238,35 @@ class Hook(Discarding):
             self._put(averager, bucket)
         return averager
 
-    def _made_of(
-        self, named: list[Named], after: Averager | None = None, values: Mapping[str, Any] | None = None
-    ) -> Averager:
+    def _made_of(self, named: list[Named], after: Averager | None = None, values: _Saved = None) -> Averager:
         """With the order and the groups of a saved state, ``values``, if those may be others than the schedule's."""
         saved = as_saved(named, values) if self._formed and values else None
         # In the order of the model are states that are older than DDP's buckets.
         settled = saved is not None and saved.named != named
-        formed = saved if saved and settled else Formed(named, self._schedule)
-        made = self._made(*self._laid_out(formed), after, values)
+        made = self._made(saved if saved and settled else Formed(named, self._schedule), after, values)
         self._settled = settled
         return made
 
     def _settle(self, formed: Buckets, averager: Averager) -> None:
         """After the first step: from now on, groups are the buckets that DDP forms."""
-        known = averager.gradient.parameters
-        self._made(*self._laid_out(formed.found(self._cluster, known)), averager)
+        self._made(formed.found(self._cluster, averager.gradient.parameters), averager)
         self._settled = True
-
-    def _laid_out(self, formed: Formed) -> tuple[Training, Schedule]:
-        return self._training(CopiedGradient(formed.named)), formed.schedule
 
     def _inherit(self, averager: Averager) -> None:
         """Goes on with what an earlier hook carried."""
-        before = self._before._handed_over(averager) if self._before else None
-        if before:
-            averager.inherit(before)
+        if before := (self._before._handed_over(averager) if self._before else None):
+            inherit(averager, before)
         self._before, self._carries = None, True
 
-    def _made(
-        self,
-        training: Training,
-        schedule: Schedule,
-        after: Averager | None = None,
-        values: Mapping[str, Any] | None = None,
-    ) -> Averager:
-        given = {"handle": "attach", **options_of(self._schedule), "clip_norm": training.clip_norm}
-        averager = Averager(self.method, schedule, training, self._cluster, given, self._rates)
+    def _made(self, formed: Formed, after: Averager | None = None, values: _Saved = None, **more: Any) -> Averager:
+        made = self._training(**{"model": None, "optimizer": None, **more}, gradient=CopiedGradient(formed.named))
+        given = {"handle": "attach", **options_of(self._schedule), "clip_norm": made.clip_norm}
+        averager = Averager(self.method, formed.schedule, made, self._cluster, given, self._rates)
         if after is not None:
             averager.succeed(after)
         if values is not None:
             averager.load_state_dict(values)
-        self._numbers = {parameter: number for number, parameter in enumerate(training.gradient.parameters)}
+        self._numbers = {parameter: number for number, parameter in enumerate(averager.gradient.parameters)}
         self._averager = averager
         return averager
 
@@ -317,10 +298,9 @@ class Hook(Discarding):
     # --- what others may ask for
 
     def state_dict(self) -> dict[str, Any]:
-        """What this worker carries from step to step; plain data, to be saved by each rank.
+        """What this worker carries from step to step: plain data that each rank saves, whole before the first step.
 
-        Whole before the first step as well, so that ``torch.distributed.checkpoint`` can plan to load it; there, save
-        it by a key for each rank, such as ``f"spardl-{rank}"``.
+        ``torch.distributed.checkpoint`` needs a key for each rank, such as ``f"spardl_{rank}"``.
         """
         if self._averager is None:
             return {}  # another handle of the model goes on with it
@@ -340,7 +320,8 @@ class Hook(Discarding):
             ConfigError: if it is of another rank, another number of workers, another method, other parameters, or of
                 another ``bucket_mb``, or lacks something; nothing is changed then.
         """
-        if self._averager is None:
+        averager = self._averager
+        if averager is None:
             raise ConfigError("another handle of this model goes on with what this one carried; load the state there")
         fresh = isinstance(values, Mapping) and not values
         if not fresh:
@@ -348,33 +329,23 @@ class Hook(Discarding):
             check_whole(values, SAVED)
         if self._update is not None:
             if not fresh:
-                self._averager.check_state(values)
+                averager.check_state(values)
             self._update.settle()
         if fresh:
-            self._averager.forget()
-        elif self._formed is None and self._names(values) == self._names(None):
-            self._averager.load_state_dict(values)
+            averager.forget()
         else:
-            self._load_in_groups(self._averager, values)
+            self._load(averager, values)
         self._applied.forget()
         self._before, self._carries = None, not fresh  # what was carried over is replaced
 
-    def _names(self, values: Mapping[str, Any] | None) -> list[str]:
-        """Of a state's parameters, those that the model has; of ``None``, those that are averaged."""
-        assert self._averager is not None
-        if values is None or self._learnt:
-            return sorted(self._averager.gradient.names)
-        return sorted(pair.name for pair in self._named if pair.name in values["names"])
-
-    def _load_in_groups(self, averager: Averager, values: Mapping[str, Any]) -> None:
+    def _load(self, averager: Averager, values: Mapping[str, Any]) -> None:
         """Continues from a state whose groups, or frozen parameters before the first step, may be others than now."""
-        names = set(self._names(values))
-        before = (self._averager, self._numbers, self._settled)
-        try:
-            self._made_of([pair for pair in self._named if pair.name in names], averager, values)
-        except BaseException:
-            self._averager, self._numbers, self._settled = before
-            raise
+        names = averager.gradient.names if self._learnt else values["names"]
+        named = [pair for pair in self._named if pair.name in names]
+        if not named or (self._formed is None and averager.known == {pair.parameter for pair in named}):
+            averager.load_state_dict(values)
+        else:
+            self._made_of(named, averager, values)
 
     def flush(self) -> None:
         """Sees to it that weights are those after the last step: only ``schedule="dear"`` updates later than that."""

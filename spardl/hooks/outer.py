@@ -207,8 +207,7 @@ class Outer:
         check_frozen(self._frozen)
         check_trained(self._named)
         for averager in self._averagers:
-            for number in range(len(averager.gradient.names)):
-                averager.check_kind(number)
+            averager.check_kinds()
 
     @property
     def _averagers(self) -> list[Averager]:
@@ -354,7 +353,7 @@ class Outer:
             raise ConfigError("this is no state of an Outer; load what its state_dict() gave")
         check_whole(values["outer"], {"since": 0, "weights": [], "anchors": [], "rule": {}}, "outer")
         own = {"left": [], "aloft": {}, "fragments": [], **values["outer"]}
-        self._check_own(own)
+        _check_own(own, [parameter.shape for parameter in self._parameters], self._fragments)
         states = [{name: value for name, value in values.items() if name != "outer"}, *own["fragments"]]
         if len(states) != len(self._fragments):
             raise ConfigError(f"this state is of fragments={len(states)}; load it where it was saved")
@@ -378,31 +377,6 @@ class Outer:
                 for tensor, saved in zip(into, own[name], strict=True):
                     tensor.copy_(saved)
 
-    def _check_own(self, own: Mapping[str, Any]) -> None:
-        """Accepts what a saved state has besides those of fragments.
-
-        Raises:
-            ConfigError: if something is of another kind or shape.
-        """
-        shapes = [parameter.shape for parameter in self._parameters]
-        for name in ("weights", "anchors"):
-            if [getattr(saved, "shape", None) for saved in own[name]] != shapes:
-                raise ConfigError("this state is of other parameters; load it where it was saved")
-        fragments, left, aloft = own["fragments"], own["left"], own["aloft"]
-        lists = isinstance(fragments, list) and isinstance(left, list) and isinstance(aloft, Mapping)
-        counts = [own["since"], *left, *aloft.keys(), *aloft.values()] if lists else [None]
-        numbers = range(len(self._parameters))
-        rule = all(
-            number in numbers
-            and isinstance(state, Mapping)
-            and all(each is None or getattr(each, "shape", None) == shapes[number] for each in state.values())
-            for number, state in own["rule"].items()
-        )
-        if not rule or not all(type(count) is int and count >= 0 for count in counts):
-            raise ConfigError("this state is damaged: its turns or moments are of another kind; load a whole one")
-        if fragments and len(left) != len(self._fragments):
-            raise ConfigError(f"this state is damaged: it has turns of {len(left)} fragments; load a whole one")
-
     def stats(self) -> Stats:
         """What this worker sent and spent so far; a step of it is an exchange; see :class:`Stats`.
 
@@ -417,6 +391,45 @@ class Outer:
         self._closed = True
         self._hook.remove()
         self._cluster.release()
+
+
+def _check_own(own: Mapping[str, Any], shapes: list[torch.Size], fragments: list[Fragment]) -> None:
+    """Accepts what a saved state has besides those of fragments' averagers.
+
+    Args:
+        own: what it has.
+        shapes: of all parameters, in their places.
+        fragments: of the handle.
+
+    Raises:
+        ConfigError: if something is of another kind or shape.
+    """
+    for name in ("weights", "anchors"):
+        if [getattr(saved, "shape", None) for saved in own[name]] != shapes:
+            raise ConfigError("this state is of other parameters; load it where it was saved")
+    others, left, aloft, exchanges = (own.get(name, []) for name in ("fragments", "left", "aloft", "exchanges"))
+    lists = all(isinstance(each, list) for each in (others, left, exchanges)) and isinstance(aloft, Mapping)
+    counts = [own["since"], *left, *exchanges, *aloft.keys(), *aloft.values()] if lists else [None]
+    if not all(type(count) is int and count >= 0 for count in counts):
+        raise ConfigError("this state is damaged: its turns or exchanges are no counts; load what state_dict() gave")
+    for name, found in (("turns", left if others else fragments), ("exchanges", own.get("exchanges", fragments))):
+        if len(found) != len(fragments):
+            raise ConfigError(
+                f"this state is damaged: it has {name} of {len(found)} fragments, expected {len(fragments)}; load what "
+                "state_dict() gave"
+            )
+    rule = own["rule"]
+    whole = all(len(rule.keys() & set(each.places)) in (0, len(each.places)) for each in fragments)
+    if not whole or not all(_is_moment(state, place, shapes) for place, state in rule.items()):
+        raise ConfigError("this state is damaged: its momentum is of other parameters; load what state_dict() gave")
+
+
+def _is_moment(state: Any, place: Any, shapes: list[torch.Size]) -> bool:
+    """Whether a saved state is what the outer SGD has of the parameter in a place."""
+    if place not in range(len(shapes)) or not isinstance(state, Mapping) or list(state) != ["momentum_buffer"]:
+        return False
+    buffer = state["momentum_buffer"]
+    return buffer is None or (isinstance(buffer, torch.Tensor) and buffer.shape == shapes[place])
 
 
 def _risen(exchanges: int, final: float) -> float:

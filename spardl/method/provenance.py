@@ -39,6 +39,9 @@ def check_owner(values: Mapping[str, Any], mine: Mapping[str, Any], holds: str) 
     saved = values.get("owner") if isinstance(values, Mapping) else None
     if saved is None or holds not in values or not isinstance(saved, Mapping) or saved.keys() != mine.keys():
         raise ConfigError("this is no state of such a handle; load what its state_dict() gave")
+    check_whole(saved, mine, "owner")
+    if not all(isinstance(part, str) for part in saved["parts"]):
+        raise _broken("has parts that are no names")
     if (saved["rank"], saved["workers"]) != (mine["rank"], mine["workers"]):
         raise ConfigError(
             f"this state is of rank {saved['rank']} of {saved['workers']}, and this is rank {mine['rank']} of "

@@ -197,23 +197,7 @@ class Carried:
         """What the local rank ``local`` carries, by group; plain data whose tensors are shared."""
         return [states[local].state_dict() for states in self.states]
 
-    def check_state_dicts(self, partition: Sequence[Range], values: Sequence[Mapping[str, Any]]) -> None:
-        """Accepts what ``state_dicts`` gave where ``partition`` was; changes nothing.
-
-        Raises:
-            KeyError: if something is missing.
-            ValueError: if there are other groups, or something is of another kind or shape.
-        """
-        found = list(within(self._gradient.runs, partition))
-        if len(found) != len(values):
-            raise ValueError(f"there are {len(values)} groups, expected {len(found)}")
-        for number, (layers, saved) in enumerate(zip(found, values, strict=True)):
-            try:
-                self._like(layers).check(saved, finite=self.remembers)
-            except (KeyError, ValueError) as error:
-                raise ValueError(f"group {number}: {error.args[0]}") from error
-
-    def _like(self, layers: Range) -> MethodState:
+    def like(self, layers: Range) -> MethodState:
         """A state of the first local rank for some layers: that of their group, or a fresh one."""
         own = next((group for group in self.groups if group.layers == layers), None)
         if own is not None:

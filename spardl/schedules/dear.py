@@ -310,18 +310,9 @@ class InHalves(InBackward):
         for local in range(len(self._landed)):
             self._land_all(local)
 
-    def _progress(self) -> dict[str, Any]:
-        return {**super()._progress(), "trials": self._trials.progress if self._trials else None}
-
     def state_dict(self, local: int = 0) -> dict[str, Any]:
         """That of every schedule, and the trials."""
         return {**super().state_dict(local), "trials": self._trials.state_dict() if self._trials else None}
-
-    def check_state(self, values: Mapping[str, Any]) -> None:
-        """Accepts that of every schedule, with or without trials."""
-        super().check_state(values)
-        if self._trials and values.get("trials") is not None:
-            self._trials.check_state(values["trials"])
 
     def _follow(self, values: Mapping[str, Any]) -> None:
         super()._follow(values)

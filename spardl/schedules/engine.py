@@ -23,14 +23,14 @@ from spardl.method.agreement import compare, facts_of, shapes_of
 from spardl.method.method import Method
 from spardl.method.method_state import MethodState
 from spardl.protocol.programs import Boundary, Phase, Program, Worker
-from spardl.protocol.state import described
 from spardl.schedules.carried import Carried, Group
 from spardl.schedules.fusion import Range
 from spardl.schedules.limit import Limit, norm_in
-from spardl.schedules.partition import is_partition
 from spardl.schedules.quality import Quality, Waiting
+from spardl.schedules.saved import check_saved
 from spardl.schedules.scaling import Scaling, somebody_overflowed
 from spardl.schedules.training import Training
+from spardl.schedules.trials import Trials
 from spardl.schedules.update import Updater
 from spardl.schedules.usage import Usage
 from spardl.vector.flat import FlatGradient, write
@@ -58,6 +58,8 @@ class Engine(ABC):
         limit: limits the norm of gradients, and has the last norm that was measured.
         measures: whether to measure what this step adds to residuals; handles of other loops do it now and then anyway.
     """
+
+    _trials: Trials | None = None  # of other sizes of groups, where a schedule makes some
 
     def __init__(self, method: Method, cluster: Cluster, training: Training, partition: Sequence[Range]) -> None:
         self._method, self._cluster, self._training = method, cluster, training
@@ -94,25 +96,19 @@ class Engine(ABC):
         """
         if len(self._cluster.local_ranks) == self._cluster.size:
             return
-        facts = self.facts(self._facts() if given is None else given)
-        workers, device = self._cluster.local_workers, self._cluster.device
+        facts, workers, device = self.facts(given), self._cluster.local_workers, self._cluster.device
         self._cluster.run_aside([compare(worker, facts, device) for worker in workers])
 
-    def facts(self, given: Mapping[str, Any]) -> dict[str, str]:
-        """What decides on messages, by name: the method, what a handle was ``given``, the step and the layout."""
+    def facts(self, given: Mapping[str, Any] | None = None) -> dict[str, str]:
+        """What decides on messages, by name: the method, what was ``given`` (as for ``compare``), and what is saved."""
+        clip_norm, handle = self._training.clip_norm, type(self).__name__.strip("_")
+        given = {"handle": handle, "groups": self.partition, "clip_norm": clip_norm} if given is None else given
         facts = {**facts_of(self._method), **{name: str(value) for name, value in given.items()}}
         facts["step"] = ", ".join(dict.fromkeys(str(states[0].step) for states in self.carried.states))
         facts |= shapes_of(*self._gradient.forward())
-        return {**facts, **{name: str(value) for name, value in self._progress().items()}}
-
-    def _progress(self) -> dict[str, Any]:
-        """What a saved state decides on messages, besides the step, by name."""
-        return {"groups of layers": self.partition, "usage exchanged": self._usage.state_dict()}
-
-    def _facts(self) -> dict[str, Any]:
-        """What else than the method decides on messages, as far as this knows it, by name."""
-        clip_norm = self._training.clip_norm
-        return {"handle": type(self).__name__.strip("_"), "groups": self.partition, "clip_norm": clip_norm}
+        progress = {"groups of layers": self.partition, "usage exchanged": self._usage.state_dict()}
+        progress |= {"trials": self._trials.progress} if self._trials else {}
+        return {**facts, **{name: str(value) for name, value in progress.items()}}
 
     # --- the steps of training
 
@@ -199,10 +195,7 @@ class Engine(ABC):
         }
 
     def load_state_dict(self, local: int, values: Mapping[str, Any]) -> None:
-        """Continues from ``values``, which ``state_dict`` gave for the same rank, ``local``.
-
-        What a state of an older version does not speak of stays as it is.
-        """
+        """Continues from ``values`` that ``state_dict`` gave the same rank, ``local``; what they lack stays."""
         self._follow(values)
         self.carried.load_state_dicts(local, values["groups"])
 
@@ -247,26 +240,8 @@ class Engine(ABC):
         self.carried.succeed(other.carried)
 
     def check_state(self, values: Mapping[str, Any]) -> None:
-        """Accepts values that ``load_state_dict`` can continue from; changes nothing.
-
-        Raises:
-            KeyError: if something is missing.
-            ValueError: if something is of another kind or shape, or there are other groups.
-            ConfigError: if settings do not allow a value.
-        """
-        partition = values.get("partition", self.partition)
-        if not is_partition(partition, len(self._gradient.layers)):
-            raise ValueError(f"partition does not hold each of {len(self._gradient.layers)} layers once, in order")
-        partition = [(start, stop) for start, stop in partition]
-        if self.fixed and partition != self.partition:
-            raise ValueError(f"there are groups {partition}, expected {self.partition}")
-        self.carried.check_state_dicts(partition, values["groups"])
-        usage, kept = values.get("usage", True), values.get("kept", 0)
-        if type(usage) is not bool:
-            raise ValueError(f"usage is {described(usage)}, expected True or False")
-        if type(kept) is not int or kept < 0:
-            raise ValueError(f"kept is {described(kept)}, expected a whole number, at least 0")
-        self._scaling.check(values, [sum(self._gradient.entries[start:stop]) for start, stop in partition])
+        """Accepts values that ``load_state_dict`` can continue from; changes nothing, and raises as ``check_saved``."""
+        check_saved(values, self._gradient, self.carried, self._scaling, self._trials, self.fixed)
 
     def _follow(self, values: Mapping[str, Any]) -> None:
         """Continues with what is equal on all workers."""

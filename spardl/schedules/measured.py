@@ -140,8 +140,9 @@ class Measured(InBackward):
         """The partition, once it is decided."""
         return self.partition if self._rows is None else None
 
-    def _progress(self) -> dict[str, Any]:
-        return {**super()._progress(), "steps measured": "all" if self._rows is None else len(self._rows)}
+    def facts(self, given: Mapping[str, Any] | None = None) -> dict[str, str]:
+        """Those of every schedule, and how many steps were measured."""
+        return {**super().facts(given), "steps measured": "all" if self._rows is None else str(len(self._rows))}
 
     def state_dict(self, local: int = 0) -> dict[str, Any]:
         """That of every schedule, and whether it is decided."""

@@ -139,8 +139,9 @@ class _OuterSteps(Engine):
         self._own = [[anchor.detach().clone() for anchor in self._anchors] for _ in ranks]
         self._states: list[dict[nn.Parameter, Any]] = [defaultdict(dict) for _ in ranks]
 
-    def _facts(self) -> dict[str, Any]:
-        return {**super()._facts(), **asdict(self._outer)}
+    def facts(self, given: Mapping[str, Any] | None = None) -> dict[str, str]:
+        """Those of every schedule, and the settings."""
+        return {**super().facts(given), **{name: str(value) for name, value in asdict(self._outer).items()}}
 
     # --- whose weights the model has
 

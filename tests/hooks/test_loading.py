@@ -69,6 +69,10 @@ HANDLES: dict[str, Callable[[], Any]] = {
 }
 
 
+# What older states lack, and load without.
+OLDER = {"partition", "usage", "kept", "decided", "trials", "left", "aloft", "fragments", "exchanges"}
+
+
 def damaged(value: Any) -> Iterator[Any]:
     """States in which one leaf or one branch is missing or of another kind."""
     if isinstance(value, Mapping):
@@ -76,7 +80,7 @@ def damaged(value: Any) -> Iterator[Any]:
             for other in damaged(each):
                 yield {**value, name: other}
             yield {**value, name: object()}
-            if name not in ("partition", "usage", "kept", "decided", "trials", "left", "aloft", "fragments"):
+            if name not in OLDER:
                 yield {other: kept for other, kept in value.items() if other != name}
     elif isinstance(value, list) and value and not isinstance(value[0], str):
         for place in {0, len(value) - 1}:

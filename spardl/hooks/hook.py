@@ -118,9 +118,8 @@ class Hook(Discarding):
         self._formed = Buckets(ddp, self._named) if follows else None
         self._settled = self._ignores = False
         self._update: DelayedUpdate | None = None
-        decay = decay_of(self.method.momentum, optimizer)
+        decay, self._rates = decay_of(self.method.momentum, optimizer), update_of(optimizer, self._named)
         self._training = partial(Training, clip_norm=clip_norm, scale=scale_of(scaler), decay=decay)
-        self._rates = update_of(optimizer, self._named)
         if optimizer is not None and isinstance(self._schedule, Dear):
             # The first forward pass is watched, so this cannot wait for DDP to show its buckets.
             more = {"model": ddp.module, "optimizer": optimizer, "find_unused": ddp.find_unused_parameters}

@@ -355,8 +355,6 @@ class Outer:
         own = {"left": [], "aloft": {}, "fragments": [], **values["outer"]}
         _check_own(own, [parameter.shape for parameter in self._parameters], self._fragments)
         states = [{name: value for name, value in values.items() if name != "outer"}, *own["fragments"]]
-        if len(states) != len(self._fragments):
-            raise ConfigError(f"this state is of fragments={len(states)}; load it where it was saved")
         pairs = list(zip(self._averagers, states, strict=True))
         for averager, state in pairs:
             averager.check_state(state)
@@ -412,6 +410,8 @@ def _check_own(own: Mapping[str, Any], shapes: list[torch.Size], fragments: list
     counts = [own["since"], *left, *exchanges, *aloft.keys(), *aloft.values()] if lists else [None]
     if not all(type(count) is int and count >= 0 for count in counts):
         raise ConfigError("this state is damaged: its turns or exchanges are no counts; load what state_dict() gave")
+    if len(others) + 1 != len(fragments):
+        raise ConfigError(f"this state is of fragments={len(others) + 1}; load it where it was saved")
     for name, found in (("turns", left if others else fragments), ("exchanges", own.get("exchanges", fragments))):
         if len(found) != len(fragments):
             raise ConfigError(

@@ -82,7 +82,8 @@ def first_difference(rows: Sequence[Mapping[str, str]]) -> str | None:
     """
     first = rows[0]
     for rank, row in enumerate(rows):
-        for name in dict.fromkeys((*first, *row)):
+        longer, shorter = sorted((first, row), key=len, reverse=True)  # names of the longer one are in their order
+        for name in dict.fromkeys((*longer, *shorter)):
             if first.get(name) != row.get(name):
                 said = f"{_said(rank, row, name)}, {_said(0, first, name)}"
                 return f"{said}: all workers must be given the same"

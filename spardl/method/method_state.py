@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -119,6 +120,12 @@ class MethodState:
         for name, count in counts.items():
             if type(count) is not int or count < 0:
                 raise ValueError(f"{name} is {described(count)}, expected a whole number, at least 0")
+        spread = values.get("spread", {})
+        if not isinstance(spread, Mapping) or not spread.keys() <= Spread().state_dict().keys():
+            raise ValueError(f"spread is {described(spread)}, expected a dict of {', '.join(Spread().state_dict())}")
+        for name, number in spread.items():
+            if type(number) not in (int, float) or not 0 <= number < math.inf:
+                raise ValueError(f"spread.{name} is {described(number)}, expected a number, at least 0")
         for name, state in (("compression", self.compression), ("communication", self.communication)):
             state.check(values[name] if isinstance(values[name], Mapping) else {"": values[name]})
 

@@ -106,9 +106,8 @@ class Engine(ABC):
         facts = {**facts_of(self._method), **{name: str(value) for name, value in given.items()}}
         facts["step"] = ", ".join(dict.fromkeys(str(states[0].step) for states in self.carried.states))
         facts |= shapes_of(*self._gradient.forward())
-        progress = {"groups of layers": self.partition, "usage exchanged": self._usage.state_dict()}
-        progress |= {"trials": self._trials.progress} if self._trials else {}
-        return {**facts, **{name: str(value) for name, value in progress.items()}}
+        facts |= {"groups of layers": str(self.partition), "usage exchanged": str(self._usage.state_dict())}
+        return {**facts, "trials": str(self._trials and self._trials.progress)}
 
     # --- the steps of training
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -62,6 +63,7 @@ class Sharded:
         self._units = dict(units)
         self._refusals = Refusals(self._worker.size)
         for name, unit in units.items():
+            _record_flags(unit)
             unit.set_all_reduce_hook(partial(self._average, name))
 
     @torch.no_grad()
@@ -205,7 +207,8 @@ def attach_fsdp(
     workers inside them; ``group=mesh["nodes"].get_group()`` holds the workers that have the same shard. Weights must be
     equal on all nodes at first. All workers must call this, after ``fully_shard``. With gradient accumulation, let only
     the last micro-batch send: ``model.set_requires_gradient_sync(last)``, or ``set_requires_all_reduce(last)``, which
-    reduces inside the node in each micro-batch, and keeps the sum of a shard until the last one.
+    reduces inside the node in each micro-batch, and keeps the sum of a shard until the last one. Call the latter on
+    ``model`` or on a module in it, and only after this: an earlier call is not seen, and counts as ``True``.
 
     Args:
         model: with one FSDP unit or several.
@@ -251,10 +254,45 @@ def _check_length(name: str, before: Tensor, now: Tensor) -> None:
         )
 
 
+class _FlagSetter:
+    """Replaces a method of an FSDP unit that sets whether it all-reduces, and records the flag: torch has no getter.
+
+    Args:
+        unit: the FSDP unit.
+        name: of the method.
+
+    Attributes:
+        flag: value of the last call on this unit or on one that contains it.
+    """
+
+    def __init__(self, unit: FSDPModule, name: str) -> None:
+        self._unit, self._original = unit, getattr(unit, name)
+        self.flag = True
+
+    def __call__(self, *arguments: Any, **options: Any) -> None:
+        self._original(*arguments, **options)
+        call = signature(self._original).bind(*arguments, **options)
+        call.apply_defaults()
+        flag, recurse = call.arguments.values()
+        assert isinstance(self._unit, nn.Module)
+        for module in self._unit.modules() if recurse else [self._unit]:
+            if isinstance(setter := vars(module).get("set_requires_all_reduce"), _FlagSetter):
+                setter.flag = flag
+
+
+def _record_flags(unit: FSDPModule) -> None:
+    """Records from now on whether a unit all-reduces; an earlier handle's record is kept."""
+    # The second method sets the flag of the first as well.
+    for name in ("set_requires_all_reduce", "set_requires_gradient_sync"):
+        if not isinstance(vars(unit).get(name), _FlagSetter):
+            setattr(unit, name, _FlagSetter(unit, name))
+
+
 def _all_reduces(unit: FSDPModule) -> bool:
-    """Whether ``set_requires_all_reduce`` lets a unit all-reduce in this backward pass; torch has no public getter."""
-    groups = getattr(unit._get_fsdp_state(), "_fsdp_param_groups", ())
-    return all(getattr(group, "all_reduce_grads", True) for group in groups)
+    """Returns the flag that the last ``set_requires_all_reduce`` or ``set_requires_gradient_sync`` set for a unit."""
+    setter = vars(unit)["set_requires_all_reduce"]
+    assert isinstance(setter, _FlagSetter)
+    return setter.flag
 
 
 def _check_shards(model: nn.Module, group: dist.ProcessGroup) -> None:

@@ -165,21 +165,60 @@ def accumulated(how: str, **options: Any) -> tuple[torch.Tensor, Any]:
     for batch in batches(model, range(2), size=6):
         rule.zero_grad()
         for number, part in enumerate(batch.split(2)):
-            getattr(model, how)(number == 2)
+            ACCUMULATING[how](model, number == 2)
             loss_of(model, part).backward()
         rule.step()
     return whole(model), handle.stats()
 
 
+def set_unit_by_unit(model: Any, last: bool) -> None:
+    model.set_requires_all_reduce(last, recurse=False)
+    model.head.set_requires_all_reduce(requires_all_reduce=last)
+
+
+def set_by_both_methods(model: Any, last: bool) -> None:
+    """``set_requires_gradient_sync(True)`` also ends what ``set_requires_all_reduce(False)`` began."""
+    if last:
+        model.set_requires_gradient_sync(True)
+    else:
+        model.set_requires_all_reduce(False)
+
+
+ACCUMULATING: dict[str, Any] = {
+    "set_requires_gradient_sync": lambda model, last: model.set_requires_gradient_sync(last),
+    "set_requires_all_reduce": lambda model, last: model.set_requires_all_reduce(last),
+    "unit by unit": set_unit_by_unit,
+    "by both methods": set_by_both_methods,
+}
+
+
 @pytest.mark.slow
 def test_set_requires_all_reduce_sends_only_the_last() -> None:
     def work(cluster: ProcessGroupCluster) -> Any:
-        return [accumulated(how, **SPARSE) for how in ("set_requires_gradient_sync", "set_requires_all_reduce")]
+        return [accumulated(how, **SPARSE) for how in ACCUMULATING]
 
-    for (expected, usual), (found, ours) in run_workers(2, work):
-        torch.testing.assert_close(found, expected)
-        assert ours.steps == usual.steps == 2
-        assert ours.bytes_sent == usual.bytes_sent
+    for (expected, usual), *others in run_workers(2, work):
+        for found, ours in others:
+            torch.testing.assert_close(found, expected)
+            assert ours.steps == usual.steps == 2
+            assert ours.bytes_sent == usual.bytes_sent
+
+
+def test_a_second_handle_knows_the_flag_set_after_the_first() -> None:
+    def work(cluster: ProcessGroupCluster) -> list[float]:
+        mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("nodes", "inside"))
+        model: Any = fully_shard(nn.Linear(4, 2), mesh=mesh["inside"])
+        attach_fsdp(model, group=mesh["nodes"].get_group())
+        model.set_requires_all_reduce(False)
+        handle = attach_fsdp(model, group=mesh["nodes"].get_group())
+        steps = []
+        for _ in range(2):
+            model(torch.ones(3, 4)).sum().backward()
+            steps.append(handle.stats().steps)
+            model.set_requires_all_reduce(True)
+        return steps
+
+    assert run_workers(2, work) == [[0, 1]] * 2
 
 
 @pytest.mark.slow

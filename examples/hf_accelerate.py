@@ -16,9 +16,9 @@ torch.manual_seed(0)
 inputs = torch.randn(2048, 32)
 data = TensorDataset(inputs, inputs[:, :4].argmax(1))
 model = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 4))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
 model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data, batch_size=16, shuffle=True))
-handle = attach(accelerator, model, "spardl", density=0.02)
+handle = attach(accelerator, model, "spardl", density=0.02, optimizer=optimizer)
 
 for epoch in range(1, 5):
     total = 0.0

@@ -13,7 +13,6 @@ from spardl.basics.errors import ConfigError
 from spardl.method.momentum import Momentum
 from spardl.method.moving import Trained, check_moved, coupled_decay, rule_of, trained_moments
 from spardl.schedules.carried import Carried
-from spardl.schedules.update import runs_closure
 
 __all__ = ["PlainSteps", "decay_of"]
 
@@ -62,9 +61,10 @@ class PlainSteps:
         """
         return cls(optimizer, momentum, check) if optimizer is not None and momentum.moved else None
 
-    def _hide(self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        if runs_closure(arguments, options):
-            raise ConfigError("the optimizer's state is each worker's, and a closure would skip it; call step() alone")
+    def _hide(
+        self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        arguments, options = _closed(arguments, options)
         if getattr(optimizer, "grad_scale", None) is not None:
             raise ConfigError("a fused optimizer takes off a scale by itself; make it without fused=True")
         if (rule := rule_of(optimizer)) != self._rule:
@@ -78,6 +78,7 @@ class PlainSteps:
             self._check([each for each, _ in self._averages])
         for parameter, _ in self._averages:
             parameter.grad = None
+        return arguments, options
 
     @torch.no_grad()
     def _apply(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -142,6 +143,24 @@ class PlainSteps:
         """The optimizer's steps are its own again; state that was moved begins anew."""
         for hook in self._hooks:
             hook.remove()
+
+
+def _closed(arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Runs the closure that a step was called with, if any, because gradients must exist before they are hidden.
+
+    Args:
+        arguments: of the step, the optimizer first.
+        options: of the step.
+
+    Returns:
+        The same arguments with a closure that only returns the loss.
+    """
+    closure = arguments[1] if len(arguments) > 1 else options.get("closure")
+    if closure is None:
+        return arguments, options
+    with torch.enable_grad():
+        loss = closure()
+    return arguments[:1], {**options, "closure": lambda: loss}
 
 
 @torch.no_grad()

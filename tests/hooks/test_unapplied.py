@@ -60,6 +60,34 @@ def thrown_away(method: spardl.Method, schedule: str, *, zeros: bool = False) ->
     return work
 
 
+def with_closures(method: spardl.Method) -> Tensor:
+    """Trains as Lightning does: ``step()`` clears gradients and makes the backward pass itself."""
+    loop = Loop(method)
+
+    def closure(step: int) -> float:
+        loop.optimizer.zero_grad()
+        loop.backward(step)
+        return float(step)
+
+    for step in range(4):
+        make = partial(closure, step)
+        with torch.no_grad():
+            loss = loop.optimizer.step(closure=make) if step % 2 else loop.optimizer.step(make)
+        assert loss == step
+    return loop.end()
+
+
+def test_step_runs_a_closure_and_applies_its_averages() -> None:
+    def work(cluster: ProcessGroupCluster) -> list[Tensor]:
+        loop = Loop(WHOLE)
+        for step in range(4):
+            loop.step(step)
+        return [loop.end(), with_closures(WHOLE)]
+
+    for expected, found in run_workers(2, work):
+        assert torch.equal(found, expected)
+
+
 def never_zeroed(schedule: str) -> Callable[[], Tensor]:
     def work() -> Tensor:
         loop = Loop(WHOLE, schedule)

@@ -9,11 +9,13 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
+from spardl.basics.errors import ConfigError
 from spardl.hooks import ddp
 from spardl.hooks.adapters.states import load_state, save_state
-from spardl.hooks.adapters.wrapped import distributed
+from spardl.hooks.adapters.wrapped import distributed, method_of
 from spardl.hooks.hook import Hook
 from spardl.method.method import Method
+from spardl.method.momentum import AutoMomentum
 from spardl.method.names import MethodName
 from spardl.schedules.update import unwrapped
 
@@ -39,7 +41,7 @@ def attach(
         model: as prepared: a ``DistributedDataParallel``.
         method: a name (``spardl.method_names()``), or a :class:`spardl.Method`.
         optimizer: of the model, as prepared: see :func:`spardl.attach`. Give ``clip_norm`` here then, in place of
-            ``accelerator.clip_grad_norm_``.
+            ``accelerator.clip_grad_norm_``. Most sparse methods need it, except with ``recipe="published"``.
         fresh: whether residuals begin at zero where ``load_state`` finds none, instead of an error.
         **options: of :func:`spardl.attach`, and of the method, for instance ``density=0.01``.
 
@@ -48,10 +50,15 @@ def attach(
 
     Raises:
         ConfigError: if the model is not distributed by DDP, the method or an option is unknown, or does not fit so many
-            workers.
+            workers, or needs the optimizer.
         CheckpointError: in ``load_state``, if it finds no state of this worker.
     """
     wrapped = distributed(model, "accelerate launch, or torchrun")
+    if optimizer is None and isinstance(method_of(method, options).momentum, AutoMomentum):
+        raise ConfigError(
+            "this method averages the optimizer's updates, and attach() was not given the optimizer; add "
+            'optimizer=optimizer (as accelerator.prepare() returned it), or recipe="published" to average gradients'
+        )
     handle = ddp.attach(wrapped, method, scaler=accelerator.scaler, optimizer=unwrapped(optimizer), **options)
     first = next(model.parameters())
 

@@ -8,17 +8,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
+import torch
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.nn.parallel import DistributedDataParallel
 
 from spardl.basics.errors import ConfigError
 from spardl.hooks.adapters.states import load_state, save_state, state_file
-from spardl.hooks.adapters.wrapped import distributed
+from spardl.hooks.adapters.wrapped import distributed, method_of
 from spardl.hooks.ddp import attach
 from spardl.hooks.hook import Hook
 from spardl.method.method import Method
+from spardl.method.moving import definite
 from spardl.method.names import MethodName
+from spardl.schedules import Dear
+from spardl.schedules.update import unwrapped
 
 __all__ = ["SpardlStrategy"]
 
@@ -26,6 +31,9 @@ __all__ = ["SpardlStrategy"]
 class SpardlStrategy(DDPStrategy):
     """``Trainer(strategy=SpardlStrategy("spardl", density=0.01))``: DDP whose gradients a method averages.
 
+    Most sparse methods average updates of the module's optimizer (one of SGD, Adam or AdamW), whose moments each worker
+    keeps: see ``optimizer=`` of :func:`spardl.attach`, and give ``clip_norm`` here in place of the trainer's
+    ``gradient_clip_val``. ``recipe="published"`` averages gradients and leaves the optimizer and clipping to Lightning.
     Each worker's state is kept beside every checkpoint, in a folder ``CHECKPOINT.spardl``, and goes where it goes.
 
     Args:
@@ -38,8 +46,9 @@ class SpardlStrategy(DDPStrategy):
         handle: of the model that is trained; ``None`` before training begins.
 
     Raises:
-        ConfigError: when training begins, if the method or an option is unknown, or does not fit so many workers, or
-            checkpoints are not written into a local folder.
+        ConfigError: with ``schedule="dear"``; when training begins, if the method or an option is unknown, or does not
+            fit so many workers, or the optimizers or the trainer's clipping, or checkpoints are not written into a
+            local folder.
         CheckpointError: when training goes on, if the checkpoint has no state of this worker.
     """
 
@@ -51,6 +60,11 @@ class SpardlStrategy(DDPStrategy):
         fresh: bool = False,
         **options: Any,
     ) -> None:
+        if isinstance(schedule := options.get("schedule"), Dear) or schedule == Dear.name:
+            raise ConfigError(
+                "schedule=dear updates in the next forward pass, and Lightning runs forward and backward passes inside "
+                "optimizer.step(); use schedule=wfbp"
+            )
         super().__init__(**(ddp or {}))
         self.handle: Hook | None = None
         self._method, self._fresh, self._options = method, fresh, options
@@ -61,18 +75,47 @@ class SpardlStrategy(DDPStrategy):
         super().configure_ddp()
         if self.handle is not None:
             self.handle.detach()
-        scaler = getattr(self.precision_plugin, "scaler", None)
-        assert self.model is not None and self.lightning_module is not None
+        assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
         for folder in (
             trainer.default_root_dir,
             *(getattr(each, "dirpath", None) for each in trainer.checkpoint_callbacks),
         ):
             _beside(folder or ".")
-        self.handle = attach(distributed(self.model, "devices=N"), self._method, scaler=scaler, **self._options)
+
+    def setup_optimizers(self, trainer: pl.Trainer) -> None:
+        """Makes the optimizers, and the handle, which applies averages in the steps of the only one."""
+        super().setup_optimizers(trainer)
+        scaler = getattr(self.precision_plugin, "scaler", None)
+        assert self.model is not None
+        options = {"scaler": scaler, "optimizer": self._optimizer(trainer), **self._options}
+        self.handle = attach(distributed(self.model, "devices=N"), self._method, **options)
         if self._continued is not None:
             self._load(*self._continued)
             self._continued = None
+
+    def _optimizer(self, trainer: pl.Trainer) -> torch.optim.Optimizer | None:
+        """The only optimizer; ``None`` if there are several, each of which applies averaged gradients.
+
+        Raises:
+            ConfigError: if the method averages updates, and there are several optimizers, or the trainer clips them.
+        """
+        optimizers = [unwrapped(each) for each in self.optimizers]
+        method = method_of(self._method, self._options)
+        moved = any(definite(method, each).momentum.moved for each in optimizers)
+        if moved and len(optimizers) > 1:
+            raise ConfigError(
+                f"this method averages the updates of one optimizer, and configure_optimizers() returned "
+                f'{len(optimizers)}; give SpardlStrategy recipe="published" to average gradients, or use '
+                "spardl.attach() in a loop without Lightning, with one DDP model and handle per optimizer"
+            )
+        if moved and trainer.gradient_clip_val:
+            raise ConfigError(
+                f"Trainer(gradient_clip_val={trainer.gradient_clip_val}) would clip averaged updates; delete it and "
+                f"give SpardlStrategy clip_norm={trainer.gradient_clip_val}, the largest 2-norm of each worker's own "
+                'gradient, or recipe="published"'
+            )
+        return optimizers[0] if len(optimizers) == 1 else None
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None

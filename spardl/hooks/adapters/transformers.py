@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,12 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from spardl.basics.errors import ConfigError
 from spardl.hooks.adapters.states import load_state, save_state
-from spardl.hooks.adapters.wrapped import distributed
+from spardl.hooks.adapters.wrapped import distributed, method_of
 from spardl.hooks.ddp import attach
 from spardl.hooks.hook import Hook
 from spardl.method.method import Method
 from spardl.method.moving import definite
 from spardl.method.names import MethodName
-from spardl.method.recipes import make_method
 from spardl.schedules.update import unwrapped
 
 __all__ = ["SpardlCallback", "attach_trainer"]
@@ -100,9 +98,7 @@ class SpardlCallback(TrainerCallback):
 
     def _moved(self, optimizer: torch.optim.Optimizer | None, args: TrainingArguments) -> dict[str, Any]:
         """The optimizer, and the limit on gradients, for a method that takes them over; else nothing."""
-        own = signature(attach).parameters
-        method = make_method(self._method, **{key: each for key, each in self._options.items() if key not in own})
-        if not definite(method, optimizer).momentum.moved:
+        if not definite(method_of(self._method, self._options), optimizer).momentum.moved:
             return {}
         return {"optimizer": optimizer, "clip_norm": args.max_grad_norm or None}
 

@@ -1,13 +1,20 @@
-"""The model as other people's trainers have wrapped it."""
+"""The model as other people's trainers have wrapped it, and the method for it."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from inspect import signature
+from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from spardl.basics.errors import ConfigError
+from spardl.hooks.ddp import attach
+from spardl.method.method import Method
+from spardl.method.recipes import make_method
 
-__all__ = ["distributed"]
+__all__ = ["distributed", "method_of"]
 
 
 def distributed(model: nn.Module, launcher: str) -> DistributedDataParallel:
@@ -23,3 +30,17 @@ def distributed(model: nn.Module, launcher: str) -> DistributedDataParallel:
             "without another way to distribute the model"
         )
     return model
+
+
+def method_of(method: str | Method, options: Mapping[str, Any]) -> Method:
+    """The method that ``attach`` would make.
+
+    Args:
+        method: a name, or a method.
+        options: of ``attach`` and of the method.
+
+    Raises:
+        ConfigError: if the method or an option is unknown.
+    """
+    own = signature(attach).parameters
+    return make_method(method, **{key: each for key, each in options.items() if key not in own})

@@ -38,8 +38,10 @@ class Job:
         self.model, self.optimizer, self.loader = self.accelerator.prepare(
             model, optimizer, DataLoader(data, batch_size=4)
         )
-        if options and options.pop("moves", False):
-            options["optimizer"] = self.optimizer
+        if options is not None:
+            moves = options.get("moves", False)
+            given = {"optimizer": self.optimizer} if moves else {"recipe": "published"}
+            options = {key: each for key, each in options.items() if key != "moves"} | given
         self.handle = None if options is None else attach(self.accelerator, self.model, **options)
 
     def train(self, epochs: int = 1) -> torch.Tensor:
@@ -93,7 +95,7 @@ def test_two_models_of_one_accelerator_and_none_that_it_forgot(tmp_path: Path) -
 
         job = Job({"method": "topka", "density": 0.1})
         other = job.accelerator.prepare(nn.Linear(6, 2))
-        handles: list[Any] = [job.handle, attach(job.accelerator, other, "spardl", density=0.5)]
+        handles: list[Any] = [job.handle, attach(job.accelerator, other, "spardl", density=0.5, recipe="published")]
         other(torch.ones(3, 6)).square().sum().backward()
         job.train()
         job.accelerator.save_state(str(tmp_path / "saved"))
@@ -122,7 +124,7 @@ def test_an_overflow_on_one_worker_is_skipped_by_all() -> None:
         job = Job(None)
         job.accelerator.scaler = scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         optimizer = AcceleratedOptimizer(job.optimizer.optimizer, scaler=scaler)
-        attach(job.accelerator, job.model, "spardl", density=0.2)
+        attach(job.accelerator, job.model, "spardl", density=0.2, recipe="published")
         before = weights(job.model).clone()
         for number in range(3):
             harm = torch.inf if number == 0 and dist.get_rank() == 1 else 1.0
@@ -165,3 +167,22 @@ def test_one_process_is_told_to_start_several() -> None:
     assert said.startswith(
         "the model is a Linear, not distributed by DDP: start several workers (accelerate launch, or torchrun)"
     )
+
+
+def test_a_missing_optimizer_is_refused() -> None:
+    """Unless the method averages gradients: then the optimizer's state is its own."""
+
+    def work() -> str:
+        from spardl.hooks.adapters.accelerate import attach
+
+        job = Job(None)
+        attach(job.accelerator, job.model, "bf16").detach()
+        with pytest.raises(ConfigError) as error:
+            attach(job.accelerator, job.model, "spardl")
+        return str(error.value)
+
+    for said in launched(work):
+        assert said == (
+            "this method averages the optimizer's updates, and attach() was not given the optimizer; add "
+            'optimizer=optimizer (as accelerator.prepare() returned it), or recipe="published" to average gradients'
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+import spardl
 from spardl.basics.errors import CheckpointError, ConfigError
 from tests.hooks.adapters.workers import imported, launched
 from tests.hooks.loops import weights
@@ -24,7 +26,19 @@ def library() -> None:
     imported("spardl.hooks.adapters.lightning", "lightning")
 
 
-def module() -> Any:
+def sgd(module: nn.Module) -> Any:
+    return torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+
+
+def adam(module: nn.Module) -> Any:
+    return torch.optim.Adam(module.parameters(), lr=0.01)
+
+
+def one_for_each_layer(module: Any) -> Any:
+    return [torch.optim.Adam(layer.parameters()) for layer in (module.net[0], module.net[2])]
+
+
+def module(optimizers: Callable[[Any], Any] = sgd, manual: bool = False) -> Any:
     import lightning
 
     class Module(lightning.LightningModule):
@@ -32,15 +46,25 @@ def module() -> Any:
             super().__init__()
             torch.manual_seed(3)
             self.net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2))
+            self.automatic_optimization = not manual
 
-        def training_step(self, batch: list[torch.Tensor], number: int) -> torch.Tensor:
+        def loss(self, batch: list[torch.Tensor]) -> torch.Tensor:
             return nn.functional.mse_loss(self.net(batch[0]), batch[1])
 
-        def validation_step(self, batch: list[torch.Tensor], number: int) -> None:
-            self.log("val_loss", self.training_step(batch, number), sync_dist=True)
+        def training_step(self, batch: list[torch.Tensor], number: int) -> torch.Tensor:
+            loss = self.loss(batch)
+            if manual:
+                optimizer: Any = self.optimizers()
+                optimizer.zero_grad()
+                self.manual_backward(loss)
+                optimizer.step()
+            return loss
 
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        def validation_step(self, batch: list[torch.Tensor], number: int) -> None:
+            self.log("val_loss", self.loss(batch), sync_dist=True)
+
+        def configure_optimizers(self) -> Any:
+            return optimizers(self)
 
     return Module()
 
@@ -172,6 +196,93 @@ def test_a_link_to_a_checkpoint_and_a_return_within_a_fit(tmp_path: Path) -> Non
     for undisturbed, searched, linked in launched(work):
         assert torch.equal(searched, undisturbed)
         assert torch.equal(linked, undisturbed)
+
+
+def looped(epochs: int, **options: Any) -> torch.Tensor:
+    """Trains the same model on the same batches in a plain loop that gives its optimizer."""
+    model = module()
+    ddp = nn.parallel.DistributedDataParallel(model.net)
+    optimizer = adam(model)
+    spardl.attach(ddp, optimizer=optimizer, **options)
+    data = loader().dataset
+    sampler: DistributedSampler[Any] = DistributedSampler(data)  # Lightning's own, by default
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        for batch in DataLoader(data, 4, sampler=sampler):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(ddp(batch[0]), batch[1]).backward()
+            optimizer.step()
+    return weights(model)
+
+
+def test_adam_moments_are_each_workers(tmp_path: Path) -> None:
+    """As in a plain loop with ``optimizer=``, with both of Lightning's loops, and in continued trainings."""
+    options = {"method": "spardl", "density": 0.1, "clip_norm": 0.5}
+
+    def work() -> list[torch.Tensor]:
+        from lightning.pytorch.callbacks import ModelCheckpoint
+
+        found = [looped(2, **options)]
+        for manual in (False, True):
+            strategy, model = ours(**options), module(adam, manual)
+            keep = ModelCheckpoint(dirpath=tmp_path / str(manual), filename="{epoch}", save_top_k=-1)
+            trainer(tmp_path, strategy, 2, callbacks=[keep]).fit(model, loader())
+            assert not strategy.optimizers[0].state
+            again = module(adam, manual)
+            first = tmp_path / str(manual) / "epoch=0.ckpt"
+            trainer(tmp_path, ours(**options), 2, enable_checkpointing=False).fit(again, loader(), ckpt_path=first)
+            found += [weights(model), weights(again)]
+        return found
+
+    for expected, *found in launched(work):
+        for each in found:
+            assert torch.equal(each, expected)
+
+
+def test_published_leaves_optimizers_and_clipping_to_lightning(tmp_path: Path) -> None:
+    def work() -> tuple[int, int]:
+        strategy = ours(method="spardl", density=0.1, recipe="published")
+        made = trainer(tmp_path, strategy, 1, enable_checkpointing=False, gradient_clip_val=0.5)
+        made.fit(module(adam), loader())
+        return strategy.handle.stats().steps, len(strategy.optimizers[0].state)
+
+    assert launched(work) == [(8, 4)] * 2
+
+
+REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "several optimizers": (
+        one_for_each_layer,
+        {},
+        "this method averages the updates of one optimizer, and configure_optimizers() returned 2; give SpardlStrategy "
+        'recipe="published" to average gradients, or use spardl.attach() in a loop without Lightning, with one DDP '
+        "model and handle per optimizer",
+    ),
+    "clipping": (
+        adam,
+        {"gradient_clip_val": 0.5},
+        "Trainer(gradient_clip_val=0.5) would clip averaged updates; delete it and give SpardlStrategy clip_norm=0.5, "
+        'the largest 2-norm of each worker\'s own gradient, or recipe="published"',
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_does_not_fit_an_update_is_refused(tmp_path: Path, what: str) -> None:
+    optimizers, arguments, expected = REFUSED[what]
+
+    def work() -> str:
+        made = trainer(tmp_path, ours(method="spardl"), 1, enable_checkpointing=False, **arguments)
+        with pytest.raises(ConfigError) as error:
+            made.fit(module(optimizers, manual=what == "several optimizers"), loader())
+        return str(error.value)
+
+    assert launched(work) == [expected] * 2
+
+
+def test_dear_is_refused() -> None:
+    for schedule in ("dear", spardl.Dear()):
+        with pytest.raises(ConfigError, match=r"^schedule=dear updates in the next forward pass, and Lightning runs"):
+            ours(method="spardl", schedule=schedule)
 
 
 def test_a_folder_far_away_is_refused_before_training(tmp_path: Path) -> None:

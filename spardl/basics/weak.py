@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakMethod, finalize
 
+import torch
+
 __all__ = ["weakly", "when_dropped"]
 
 
@@ -14,6 +16,9 @@ def weakly(method: Callable[..., Any], *first: Any) -> Callable[..., Any]:
 
     The first two are held where Python's garbage collector does not look, so an object that both has the tensor and is
     had by its hook would stay for ever; the last would keep it until the next collection.
+
+    ``torch.compile`` does not trace the call: hooks also run in the backward pass of a compiled step, where tracing
+    them compiles dozens of frames and recompiles them in later steps.
 
     Args:
         method: of an object that somebody else keeps.
@@ -28,7 +33,8 @@ def weakly(method: Callable[..., Any], *first: Any) -> Callable[..., Any]:
         alive = reference()
         return None if alive is None else alive(*first, *arguments)
 
-    return call
+    disabled: Callable[..., Any] = torch.compiler.disable(call)
+    return disabled
 
 
 def when_dropped(owner: Any, then: Callable[..., Any], *arguments: Any) -> finalize[..., Any]:

@@ -58,8 +58,8 @@ class DelayedUpdate:
         yield model.register_forward_pre_hook(Uncopied(self._forward), prepend=True)
         # What watches the first forward pass cannot be taken off during a backward pass: autograd hides it there.
         yield model.register_forward_hook(Uncopied(lambda *_: self._engine.forward_ended()), always_call=True)
-        yield optimizer.register_step_pre_hook(self._order)
-        yield optimizer.register_step_post_hook(self._ordered)
+        yield optimizer.register_step_pre_hook(torch.compiler.disable(self._order))
+        yield optimizer.register_step_post_hook(torch.compiler.disable(self._ordered))
         for number, parameter in enumerate(self._averager.gradient.parameters):
             yield parameter.register_post_accumulate_grad_hook(weakly(self._note, number))
 

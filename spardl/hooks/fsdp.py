@@ -64,7 +64,7 @@ class Sharded:
         self._refusals = Refusals(self._worker.size)
         for name, unit in units.items():
             _record_flags(unit)
-            unit.set_all_reduce_hook(partial(self._average, name))
+            unit.set_all_reduce_hook(torch.compiler.disable(partial(self._average, name)))
 
     @torch.no_grad()
     def _average(self, name: str, shard: Tensor) -> None:

@@ -135,6 +135,7 @@ class Hook(Discarding):
         )
         super().__init__([pair.parameter for pair in trained], whole=self._applied.updates)
         self._ends = when_dropped(self, self._applied.left)
+        self._untraced, self._mark_later = weakly(self._average), after_backward(weakly(self._mark))
 
     def _now(self) -> Averager | None:
         return self._averager if self._learnt else None
@@ -152,6 +153,10 @@ class Hook(Discarding):
             ConfigError: in the first step, on all workers, if they were not given the same.
             PeerError: if another worker is lost, or does not answer in time.
         """
+        averaged: torch.futures.Future[Tensor] = self._untraced(bucket)
+        return averaged
+
+    def _average(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         if self._last is not None:
             return self._last.average(bucket)
         if not self._attached:
@@ -207,7 +212,7 @@ class Hook(Discarding):
             usable = not averager.engine.overflowed
         if usable:
             self._applied.averaged(self._discards)
-        after_backward(weakly(self._update.mark if self._update else self._applied.mark))
+        self._mark_later()
         self._meter.step()
         for views, buffer, ready in self._buckets:
             if self._update is None:
@@ -219,6 +224,13 @@ class Hook(Discarding):
         self._buckets = []
         if self._formed is not None and not self._settled:
             self._settle(self._formed, averager)
+
+    def _mark(self) -> None:
+        """The backward pass has ended, and DDP has copied averages into gradients."""
+        if self._update is not None:
+            self._update.mark()
+        else:
+            self._applied.mark()
 
     def _learned(self) -> Averager:
         """In the first step: which parameters DDP synchronizes is known when it has shown all its buckets."""

@@ -137,6 +137,7 @@ class Synchronizer(Discarding):
             parameter.register_post_accumulate_grad_hook(weakly(self._arrive, number))
             for number, parameter in enumerate(self._parameters)
         ]
+        self._untraced = weakly(self._wait)
         self._ends = when_dropped(self, _left, self._hooks, self._applied, self._meter)
 
     def _now(self) -> Averager:
@@ -175,6 +176,9 @@ class Synchronizer(Discarding):
             ConfigError: if a parameter is trained that was frozen when this was made.
             PeerError: if another worker is lost, or does not answer in time.
         """
+        self._untraced()
+
+    def _wait(self) -> None:
         if self._detached:
             return
         check_frozen(self._frozen)

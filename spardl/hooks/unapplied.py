@@ -66,18 +66,18 @@ class Marks:
         return gradient is not None and reference() is gradient and version <= gradient._version <= version + most
 
 
-def after_backward(call: Callable[[], None]) -> None:
-    """Calls a function at the end of the running backward pass, after what DDP does there.
+def after_backward(call: Callable[[], None]) -> Callable[[], None]:
+    """Returns a function that has ``call`` called at the end of the running backward pass, after what DDP does there.
 
     To be called in a communication hook of DDP, which copies averages into gradients at the end of the pass.
+
+    Args:
+        call: what is called; ``torch.compile`` must not trace it.
     """
     engine = torch.autograd.Variable._execution_engine
-    try:
-        # DDP has not registered its own function yet when its last hook runs: ours registers another one at the end.
-        engine.queue_callback(lambda: engine.queue_callback(call))
-    except RuntimeError:
-        # No backward pass runs: a worker without batches takes part in the passes of others (``ddp.join()``).
-        call()
+    # DDP has not registered its own function yet when its last hook runs: ours registers another one at the end.
+    later = torch.compiler.disable(lambda: engine.queue_callback(call))
+    return lambda: engine.queue_callback(later)
 
 
 class Unapplied:
@@ -100,8 +100,8 @@ class Unapplied:
         self._stale: dict[nn.Parameter, str] = {}
         self._cleared: set[nn.Parameter] = set()
         self._hooks = [
-            optimizer.register_step_pre_hook(self._applies),
-            optimizer.register_step_post_hook(self._applied),
+            optimizer.register_step_pre_hook(torch.compiler.disable(self._applies)),
+            optimizer.register_step_post_hook(torch.compiler.disable(self._applied)),
         ]
         # Not of the parameters, whose own hooks would be seen by torch.compile.
         self._nodes = [get_gradient_edge(each.parameter).node for each in named]

@@ -43,8 +43,8 @@ class PlainSteps:
         self._momentum = momentum
         self._averages: list[tuple[nn.Parameter, Tensor]] = []
         self._hooks = [
-            optimizer.register_step_pre_hook(self._hide),
-            optimizer.register_step_post_hook(self._apply),
+            optimizer.register_step_pre_hook(torch.compiler.disable(self._hide)),
+            optimizer.register_step_post_hook(torch.compiler.disable(self._apply)),
         ]
 
     @classmethod

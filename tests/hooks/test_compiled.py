@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch._dynamo.utils import counters
 
 from spardl.clusters import ProcessGroupCluster
 from tests.harness import run_workers
-from tests.hooks.loops import Ddp, Hooks, Path, loss_of, made, train, weights
+from tests.hooks.loops import Ddp, Hooks, Path, batches, loss_of, made, train, weights
 from tests.hooks.test_transparency import ALL, close
 
 pytestmark = pytest.mark.slow
@@ -69,3 +70,35 @@ def test_autocast(kind: str) -> None:
     for same, moved in run_workers(2, work):
         assert same
         assert moved > 0.01
+
+
+def frames(kind: str) -> int:
+    """Trains a few steps, each compiled as a whole, and returns how many frames torch.compile looked at."""
+    torch._dynamo.reset()
+    counters.clear()
+    model = made("cnn")
+    rule = torch.optim.Adam(model.parameters(), lr=0.01)
+    options = {"method": "spardl", "density": 0.1, "optimizer": rule}
+    path = (Hooks if kind == "Synchronizer" else Ddp)(model, None if kind == "plain" else options)
+
+    def step(batch: Tensor) -> None:
+        rule.zero_grad()
+        path.backward([batch])
+        rule.step()
+
+    compiled = torch.compile(step, backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.compile itself reads .grad of tensors that have none
+        for batch in batches(model, range(5)):
+            compiled(batch)
+    assert counters["frames"]["ok"]
+    return counters["frames"]["total"]
+
+
+def test_hooks_are_not_traced_in_a_compiled_step() -> None:
+    def work(cluster: ProcessGroupCluster) -> list[int]:
+        return [frames(kind) for kind in ("plain", "attach", "Synchronizer")]
+
+    for plain, attached, synchronized in run_workers(2, work, 120):
+        assert attached <= plain + 5
+        assert synchronized <= plain + 5

@@ -9,7 +9,7 @@ import gc
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -217,6 +217,20 @@ class Outer:
     def since(self) -> int:
         """Steps since the last exchange, of whatever fragment, or since the beginning."""
         return self._since
+
+    @property
+    def param_groups(self) -> NoReturn:
+        """Not available, because an ``Outer`` is not an optimizer: a ``GradScaler`` must step the optimizer itself.
+
+        A scaler skips steps that overflow on this worker, while all workers must count the same steps.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "an Outer is not an optimizer, so scaler.step(outer) and scaler.unscale_(outer) cannot work; call "
+            "scaler.step(optimizer) and then outer.count(), also after a step that the scaler skipped"
+        )
 
     def step(self) -> None:
         """A step of this worker's own, and an exchange if one is due.

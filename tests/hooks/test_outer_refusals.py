@@ -158,3 +158,24 @@ def test_a_ddp_of_the_same_ranks_is_warned_of(within: bool) -> None:
     for said in run_workers(2, work):
         assert len(said) == (not within)
         assert all("averages the gradients of 2 of the same ranks in every step" in each for each in said)
+
+
+@pytest.mark.parametrize("call", ["step", "unscale_"])
+def test_a_scaler_that_steps_an_outer_is_refused(call: str) -> None:
+    def work(cluster: ProcessGroupCluster) -> tuple[str, int]:
+        model = made()
+        optimizer = rule(model)
+        outer = spardl.Outer(model.named_parameters(), optimizer, "none", every=2)
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(model(torch.ones(3, 6).double()).sum()).backward()
+        (said,) = refusals([lambda: getattr(scaler, call)(outer)])
+        scaler.step(optimizer)
+        outer.count()
+        return said, outer.since
+
+    (said, since), *_ = run_workers(2, work)
+    assert since == 1
+    assert said == (
+        "an Outer is not an optimizer, so scaler.step(outer) and scaler.unscale_(outer) cannot work; call "
+        "scaler.step(optimizer) and then outer.count(), also after a step that the scaler skipped"
+    )

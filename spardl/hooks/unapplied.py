@@ -6,6 +6,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -77,7 +78,13 @@ def after_backward(call: Callable[[], None]) -> Callable[[], None]:
     engine = torch.autograd.Variable._execution_engine
     # DDP has not registered its own function yet when its last hook runs: ours registers another one at the end.
     later = torch.compiler.disable(lambda: engine.queue_callback(call))
-    return lambda: engine.queue_callback(later)
+
+    def queue() -> None:
+        # DDP's join() calls hooks outside backward passes, where there is no end to wait for and no new gradient.
+        with suppress(RuntimeError):
+            engine.queue_callback(later)
+
+    return queue
 
 
 class Unapplied:

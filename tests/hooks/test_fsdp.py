@@ -205,7 +205,7 @@ def test_set_requires_all_reduce_sends_only_the_last() -> None:
 
 
 def test_a_second_handle_knows_the_flag_set_after_the_first() -> None:
-    def work(cluster: ProcessGroupCluster) -> list[float]:
+    def work(cluster: ProcessGroupCluster) -> list[int]:
         mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("nodes", "inside"))
         model: Any = fully_shard(nn.Linear(4, 2), mesh=mesh["inside"])
         attach_fsdp(model, group=mesh["nodes"].get_group())

@@ -135,7 +135,8 @@ class Hook(Discarding):
         )
         super().__init__([pair.parameter for pair in trained], whole=self._applied.updates)
         self._ends = when_dropped(self, self._applied.left)
-        self._untraced, self._mark_later = weakly(self._average), after_backward(weakly(self._mark))
+        mark = self._update.mark if self._update else self._applied.mark
+        self._untraced, self._mark_later = weakly(self._average), after_backward(weakly(mark))
 
     def _now(self) -> Averager | None:
         return self._averager if self._learnt else None
@@ -224,13 +225,6 @@ class Hook(Discarding):
         self._buckets = []
         if self._formed is not None and not self._settled:
             self._settle(self._formed, averager)
-
-    def _mark(self) -> None:
-        """The backward pass has ended, and DDP has copied averages into gradients."""
-        if self._update is not None:
-            self._update.mark()
-        else:
-            self._applied.mark()
 
     def _learned(self) -> Averager:
         """In the first step: which parameters DDP synchronizes is known when it has shown all its buckets."""

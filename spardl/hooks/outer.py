@@ -41,7 +41,25 @@ __all__ = ["Outer"]
 _RISING, _LR_WITH_RESIDUAL = 12, 1.5
 
 
-class Outer:
+class _NoOptimizer:
+    """Refuses a GradScaler, which takes anything with ``step()`` for an optimizer."""
+
+    @property
+    def param_groups(self) -> NoReturn:
+        """Not available, because an ``Outer`` is not an optimizer: a ``GradScaler`` must step the optimizer itself.
+
+        A scaler skips steps that overflow on this worker, while all workers must count the same steps.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "an Outer is not an optimizer, so scaler.step(outer) and scaler.unscale_(outer) cannot work; call "
+            "scaler.step(optimizer) and then outer.count(), also after a step that the scaler skipped"
+        )
+
+
+class Outer(_NoOptimizer):
     """Calls ``optimizer.step()``, and after every so many steps averages how far the workers have come.
 
     In place of ``optimizer.step()``::
@@ -217,20 +235,6 @@ class Outer:
     def since(self) -> int:
         """Steps since the last exchange, of whatever fragment, or since the beginning."""
         return self._since
-
-    @property
-    def param_groups(self) -> NoReturn:
-        """Not available, because an ``Outer`` is not an optimizer: a ``GradScaler`` must step the optimizer itself.
-
-        A scaler skips steps that overflow on this worker, while all workers must count the same steps.
-
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError(
-            "an Outer is not an optimizer, so scaler.step(outer) and scaler.unscale_(outer) cannot work; call "
-            "scaler.step(optimizer) and then outer.count(), also after a step that the scaler skipped"
-        )
 
     def step(self) -> None:
         """A step of this worker's own, and an exchange if one is due.

@@ -30,7 +30,7 @@ from spardl.schedules.fusion import Range
 from spardl.schedules.in_backward import InBackward
 from spardl.schedules.partition import is_partition
 
-__all__ = ["AsGiven", "Buckets", "Formed", "as_saved", "dense", "end_to_end", "unchanged", "views_of"]
+__all__ = ["AsGiven", "Buckets", "Formed", "as_saved", "dense", "end_to_end", "pending", "unchanged", "views_of"]
 
 _LIMIT = 25 * 2**20
 _FIRST = 2**20
@@ -192,9 +192,15 @@ def unchanged(bucket: GradBucket, device: torch.device) -> torch.futures.Future[
     Returns:
         A future that is done: the bucket's buffer, shape (n,).
     """
+    ready = pending(device)
+    ready.set_result(bucket.buffer())
+    return ready
+
+
+def pending(device: torch.device) -> torch.futures.Future[Tensor]:
+    """A future whose result is to be set: a bucket's buffer, shape (n,), on ``device``."""
     devices: list[int | str | torch.device] = [device] if device.type == "cuda" else []
     ready: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
-    ready.set_result(bucket.buffer())
     return ready
 
 

@@ -5,7 +5,7 @@
 import weakref
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from spardl.basics.errors import ConfigError
 from spardl.basics.weak import weakly, when_dropped
 from spardl.clusters.precompile import prepare
 from spardl.hooks.averager import OTHERS, SAVED, Averager, Beside, Named, inherit
-from spardl.hooks.buckets import Buckets, Formed, as_saved, dense, end_to_end, unchanged, views_of
+from spardl.hooks.buckets import Buckets, Formed, as_saved, dense, end_to_end, pending, unchanged, views_of
 from spardl.hooks.choosing import check_covered, check_update, choose_schedule, options_of, update_of
 from spardl.hooks.delayed import DelayedUpdate
 from spardl.hooks.discarding import Discarding
@@ -154,8 +154,7 @@ class Hook(Discarding):
             ConfigError: in the first step, on all workers, if they were not given the same.
             PeerError: if another worker is lost, or does not answer in time.
         """
-        averaged: torch.futures.Future[Tensor] = self._untraced(bucket)
-        return averaged
+        return cast("torch.futures.Future[Tensor]", self._untraced(bucket))
 
     def _average(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         if self._last is not None:
@@ -168,13 +167,9 @@ class Hook(Discarding):
             if bucket.is_last():
                 self._applied.check_ignored()
             return unchanged(bucket, self._device)
-        views = views_of(bucket)
-        ready: torch.futures.Future[Tensor] = torch.futures.Future(
-            devices=[self._device] if self._device.type == "cuda" else []
-        )
-        self._buckets.append(_Bucket(views, bucket.buffer(), ready))
-        averager = self._now()
-        if averager is not None:
+        ready = pending(self._device)
+        self._buckets.append(_Bucket(views_of(bucket), bucket.buffer(), ready))
+        if (averager := self._now()) is not None:
             self._put(averager, self._buckets[-1])
         if bucket.is_last():
             self._end(averager or self._learned())
@@ -187,8 +182,7 @@ class Hook(Discarding):
             check_joined(self._ddp(), self._joined)
         check_averaged(self._frozen)
         self._buckets = []
-        averager = self._now()
-        if averager is not None:
+        if (averager := self._now()) is not None:
             averager.give_up()
             self._inherit(averager)
         self._ignores = self._discards_all or self._applied.ignores(first)

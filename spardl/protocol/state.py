@@ -27,7 +27,7 @@ class State:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def check(self, values: Mapping[str, Any]) -> None:
-        """Accepts values that ``load_state_dict`` can set; changes nothing.
+        """Accepts ``values`` that ``load_state_dict`` can set; changes nothing.
 
         Raises:
             KeyError: if the names differ from this state's own.

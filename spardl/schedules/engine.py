@@ -239,7 +239,7 @@ class Engine(ABC):
         self.carried.succeed(other.carried)
 
     def check_state(self, values: Mapping[str, Any]) -> None:
-        """Accepts values that ``load_state_dict`` can continue from; changes nothing, and raises as ``check_saved``."""
+        """Accepts ``values`` that ``load_state_dict`` can continue from; changes nothing, raises as ``check_saved``."""
         check_saved(values, self._gradient, self.carried, self._scaling, self._trials, self.fixed)
 
     def _follow(self, values: Mapping[str, Any]) -> None:

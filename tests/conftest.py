@@ -20,6 +20,8 @@ from spardl.training import announcing
 
 # A script that starts tests with & makes them deaf to Ctrl-C, and with them all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# nohup makes them ignore SIGHUP, and runs keep an ignored SIGHUP.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 settings.register_profile(
     "spardl", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True

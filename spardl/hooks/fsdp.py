@@ -86,7 +86,8 @@ class Sharded:
             self._done.clear()
         if not self._done:
             facts = partial(self._facts, name, flat, self._states[name])
-            self._cluster.run_aside(self._loads.step(self._worker, facts, self._cluster.device))
+            if programs := self._loads.step(self._worker, facts, self._cluster.device):
+                self._cluster.run_aside(programs)
         state = self._states[name]
         if flat.dtype is not state.memory.dtype:
             raise ConfigError(

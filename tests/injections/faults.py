@@ -16,11 +16,15 @@ from tests.injections.starts import (
     dying_while_it_saves,
     started_here,
     started_in_a_lab,
+    started_with_sigchld_ignored,
     with_a_folder_of_wandb_that_is_not_writable,
     without_a_server_of_wandb,
 )
 from tests.injections.strikes import (
+    ask_everybody,
+    ask_the_launcher,
     await_the_death,
+    break_the_summary,
     cut_short,
     cut_the_link,
     cut_the_link_briefly,
@@ -35,6 +39,8 @@ from tests.injections.strikes import (
     kill_wandb,
     let_it_be,
     nothing,
+    press_ctrl_c,
+    press_ctrl_c_twice,
     remove,
     stop_a_worker,
     stop_wandb,
@@ -88,6 +94,11 @@ class Fault:
 
 
 SHORT = (f"cluster.timeout={TIMEOUT}",)
+STOPPED = r"stopped at step \d+ of \d+, as asked; everything is saved; the same command with resume=auto continues\n"
+INTERRUPTED = (
+    r"error: interrupted(; the same command with resume=auto continues after step \d+"
+    r"| before the first checkpoint; the same command begins anew)\n"
+)
 KILLED = r"error: worker RANK was killed by SIGKILL at step \d+; the other workers were stopped\n"
 BROKEN = {"strike": kill_all, "codes": (-9,), "earliest": 2 * EVERY + 1, "keeps": 2}
 LAB = {"start": started_in_a_lab, "setups": tuple(one for one in SETUPS if one.workers == 2), "mark": "netlab"}
@@ -105,6 +116,20 @@ FAULTS = (
     Fault("a worker is killed", 30, 6, kill_a_worker, says=KILLED),
     Fault("a worker is killed while it saves a checkpoint", 24, 3, await_the_death, dying_while_it_saves, says=KILLED),
     Fault("the launcher is killed", 12, 2, kill_the_launcher, codes=(-9,)),
+    Fault("SIGTERM, SIGUSR1 or SIGHUP, to the launcher", 6, 2, ask_the_launcher, codes=(75, 0), says=f"({STOPPED})?"),
+    Fault("SIGTERM or SIGHUP, to all processes", 6, 1, ask_everybody, codes=(75, 0), says=f"({STOPPED})?"),
+    Fault("Ctrl-C", 6, 2, press_ctrl_c, codes=(130, 0), says=f"({STOPPED})?"),
+    Fault("Ctrl-C twice, while a worker stands still", 6, 1, press_ctrl_c_twice, codes=(130,), says=INTERRUPTED),
+    Fault("SIGCHLD is ignored by the parent", 6, 1, let_it_be, started_with_sigchld_ignored, **SURVIVED),
+    Fault(
+        "SIGCHLD is ignored by the parent, and a worker is killed",
+        6,
+        1,
+        kill_a_worker,
+        started_with_sigchld_ignored,
+        says=KILLED,
+    ),
+    Fault("summary.json is empty, or nonsense", 6, 1, kill_all, codes=(-9,), after=break_the_summary),
     Fault(
         "a worker stands still for longer than the timeout",
         12,

@@ -17,7 +17,11 @@ from tests.injections.scene import EVERY
 
 PAGE = ROOT / "docs" / "reliability.md"
 RESULTS = ROOT / "docs" / "results" / "injections.json"
-HOW = {-9: "all its processes end", 0: "goes on to its end", 1: "one line, exit code 1", 2: "one line, exit code 2"}
+HOW = {
+    -9: "all its processes end",
+    0: "goes on to its end",
+    **{code: f"one line, exit code {code}" for code in (1, 2, 75, 130)},
+}
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,8 @@ def rules() -> str:
 
 
 def _how(fault: Fault) -> str:
-    ends = HOW[fault.codes[0]] + "".join(f" or {code}" for code in fault.codes[1:])
+    ends = HOW[fault.codes[0]] + "".join(f" or {code}" for code in fault.codes[1:] if code)
+    ends += f", or {HOW[0]}" if 0 in fault.codes[1:] else ""
     return ends + (", with a warning" if fault.says and fault.survived else "")
 
 

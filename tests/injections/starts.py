@@ -42,6 +42,17 @@ def started_here(scene: Scene, *words: str, before: Callable[[], None] = lambda:
 
 
 @contextmanager
+def started_with_sigchld_ignored(scene: Scene, *words: str) -> Iterator[list[Beside]]:
+    """The run as started by a parent that ignores SIGCHLD, which a new process inherits."""
+
+    def ignore() -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+    with started_here(scene, *words, before=ignore) as runs:
+        yield runs
+
+
+@contextmanager
 def dying_while_it_saves(scene: Scene, *words: str) -> Iterator[list[Beside]]:
     """The run with a worker that is killed while it writes a file of a checkpoint, or right after that."""
     step = EVERY * scene.draw.randrange(1, LATEST // EVERY + 1)

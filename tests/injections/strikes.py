@@ -30,6 +30,27 @@ def kill_the_launcher(scene: Scene, runs: Sequence[Beside]) -> None:
     os.kill(runs[0].pid, signal.SIGKILL)
 
 
+def ask_the_launcher(scene: Scene, runs: Sequence[Beside]) -> None:
+    os.kill(runs[0].pid, scene.draw.choice([signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP]))
+
+
+def ask_everybody(scene: Scene, runs: Sequence[Beside]) -> None:
+    """As a terminal that closes, or a scheduler that signals all processes of a job."""
+    runs[0].kill(scene.draw.choice([signal.SIGTERM, signal.SIGHUP]))
+
+
+def press_ctrl_c(scene: Scene, runs: Sequence[Beside]) -> None:
+    runs[0].kill(signal.SIGINT)
+
+
+def press_ctrl_c_twice(scene: Scene, runs: Sequence[Beside]) -> None:
+    """The first has no effect, because a worker stands still."""
+    os.kill(scene.victim(runs), signal.SIGSTOP)
+    runs[0].kill(signal.SIGINT)
+    time.sleep(1.2)
+    runs[0].kill(signal.SIGINT)
+
+
 def kill_all(scene: Scene, runs: Sequence[Beside]) -> None:
     runs[0].kill()
 
@@ -123,6 +144,13 @@ def nothing(scene: Scene) -> str:
 
 def empty_the_disk(scene: Scene) -> str:
     filler(scene).unlink()
+    return ""
+
+
+def break_the_summary(scene: Scene) -> str:
+    """The run is continued as one that is not finished."""
+    assert scene.folder
+    write_nonsense(scene.draw, scene.folder / "summary.json")
     return ""
 
 

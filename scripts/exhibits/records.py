@@ -89,7 +89,7 @@ def is_training(content: Mapping[str, Any]) -> bool:
     return "result" not in content
 
 
-def record(job: Job, outcome: Outcome, path: Path) -> None:
+def record(job: Job, outcome: Outcome, path: Path) -> dict[str, Any]:
     """Adds the record of a finished job to a file, in place of an older record of the same job.
 
     Args:
@@ -97,19 +97,24 @@ def record(job: Job, outcome: Outcome, path: Path) -> None:
         outcome: Result of the job.
         path: JSONL file; it is created if it does not exist.
 
+    Returns:
+        The record, as it is read back from the file.
+
     Raises:
         ConfigError: if the work cannot be repeated from a commit; see :func:`unshippable`.
         DataError: if the file is damaged or locked by another process.
     """
     if reason := unshippable(outcome.made):
         raise ConfigError(f"{outcome.where} was {reason}; commit, delete it, and do it again")
-    content = {"id": job.id, "command": job.command, **job.recorded(outcome)}
+    line = json.dumps({"id": job.id, "command": job.command, **job.recorded(outcome)})
+    content: dict[str, Any] = json.loads(line)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Reading and writing under one lock keeps the records of two concurrent writers.
     with _locked(path.parent):
         contents = {**(read_records(path) if path.exists() else {}), job.id: content}
         lines = (json.dumps(contents[key]) + "\n" for key in sorted(contents))
         write_atomically(path, "".join(lines).encode())
+    return content
 
 
 @contextmanager
@@ -226,6 +231,5 @@ class RecordStore:
             ConfigError: see :func:`record`.
         """
         path = self._found[job.id][0] if job.id in self._found else self._folder / f"{name}{SUFFIX}"
-        record(job, outcome, path)
-        self._found[job.id] = (path, read_records(path)[job.id])
+        self._found[job.id] = (path, record(job, outcome, path))
         return path

@@ -37,8 +37,6 @@ OTHERS = "this state is of other parameters, or of another bucket_mb; load it wh
 LOOKED = 16
 # Until this step, somebody looks in each.
 LOOKED_FIRST = 20
-
-
 # For how many steps after a discarded one there are copies to go back to.
 _UNDONE = 128
 _VECTORS = ("memory", "velocity", "variance")
@@ -149,7 +147,8 @@ class Averager:
         (worker,) = cluster.local_workers
         self._worker = worker
         self._owner = owner_of(method, worker.rank, worker.size)
-        self._given: Callable[[], dict[str, Any]] = lambda: {**given, "scaler": training.scale is not None, **update()}
+        fixed = {**given, "scaler": self.scaled}
+        self._given: Callable[[], dict[str, Any]] = lambda: {**fixed, **update()}
         self._agreed, self._loads = False, Loads()
         self._refusals = Refusals(worker.size)
         self.begun = self._sending = self._sent = False

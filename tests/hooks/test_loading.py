@@ -20,6 +20,7 @@ from spardl.hooks.averager import Loads
 from spardl.protocol.programs import Worker
 from tests.harness import run_workers
 from tests.hooks.loops import Ddp, Hooks, batches, made, weights
+from tests.hooks.test_agreement import complaint
 
 SPARSE: dict[str, Any] = {"method": "spardl", "density": 0.2, "timeout": 20}
 
@@ -156,14 +157,6 @@ def test_measured_groups_go_on_from_others(schedule: str) -> None:
         return found
 
     assert run_workers(2, work) == [[True] * 4] * 2
-
-
-def complaint(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except ConfigError as error:
-        return str(error)
-    return "nothing"
 
 
 def test_workers_compare_steps_after_a_load() -> None:

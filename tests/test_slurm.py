@@ -208,7 +208,7 @@ def test_a_batch_file_by_hand_on_two_nodes_with_data_on_their_disks(slurm: Slurm
 def test_what_slurm_refuses_is_one_line(slurm: Slurm, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"^error: sbatch refused the jobs: invalid partition .*\n"):
         slurm.sweep(tmp_path, "site.partition=none_such")
-    assert not list((tmp_path / ".submissions").iterdir())
+    assert [path.name for path in (tmp_path / ".submissions").iterdir()] == [".lock"]
     assert not slurm.queue()
 
 

@@ -64,8 +64,7 @@ from yaml import YAMLError
 from spardl.basics.errors import ConfigError, DataError, SpardlError, StoppedError
 from spardl.basics.files import read_yaml, write_atomically
 from spardl.clusters.workers.membership import find_membership, leads, what_a_restart_needs
-from spardl.clusters.workers.processes import leave
-from spardl.clusters.workers.signals import ASKING, AskedToStopError, listening
+from spardl.clusters.workers.processes import ASKING, AskedToStopError, leave, listening
 from spardl.communicators.base import Communicator
 from spardl.compressors.base import Compressor
 from spardl.method.method import Method
@@ -73,20 +72,17 @@ from spardl.method.momentum import AutoMomentum, Momentum
 from spardl.method.moving import definite
 from spardl.method.residuals import Residual
 from spardl.method.warmup import Warmup
-from spardl.schedules.base import Schedule
-from spardl.training.announcing import announced
+from spardl.schedules.engine import Schedule
 from spardl.training.checkpoint import list_checkpoints
+from spardl.training.display import announced
 from spardl.training.experiment import Experiment
-from spardl.training.launcher import Launcher
-from spardl.training.learner import Plan, sample_optimizer
-from spardl.training.loggers import Logger, Wandb, without_run_id
+from spardl.training.launch import Launcher
+from spardl.training.learner import Plan, Settings, sample_optimizer
 from spardl.training.lr import LrSchedule
 from spardl.training.memory import check_address_space
-from spardl.training.parts import Kind, check_switches, whole
-from spardl.training.recipe import settled
+from spardl.training.observers import Logger, Wandb, without_run_id
 from spardl.training.runs import Run, UnfinishedError, finished_run
-from spardl.training.settings import Settings
-from spardl.training.targets import public
+from spardl.training.targets import Kind, check_switches, public, settled, whole
 from spardl.training.task import Task
 from spardl.vector.kernels import compiled
 from spardl.vector.wire import Wire

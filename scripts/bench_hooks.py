@@ -45,7 +45,7 @@ from spardl.basics.files import write_atomically
 from spardl.clusters.workers.processes import leave
 from spardl.protocol.programs import Worker
 from spardl.training.learner import Plan
-from spardl.training.summary import environment
+from spardl.training.report import environment
 
 CASES = (
     ALONE,

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from spardl.basics.errors import ConfigError, SpardlError
 from spardl.basics.files import write_atomically
 from spardl.clusters import ProcessGroupCluster, parse_network
-from spardl.diagnostics.doctor.rounds import SHORT, ring, round_trip, seconds
+from spardl.diagnostics.doctor.peers import SHORT, ring, round_trip, seconds
 
 
 def measure(cluster: ProcessGroupCluster, arguments: argparse.Namespace) -> dict[str, Any]:

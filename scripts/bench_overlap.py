@@ -50,14 +50,21 @@ from spardl.basics.files import write_atomically
 from spardl.clusters import Network, ProcessGroupCluster, gather_rows
 from spardl.clusters.profile import Profile
 from spardl.clusters.workers.processes import leave
-from spardl.diagnostics.jobs import Job
-from spardl.diagnostics.timeline.costs import halves, whole
+from spardl.diagnostics.commands.profile import Job
 from spardl.diagnostics.timeline.measure import measure
-from spardl.diagnostics.timeline.model import Timeline, after_backward, ideal_halves, in_backward, in_halves
+from spardl.diagnostics.timeline.model import (
+    Timeline,
+    after_backward,
+    halves,
+    ideal_halves,
+    in_backward,
+    in_halves,
+    whole,
+)
 from spardl.method.method import Method
 from spardl.protocol.programs import Phase
 from spardl.schedules import AfterBackward, Engine, Schedule, Training
-from spardl.schedules.linear import Linear
+from spardl.schedules.fusion import Linear
 from spardl.vector.flat import FlatGradient
 from spardl.vector.layout import Layout
 

@@ -27,10 +27,10 @@ from spardl.basics.files import write_atomically
 from spardl.clusters.network import PRESETS, Network
 from spardl.clusters.profile import Profile
 from spardl.diagnostics.commands.timeline import chosen, markdown
-from spardl.diagnostics.timeline import schedules
-from spardl.diagnostics.timeline.compressing import read_compression
+from spardl.diagnostics.timeline import model as schedules
+from spardl.diagnostics.timeline.measure import read_compression
 from spardl.diagnostics.timeline.model import in_backward
-from spardl.schedules.linear import Linear
+from spardl.schedules.fusion import Linear
 
 PROFILES = Path(__file__).resolve().parent / "profiles"
 WORKERS = 64

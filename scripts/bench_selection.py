@@ -21,9 +21,7 @@ from spardl.communicators import AllGather
 from spardl.compressors import TopK
 from spardl.method.method import Method
 from spardl.method.residuals import GlobalResidual
-from spardl.protocol.context import Context
-from spardl.protocol.programs import Worker
-from spardl.protocol.state import State
+from spardl.protocol.programs import Context, State, Worker
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.layout import Layout
 

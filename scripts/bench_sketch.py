@@ -18,15 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from spardl.communicators import Dense
-from spardl.compressors.count_sketch import CountSketch
-from spardl.protocol.context import Context
-from spardl.protocol.programs import Program, Worker
-from spardl.protocol.state import State
+from spardl.compressors.count_sketch import CountSketch, Sketch
+from spardl.protocol.programs import Context, Program, State, Worker
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.flat import FlatGradient, write
 from spardl.vector.layout import Layout
 from spardl.vector.selection import top_k
-from spardl.vector.sketch import Sketch
 from spardl.vector.sparse import SparseVector
 from tasks.datasets.digits import load_digits
 from tasks.models.resnet_cifar import CifarResNet

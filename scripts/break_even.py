@@ -31,11 +31,11 @@ from spardl.basics.errors import ConfigError
 from spardl.basics.files import read_json, write_atomically
 from spardl.clusters.network import PRESETS, Network
 from spardl.clusters.profile import Profile
+from spardl.diagnostics.choosing import Compressing
 from spardl.diagnostics.commands.timeline import markdown
-from spardl.diagnostics.measuring import Compressing
-from spardl.diagnostics.timeline.compressing import measure_compression
-from spardl.diagnostics.timeline.costs import whole
-from spardl.schedules.linear import Linear
+from spardl.diagnostics.timeline.measure import measure_compression
+from spardl.diagnostics.timeline.model import whole
+from spardl.schedules.fusion import Linear
 
 PROFILES = Path(__file__).resolve().parent / "profiles"
 MEASURED = PROFILES / "break_even.json"

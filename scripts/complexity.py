@@ -23,9 +23,7 @@ from scripts import choices
 from spardl.basics.errors import ConfigError
 from spardl.clusters import Network, SimulatedCluster
 from spardl.method.method import Method
-from spardl.protocol.context import Context
-from spardl.protocol.costs import Bounds, Cost
-from spardl.protocol.programs import Worker
+from spardl.protocol.programs import Bounds, Context, Cost, Worker
 from spardl.vector.layout import Layout
 
 WORKERS = (4, 7, 8, 14, 16, 64, 256)

@@ -18,7 +18,7 @@ import torch
 from scripts import choices
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import write_atomically
-from spardl.diagnostics.timeline.compressing import SIZES, measure_compression
+from spardl.diagnostics.timeline.measure import SIZES, measure_compression
 
 
 def main() -> int:

@@ -24,10 +24,9 @@ from torch import Tensor, nn
 
 from scripts import choices
 from spardl.basics.errors import ConfigError
-from spardl.diagnostics import jobs
 from spardl.diagnostics.cli import run
-from spardl.diagnostics.commands.profile import profile_command
-from spardl.diagnostics.jobs import Job, Sizes
+from spardl.diagnostics.commands import profile
+from spardl.diagnostics.commands.profile import Job, Sizes, profile_command
 from tasks.models.bert import bert_for_pretraining
 from train import KINDS
 
@@ -80,8 +79,8 @@ def from_train(words: str, sizes: Sizes) -> Job:
     return Job(task.build_model(), task.train.batch(examples, torch.Generator().manual_seed(1)), task.loss)
 
 
-SOURCES: Mapping[str, jobs.Source] = MappingProxyType(
-    {**jobs.SOURCES, "transformers": from_transformers, "train": from_train}
+SOURCES: Mapping[str, profile.Source] = MappingProxyType(
+    {**profile.SOURCES, "transformers": from_transformers, "train": from_train}
 )
 
 

@@ -34,20 +34,23 @@ from spardl.compressors import (
     Threshold,
     TopK,
 )
-from spardl.diagnostics.advice import Advice, Choice
-from spardl.diagnostics.choosing import advise
+from spardl.diagnostics.choosing import Advice, Choice, advise
+from spardl.hooks.averager import Stats
 from spardl.hooks.collective import Reduced, all_reduce
-from spardl.hooks.ddp import attach
-from spardl.hooks.hook import Hook, hook
+from spardl.hooks.hook import Hook, attach, hook
 from spardl.hooks.outer import Outer
-from spardl.hooks.stats import Stats
 from spardl.hooks.synchronizer import Synchronizer
-from spardl.method.adam import AdamMomentum
 from spardl.method.method import Method
-from spardl.method.momentum import AutoMomentum, CorrectedMomentum, LocalMomentum, OptimizerMomentum, SgdMomentum
+from spardl.method.momentum import (
+    AdamMomentum,
+    AutoMomentum,
+    CorrectedMomentum,
+    LocalMomentum,
+    OptimizerMomentum,
+    SgdMomentum,
+)
 from spardl.method.names import MethodName
-from spardl.method.options import Option, method_options
-from spardl.method.recipes import Recipe, make_method, method_names
+from spardl.method.recipes import Option, Recipe, make_method, method_names, method_options
 from spardl.method.residuals import GlobalResidual, LocalResidual, NoResidual, PartialResidual, RescaledResidual
 from spardl.method.warmup import Warmup
 from spardl.schedules import AfterBackward, Dear, LayerFusion, MgWfbp, OuterSteps, Training, Wfbp

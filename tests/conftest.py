@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from spardl.training import announcing
+from spardl.training import display
 
 # A script that starts tests with & makes them deaf to Ctrl-C, and with them all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -39,7 +39,7 @@ def one_thread() -> None:
 def patience() -> Iterator[None]:
     """On a busy machine everything takes long, and tests that compare what is printed would find it said."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(announcing, "_LONG", 1000.0)
+        patch.setattr(display, "_LONG", 1000.0)
         yield
 
 

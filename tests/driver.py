@@ -20,8 +20,8 @@ import torch._dynamo  # noqa: F401
 import train
 from scripts import choices
 from spardl.clusters.workers.processes import leave
-from spardl.training.loggers import Logger
-from spardl.training.parts import Kind
+from spardl.training.observers import Logger
+from spardl.training.targets import Kind
 
 ROOT = Path(__file__).resolve().parent.parent
 # Some tests bring a logger of their own.

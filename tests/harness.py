@@ -23,8 +23,8 @@ from spardl.communicators import AllGather, Communicator, Dense, GTopk, SparDL, 
 from spardl.compressors import ARCTopK, Cast, Compressor, Mass, NoCompression, PowerSGD, TopK
 from spardl.compressors.base import SparseCompressor
 from spardl.method import registry
-from spardl.method.fitting import why_not
 from spardl.method.method import Method, MethodState
+from spardl.method.registry import why_not
 from spardl.method.residuals import (
     GlobalResidual,
     LocalResidual,
@@ -33,9 +33,7 @@ from spardl.method.residuals import (
     RescaledResidual,
     Residual,
 )
-from spardl.protocol.context import Context
-from spardl.protocol.programs import Worker
-from spardl.protocol.state import State
+from spardl.protocol.programs import Context, State, Worker
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.layout import Layout, Part
 from spardl.vector.sparse import SparseVector, Sum

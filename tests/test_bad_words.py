@@ -54,7 +54,7 @@ REFUSED = {
 RUN = "+compressor.command=touch\\{tmp}/executed"
 COMPOSED = {
     f"compressor._target_=os.system {RUN}": "compressor._target_=os.system cannot be used: it must be from spardl",
-    f"compressor._target_=spardl.training.loggers.os.system {RUN}": "it is no Compressor of spardl",
+    f"compressor._target_=spardl.training.observers.os.system {RUN}": "it is no Compressor of spardl",
     "compressor._target_=builtins.eval": "it must be from spardl; choose one with compressor=NAME",
     "compressor._target_=[]": "compressor._target_=[] cannot be used",
     "model._target_=torch.nn.Linear": "it must be from tasks; choose one with model=NAME",

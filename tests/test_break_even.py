@@ -15,7 +15,7 @@ import spardl
 from scripts import break_even as tables
 from spardl.clusters import Network
 from spardl.clusters.profile import Profile
-from spardl.schedules.linear import Linear
+from spardl.schedules.fusion import Linear
 from tests.labs import ROOT
 
 

@@ -19,10 +19,7 @@ from spardl.compressors import Budget, Output, PiecewiseCompressor, TopK, budget
 from spardl.compressors.budget import Piece
 from spardl.method.method import Method
 from spardl.method.residuals import GlobalResidual
-from spardl.protocol.context import Context
-from spardl.protocol.programs import Worker
-from spardl.protocol.randomness import seeded_generator
-from spardl.protocol.state import State
+from spardl.protocol.programs import Context, State, Worker, seeded_generator
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.layout import Layout, Part
 from spardl.vector.selection import top_k

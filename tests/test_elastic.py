@@ -14,8 +14,7 @@ import torch
 from spardl.method.method import Method
 from spardl.method.momentum import LocalMomentum
 from spardl.protocol.programs import Worker
-from spardl.training.checkpoint import list_checkpoints, load_part
-from spardl.training.restart import Restart
+from spardl.training.checkpoint import Restart, list_checkpoints, load_part
 from tests.driver import beside, composed, events, here, only_run, steps_logged, summary, wait_until
 from tests.harness import dense, representatives, spardl, topka
 from tests.training.toy import Notebook, ToyTask, plan, trainer

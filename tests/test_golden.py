@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from spardl.training.experiment import experiment_id
-from spardl.training.summary import environment
+from spardl.training.report import environment
 from tests.driver import ROOT, composed, here, only_run, results
 from tests.quick import some_quick
 

@@ -18,7 +18,7 @@ from scripts.exhibits.jobs import Outcome, Training
 from scripts.exhibits.records import on_record, read_records, record
 from scripts.exhibits.tables import markdown
 from spardl.basics.errors import ConfigError, TrainingError
-from spardl.training import summary
+from spardl.training import report
 from tests.driver import ROOT, here
 
 WORDS = ("model=resnet20", "training.max_steps=3", "cluster.workers=2")
@@ -132,7 +132,7 @@ def test_what_is_not_on_record(tmp_path: Path) -> None:
 
 
 def test_a_run_and_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summary, "_commit", lambda: "0123456789ab")  # whatever is changed while tests are written
+    monkeypatch.setattr(report, "_commit", lambda: "0123456789ab")  # whatever is changed while tests are written
     words = ("cluster=simulated", "cluster.workers=2", "training.max_steps=3", "compressor=spardl", "seed=7")
     assert here(*words, f"output_dir={tmp_path / 'runs'}") == 0
     with choices.composing():

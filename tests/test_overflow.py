@@ -16,15 +16,12 @@ from torch import Tensor
 
 from spardl.communicators import AllGather, AllGatherCodes, Dense
 from spardl.compressors import NoCompression, RandomK, SignSGD, TopK
-from spardl.method.method import Method
-from spardl.method.method_state import MethodState
-from spardl.method.moments import Moments
-from spardl.method.momentum import CorrectedMomentum, LocalMomentum, Momentum, OptimizerMomentum
+from spardl.method.method import Method, MethodState
+from spardl.method.momentum import CorrectedMomentum, LocalMomentum, Moments, Momentum, OptimizerMomentum
 from spardl.method.residuals import LocalResidual, NoResidual, PartialResidual
 from spardl.method.warmup import Warmup
 from spardl.vector.accumulator import Accumulator
-from spardl.vector.bounds import Bound
-from spardl.vector.norms import largest
+from spardl.vector.norms import Bound, largest
 from spardl.vector.sparse import SparseVector
 from spardl.vector.wire import Wire
 from tests.harness import Bench, all_methods, remembering_methods, same_bits, spardl, to_dense, topka

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from spardl.basics.errors import PeerError
-from spardl.training.simulate import Simulated
-from spardl.training.stopping import Stopping
+from spardl.training.launch import Simulated
+from spardl.training.rendezvous import Stopping
 from tests.driver import (
     QUICK,
     ROOT,
@@ -250,7 +250,7 @@ class MemoryStore:
 @pytest.mark.parametrize("seed", range(5))
 def test_all_leave_after_the_same_step(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that are up to two steps apart, as with DeAR, of whom one is asked at a random moment."""
-    monkeypatch.setattr("spardl.training.stopping._EVERY", 0.001)
+    monkeypatch.setattr("spardl.training.rendezvous._EVERY", 0.001)
     draw, store, size = random.Random(seed), MemoryStore(), 4
     group = [Stopping(lambda: store, rank, size, 5) for rank in range(size)]
     done, left = [0] * size, [0] * size

@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from spardl.method import registry
-from spardl.method.fitting import why_not
+from spardl.method.registry import why_not
 from tests.driver import here, only_run, summary
 from train import CONFIGURATIONS, build_method
 

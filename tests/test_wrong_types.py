@@ -18,7 +18,7 @@ from spardl.basics.errors import ConfigError
 from spardl.clusters.profile import Profile
 from spardl.method import registry
 from spardl.method.recipes import recipes
-from spardl.schedules.base import Schedule
+from spardl.schedules.engine import Schedule
 from tests.harness import run_workers
 
 # Of each plain type, values that are not of it; what is no number of any kind is last.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from spardl.clusters.profile import Profile
-from spardl.diagnostics.jobs import Job
+from spardl.diagnostics.commands.profile import Job
 
 __all__ = ["Emulated", "from_profile"]
 

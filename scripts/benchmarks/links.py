@@ -8,7 +8,7 @@ import torch
 
 from spardl.clusters import Network, ProcessGroupCluster
 from spardl.protocol.programs import Exchange, Program, Receive, Send, Worker
-from spardl.schedules.linear import Linear
+from spardl.schedules.fusion import Linear
 
 __all__ = ["measured_network"]
 

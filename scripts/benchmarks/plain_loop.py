@@ -20,10 +20,8 @@ import spardl
 from scripts import choices
 from scripts.benchmarks.ddp_hooks import ALONE, attached, moves_optimizer
 from spardl.basics.errors import ConfigError
-from spardl.protocol.programs import Worker
-from spardl.protocol.randomness import seeded_generator
-from spardl.training.evaluation import evenly_spread
-from spardl.training.learner import Plan
+from spardl.protocol.programs import Worker, seeded_generator
+from spardl.training.learner import Plan, evenly_spread
 from spardl.training.sampler import ShuffledSampler
 from train import build_dataset, build_plan
 

@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from spardl.basics.errors import ConfigError
+from spardl.basics.errors import ConfigError, first_line
 from spardl.basics.files import read_json, write_atomically
-from spardl.basics.messages import first_line
 
 __all__ = [
     "ADDED",

@@ -22,8 +22,7 @@ from scripts.submission.submissions import ADDED
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import RECORD_BYTES, read_text
 from spardl.training.experiment import experiment_id
-from spardl.training.launcher import Launcher
-from spardl.training.simulate import Simulated
+from spardl.training.launch import Launcher, Simulated
 
 __all__ = ["Planned", "expand", "plan", "read_commands"]
 

@@ -1,5 +1,10 @@
 """Errors that a user can act on: each message says what is wrong, where, and the way out."""
 
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+
 __all__ = [
     "CheckpointError",
     "ConfigError",
@@ -11,7 +16,23 @@ __all__ = [
     "StorageError",
     "TrainingError",
     "WorkerError",
+    "first_line",
+    "warn",
 ]
+
+
+# Errors and warnings in one line, as they are shown to people.
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, without the stack that some libraries append; its type if it says nothing."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def warn(line: str) -> None:
+    """Prints a ``line`` that a run goes on after, also where nobody reads standard error any more."""
+    with suppress(OSError):
+        print(f"warning: {line}", file=sys.stderr, flush=True)
 
 
 class SpardlError(Exception):

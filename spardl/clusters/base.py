@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from spardl.clusters.ledger import Ledger
-from spardl.communicators.steps.bruck import all_gather
+from spardl.communicators.steps.transfer import all_gather
 from spardl.protocol.programs import Boundary, Phase, Program, Worker, whole_team
 
 __all__ = ["Cluster", "Flight", "gather_rows"]

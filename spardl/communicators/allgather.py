@@ -13,11 +13,7 @@ from dataclasses import dataclass
 from spardl.communicators.base import Communicator
 from spardl.communicators.steps.transfer import Courier
 from spardl.compressors.base import Output, SparseCompressor
-from spardl.protocol.combination import Combination
-from spardl.protocol.context import Context
-from spardl.protocol.costs import Bounds, Cost, log2_ceil
-from spardl.protocol.programs import Phase, Program, whole_team
-from spardl.protocol.state import State
+from spardl.protocol.programs import Bounds, Combination, Context, Cost, Phase, Program, State, log2_ceil, whole_team
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.packing import Slot
 from spardl.vector.sparse import Sum, merge

@@ -12,12 +12,9 @@ from dataclasses import dataclass
 import torch
 
 from spardl.communicators.base import Communicator
-from spardl.communicators.steps.bruck import all_gather
+from spardl.communicators.steps.transfer import all_gather
 from spardl.compressors.base import CodeCompressor, Output
-from spardl.protocol.context import Context
-from spardl.protocol.costs import Bounds, Cost, log2_ceil
-from spardl.protocol.programs import Phase, Program, whole_team
-from spardl.protocol.state import State
+from spardl.protocol.programs import Bounds, Context, Cost, Phase, Program, State, log2_ceil, whole_team
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.sparse import Sum
 

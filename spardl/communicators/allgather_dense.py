@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from spardl.communicators.base import DenseCommunicator
-from spardl.communicators.steps.bruck import all_gather
-from spardl.protocol.costs import Bounds, Cost, log2_ceil
-from spardl.protocol.programs import Phase, Program, Worker, whole_team
+from spardl.communicators.steps.transfer import all_gather
+from spardl.protocol.programs import Bounds, Cost, Phase, Program, Worker, log2_ceil, whole_team
 
 __all__ = ["AllGatherDense"]
 

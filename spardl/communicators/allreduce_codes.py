@@ -18,12 +18,22 @@ import torch
 from torch import Tensor
 
 from spardl.communicators.base import Communicator
-from spardl.communicators.steps.bruck import all_gather_around
+from spardl.communicators.steps.transfer import all_gather_around
 from spardl.compressors.base import CodeCompressor, Output
-from spardl.protocol.context import Context
-from spardl.protocol.costs import Bounds, Cost, log2_ceil
-from spardl.protocol.programs import Boundary, Exchange, Phase, Program, Receive, Send, whole_team
-from spardl.protocol.state import State
+from spardl.protocol.programs import (
+    Boundary,
+    Bounds,
+    Context,
+    Cost,
+    Exchange,
+    Phase,
+    Program,
+    Receive,
+    Send,
+    State,
+    log2_ceil,
+    whole_team,
+)
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.layout import Layout
 from spardl.vector.norms import largest

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from spardl.basics.checks import check_flag
 from spardl.communicators.base import DenseCommunicator
-from spardl.protocol.costs import Bounds, Cost
-from spardl.protocol.programs import AllGather, AllReduce, Boundary, Program, ReduceScatter, Worker
+from spardl.protocol.programs import AllGather, AllReduce, Boundary, Bounds, Cost, Program, ReduceScatter, Worker
 
 __all__ = ["Backend"]
 

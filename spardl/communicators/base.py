@@ -9,10 +9,7 @@ from torch import Tensor
 
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import Compressor, DenseCompressor, Output
-from spardl.protocol.context import Context
-from spardl.protocol.costs import Cost
-from spardl.protocol.programs import Program, Worker
-from spardl.protocol.state import State
+from spardl.protocol.programs import Context, Cost, Program, State, Worker
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.sparse import Sum
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from spardl.communicators.base import DenseCommunicator
-from spardl.protocol.costs import Bounds, Cost
-from spardl.protocol.programs import Boundary, Exchange, Phase, Program, Receive, Send, Worker, whole_team
+from spardl.protocol.programs import Boundary, Bounds, Cost, Exchange, Phase, Program, Receive, Send, Worker, whole_team
 
 __all__ = ["Dense"]
 

@@ -29,22 +29,36 @@ from torch import Tensor
 
 from spardl.basics.checks import check_whole
 from spardl.communicators.base import Communicator
-from spardl.communicators.steps.balance import balance, joined
-from spardl.communicators.steps.split import equal_regions, split_and_reduce, split_cost, swap_counts, swap_words
+from spardl.communicators.steps.split import (
+    balance,
+    equal_regions,
+    joined,
+    split_and_reduce,
+    split_cost,
+    swap_counts,
+    swap_words,
+)
 from spardl.communicators.steps.transfer import Courier, all_gather_counts
 from spardl.compressors.base import Output, SparseCompressor
-from spardl.protocol.combination import Combination
-from spardl.protocol.context import Context
-from spardl.protocol.costs import Bounds, Cost, log2_ceil
-from spardl.protocol.programs import Phase, Program, Team, whole_team
-from spardl.protocol.state import State
-from spardl.vector import entries
+from spardl.protocol.programs import (
+    Bounds,
+    Combination,
+    Context,
+    Cost,
+    Phase,
+    Program,
+    State,
+    Team,
+    log2_ceil,
+    whole_team,
+)
+from spardl.vector import sparse
 from spardl.vector.accumulator import Accumulator, Select
+from spardl.vector.candidates import Reuse, check_number, smallest_magnitude
 from spardl.vector.layout import Part
 from spardl.vector.packing import Slot
 from spardl.vector.selection import top_k
 from spardl.vector.sparse import SparseVector, Sum
-from spardl.vector.thresholds import Reuse, check_number, smallest_magnitude
 
 __all__ = ["METHODS", "OkTopk", "OkTopkState", "consensus_borders"]
 
@@ -327,7 +341,7 @@ def _limited(select: Select, k: int) -> Select:
         positions = select(accumulated, parts)
         if positions.numel() <= _most(k):
             return positions
-        return positions[top_k(entries.gather(accumulated.values, positions), k)]
+        return positions[top_k(sparse.gather(accumulated.values, positions), k)]
 
     return limited
 

@@ -30,11 +30,18 @@ from spardl.communicators.base import Communicator
 from spardl.communicators.steps.doubling import Target, recursive_doubling
 from spardl.communicators.steps.transfer import Courier
 from spardl.compressors.base import Output, SparseCompressor
-from spardl.protocol.combination import Combination
-from spardl.protocol.context import Context
-from spardl.protocol.costs import Bounds, Cost, log2_ceil
-from spardl.protocol.programs import Boundary, Phase, Program, Team
-from spardl.protocol.state import State
+from spardl.protocol.programs import (
+    Boundary,
+    Bounds,
+    Combination,
+    Context,
+    Cost,
+    Phase,
+    Program,
+    State,
+    Team,
+    log2_ceil,
+)
 from spardl.vector.accumulator import Accumulator, Select
 from spardl.vector.layout import Part, Parts
 from spardl.vector.packing import Slot

@@ -30,15 +30,22 @@ import torch
 from spardl.basics.checks import check_whole, is_a
 from spardl.basics.errors import ConfigError
 from spardl.communicators.base import Communicator
-from spardl.communicators.steps.bruck import all_gather
 from spardl.communicators.steps.split import equal_regions, split_and_reduce, split_cost
-from spardl.communicators.steps.transfer import Courier
+from spardl.communicators.steps.transfer import Courier, all_gather
 from spardl.compressors.base import Output, SparseCompressor
-from spardl.protocol.combination import Combination
-from spardl.protocol.context import Context
-from spardl.protocol.costs import Bounds, Cost, log2_ceil
-from spardl.protocol.programs import Boundary, Phase, Program, Team, whole_team
-from spardl.protocol.state import State
+from spardl.protocol.programs import (
+    Boundary,
+    Bounds,
+    Combination,
+    Context,
+    Cost,
+    Phase,
+    Program,
+    State,
+    Team,
+    log2_ceil,
+    whole_team,
+)
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.sparse import SparseVector, Sum
 from spardl.vector.wire import Wire

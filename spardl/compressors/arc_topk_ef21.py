@@ -21,13 +21,10 @@ from spardl.basics.checks import is_a
 from spardl.basics.errors import ConfigError
 from spardl.compressors.arc_topk import ARCTopK
 from spardl.compressors.base import Mass, Total
-from spardl.protocol.combination import Combination
-from spardl.protocol.context import Context
-from spardl.protocol.programs import Phase, Program
-from spardl.protocol.state import State
+from spardl.protocol.programs import Combination, Context, Phase, Program, State
 from spardl.vector.accumulator import Accumulator
-from spardl.vector.bounds import clip_overflow
 from spardl.vector.layout import Layout
+from spardl.vector.norms import clip_overflow
 from spardl.vector.sparse import Sum
 
 __all__ = ["METHODS", "ARCTopKEF21", "EF21State"]

@@ -10,9 +10,7 @@ from typing import ClassVar, TypeAlias
 import torch
 from torch import Tensor
 
-from spardl.protocol.context import Context
-from spardl.protocol.programs import Program
-from spardl.protocol.state import State
+from spardl.protocol.programs import Context, Program, State
 from spardl.vector.accumulator import Accumulator, Select
 from spardl.vector.layout import Layout, Part
 from spardl.vector.packing import NIBBLE

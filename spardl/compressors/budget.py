@@ -20,8 +20,7 @@ from torch import Tensor
 from spardl.basics.checks import check_choice, check_whole, is_a
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import SparseCompressor
-from spardl.protocol.context import Context
-from spardl.protocol.state import State
+from spardl.protocol.programs import Context, State
 from spardl.vector.accumulator import Accumulator, Select
 from spardl.vector.layout import Layout, Part, Parts
 from spardl.vector.packing import NIBBLE

@@ -15,10 +15,7 @@ from torch import Tensor
 
 from spardl.basics.checks import check_choice
 from spardl.compressors.base import DenseCompressor, Mass, Total
-from spardl.protocol.combination import Combination
-from spardl.protocol.context import Context
-from spardl.protocol.programs import Program
-from spardl.protocol.state import State
+from spardl.protocol.programs import Combination, Context, Program, State
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.sparse import Sum
 

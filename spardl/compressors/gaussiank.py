@@ -18,9 +18,7 @@ from spardl.basics.checks import check_whole, is_a
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import Output
 from spardl.compressors.budget import PiecewiseCompressor
-from spardl.protocol.combination import Combination
-from spardl.protocol.context import Context
-from spardl.protocol.state import State
+from spardl.protocol.programs import Combination, Context, State
 from spardl.vector.selection import top_k
 
 __all__ = ["METHODS", "GaussianK"]

@@ -9,10 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spardl.compressors.base import DenseCompressor, Mass, Total
-from spardl.protocol.combination import Combination
-from spardl.protocol.context import Context
-from spardl.protocol.programs import Program
-from spardl.protocol.state import State
+from spardl.protocol.programs import Combination, Context, Program, State
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.sparse import Sum
 

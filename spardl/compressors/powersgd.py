@@ -20,11 +20,7 @@ from torch import Tensor
 
 from spardl.basics.checks import check_flag, check_whole
 from spardl.compressors.base import DenseCompressor, Mass, Total
-from spardl.protocol.combination import Combination
-from spardl.protocol.context import Context
-from spardl.protocol.programs import Phase, Program
-from spardl.protocol.randomness import seeded_generator
-from spardl.protocol.state import State
+from spardl.protocol.programs import Combination, Context, Phase, Program, State, seeded_generator
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.layout import Layout
 from spardl.vector.sparse import Sum

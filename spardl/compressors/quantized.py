@@ -20,15 +20,19 @@ from torch import Tensor
 from spardl.basics.checks import check_choice, check_flag, check_whole
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import CodeCompressor, Mass
-from spardl.protocol.combination import Combination
-from spardl.protocol.context import Context
-from spardl.protocol.randomness import seeded_generator
-from spardl.protocol.state import State
+from spardl.protocol.programs import Combination, Context, State, seeded_generator
 from spardl.vector.bits import ScaledCodes
-from spardl.vector.float8 import pack_float8, read_float8
 from spardl.vector.layout import Layout
-from spardl.vector.levels import Written, divide_rows, in_blocks, pack_levels, read_levels
-from spardl.vector.rounding import round_stochastically
+from spardl.vector.levels import (
+    Written,
+    divide_rows,
+    in_blocks,
+    pack_float8,
+    pack_levels,
+    read_float8,
+    read_levels,
+    round_stochastically,
+)
 
 __all__ = ["FORMATS", "METHODS", "ROUNDINGS", "Quantized", "hadamard"]
 

@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from spardl.compressors.shared_random import SharedChoice
-from spardl.protocol.combination import Combination
-from spardl.protocol.context import Context
-from spardl.protocol.randomness import seeded_generator
+from spardl.protocol.programs import Combination, Context, seeded_generator
 from spardl.vector.layout import Part
 
 __all__ = ["METHODS", "RandomBlock"]

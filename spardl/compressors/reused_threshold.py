@@ -15,14 +15,11 @@ from torch import Tensor
 from spardl.basics.checks import check_whole
 from spardl.compressors.base import Output
 from spardl.compressors.budget import BudgetedCompressor, Pieces
-from spardl.protocol.combination import Combination
-from spardl.protocol.context import Context
-from spardl.protocol.programs import Worker
-from spardl.protocol.state import State
-from spardl.vector import entries
+from spardl.protocol.programs import Combination, Context, State, Worker
+from spardl.vector import sparse
 from spardl.vector.accumulator import Accumulator
+from spardl.vector.candidates import Reuse, check_number, smallest_magnitude
 from spardl.vector.layout import Layout, Part
-from spardl.vector.thresholds import Reuse, check_number, smallest_magnitude
 
 __all__ = ["METHODS", "ReusedThreshold", "ReusedThresholdState"]
 
@@ -116,7 +113,7 @@ class ReusedThreshold(Reuse, BudgetedCompressor):
             chosen, threshold = self._above(accumulated, part, threshold)
             due = self.is_astray(chosen.numel(), part.k)
         if due:
-            values = entries.gather(accumulated.values, exact)
+            values = sparse.gather(accumulated.values, exact)
             chosen = exact[values != 0]
             # With fewer than k entries to choose from, the smallest of them says nothing about the next step.
             threshold = smallest_magnitude(values) if chosen.numel() == part.k else 0.0

@@ -11,9 +11,7 @@ from torch import Tensor
 from spardl.basics.checks import check_whole
 from spardl.compressors.base import DenseCompressor, Mass, Total
 from spardl.compressors.budget import Budget
-from spardl.protocol.context import Context
-from spardl.protocol.programs import Program
-from spardl.protocol.state import State
+from spardl.protocol.programs import Context, Program, State
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.sparse import SparseVector, Sum
 

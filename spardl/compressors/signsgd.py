@@ -14,9 +14,7 @@ from torch import Tensor
 from spardl.basics.checks import check_choice
 from spardl.compressors.base import CodeCompressor, Mass
 from spardl.compressors.budget import SCOPES
-from spardl.protocol.combination import Combination
-from spardl.protocol.context import Context
-from spardl.protocol.state import State
+from spardl.protocol.programs import Combination, Context, State
 from spardl.vector.bits import ScaledCodes
 
 __all__ = ["METHODS", "SignSGD"]

@@ -16,12 +16,9 @@ from torch import Tensor
 from spardl.basics.checks import check_whole, is_a
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import CodeCompressor, Mass
-from spardl.protocol.combination import Combination
-from spardl.protocol.context import Context
-from spardl.protocol.randomness import seeded_generator
-from spardl.protocol.state import State
+from spardl.protocol.programs import Combination, Context, State, seeded_generator
 from spardl.vector.bits import ScaledCodes
-from spardl.vector.rounding import round_stochastically
+from spardl.vector.levels import round_stochastically
 
 __all__ = ["METHODS", "TernGrad"]
 

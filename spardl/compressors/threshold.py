@@ -16,9 +16,7 @@ from torch import Tensor
 from spardl.basics.checks import is_a
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import Output, SparseCompressor
-from spardl.protocol.combination import Combination
-from spardl.protocol.context import Context
-from spardl.protocol.state import State
+from spardl.protocol.programs import Combination, Context, State
 from spardl.vector.accumulator import Accumulator, Select
 from spardl.vector.layout import Part
 from spardl.vector.selection import reaching

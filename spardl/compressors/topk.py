@@ -12,9 +12,7 @@ from torch import Tensor
 
 from spardl.compressors.base import Output
 from spardl.compressors.budget import BudgetedCompressor, Pieces
-from spardl.protocol.combination import Combination
-from spardl.protocol.context import Context
-from spardl.protocol.state import State
+from spardl.protocol.programs import Combination, Context, State
 from spardl.vector.accumulator import Accumulator
 
 __all__ = ["METHODS", "TopK"]

@@ -11,13 +11,13 @@ from torch import Tensor
 from spardl.basics.checks import AVERAGED, check_flag, check_whole
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
+from spardl.hooks.averager import Meter, Stats
 from spardl.hooks.choosing import choose_method
-from spardl.hooks.stats import Meter, Stats
-from spardl.method import agreement
-from spardl.method.agreement import facts_of
+from spardl.method import provenance
 from spardl.method.method import Method
 from spardl.method.moving import definite
 from spardl.method.names import MethodName
+from spardl.method.provenance import facts_of
 from spardl.method.refusals import Refusals, Refused
 from spardl.vector.flat import write
 from spardl.vector.layout import Layout
@@ -85,7 +85,7 @@ def all_reduce(
     if compare:
         facts = {**facts_of(made), "handle": "all_reduce", "step": str(step)}
         facts |= {"shape": str(tuple(tensor.shape)), "dtype": str(tensor.dtype).removeprefix("torch.")}
-        cluster.run_aside([agreement.compare(cluster.local_workers[0], facts, cluster.device)])
+        cluster.run_aside([provenance.compare(cluster.local_workers[0], facts, cluster.device)])
     with torch.no_grad():
         made.accumulate(tensor.detach().resolve_neg().reshape(-1), state)
         (total,) = cluster.run([made.average(cluster.local_workers[0], state)])

@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from spardl.basics.errors import ConfigError
-from spardl.basics.uncopied import Uncopied
-from spardl.basics.weak import weakly
+from spardl.basics.weak import Uncopied, weakly
 from spardl.hooks.averager import LOOKED, LOOKED_FIRST, Averager
-from spardl.hooks.unapplied import Marks, refuse_gradients, warn_clipped
+from spardl.hooks.optimizer_steps import Marks, refuse_gradients, warn_clipped
 from spardl.schedules.dear import InHalves
-from spardl.schedules.update import runs_closure
+from spardl.schedules.plain import runs_closure
 
 __all__ = ["DelayedUpdate"]
 

@@ -23,17 +23,14 @@ from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.base import gather_rows
 from spardl.clusters.precompile import prepare
-from spardl.hooks.averager import Loads
+from spardl.hooks.averager import Loads, Meter, Stats
 from spardl.hooks.choosing import choose_method
-from spardl.hooks.stats import Meter, Stats
-from spardl.method.agreement import compare, facts_of, kind_of
-from spardl.method.method import Method
-from spardl.method.method_state import MethodState
+from spardl.method.method import Method, MethodState
 from spardl.method.moving import definite
 from spardl.method.names import MethodName
-from spardl.method.provenance import check_owner, check_whole, owner_of
+from spardl.method.provenance import check_owner, check_whole, compare, facts_of, kind_of, owner_of
 from spardl.method.refusals import Refusals, Refused, is_due
-from spardl.protocol.state import copied
+from spardl.protocol.programs import copied
 from spardl.vector.flat import write
 from spardl.vector.layout import Layout
 

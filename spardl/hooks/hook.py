@@ -1,7 +1,5 @@
 """A method as a communication hook of torch's DistributedDataParallel: what it carries from step to step."""
 
-# torch looks at the annotations of a hook, and they must not be strings.
-
 import weakref
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -17,24 +15,39 @@ from spardl.basics.checks import check_kind, check_real, check_seconds
 from spardl.basics.errors import ConfigError
 from spardl.basics.weak import weakly, when_dropped
 from spardl.clusters.precompile import prepare
-from spardl.hooks.averager import OTHERS, SAVED, Averager, Beside, Named, inherit
-from spardl.hooks.buckets import Buckets, Formed, as_saved, dense, end_to_end, pending, unchanged, views_of
-from spardl.hooks.choosing import check_covered, check_update, choose_schedule, options_of, update_of
+from spardl.hooks.averager import OTHERS, SAVED, Averager, Beside, Meter, Named, Stats, inherit
+from spardl.hooks.buckets import (
+    Buckets,
+    Formed,
+    as_saved,
+    check_averaged,
+    check_joined,
+    check_modules,
+    check_wrapped,
+    dense,
+    end_to_end,
+    joining,
+    pending,
+    unchanged,
+    views_of,
+)
+from spardl.hooks.choosing import check_covered, check_update, choose_method, choose_schedule, options_of, update_of
 from spardl.hooks.delayed import DelayedUpdate
-from spardl.hooks.discarding import Discarding
-from spardl.hooks.models import check_averaged, check_joined, check_modules, check_wrapped, joining
-from spardl.hooks.optimizer_steps import OptimizerSteps
-from spardl.hooks.stats import Meter, Stats
-from spardl.hooks.unapplied import after_backward
+from spardl.hooks.optimizer_steps import Discarding, OptimizerSteps, after_backward
 from spardl.method.method import Method
 from spardl.method.moving import definite
+from spardl.method.names import MethodName
 from spardl.method.provenance import check_owner, check_whole, owner_of
 from spardl.schedules import Dear, Schedule, Training, Wfbp
 from spardl.schedules.plain import decay_of
 from spardl.schedules.scaling import scale_of
-from spardl.vector.storage import CopiedGradient
+from spardl.vector.flat import CopiedGradient
 
-__all__ = ["Hook", "hook"]
+__all__ = ["Hook", "attach", "hook"]
+
+
+# torch looks at the annotations of a hook, and they must not be strings.
+
 
 _Saved = Mapping[str, Any] | None
 
@@ -416,3 +429,82 @@ def hook(state: Hook, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         The bucket's buffer, shape (n,), once it holds the averages.
     """
     return state.average(bucket)
+
+
+# Two lines for a loop with torch's DistributedDataParallel.
+
+
+def attach(
+    ddp: DistributedDataParallel,
+    method: MethodName | str | Method = "spardl",
+    *,
+    bucket_mb: float | None = None,
+    timeout: float = 1800.0,
+    scaler: GradScaler | None = None,
+    schedule: str | Schedule = "wfbp",
+    optimizer: torch.optim.Optimizer | None = None,
+    clip_norm: float | None = None,
+    **options: Any,
+) -> Hook:
+    """Lets DDP average its gradients with a method of this library, from the next backward pass on.
+
+    All workers must call it, with the same arguments; again after ``detach``, to go on with another method.
+
+    Args:
+        ddp: the model; nothing else in the training loop changes.
+        method: a name (``spardl.method_names()``), or a :class:`Method`.
+        bucket_mb: most megabytes (2^20 bytes) that are averaged together; ``None``: 25, for dense sums DDP's buckets.
+        timeout: seconds after which a silent worker counts as lost.
+        scaler: the ``GradScaler`` that scales the loss, if there is one: residuals then follow its scale, and a step
+            in which some worker's gradient overflowed is skipped by all, without loss.
+        schedule: ``"wfbp"`` (groups of ``bucket_mb``), ``"mg_wfbp"`` or ``"layer_fusion"`` (groups as measured in the
+            first steps), ``"dear"`` (sends during the next forward pass as well), or a schedule: ``spardl.Wfbp(50)``.
+        optimizer: of the model, SGD, Adam or AdamW: most sparse methods then average its updates instead of gradients.
+            Each worker keeps moments of its own, taken over from a trained optimizer, and ``step()`` only applies
+            averages. With ``"dear"`` it orders an
+            update that the next forward pass makes: read weights after ``handle.flush()``; state_dicts do that.
+        clip_norm: largest 2-norm of each worker's own gradient then; with ``"dear"`` otherwise that of the average.
+        **options: of the method, for instance ``density=0.01``, ``teams=2``; see :class:`Recipe`.
+
+    Returns:
+        The hook's state: ``state_dict``, ``load_state_dict``, ``stats``, ``reset``, ``discard``, ``detach``.
+
+    Raises:
+        ConfigError: if the method or an option is unknown, or does not fit so many workers, or ``ddp`` is no DDP, has
+            a hook already, or sparse or complex gradients; in the first step, on all workers, if they were not given
+            the same.
+
+    Example:
+        >>> ddp_model = nn.parallel.DistributedDataParallel(nn.Linear(100, 10))
+        >>> handle = spardl.attach(ddp_model, "spardl", density=0.01)
+        >>> ddp_model(torch.randn(5, 100)).sum().backward()
+        >>> gradient = torch.cat([parameter.grad.flatten() for parameter in ddp_model.parameters()])
+        >>> print(f"{gradient.count_nonzero()} of {len(gradient)} entries are averages; the rest is in the residual")
+        10 of 1010 entries are averages; the rest is in the residual
+        >>> state = handle.state_dict()
+        >>> print(f"step {handle.stats().steps}; to be saved: {', '.join(state)}")
+        step 1; to be saved: owner, names, partition, groups, usage, kept, factor, skipped
+    """
+    if registered := _registered(ddp):
+        registered.check_detached()
+    chosen = choose_method(method, options, schedule)
+    made = Hook(ddp, chosen, bucket_mb, timeout, scaler, schedule, optimizer, clip_norm)
+    if registered:
+        registered.follow(made)
+    else:
+        _register(ddp, made)
+    return made
+
+
+def _register(ddp: DistributedDataParallel, made: Hook) -> None:
+    try:
+        ddp.register_comm_hook(made, hook)
+    except RuntimeError as error:
+        made.detach()
+        raise ConfigError("this model has a communication hook, which torch cannot unregister; wrap it anew") from error
+
+
+def _registered(ddp: DistributedDataParallel) -> Hook | None:
+    """The hook of this library that a model has, if it has one."""
+    hooks = getattr(ddp, "_comm_hooks", [])
+    return next((state for function, state in hooks if function is hook and isinstance(state, Hook)), None)

@@ -17,18 +17,16 @@ from spardl.basics.checks import check_flag, check_kind, check_real, check_secon
 from spardl.basics.errors import ConfigError
 from spardl.basics.weak import weakly, when_dropped
 from spardl.clusters.precompile import prepare
-from spardl.hooks.averager import Averager, Beside, Named
+from spardl.hooks.averager import Averager, Beside, Meter, Named, Stats
 from spardl.hooks.choosing import check_covered, check_update, choose_method, choose_schedule, options_of, update_of
-from spardl.hooks.discarding import Discarding
-from spardl.hooks.optimizer_steps import OptimizerSteps
-from spardl.hooks.stats import Meter, Stats
+from spardl.hooks.optimizer_steps import Discarding, OptimizerSteps
 from spardl.method.method import Method
 from spardl.method.moving import definite
 from spardl.method.names import MethodName
 from spardl.schedules import Dear, Schedule, Training
 from spardl.schedules.plain import decay_of
 from spardl.schedules.scaling import scale_of
-from spardl.vector.storage import CopiedGradient
+from spardl.vector.flat import CopiedGradient
 
 __all__ = ["Synchronizer", "check_frozen", "check_trained", "trained_and_frozen"]
 

@@ -17,9 +17,8 @@ from torch import Tensor
 from spardl.basics.checks import check_kind
 from spardl.basics.errors import ConfigError
 from spardl.compressors.budget import Budget
-from spardl.method.adam import AdamMomentum
 from spardl.method.method import Method
-from spardl.method.momentum import AutoMomentum, Momentum, OptimizerMomentum, SgdMomentum
+from spardl.method.momentum import AdamMomentum, AutoMomentum, Momentum, OptimizerMomentum, SgdMomentum
 from spardl.method.residuals import ErrorFeedback
 
 __all__ = ["Trained", "applied_twice", "check_moved", "coupled_decay", "definite", "rule_of", "trained_moments"]

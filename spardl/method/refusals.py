@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from spardl.method.method_state import MethodState
+from spardl.method.method import MethodState
 
 __all__ = ["Refusals", "Refused", "is_due"]
 

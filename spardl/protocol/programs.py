@@ -8,21 +8,27 @@ group, no socket and no clock; a cluster drives it, and may let it rest at a bou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
+from spardl.vector.layout import Layout
 from spardl.vector.sparse import Sum
 
 __all__ = [
     "AllGather",
     "AllReduce",
     "Boundary",
+    "Bounds",
     "Collective",
+    "Combination",
+    "Context",
+    "Cost",
     "Exchange",
     "Phase",
     "Program",
@@ -30,11 +36,49 @@ __all__ = [
     "ReduceScatter",
     "Request",
     "Send",
+    "State",
     "Step",
     "Team",
     "Worker",
+    "copied",
+    "derive_seed",
+    "described",
+    "log2_ceil",
+    "same_kind",
+    "seeded_generator",
     "whole_team",
 ]
+
+
+# Which parts make a method: declared in the file of one of them, by name, since most parts are in other files.
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A method by name. A compressor's or a communicator's file lists those that it brings as ``METHODS``.
+
+    Args:
+        name: of the method, for ``spardl.attach(model, "NAME")`` and ``train.py compressor=NAME``.
+        compressor: what one worker sends, by name, like the other parts.
+        communicator: how the sent is added up.
+        residual: where the rest goes.
+        momentum: what is compressed.
+        dense_steps: synchronizations that are dense at first.
+        compressor_options: those that differ from the compressor's own defaults.
+        communicator_options: those that differ from the communicator's own defaults.
+        faster: another communicator, which adds up in an order of its own; handles use it unless they are given one.
+    """
+
+    name: str
+    compressor: str
+    communicator: str
+    residual: str
+    momentum: str = "optimizer"
+    dense_steps: int = 0
+    compressor_options: Mapping[str, Any] = field(default_factory=dict)
+    communicator_options: Mapping[str, Any] = field(default_factory=dict)
+    faster: str | None = None
+
 
 T = TypeVar("T")
 
@@ -202,3 +246,166 @@ class Team:
 def whole_team(worker: Worker) -> Team:
     """All workers, by rank, as ``worker`` sees them."""
     return Team(range(worker.size), worker.rank)
+
+
+# What every part of a method may know about the synchronization it takes part in.
+
+
+class Context(NamedTuple):
+    """One synchronization, seen by one worker.
+
+    Attributes:
+        worker: who looks.
+        layout: the tensors in the vector.
+        step: synchronizations with this method before this one (dense warm-up not counted); equal on all workers.
+    """
+
+    worker: Worker
+    layout: Layout
+    step: int
+
+
+# What a synchronization costs, before it runs: rounds and words per worker, as the papers' formulas have them.
+#
+# The simulated cluster counts the same, so every formula here is checked against what is really sent.
+
+
+class Bounds(NamedTuple):
+    """A whole number of which only the limits may be known beforehand.
+
+    Attributes:
+        low: the least, over all workers.
+        high: the most, over all workers.
+    """
+
+    low: int
+    high: int
+
+    @classmethod
+    def exactly(cls, number: int) -> Bounds:
+        """A ``number`` that is known."""
+        return cls(number, number)
+
+    def __contains__(self, number: object) -> bool:
+        return isinstance(number, int) and self.low <= number <= self.high
+
+
+class Cost(NamedTuple):
+    """The cost of one synchronization for one worker.
+
+    Attributes:
+        rounds: exchanges that wait for one another.
+        words: indices, values and counts sent, one word each; of codes, 32 bits are one word.
+    """
+
+    rounds: Bounds
+    words: Bounds
+
+    @classmethod
+    def total(cls, costs: Iterable[Cost]) -> Cost:
+        """Several ``costs``, one after the other."""
+        rounds, words = zip(*costs, strict=True)
+        return cls(*(Bounds(*map(sum, zip(*bounds, strict=True))) for bounds in (rounds, words)))
+
+
+def log2_ceil(count: int) -> int:
+    """Rounds in which something that doubles reaches ``count`` (at least 1): the logarithm to base 2, rounded up."""
+    return (count - 1).bit_length()
+
+
+# Random numbers that depend on nothing but what they are for: no state of theirs needs to be saved.
+
+
+def derive_seed(*parts: int | str) -> int:
+    """A seed in [0, 2^63) for a purpose, such as ``derive_seed(seed, "order", epoch)``."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def seeded_generator(*parts: int | str) -> torch.Generator:
+    """A CPU generator with such a seed: the same on every worker that asks for the same, and after a restart.
+
+    Args:
+        *parts: what the numbers are for, such as a seed, the number of a step, and a rank where workers should differ.
+
+    Returns:
+        The generator; nobody else has it.
+    """
+    return torch.Generator().manual_seed(derive_seed(*parts))
+
+
+# State that lasts from step to step: owned by the caller, saved and loaded as plain data.
+
+
+@dataclass
+class State:
+    """Base of all per-worker state: a dataclass whose fields are numbers, booleans, strings or tensors.
+
+    An operator without state uses this class itself.
+    """
+
+    def rescale(self, factor: float) -> None:
+        """Follows gradients that are multiplied by ``factor`` from here on; tensors are replaced, not changed."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The fields by name. Tensors are shared, not copied."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def check(self, values: Mapping[str, Any]) -> None:
+        """Accepts ``values`` that ``load_state_dict`` can set; changes nothing.
+
+        Raises:
+            KeyError: if the names differ from this state's own.
+            ValueError: if a value is of another kind or a tensor of another shape; empty tensors fit all shapes.
+        """
+        names = {field.name for field in fields(self)}
+        if names != set(values):
+            raise KeyError(f"state of {type(self).__name__} has {sorted(names)}, got {sorted(values)}")
+        for name, value in values.items():
+            mine = getattr(self, name)
+            if not same_kind(value, mine):
+                raise ValueError(f"{name} is {described(value)}, expected {described(mine)}")
+            if isinstance(mine, Tensor) and value.shape != mine.shape and mine.numel() and value.numel():
+                raise ValueError(f"{name} is {described(value)}, expected {described(mine)}")
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Sets every field from ``values``.
+
+        Raises:
+            KeyError: as ``check``.
+            ValueError: as ``check``.
+        """
+        self.check(values)
+        for name, value in values.items():
+            mine = getattr(self, name)
+            same = isinstance(mine, Tensor) and isinstance(value, Tensor)
+            # Where it was saved is not always where it is needed.
+            setattr(self, name, value.to(mine.device) if same else value)
+
+
+def copied(values: Any) -> Any:
+    """Plain data whose tensors share no memory with those given."""
+    if isinstance(values, Tensor):
+        return values.clone()
+    if isinstance(values, Mapping):
+        return {name: copied(value) for name, value in values.items()}
+    if isinstance(values, list):
+        return [copied(value) for value in values]
+    return values
+
+
+def same_kind(value: Any, mine: Any) -> bool:
+    """Whether a saved ``value`` can take the place of ``mine``: a number of its kind, or a tensor of its type."""
+    if isinstance(mine, Tensor):
+        fits = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_meta
+        return fits and (value.dtype, value.dim()) == (mine.dtype, mine.dim())
+    if isinstance(mine, float):
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return type(value) is type(mine)
+
+
+def described(value: Any) -> str:
+    """A saved value in a few words, for error messages."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    return f"{type(value).__name__} {value!r}"[:60]

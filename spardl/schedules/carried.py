@@ -2,25 +2,159 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from spardl.method.method import Method
-from spardl.method.method_state import MethodState
-from spardl.method.moments import Moments, Spread
+from spardl.method.method import Method, MethodState
+from spardl.method.momentum import Moments, Spread
 from spardl.method.refusals import Refused
-from spardl.protocol.programs import Worker
-from spardl.protocol.state import copied
-from spardl.schedules.fusion import Range
-from spardl.schedules.partition import within
+from spardl.protocol.programs import Worker, copied
+from spardl.schedules.fusion import Range, within
+from spardl.vector.flat import CopiedGradient, Storage
 from spardl.vector.layout import Layout
-from spardl.vector.storage import CopiedGradient, Storage
 
-__all__ = ["Carried", "Group", "Snapshot"]
+__all__ = ["Carried", "Group", "Quality", "Snapshot", "Usage", "Waiting", "on_average"]
+
+
+# How much waits in residuals, and how long: the price of compression, seen while training.
+
+
+class Waiting(NamedTuple):
+    """What a worker carries over, as multiples of what it added in a step: gradients, or updates.
+
+    Attributes:
+        norm: 2-norm over 2-norm.
+        age: sum of magnitudes over sum of magnitudes: by Little's law, the steps that an entry waits in the mean, if
+            its sign stays; less where it changes.
+    """
+
+    norm: float
+    age: float
+
+
+def on_average(parts: Iterable[Waiting | None]) -> Waiting | None:
+    """The mean of several, all of equal weight; ``None`` if one is not known yet."""
+    found = list(parts)
+    known = [each for each in found if each is not None]
+    if len(known) < len(found):
+        return None
+    return Waiting(*(sum(figures) / len(known) for figures in zip(*known, strict=True)))
+
+
+class Quality:
+    """Remembers how large what was added last was, by group.
+
+    Args:
+        groups: how many there are.
+    """
+
+    def __init__(self, groups: int) -> None:
+        self._added = [(0.0, 0.0)] * groups
+
+    def note(self, number: int, added: Tensor, scale: float) -> None:
+        """Is told what was added to a residual.
+
+        Args:
+            number: of the group.
+            added: shape (m,); one that is not finite is left out.
+            scale: that it is multiplied by.
+        """
+        sizes = _sizes(added, scale)
+        if all(0 < size < math.inf for size in sizes):
+            self._added[number] = sizes
+
+    def waiting(self, memories: Sequence[Tensor], scale: float) -> Waiting | None:
+        """How much waits; reads all of it.
+
+        Args:
+            memories: residuals, of any shapes.
+            scale: that they are multiplied by.
+
+        Returns:
+            ``None`` as long as nothing was added.
+        """
+        norm, magnitudes = _together(self._added)
+        if not norm:
+            return None
+        kept = _together([_sizes(memory, scale) for memory in memories])
+        return Waiting(kept[0] / norm, kept[1] / magnitudes)
+
+
+def _sizes(vector: Tensor, scale: float) -> tuple[float, float]:
+    """2-norm, and sum of magnitudes."""
+    wide = torch.promote_types(vector.dtype, torch.float32)
+    norm, magnitudes = (float(torch.linalg.vector_norm(vector, order, dtype=wide)) / scale for order in (2, 1))
+    return (norm, magnitudes) if math.isfinite(norm + magnitudes) else (0.0, 0.0)
+
+
+def _together(sizes: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return math.hypot(*(norm for norm, _ in sizes)), sum(magnitudes for _, magnitudes in sizes)
+
+
+# Which parameters some worker used in a step.
+#
+# A parameter that nobody used has no gradient, and the optimizer must leave it alone; zeros would still be decayed, or
+# moved by their momentum. To find out costs a message, so it is done in the first step, and again only where some
+# worker did not use all of them then.
+
+
+class Usage:
+    """Keeps count for some local ranks.
+
+    Args:
+        local: how many they are.
+        parameters: of the model.
+        always: whether it is asked in every step.
+    """
+
+    def __init__(self, local: int, parameters: int, *, always: bool = False) -> None:
+        self._used = [bytearray(parameters) for _ in range(local)]
+        self._watching, self._always = True, always
+
+    def clear(self) -> None:
+        """A step ends."""
+        for used in self._used:
+            used[:] = bytes(len(used))
+
+    def note(self, local: int, number: int) -> None:
+        """A local rank used a parameter."""
+        self._used[local][number] = 1
+
+    def left_out(self, local: int) -> list[int]:
+        """The parameters that a local rank did not use."""
+        return [number for number, used in enumerate(self._used[local]) if not used]
+
+    def rows(self) -> list[Tensor]:
+        """What all workers must exchange now: a row of shape (parameters,) per local rank; or nothing."""
+        return [torch.tensor(used, dtype=torch.uint8) for used in self._used] if self._watching else []
+
+    def unused(self, gathered: Sequence[Tensor]) -> list[int]:
+        """The parameters that no worker used.
+
+        Args:
+            gathered: the rows of all ranks, shape (parameters,) each, if ``rows`` gave any.
+
+        Returns:
+            Their numbers.
+        """
+        if not gathered:
+            return []
+        table = torch.stack(list(gathered)).cpu()
+        self._watching = self._always or not bool(table.all())
+        return (table.amax(0) == 0).nonzero().squeeze(1).tolist()
+
+    def state_dict(self) -> bool:
+        """Whether rows are exchanged."""
+        return self._watching
+
+    def load_state_dict(self, value: bool) -> None:
+        """Continues from what ``state_dict`` gave, of one that asks in every step or not."""
+        self._watching = self._always or value
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,24 +19,116 @@ from torch.utils.hooks import RemovableHandle
 from spardl.basics.errors import TrainingError
 from spardl.basics.weak import weakly
 from spardl.clusters.base import Cluster, gather_rows
-from spardl.method.agreement import compare, facts_of, shapes_of
-from spardl.method.method import Method
-from spardl.method.method_state import MethodState
-from spardl.protocol.programs import Boundary, Phase, Program, Worker
-from spardl.schedules.carried import Carried, Group
-from spardl.schedules.fusion import Range
-from spardl.schedules.limit import Limit, norm_in
-from spardl.schedules.quality import Quality, Waiting
-from spardl.schedules.saved import check_saved
-from spardl.schedules.scaling import Scaling, somebody_overflowed
-from spardl.schedules.training import Training
-from spardl.schedules.trials import Trials
-from spardl.schedules.update import Updater
-from spardl.schedules.usage import Usage
-from spardl.vector.flat import FlatGradient, write
+from spardl.method.method import Method, MethodState
+from spardl.method.provenance import compare, facts_of, shapes_of
+from spardl.protocol.programs import Boundary, Phase, Program, Worker, described
+from spardl.schedules.carried import Carried, Group, Quality, Usage, Waiting
+from spardl.schedules.fusion import Range, is_partition, within
+from spardl.schedules.plain import Updater
+from spardl.schedules.scaling import Limit, Scale, Scaling, norm_in, somebody_overflowed
+from spardl.schedules.tuning import Trials
+from spardl.vector.flat import FlatGradient, Storage, write
 from spardl.vector.sparse import SparseVector, Sum
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "Schedule", "Training", "check_saved"]
+
+
+# Saved states: whether an engine can continue from them, checked before anything is changed.
+
+
+def check_saved(
+    values: Mapping[str, Any], gradient: Storage, carried: Carried, scaling: Scaling, trials: Trials | None, fixed: bool
+) -> None:
+    """Accepts values that an engine can continue from; changes nothing.
+
+    Args:
+        values: as saved by the engine's ``state_dict``.
+        gradient: of the engine, as are the next four.
+        carried: what lasts from step to step.
+        scaling: of gradients.
+        trials: of other sizes of groups, if there are some.
+        fixed: whether the groups stay as they were in the beginning.
+
+    Raises:
+        KeyError: if something is missing.
+        ValueError: if something is of another kind or shape, or there are other groups.
+        ConfigError: if settings do not allow a value.
+    """
+    partition = values.get("partition", carried.partition)
+    if not is_partition(partition, len(gradient.layers)):
+        raise ValueError(f"partition does not hold each of {len(gradient.layers)} layers once, in order")
+    partition = [(start, stop) for start, stop in partition]
+    if fixed and partition != carried.partition:
+        raise ValueError(f"there are groups {partition}, expected {carried.partition}")
+    _check_groups(values["groups"], partition, gradient, carried)
+    usage, kept, tried = values.get("usage", True), values.get("kept", 0), values.get("trials")
+    if type(usage) is not bool:
+        raise ValueError(f"usage is {described(usage)}, expected True or False")
+    if type(kept) is not int or kept < 0:
+        raise ValueError(f"kept is {described(kept)}, expected a whole number, at least 0")
+    scaling.check(values, [sum(gradient.entries[start:stop]) for start, stop in partition])
+    if tried is not None and not isinstance(tried, Mapping):
+        raise ValueError(f"trials is {described(tried)}, expected a dict or None")
+    if trials and tried is not None:
+        trials.check_state(tried)
+
+
+def _check_groups(
+    groups: Sequence[Mapping[str, Any]], partition: Sequence[Range], gradient: Storage, carried: Carried
+) -> None:
+    found = list(within(gradient.runs, partition))
+    if len(found) != len(groups):
+        raise ValueError(f"there are {len(groups)} groups, expected {len(found)}")
+    for number, (layers, saved) in enumerate(zip(found, groups, strict=True)):
+        try:
+            carried.like(layers).check(saved, finite=carried.remembers)
+        except (KeyError, ValueError) as error:
+            raise ValueError(f"group {number}: {error.args[0]}") from error
+
+
+# What a schedule is given to train.
+
+
+class Training(NamedTuple):
+    """What is trained.
+
+    Attributes:
+        model: whose passes are to be overlapped with communication.
+        gradient: all its gradients.
+        optimizer: of its parameters; ``None`` if somebody else uses the averages.
+        clip_norm: largest 2-norm of the averaged gradient, or, where an optimizer's momentum is moved before
+            compression, of each worker's own; ``None`` for any.
+        scale: of the gradients, where a GradScaler changes it. All workers then agree in each step whether somebody's
+            gradient overflowed, at the price of one byte from each to each in every group.
+        find_unused: whether workers ask one another in every step which parameters nobody used; otherwise only until a
+            step in which all used all.
+        decay: the multiple of a parameter's weights that is added to its gradient; ``None``: the momentum's, for all.
+
+    Example:
+        >>> model = nn.Linear(100, 10)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> training = spardl.Training(model, spardl.FlatGradient(model.named_parameters()), optimizer)
+        >>> cluster = spardl.SimulatedCluster(2, spardl.Network(alpha=50e-6, gbit=1))
+        >>> synchronizer = spardl.Wfbp(bucket_mb=1).start(spardl.make_method("spardl"), cluster, training)
+        >>> for local in range(2):  # the workers that this process plays
+        ...     synchronizer.begin(local)
+        ...     loss = model(torch.randn(5, 100)).square().mean()
+        ...     synchronizer.before_backward(last=True)
+        ...     loss.backward()
+        ...     synchronizer.collect()
+        >>> synchronizer.finish()
+        >>> print(f"{synchronizer.kept} entries averaged, {cluster.ledgers[0].bytes_sent} bytes sent by each worker")
+        10 entries averaged, 56 bytes sent by each worker
+    """
+
+    model: nn.Module | None
+    gradient: Storage
+    optimizer: torch.optim.Optimizer | None
+    clip_norm: float | None = None
+    scale: Scale | None = None
+    find_unused: bool = False
+    decay: Callable[[nn.Parameter], float] | None = None
+
 
 # How many steps there are to one in which gradients are measured: so rarely that it costs nothing.
 _MEASURED = 16
@@ -394,3 +486,60 @@ class Engine(ABC):
 
     def _everybody(self, phase: Phase) -> AbstractContextManager[None]:
         return self._cluster.timed(phase, range(len(self._cluster.local_ranks)))
+
+
+# When gradients are sent: what a configuration chooses.
+
+
+class Schedule(ABC):
+    """A way to interleave communication with computation. Immutable: what changes is in the ``Engine``.
+
+    Attributes:
+        name: how configurations call it.
+        alone: whether each worker's optimizer makes steps of its own, and keeps its own state.
+    """
+
+    name: ClassVar[str]
+    alone: ClassVar[bool] = False
+
+    def check(self, method: Method, *, clips: bool) -> None:
+        """Accepts a method, before any worker starts.
+
+        Args:
+            method: how gradients are averaged.
+            clips: whether the norm of the average is limited.
+
+        Raises:
+            ConfigError: if this schedule cannot run it; the message says what to do instead.
+        """
+
+    def start(self, method: Method, cluster: Cluster, training: Training) -> Engine:
+        """Makes what goes through the steps of one training; all workers must call this at once.
+
+        Args:
+            method: how gradients are averaged.
+            cluster: the workers.
+            training: what is trained.
+
+        Returns:
+            The object whose methods the training loop calls.
+
+        Raises:
+            ConfigError: on all workers, if they were not given the same.
+        """
+        engine = self.make(method, cluster, training)
+        engine.compare()
+        return engine
+
+    @abstractmethod
+    def make(self, method: Method, cluster: Cluster, training: Training) -> Engine:
+        """The same as ``start``, but that workers do not compare what they were given yet.
+
+        Args:
+            method: how gradients are averaged.
+            cluster: the workers.
+            training: what is trained.
+
+        Returns:
+            What is not compared yet.
+        """

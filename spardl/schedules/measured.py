@@ -2,30 +2,111 @@
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from spardl.basics.checks import is_a
+from spardl.basics.errors import ConfigError
+from spardl.basics.files import read_json
 from spardl.clusters.base import Cluster, gather_rows
 from spardl.method.method import Method
-from spardl.protocol.state import described
-from spardl.schedules.base import Schedule
-from spardl.schedules.engine import Engine
-from spardl.schedules.fusion import Range
-from spardl.schedules.groups import Groups, agreed_groups
-from spardl.schedules.in_backward import InBackward
-from spardl.schedules.linear import Linear
-from spardl.schedules.partition import flat_order
-from spardl.schedules.training import Training
+from spardl.protocol.programs import described
+from spardl.schedules.engine import Engine, Schedule, Training
+from spardl.schedules.fusion import Linear, Range, flat_order
+from spardl.schedules.wfbp import InBackward
 from spardl.vector.layout import Layout
 
-__all__ = ["Decide", "Measured", "Measuring", "measure_cost"]
+__all__ = [
+    "Decide",
+    "Groups",
+    "LayerFusion",
+    "Measured",
+    "Measuring",
+    "MgWfbp",
+    "agreed_groups",
+    "measure_cost",
+    "merge",
+    "optimal",
+]
+
+
+# Groups of layers in a file: those that one run chose, for others to use.
+
+
+_WAY_OUT = "name RUN/groups.json of another run"
+
+
+class Groups(NamedTuple):
+    """A partition of a model's layers.
+
+    Attributes:
+        entries: of each layer, in flat order; they tell models apart.
+        ranges: the groups, in flat order.
+    """
+
+    entries: Sequence[int]
+    ranges: Sequence[Range]
+
+    def text(self) -> str:
+        """The content of a file that ``read`` reads."""
+        return json.dumps({"entries": list(self.entries), "groups": [list(each) for each in self.ranges]}) + "\n"
+
+    @classmethod
+    def read(cls, file: Path) -> Groups:
+        """Reads what ``text`` gave.
+
+        Raises:
+            ConfigError: if it cannot be read, or its groups do not hold every layer once.
+        """
+        where = f"schedule.groups={file}"
+        try:
+            content: Any = read_json(file)
+            entries, ranges = list(content["entries"]), [(start, stop) for start, stop in content["groups"]]
+        except OSError as error:
+            raise ConfigError(
+                f"{where} cannot be read: {error.strerror}; name RUN/groups.json of another run"
+            ) from error
+        except (ValueError, TypeError, LookupError) as error:
+            raise ConfigError(f"{where} holds no groups; name RUN/groups.json of another run") from error
+        ends = [0, *(stop for _, stop in ranges)]
+        numbers = all(is_a(int, number) for number in (*entries, *ends))
+        if not numbers or ranges != list(pairwise(ends)) or ends != sorted({*ends, len(entries)}):
+            raise ConfigError(f"{where}: its groups do not hold each of {len(entries)} layers once, in order")
+        return cls(entries, ranges)
+
+
+def agreed_groups(file: Path, cluster: Cluster, training: Training) -> list[Range]:
+    """The groups of a file, for the model at hand; all workers must call this at once.
+
+    Raises:
+        ConfigError: if the file is of another model, or workers read different groups.
+    """
+    found = Groups.read(file)
+    entries = [layer.entries for layer in training.gradient.layers]
+    if list(found.entries) != entries:
+        raise ConfigError(
+            f"schedule.groups={file} is of another model: {len(found.entries)} layers with {sum(found.entries):,} "
+            f"entries, and this one has {len(entries)} with {sum(entries):,}"
+        )
+    begins = torch.zeros(len(entries), dtype=torch.int64)
+    begins[[start for start, _ in found.ranges]] = 1
+    rows = gather_rows(cluster, [begins for _ in cluster.local_ranks])
+    odd = [rank for rank, row in enumerate(rows) if not torch.equal(row, rows[0])]
+    if odd:
+        raise ConfigError(f"schedule.groups={file} has other groups where ranks {odd} read it than for rank 0")
+    return list(found.ranges)
+
 
 Decide: TypeAlias = Callable[[Sequence[int], Sequence[float], Linear], list[Range]]
 """``decide(entries, ready, cost)``: the partition for layers with so many entries, whose gradients are ready so many
@@ -192,3 +273,166 @@ def _measure(method: Method, cluster: Cluster, gradient: Tensor) -> float:
 def _mean(cluster: Cluster, rows: Sequence[Tensor]) -> list[float]:
     means: list[float] = torch.stack(gather_rows(cluster, rows, counted=cluster.counts_calibration)).mean(0).tolist()
     return means
+
+
+# LayerFusion: the groups of layers with which the last synchronization ends first.
+#
+# Source: Dai et al., Sketch-Fusion SGD, JPDC 185, 2024, by what its abstract states; the formulation is ours, see
+# ``optimal``.
+
+
+Table: TypeAlias = npt.NDArray[np.float64]
+
+
+def optimal(entries: Sequence[int], ready: Sequence[float], cost: Callable[[int], float]) -> list[Range]:
+    """Of all partitions of the layers, the one with which the last synchronization ends first, by ``fusion.finish``.
+
+    After LayerFusion in Dai et al.: Sketch-Fusion SGD (JPDC 185, 2024), which chooses groups of layers by measured
+    times and without a hyper-parameter. Its equations were not at hand: this is our formulation of the objective that
+    its abstract states, not a copy of its algorithm. With f[i] the earliest end of layers i and after,
+
+        f[i] = min over j > i of max(f[j], ready[i:j]) + cost(entries[i:j]),    f[L] = 0,
+
+    which is exact for any ready times and any cost, since an earlier end of the layers behind never hurts. It takes
+    O(L^2) calls of ``cost``, time and memory. A second pass then takes the fewest groups that end as early: a group
+    that gains nothing would still add a message. It takes O(L^2) for each group.
+
+    Args:
+        entries: of each layer, in flat order.
+        ready: when the gradient of each layer is there, in seconds since the backward pass began.
+        cost: seconds that compressing and synchronizing a group of so many entries takes, at least 0.
+
+    Returns:
+        The partition, in flat order: empty if there is no layer.
+
+    Raises:
+        ConfigError: if a time is not finite.
+    """
+    layers = len(entries)
+    waits, costs = _tables(entries, ready, cost)
+    earliest = np.zeros(layers + 1)
+    for layer in reversed(range(layers)):
+        after = slice(layer + 1, None)
+        earliest[layer] = (np.maximum(earliest[after], waits[layer, after]) + costs[layer, after]).min()
+    if not np.isfinite(earliest).all():
+        raise ConfigError("layer_fusion: a ready time or a cost is not finite; measure the profile again")
+    return _fewest(waits, costs, float(earliest[0]))
+
+
+def _tables(entries: Sequence[int], ready: Sequence[float], cost: Callable[[int], float]) -> tuple[Table, Table]:
+    """At [i, j] when layers [i, j) are all there, and what they cost: infinite where i < j does not hold."""
+    layers = len(entries)
+    waits = np.full((layers + 1, layers + 1), np.inf)
+    costs = waits.copy()
+    for layer in range(layers):
+        waits[layer, layer + 1 :] = np.maximum.accumulate(ready[layer:])
+        costs[layer, layer + 1 :] = [cost(size) for size in accumulate(entries[layer:])]
+    return waits, costs
+
+
+def _fewest(waits: Table, costs: Table, goal: float) -> list[Range]:
+    """The fewest groups with which the last synchronization ends at ``goal``, which must be within reach.
+
+    Row g of the search is the earliest end of layers i and after in exactly g groups. Both passes round alike, so
+    that the goal is met to the last bit.
+    """
+    layers = len(waits) - 1
+    found = np.full(layers + 1, np.inf)
+    found[layers] = 0.0
+    nexts: list[npt.NDArray[np.intp]] = []
+    while found[0] > goal:
+        candidates = np.maximum(found, waits) + costs
+        nexts.append(candidates.argmin(axis=1))
+        found = candidates.min(axis=1)
+    groups: list[Range] = []
+    start = 0
+    for best in reversed(nexts):
+        stop = int(best[start])
+        groups.append((start, stop))
+        start = stop
+    return groups
+
+
+@dataclass(frozen=True)
+class LayerFusion(Measuring):
+    """Cuts the gradient where the last synchronization ends first, by what the first steps measure."""
+
+    name = "layer_fusion"
+
+    def decide(self, entries: Sequence[int], ready: Sequence[float], cost: Linear) -> list[Range]:
+        """The best partition: see ``optimal``.
+
+        Args:
+            entries: of each layer, in flat order.
+            ready: when the gradient of each layer is there, in seconds since the backward pass began.
+            cost: seconds that the synchronization of so many entries takes.
+
+        Returns:
+            It, in flat order.
+
+        Raises:
+            ConfigError: if a time is not finite.
+        """
+        return optimal(entries, ready, cost)
+
+
+# Merged-gradient wait-free backpropagation: neighbouring layers share a start-up time where that pays.
+#
+# Source: Shi, Chu and Li, MG-WFBP, INFOCOM 2019 and TPDS 2021, Algorithm 1.
+
+
+def merge(entries: Sequence[int], ready: Sequence[float], cost: Callable[[int], float], startup: float) -> list[Range]:
+    """Decides from the last layer to the first whether the group so far waits for the next layer.
+
+    Algorithm 1 of Shi, Chu, Li: MG-WFBP (INFOCOM 2019, TPDS 2021). Let a group be begun, let ``begin`` be the time
+    at which its synchronization could start (all its gradients are there, and the groups behind it have ended), and
+    let ``next`` be the time at which the gradient of the layer before it is there. That layer joins the group if
+
+    * ``next <= begin``: it is there before the group could be sent, so nobody waits for it; or
+    * ``next - begin < startup``: waiting costs less than the start-up time that one message less saves.
+
+    Otherwise the group is closed, and ends at ``begin + cost(its entries)``. The paper writes both as
+    ``next < begin + startup``; they differ only if ``startup`` is 0, where layers that are there anyway still join.
+    Its cost is ``startup + beta * bytes``; here it may be any function of the size. The rule sees one layer ahead, so
+    the result is not always the best partition: see ``spardl.schedules.measured.optimal``.
+
+    Args:
+        entries: of each layer, in flat order.
+        ready: when the gradient of each layer is there, in seconds since the backward pass began.
+        cost: seconds that the synchronization of so many entries takes.
+        startup: the part of it that does not depend on the size (alpha in the paper), in seconds.
+
+    Returns:
+        The partition, in flat order: empty if there is no layer.
+    """
+    if not entries:
+        return []
+    groups: list[Range] = []
+    stop, begin = len(entries), max(0.0, ready[-1])
+    for layer in reversed(range(len(entries) - 1)):
+        if ready[layer] > begin and ready[layer] - begin >= startup:
+            groups.append((layer + 1, stop))
+            begin += cost(sum(entries[layer + 1 : stop]))
+            stop = layer + 1
+        begin = max(begin, ready[layer])
+    return [(0, stop), *reversed(groups)]
+
+
+@dataclass(frozen=True)
+class MgWfbp(Measuring):
+    """Merges layers by what the first steps measure, and sends them during the backward pass."""
+
+    name = "mg_wfbp"
+
+    def decide(self, entries: Sequence[int], ready: Sequence[float], cost: Linear) -> list[Range]:
+        """The partition that merging leads to: see ``merge``.
+
+        Args:
+            entries: of each layer, in flat order.
+            ready: when the gradient of each layer is there, in seconds since the backward pass began.
+            cost: seconds that the synchronization of so many entries takes.
+
+        Returns:
+            It, in flat order.
+        """
+        return merge(entries, ready, cost, cost.fixed)

@@ -1,9 +1,8 @@
 """Trains a model on a cluster: the loop, and what configurations choose for it by name."""
 
-from spardl.training.launch import ProcessGroup
-from spardl.training.loggers import NoLogger, Wandb
+from spardl.training.launch import ProcessGroup, Simulated
 from spardl.training.lr import Constant, Cosine, Exponential, LinearDecay, MultiStep
-from spardl.training.simulate import Simulated
+from spardl.training.observers import NoLogger, Wandb
 
 __all__ = [
     "Constant",

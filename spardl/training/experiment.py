@@ -18,22 +18,17 @@ from spardl.basics.files import no_room
 from spardl.basics.version import __version__
 from spardl.clusters import Cluster
 from spardl.clusters.precompile import prepare
-from spardl.clusters.workers.signals import AskedToStopError
+from spardl.clusters.workers.processes import AskedToStopError
 from spardl.method.moving import applied_twice
-from spardl.training.announcing import announced
-from spardl.training.branch import check_branch
 from spardl.training.checkpoint import saved_by
-from spardl.training.display import make_display
-from spardl.training.editions import editions
-from spardl.training.launcher import Heartbeat, Launcher
+from spardl.training.display import announced, make_display
+from spardl.training.launch import Heartbeat, Launcher
 from spardl.training.learner import Plan, sample_optimizer
-from spardl.training.loggers import Logger
 from spardl.training.memory import available_bytes, check_address_space, what_does_not_fit
-from spardl.training.observers import Beside, Guarded, MetricsFile, Observer, attempt
-from spardl.training.recipe import scoped, settled
+from spardl.training.observers import Beside, Guarded, Logger, MetricsFile, Observer, attempt
 from spardl.training.report import print_report
-from spardl.training.runs import Run, continue_from, flat, new_run, run_id
-from spardl.training.targets import first_edition
+from spardl.training.runs import Run, check_branch, continue_from, flat, new_run, run_id
+from spardl.training.targets import editions, first_edition, scoped, settled
 from spardl.training.trainer import Trainer
 
 __all__ = ["Experiment", "decisive", "experiment_id"]

@@ -3,38 +3,295 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import secrets
 import signal
 import socket
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
 
 from spardl.basics.checks import check_seconds, is_a
-from spardl.basics.errors import ConfigError, PeerError, StoppedError
-from spardl.basics.messages import first_line
-from spardl.clusters import ProcessGroupCluster, parse_network
+from spardl.basics.errors import ConfigError, PeerError, StoppedError, first_line
+from spardl.clusters import Cluster, ProcessGroupCluster, SimulatedCluster, parse_network
 from spardl.clusters.process_group import check_streams
-from spardl.clusters.workers.addresses import listen
-from spardl.clusters.workers.devices import pick_device
-from spardl.clusters.workers.membership import Membership, find_membership, find_secret
-from spardl.clusters.workers.processes import fault_of, run_processes
-from spardl.clusters.workers.signals import end_at_once, listening
-from spardl.training.devices import at_least_one, check_device, check_threads, count_gpus_aside
-from spardl.training.launcher import Hosted, Job, Launcher, beating
-from spardl.training.rendezvous import Rendezvous
+from spardl.clusters.profile import Profile
+from spardl.clusters.workers.membership import Membership, count_gpus, find_membership, find_secret, listen, pick_device
+from spardl.clusters.workers.processes import end_at_once, fault_of, listening, run_processes
+from spardl.training.rendezvous import Rendezvous, Stopping
 from spardl.training.runs import Run
-from spardl.training.stopping import Stopping
 
-__all__ = ["ProcessGroup"]
+__all__ = [
+    "Heartbeat",
+    "Hosted",
+    "Job",
+    "Launcher",
+    "ProcessGroup",
+    "Simulated",
+    "at_least_one",
+    "beating",
+    "check_device",
+    "check_threads",
+    "count_gpus_aside",
+]
+
+
+# What a machine lends to its workers: GPUs and threads.
+
+
+# Of a worker: torch starts as many as it is told to.
+_MOST_THREADS = 1024
+# Seconds that CUDA may take to count GPUs.
+_PATIENCE = 60.0
+
+
+def at_least_one(name: str, value: Any) -> None:
+    """Accepts a number of workers and the like.
+
+    Raises:
+        ConfigError: if it is not a whole number, at least 1.
+    """
+    if not is_a(int, value) or value < 1:
+        raise ConfigError(f"{name} must be a whole number, at least 1, got {value!r}")
+
+
+def check_threads(threads: Any) -> None:
+    """Accepts a number of threads of a worker.
+
+    Raises:
+        ConfigError: if it is not a whole number, or out of range.
+    """
+    if not is_a(int, threads) or not 1 <= threads <= _MOST_THREADS:
+        wanted = f"a whole number, at least 1 and at most {_MOST_THREADS}"
+        raise ConfigError(f"cluster.threads must be {wanted}, got {threads!r}")
+
+
+def check_device(device: str) -> None:
+    """Accepts the name of a kind of device.
+
+    Raises:
+        ConfigError: if there is no such one.
+    """
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"cluster.device must be auto, cpu or cuda, got {device!r}")
+
+
+def count_gpus_aside(wanted: str, sharing: int) -> int:
+    """As ``count_gpus``, in a process of its own: this one may be forked afterwards, which CUDA would not survive.
+
+    Raises:
+        ConfigError: likewise, or if there is no answer.
+    """
+    if wanted == "cpu":
+        return 0
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_count, args=(theirs, wanted, sharing), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        answer: int | str = ours.recv() if ours.poll(_PATIENCE) else _no_count("no answer")
+    except EOFError:
+        answer = _no_count("the process that looked died")
+    process.kill()
+    process.join()
+    if isinstance(answer, str):
+        raise ConfigError(answer)
+    return answer
+
+
+def _count(told: Connection, wanted: str, sharing: int) -> None:
+    try:
+        told.send(count_gpus(wanted, sharing))
+    except ConfigError as error:
+        told.send(str(error))
+    except Exception as error:
+        told.send(_no_count(first_line(error)))
+    os._exit(0)
+
+
+def _no_count(reason: str) -> str:
+    return f"torch cannot count GPUs ({reason}); use cluster.device=cpu"
+
+
+# What starts workers: what all ways of it have in common.
+
+
+# Told the steps that are done; answers whether all workers leave now.
+Heartbeat: TypeAlias = Callable[[int], bool]
+Job: TypeAlias = Callable[[Cluster, torch.device, Heartbeat], None]
+
+
+class Hosted(NamedTuple):
+    """Processes of this machine.
+
+    Attributes:
+        processes: how many.
+        each: workers that take turns in one of them.
+    """
+
+    processes: int
+    each: int
+
+
+class Launcher(ABC):
+    """Chosen by ``cluster=NAME``; knows how many workers there are and how to start them.
+
+    Attributes:
+        workers: how many.
+        leads: whether this process decides for all: always, unless torchrun or srun started several.
+    """
+
+    workers: int
+    leads = True
+
+    def share(self, decide: Callable[[], Run], given: Mapping[str, str] = MappingProxyType({})) -> Run:
+        """The run that all processes work on: decided by this one, which starts all the others.
+
+        Args:
+            decide: finds the run, where this process leads.
+            given: what all processes must have been given the same, by name.
+
+        Returns:
+            The run.
+        """
+        return decide()
+
+    @abstractmethod
+    def hosted(self) -> Hosted | None:
+        """Who will share the memory of this machine; ``None`` if GPUs have memory of their own."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Looks on this machine for what the workers will need, before there is a folder.
+
+        Raises:
+            ConfigError: if it is not there.
+        """
+
+    @abstractmethod
+    def launch(self, job: Job, folder: Path) -> None:
+        """Runs a job on all workers (those of this process, if others were started elsewhere).
+
+        Args:
+            job: called in every process with its cluster, its device and where to report steps.
+            folder: for the traces of failures.
+
+        Raises:
+            ConfigError: if the cluster cannot be started as configured.
+            WorkerError: if a worker process ended early.
+        """
+
+
+def beating(heartbeat: Callable[[int], None], stopping: Stopping) -> Heartbeat:
+    """A heartbeat that also answers whether all workers leave.
+
+    Args:
+        heartbeat: told the steps that are done.
+        stopping: knows when they leave.
+
+    Returns:
+        It.
+    """
+
+    def beat(step: int) -> bool:
+        heartbeat(step)
+        return stopping.after(step)
+
+    return beat
+
+
+# Brings up workers who take turns in one process, on a virtual network.
+
+
+@dataclass
+class Simulated(Launcher):
+    """All workers in one process, on a virtual network.
+
+    Args:
+        workers: how many.
+        network: a preset's name, a file by ``spardl doctor``, or ``{alpha: seconds, gbit: Gbit/s}``.
+        count_local: whether measured seconds of local work pass on the virtual clock. With one thread on a CPU
+            they are that thread's, so other programs on the machine do not lengthen them.
+        profile: file by ``spardl profile`` whose seconds of forward and backward pass are used instead of
+            measured ones.
+        device: cpu, cuda, or auto (cuda where there is a GPU).
+        threads: of the process on its CPU. A real cluster must have as many to get the same bits.
+        throttle: refused: real networks are slowed down, this one is as slow as ``network`` says.
+        streams: refused if not 1: simulated workers have one.
+        interface: refused: there is no network.
+
+    Raises:
+        ConfigError: if a value is out of range or refused, or torchrun or srun started several processes.
+    """
+
+    workers: int = 4
+    network: str | Mapping[str, Any] = "ethernet_1g"
+    count_local: bool = True
+    profile: str | None = None
+    device: str = "auto"
+    threads: int = 1
+    throttle: Any = None
+    streams: int = 1
+    interface: str | None = None
+
+    def __post_init__(self) -> None:
+        at_least_one("cluster.workers", self.workers)
+        check_threads(self.threads)
+        check_device(self.device)
+        if self.throttle is not None:
+            raise ConfigError(
+                "cluster.throttle is for cluster=process_group; with cluster=simulated use cluster.network"
+            )
+        if self.streams != 1:
+            raise ConfigError("cluster.streams is for cluster=process_group; simulated workers have one: use 1")
+        if self.interface is not None:
+            raise ConfigError("cluster.interface is for cluster=process_group; simulated workers have no network")
+        self._network = parse_network(self.network)
+        self._profile = None if self.profile is None else Profile.read(Path(self.profile))
+        if find_membership(os.environ):
+            raise ConfigError("cluster=simulated is one process; start it without torchrun or srun")
+
+    def hosted(self) -> Hosted | None:
+        """One process, unless it has a GPU."""
+        return None if count_gpus_aside(self.device, 1) else Hosted(1, self.workers)
+
+    def check(self) -> None:
+        """Looks for a GPU, where one is asked for."""
+        self.hosted()
+
+    def launch(self, job: Job, folder: Path) -> None:
+        """Runs the simulation in a process of its own, as real workers are."""
+
+        def target(rank: int, heartbeat: Callable[[int], None]) -> None:
+            torch.set_num_threads(self.threads)
+            device = pick_device(self.device, 0, 1)
+            cluster = SimulatedCluster(
+                self.workers,
+                self._network,
+                device=device,
+                count_local=self.count_local,
+                profile=self._profile,
+                timer=time.thread_time if device.type == "cpu" and self.threads == 1 else time.perf_counter,
+            )
+            stopping = Stopping(lambda: None, rank, 1, 0)
+            with listening(stopping.ask, lambda: None):
+                job(cluster, device, beating(heartbeat, stopping))
+
+        run_processes(1, target, folder, stops=True)
+
 
 # Seconds that rank 0 waits for the others to hear of its error, and that the others wait for its decision.
 _HEARING, _DECIDING = 10.0, 3600.0

@@ -7,34 +7,256 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 
 from spardl.basics.checks import is_a
-from spardl.basics.errors import ConfigError, SpardlError
-from spardl.basics.messages import first_line
-from spardl.clusters.base import Cluster
+from spardl.basics.errors import ConfigError, SpardlError, first_line
+from spardl.clusters.base import Cluster, gather_rows
 from spardl.method.elastic import sources
 from spardl.method.method import Method
 from spardl.method.moving import check_moved
 from spardl.protocol.programs import Worker
-from spardl.schedules.base import Schedule
+from spardl.schedules.engine import Schedule, Training
 from spardl.schedules.plain import PlainSteps, decay_of
-from spardl.schedules.training import Training
-from spardl.training.batches import Batches
-from spardl.training.evaluation import autocast
-from spardl.training.loss_scale import LossScale
 from spardl.training.lr import LrSchedule
 from spardl.training.memory import Need
-from spardl.training.sampler import LaneSampler, Sampler, ShuffledSampler
-from spardl.training.settings import Settings
+from spardl.training.sampler import Batches, LaneSampler, Sampler, ShuffledSampler, TrainingWorker, average_buffers
 from spardl.training.task import Batch, Task
-from spardl.training.worker import TrainingWorker
 from spardl.vector.flat import FlatGradient
 
-__all__ = ["Learner", "Plan", "sample_optimizer"]
+__all__ = [
+    "PRECISIONS",
+    "Learner",
+    "LossScale",
+    "Plan",
+    "Precision",
+    "Settings",
+    "autocast",
+    "evaluate",
+    "evenly_spread",
+    "sample_optimizer",
+]
+
+
+# A loss that is multiplied so that gradients in float16 neither vanish nor overflow.
+#
+# Source: Micikevicius et al., Mixed Precision Training, ICLR 2018, section 3.2; how the factor changes is torch's.
+
+
+class LossScale:
+    """torch's ``GradScaler`` for averages that somebody else looks at: it is told whether they overflowed.
+
+    Args:
+        device: where losses are.
+        enabled: whether losses are scaled at all.
+    """
+
+    def __init__(self, device: torch.device, *, enabled: bool) -> None:
+        self._scaler = GradScaler(device.type, enabled=enabled)
+        # A scaler learns of an overflow from the gradients of an optimizer.
+        self._probe = nn.Parameter(torch.zeros(1, device=device))
+        self._optimizer = torch.optim.SGD([self._probe])
+        self.enabled = enabled
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """The loss, of shape (), times the factor; ``loss``: likewise."""
+        scaled: Tensor = self._scaler.scale(loss)
+        return scaled
+
+    def factor(self) -> float:
+        """It, now."""
+        return self._scaler.get_scale()
+
+    def update(self, *, overflowed: bool) -> None:
+        """Ends a step; ``overflowed``: whether its averages were left out."""
+        if not self.enabled:
+            return
+        self._probe.grad = torch.full_like(self._probe, math.inf if overflowed else 0.0)
+        self._scaler.unscale_(self._optimizer)
+        self._scaler.update()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The factor, and since when it has not changed; empty where losses are not scaled."""
+        return self._scaler.state_dict()
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Continues from what ``state_dict`` gave, if it gave anything."""
+        if values:
+            self._scaler.load_state_dict(dict(values))
+
+
+# How long and how to train: the ``training`` node of a configuration.
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Number formats of a run.
+
+    Attributes:
+        weights: type of parameters, gradients and residuals.
+        autocast: type that matrix products are computed in, or ``None`` for the weights' own.
+    """
+
+    weights: torch.dtype
+    autocast: torch.dtype | None = None
+
+    @property
+    def scales(self) -> bool:
+        """Whether losses are scaled, since gradients would vanish otherwise."""
+        return self.autocast == torch.float16
+
+
+PRECISIONS: Mapping[str, Precision] = MappingProxyType(
+    {
+        "fp32": Precision(torch.float32),
+        "fp64": Precision(torch.float64),
+        "bf16": Precision(torch.float32, torch.bfloat16),
+        "fp16": Precision(torch.float32, torch.float16),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything about the loop that is neither the task nor the method.
+
+    Args:
+        seed: of weights, data order, augmentation and dropout.
+        epochs: passes over the data; may be a fraction.
+        max_steps: ends the run early, after so many steps; ``None`` for no limit.
+        batch_size: examples per worker in one backward pass.
+        eval_batch_size: examples per worker in one evaluation pass.
+        accumulation: backward passes per step; the step's batch is so many times larger.
+        clip_norm: largest 2-norm of the averaged gradient, or of each worker's own where its momentum is moved before
+            compression or its optimizer steps alone; ``None`` for no clipping.
+        precision: fp32 or fp64; bf16 or fp16: matrix products in these, weights in float32; fp16 scales losses.
+        log_every: steps between two lines of metrics.
+        eval_every: epochs between two evaluations; the last step is always followed by one.
+        eval_examples: test examples that an evaluation uses, evenly spread; ``None`` for all.
+        untimed_steps: steps after the start, or a continuation, that samples per second leave out.
+        checkpoint_every: steps between two checkpoints; ``None`` for one per epoch.
+        keep_checkpoints: how many are kept.
+        check_every: steps between two checks that all workers computed the same average.
+        elastic: whether the number of workers may change when a run is continued.
+
+    Raises:
+        ConfigError: if a value is out of range.
+    """
+
+    seed: int
+    epochs: float
+    max_steps: int | None
+    batch_size: int
+    eval_batch_size: int
+    accumulation: int
+    clip_norm: float | None
+    precision: str
+    log_every: int
+    eval_every: float
+    eval_examples: int | None
+    untimed_steps: int
+    checkpoint_every: int | None
+    keep_checkpoints: int
+    check_every: int
+    elastic: bool
+
+    def __post_init__(self) -> None:
+        self._demand("seed", is_a(int, self.seed), "a whole number")
+        self._demand("seed", -(2**63) <= self.seed < 2**64, "from -2^63 to 2^64 - 1")
+        untimed = is_a(int, self.untimed_steps) and self.untimed_steps >= 0
+        self._demand("untimed_steps", untimed, "a whole number, at least 0")
+        for name in ("batch_size", "eval_batch_size", "accumulation", "log_every", "keep_checkpoints", "check_every"):
+            self._demand(name, self._counts(name), "a whole number, at least 1")
+        for name in ("max_steps", "checkpoint_every", "eval_examples"):
+            self._demand(name, getattr(self, name) is None or self._counts(name), "a whole number, at least 1, or null")
+        for name in ("epochs", "eval_every"):
+            self._demand(name, self._positive(name), "a number above 0")
+        self._demand("clip_norm", self.clip_norm is None or self._positive("clip_norm"), "a number above 0, or null")
+        self._demand("elastic", isinstance(self.elastic, bool), "true or false")
+        self._demand("precision", self.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}")
+
+    def _counts(self, name: str) -> bool:
+        return is_a(int, getattr(self, name)) and getattr(self, name) >= 1
+
+    def _positive(self, name: str) -> bool:
+        return is_a(float, getattr(self, name)) and 0 < getattr(self, name) < math.inf
+
+    def _demand(self, name: str, holds: bool, wanted: str) -> None:
+        if not holds:
+            raise ConfigError(f"training.{name} must be {wanted}, got {getattr(self, name)!r}")
+
+    @property
+    def formats(self) -> Precision:
+        """The number formats that ``precision`` names."""
+        return PRECISIONS[self.precision]
+
+    def total_steps(self, steps_per_epoch: int, shift: int = 0) -> int:
+        """Steps of the whole run.
+
+        Args:
+            steps_per_epoch: with the present number of workers.
+            shift: steps that were done with other numbers of workers, beyond those that as many examples take now.
+        """
+        steps = max(1, round(self.epochs * steps_per_epoch) + shift)
+        return steps if self.max_steps is None else min(steps, self.max_steps)
+
+
+# Evaluation of a split, shared out between the workers.
+
+
+def autocast(device: torch.device, formats: Precision) -> torch.autocast:
+    """The context that matrix products run in."""
+    return torch.autocast(device.type, dtype=formats.autocast, enabled=formats.autocast is not None)
+
+
+def evaluate(
+    task: Task,
+    model: nn.Module,
+    cluster: Cluster,
+    workers: Sequence[TrainingWorker],
+    settings: Settings,
+) -> dict[str, float]:
+    """Measures the test split, or an evenly spread part of it, with the workers' averaged running statistics.
+
+    Every rank takes every P-th example, and the sums are added up in the order of the ranks, so a simulated
+    cluster finds the same figures to the last bit.
+    """
+    average_buffers(cluster, workers, model)
+    model.eval()
+    chosen = evenly_spread(len(task.test), settings.eval_examples)
+    with torch.no_grad():
+        rows = [_measure(task, model, chosen[rank :: cluster.size], settings) for rank in cluster.local_ranks]
+    model.train()
+    total = torch.stack(gather_rows(cluster, rows)).sum(0)
+    return task.summarize(dict(zip(task.sums, total.tolist(), strict=True)))
+
+
+def evenly_spread(available: int, wanted: int | None) -> Tensor:
+    """Positions in a split: all, or so many at equal distances, since neighbours are often alike.
+
+    Args:
+        available: examples of the split.
+        wanted: how many at most; ``None``: all.
+
+    Returns:
+        int64, shape (count,), increasing.
+    """
+    count = available if wanted is None else min(wanted, available)
+    return torch.arange(count) * available // max(1, count)
+
+
+def _measure(task: Task, model: nn.Module, indices: Tensor, settings: Settings) -> Tensor:
+    device = next(model.parameters()).device
+    sums = torch.zeros(len(task.sums), dtype=torch.float64, device=device)
+    for part in indices.split(settings.eval_batch_size) if indices.numel() else ():
+        with autocast(device, settings.formats):
+            sums += task.measure(model, task.test.batch(part, None))
+    return sums
 
 
 @dataclass(frozen=True)

@@ -6,22 +6,120 @@ import hashlib
 import json
 import secrets
 import socket
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
-from spardl.basics.errors import ConfigError
-from spardl.basics.messages import first_line
-from spardl.clusters.workers.addresses import address_of
-from spardl.clusters.workers.membership import Membership
-from spardl.clusters.workers.silence import end_when_silent
-from spardl.clusters.workers.store import hold_store
-from spardl.method.agreement import first_difference
+from spardl.basics.errors import ConfigError, PeerError, first_line
+from spardl.clusters.workers.membership import Membership, address_of
+from spardl.clusters.workers.store import end_when_silent, hold_store
+from spardl.method.provenance import first_difference
 
-__all__ = ["Rendezvous"]
+__all__ = ["Rendezvous", "Stopping"]
+
+
+# Leaving in good order: when one worker is asked to stop, all leave after the same step.
+#
+# Schedulers announce the end of a job, or its pre-emption, with a signal some time before they kill it. Not all
+# workers need get it, nor get it in the same step. So they agree on a step that none of them has passed, without a
+# message in the steps before.
+
+
+# Seconds between two looks at the store.
+_EVERY = 0.2
+
+
+class Stopping:
+    """One worker's part of the agreement.
+
+    A thread of its own looks whether some worker was asked. If so, it promises a bound: its worker will not pass the
+    end of the step that it is in. When all have promised, they leave at the highest bound; who comes to its own before
+    that waits there.
+
+    Args:
+        connect: makes a connection to the workers' store, for this alone.
+        rank: of this worker.
+        size: how many workers there are.
+        patience: seconds that a worker waits for the promises of the others.
+        orphaned: whether the process that started this worker has died, which also asks the worker to stop.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Any],
+        rank: int,
+        size: int,
+        patience: float,
+        orphaned: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._connect, self._rank, self._size, self._patience = connect, rank, size, patience
+        self._orphaned = orphaned
+        self._asked = False
+        self._lock = threading.Lock()
+        self._step = 0
+        self._bound: int | None = None
+        self._last: int | None = None
+        self._decided, self._over = threading.Event(), threading.Event()
+
+    def ask(self) -> bool:
+        """Asks this worker to stop; called from a signal's handler.
+
+        Returns:
+            Whether it had been asked before.
+        """
+        before, self._asked = self._asked, True
+        return before
+
+    def after(self, step: int) -> bool:
+        """Whether all workers leave now, with ``step`` steps done.
+
+        Raises:
+            PeerError: if not all workers answer in time.
+        """
+        if self._size == 1:
+            return self._asked or self._orphaned()
+        with self._lock:
+            self._step, bound = step, self._bound
+        if bound is None or step < bound:
+            return False
+        if not self._decided.wait(self._patience):
+            raise PeerError(f"rank {self._rank} was asked to stop, and not all workers answered")
+        return self._last is not None and step >= self._last
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Takes part in the agreement while inside."""
+        thread = threading.Thread(target=self._watch, name="spardl-stopping", daemon=True)
+        if self._size > 1:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+
+    def _watch(self) -> None:
+        try:
+            store = self._connect()
+            while not (self._asked or self._orphaned() or store.check(["stop"])):
+                if self._over.wait(_EVERY):
+                    return
+            self._agree(store)
+        except RuntimeError:
+            return  # rank 0, which has the store, is gone: the others notice by themselves
+
+    def _agree(self, store: Any) -> None:
+        store.set("stop", "")
+        with self._lock:
+            self._bound = self._step + 1
+        store.set(f"stop/{self._rank}", str(self._bound))
+        self._last = max(int(store.get(f"stop/{rank}")) for rank in range(self._size))
+        self._decided.set()
+
 
 # Where rank 0 tells, in the store of torchrun's agent, the port, the address and the secret of its own.
 _KEY = "spardl/port"

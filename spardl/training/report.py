@@ -2,16 +2,63 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
+from spardl.basics.version import __version__
 from spardl.training.runs import Run
 
-__all__ = ["print_report", "rows"]
+__all__ = ["environment", "print_report", "processor", "rows"]
+
+
+# What a run's summary says of where it was done.
+
+
+def environment() -> dict[str, Any]:
+    """Versions, commit and machine; nothing from the environment's variables."""
+    return {
+        "spardl": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "commit": _commit(),
+        "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} thread(s) per worker",
+        "cpu": f"{processor()}, {torch.backends.cpu.get_cpu_capability()}",  # with torch's version, what bits depend on
+    }
+
+
+@cache
+def processor() -> str:
+    """The processor's name, as well as this system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
+
+
+def _commit() -> str | None:
+    try:
+        answer = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None
 
 
 def rows(summary: Mapping[str, Any], simulated: bool) -> list[tuple[str, str]]:

@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 
 from spardl.basics.errors import CheckpointError, ConfigError
 from spardl.basics.files import naming, read_json, write_atomically
-from spardl.training.checkpoint import find_checkpoint
-from spardl.training.strict import to_json
+from spardl.training.checkpoint import find_checkpoint, saved_workers, verify_checkpoint
 
 __all__ = [
+    "FREE",
     "Claimed",
     "Run",
     "UnfinishedError",
+    "check_branch",
     "continue_from",
     "final_metric",
     "finished_run",
@@ -29,7 +30,26 @@ __all__ = [
     "new_run",
     "run_id",
     "runs_of",
+    "to_json",
 ]
+
+
+# JSON as its standard has it, which every reader takes.
+
+
+def to_json(content: Any, indent: int | None = None) -> str:
+    """A text in strict JSON: ``null`` stands for a NaN and for an infinity, which JSON does not have."""
+    return json.dumps(_without_gaps(content), indent=indent, allow_nan=False)
+
+
+def _without_gaps(content: Any) -> Any:
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    if isinstance(content, Mapping):
+        return {key: _without_gaps(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_without_gaps(value) for value in content]
+    return content
 
 
 # Bytes; a summary has some thousand, and disks have blocks.
@@ -284,3 +304,41 @@ def _at_checkpoint(claimed: Claimed, workers: int | None, demanded: bool) -> Cla
         stack.pop_all()
     notices = tuple(f"{fault}; going on from {checkpoint}" for fault in faults)
     return Claimed(Run(run.id, run.folder, checkpoint, notices), lock)
+
+
+# A new run that goes on from a checkpoint of another one, with another learning rate.
+
+
+# What may differ from the run that saved the checkpoint, nodes or single settings. Of all else, what was saved would
+# not fit, or would win in silence over what is typed.
+FREE = ("optimizer.lr", "lr_schedule", "training.clip_norm", "training.max_steps", "start_from")
+
+
+def check_branch(checkpoint: Path, before: Mapping[str, Any], now: Mapping[str, Any], workers: int | None) -> None:
+    """Accepts a checkpoint of another run to begin with.
+
+    Args:
+        checkpoint: its folder.
+        before: what decided the result of the run that saved it.
+        now: likewise of the new run.
+        workers: how many there are; ``None`` for any number.
+
+    Raises:
+        CheckpointError: if the checkpoint is not whole, or the runs differ in more than ``FREE``.
+    """
+    verify_checkpoint(checkpoint, workers)
+    if workers is not None and saved_workers(checkpoint) != workers:
+        raise CheckpointError(
+            f"start_from={checkpoint} was saved by {saved_workers(checkpoint)} workers, and this run has {workers}; "
+            f"use cluster.workers={saved_workers(checkpoint)}"
+        )
+    step, last = checkpoint.name.removeprefix("step-"), now.get("training", {}).get("max_steps")
+    if last is not None and step.isdecimal() and last <= int(step):
+        raise CheckpointError(f"start_from={checkpoint} is not before the end, training.max_steps={last}; raise that")
+    old, new = dict(flat(before, FREE)), dict(flat(now, FREE))
+    for key in sorted(set(old) | set(new)):
+        if old.get(key) != new.get(key):
+            raise CheckpointError(
+                f"start_from={checkpoint}: its run had {key}={old.get(key)}, and this one has {new.get(key)}; only "
+                f"{', '.join(FREE[:-1])} may differ"
+            )

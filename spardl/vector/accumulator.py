@@ -15,15 +15,13 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from spardl.vector import entries
-from spardl.vector.bounds import Bound, clip_overflow, fits
+from spardl.vector import sparse
 from spardl.vector.candidates import Candidates
 from spardl.vector.kernels import compiled
 from spardl.vector.layout import Part, Parts
-from spardl.vector.norms import largest
+from spardl.vector.norms import Bound, clip_overflow, fits, largest
 from spardl.vector.packing import NIBBLE
-from spardl.vector.positions import increasing, split, within
-from spardl.vector.sparse import SparseVector
+from spardl.vector.sparse import SparseVector, increasing, split, within
 from spardl.vector.wire import EXACT, Wire
 
 __all__ = ["Accumulator", "Select"]
@@ -151,14 +149,14 @@ class Accumulator:
         """What was at some positions, what is sent of it, and the difference, which stays there if there can be one."""
         own = self.values.dtype
         if not self.wire.rounds(own):
-            values = entries.cut(self.values, positions)
+            values = sparse.cut(self.values, positions)
             return values, values, None
         if compiled(self.values) and own is torch.float32 and self.wire.dtype(own) is torch.bfloat16:
-            return entries.cut_to_bfloat16(self.values, positions)
-        values = entries.gather(self.values, positions)
+            return sparse.cut_to_bfloat16(self.values, positions)
+        values = sparse.gather(self.values, positions)
         sent = self.wire.rounded(values)
         error = _difference(values, sent)
-        entries.put(self.values, positions, error)
+        sparse.put(self.values, positions, error)
         return values, sent, error
 
     def rounded(self, start: int, block: SparseVector, holders: int = 1) -> SparseVector:
@@ -190,7 +188,7 @@ class Accumulator:
         where, length = block.indices + start if start else block.indices, self.values.numel()
         if start + block.length > length:
             where = torch.where(where < length, where, where - length)
-        before, peak = entries.add(self.values, where, block.values)
+        before, peak = sparse.add(self.values, where, block.values)
         self._before.append((where, before))
         self._reach += peak
         if not fits(self._reach, self.values.dtype):
@@ -198,10 +196,10 @@ class Accumulator:
         self._touch(start, where, block)
 
     def _cut_at(self, positions: Tensor) -> None:
-        sums = entries.gather(self.values, positions)
+        sums = sparse.gather(self.values, positions)
         if not math.isfinite(largest([sums])):
             self.overflowed = True
-            entries.put(self.values, positions, clip_overflow(sums))
+            sparse.put(self.values, positions, clip_overflow(sums))
 
     def _touch(self, start: int, positions: Tensor, block: SparseVector) -> None:
         """Notes positions that increase, but for the step from the vector's end to its beginning."""
@@ -224,7 +222,7 @@ class Accumulator:
     def restore(self) -> None:
         """Puts every touched position back to the value it had at first."""
         for where, old in reversed(self._before):
-            entries.put(self.values, where, old)
+            sparse.put(self.values, where, old)
         self._before.clear()
 
     def restore_others(self, final: Tensor) -> None:
@@ -233,13 +231,13 @@ class Accumulator:
         Args:
             final: int64, shape (m,), strictly increasing: the indices of the final result.
         """
-        peak = entries.undo(self.values, self._before, final)
+        peak = sparse.undo(self.values, self._before, final)
         self._before.clear()
         if not math.isfinite(peak):
             # Sums of finite numbers can overflow on the way; the overflow is in the result already.
-            kept = entries.gather(self.values, final)
+            kept = sparse.gather(self.values, final)
             kept = torch.where(kept.isfinite(), kept, 0)
-            entries.put(self.values, final, kept)
+            sparse.put(self.values, final, kept)
             peak = largest([kept])
         self.bound.include(peak)
 
@@ -254,17 +252,17 @@ class Accumulator:
         if self._cut_late or (self._errors and cuts > 1):
             self.restore()
             settled = self.taken() if whole else self.taken()[within(self.taken(), final)]
-            entries.put(self.values, settled, self.values.new_zeros(settled.numel()))
+            sparse.put(self.values, settled, self.values.new_zeros(settled.numel()))
             return
         # What was cut out is zero, or what rounding took, once all that came later is undone: not written twice.
         for where, old in reversed(self._before[cuts:]):
-            entries.put(self.values, where, old)
+            sparse.put(self.values, where, old)
         if self._errors or not whole:
             for where, old in reversed(self._before[:cuts]):
                 places = within(where, final)
                 others = split(where, places)[1]
                 new = old.new_zeros(others.numel()) if whole else split(old, places)[1]
-                entries.put(self.values, others, new)
+                sparse.put(self.values, others, new)
         del self._errors[:cuts]
         self._before.clear()
 
@@ -277,8 +275,8 @@ class Accumulator:
         for positions, error in self._errors:
             places = within(positions, final)
             kept = positions[places]
-            rest = clip_overflow(entries.gather(self.values, kept) + error[places])
-            entries.put(self.values, kept, rest)
+            rest = clip_overflow(sparse.gather(self.values, kept) + error[places])
+            sparse.put(self.values, kept, rest)
             self.bound.include(largest([rest]))
 
     def forget_overflows(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -14,7 +15,21 @@ from torch.nn import functional as F
 from spardl.vector.bits import pack_codes, packed_bytes, unpack_codes
 from spardl.vector.kernels import compiled
 
-__all__ = ["RAW", "Written", "divide_rows", "highest", "in_blocks", "pack_levels", "read_levels", "room"]
+__all__ = [
+    "HIGHEST",
+    "RAW",
+    "Written",
+    "divide_rows",
+    "highest",
+    "in_blocks",
+    "pack_float8",
+    "pack_levels",
+    "read_float8",
+    "read_levels",
+    "room",
+    "round_stochastically",
+]
+
 
 Round = Callable[[Tensor], Tensor]
 """Makes whole numbers of others, which may be overwritten."""
@@ -90,7 +105,7 @@ def pack_levels(
     """
     scales, packed = into or room(values, block, bits)
     if rounded is None and compiled(values):
-        _pack_compiled(values, block, bits, leave, scales, packed)
+        _pack_levels(values, block, bits, leave, scales, packed)
         return scales, packed
     rows, top = in_blocks(values, block), highest(bits)
     scales.copy_(divide_rows(rows))
@@ -98,7 +113,7 @@ def pack_levels(
     whole = levels.round_() if rounded is None else rounded(levels)
     packed.copy_(pack_codes(whole.add_(top).to(torch.uint8), bits))
     if leave:
-        values.sub_(_read(scales, packed, block, bits, values.numel()))
+        values.sub_(_read_levels(scales, packed, block, bits, values.numel()))
     return scales, packed
 
 
@@ -108,8 +123,8 @@ def room(values: Tensor, block: int, bits: int) -> Written:
     return values.new_empty(-(-values.numel() // block)), packed
 
 
-def _pack_compiled(values: Tensor, block: int, bits: int, leave: bool, scales: Tensor, packed: Tensor) -> None:
-    from spardl.vector.kernels import levels as kernels  # noqa: PLC0415 - numba is optional
+def _pack_levels(values: Tensor, block: int, bits: int, leave: bool, scales: Tensor, packed: Tensor) -> None:
+    from spardl.vector.kernels import codec as kernels  # noqa: PLC0415 - numba is optional
 
     raw, given = RAW[values.dtype], values.contiguous().numpy()
     number, row = given.dtype.type, np.empty(block, given.dtype)
@@ -141,20 +156,126 @@ def read_levels(scales: Tensor, packed: Tensor, block: int, bits: int, values: T
         add: whether it is added to what is there.
     """
     if compiled(values):
-        from spardl.vector.kernels import levels as kernels  # noqa: PLC0415 - numba is optional
+        from spardl.vector.kernels import codec as kernels  # noqa: PLC0415 - numba is optional
 
         given = scales.numpy()
         top = given.dtype.type(highest(bits))
         kernels.read_levels(packed.numpy(), bits, top, given, block, add, values.numpy())
         return
-    found = _read(scales, packed, block, bits, values.numel())
+    found = _read_levels(scales, packed, block, bits, values.numel())
     if add:
         values.add_(found)
     else:
         values.copy_(found)
 
 
-def _read(scales: Tensor, packed: Tensor, block: int, bits: int, count: int) -> Tensor:
+def _read_levels(scales: Tensor, packed: Tensor, block: int, bits: int, count: int) -> Tensor:
     top, codes = highest(bits), unpack_codes(packed, bits, count)
     rows = in_blocks(codes.to(scales.dtype).sub_(top).div_(top), block)
     return rows.mul_(scales.unsqueeze(1)).view(-1)[:count]
+
+
+# Entries as floating-point numbers of 8 bits, E4M3: shares of the largest magnitude in their block, times 448.
+#
+# Source: Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433: 4 bits of an exponent, 3 of a fraction,
+# no infinities; 448 is the highest.
+
+
+HIGHEST = 448
+
+
+def pack_float8(values: Tensor, block: int, *, leave: bool = False, into: Written | None = None) -> Written:
+    """The largest magnitude of each block, and of each entry the nearest number, ties to even.
+
+    Args:
+        values: float32 or float64, shape (n,), finite.
+        block: entries of a block.
+        leave: whether ``values`` keep only what their numbers lack; they must be contiguous then.
+        into: where to write what is returned; new memory if missing.
+
+    Returns:
+        Scales, shape (ceil(n / block),), and the bits of the numbers, uint8, shape (n,).
+    """
+    scales, packed = into or room(values, block, 8)
+    if compiled(values):
+        _pack_float8(values, block, leave, scales, packed)
+        return scales, packed
+    rows = in_blocks(values, block)
+    scales.copy_(divide_rows(rows))
+    packed.copy_(rows.mul_(HIGHEST).view(-1)[: values.numel()].to(torch.float8_e4m3fn).view(torch.uint8))
+    if leave:
+        values.sub_(_read_float8(scales, packed, block))
+    return scales, packed
+
+
+def _pack_float8(values: Tensor, block: int, leave: bool, scales: Tensor, packed: Tensor) -> None:
+    from spardl.vector.kernels import codec as kernels  # noqa: PLC0415 - numba is optional
+
+    raw, given = RAW[values.dtype], values.contiguous().numpy()
+    near, far = np.empty((2, block), np.float32)
+    kernels.pack_float8(
+        given,
+        given.view(raw.bits),
+        raw.mask,
+        leave,
+        scales.numpy(),
+        scales.numpy().view(raw.bits),
+        near,
+        near.view(np.int32),
+        far,
+        far.view(np.int32),
+        given.dtype.type(HIGHEST),
+        packed.numpy(),
+    )
+
+
+def read_float8(scales: Tensor, packed: Tensor, block: int, values: Tensor, *, add: bool = False) -> None:
+    """Writes what ``pack_float8`` found stands for.
+
+    Args:
+        scales: shape (ceil(n / block),).
+        packed: uint8, shape (n,).
+        block: entries of a block.
+        values: of the type of the scales, shape (n,), contiguous; to write.
+        add: whether it is added to what is there.
+    """
+    if compiled(values):
+        from spardl.vector.kernels import codec as kernels  # noqa: PLC0415 - numba is optional
+
+        shares = _shares(values.dtype).numpy()
+        kernels.read_float8(packed.numpy(), shares, scales.numpy(), block, add, values.numpy())
+    elif add:
+        values.add_(_read_float8(scales, packed, block))
+    else:
+        values.copy_(_read_float8(scales, packed, block))
+
+
+def _read_float8(scales: Tensor, packed: Tensor, block: int) -> Tensor:
+    rows = in_blocks(packed.view(torch.float8_e4m3fn).to(scales.dtype).div_(HIGHEST), block)
+    return rows.mul_(scales.unsqueeze(1)).view(-1)[: packed.numel()]
+
+
+@lru_cache(maxsize=2)
+def _shares(dtype: torch.dtype) -> Tensor:
+    """What each byte stands for, shape (256,), on the CPU."""
+    return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(dtype).div_(HIGHEST)
+
+
+# Stochastic rounding: right on average.
+
+
+def round_stochastically(values: Tensor, generator: torch.Generator) -> Tensor:
+    """Rounds each value up or down, so that the result is the value on average; whole numbers stay what they are.
+
+    Args:
+        values: of any shape, floating point, finite; overwritten.
+        generator: on the CPU, whatever the device of the values.
+
+    Returns:
+        Whole numbers of the same shape and type.
+    """
+    # The fraction is split off first: added to a large number, a random one would lose its last bits.
+    low = values.floor()
+    chance = values.sub_(low)
+    draw = torch.rand(values.shape, generator=generator, dtype=values.dtype).to(values.device)
+    return low.add_(draw.lt_(chance))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -17,7 +18,18 @@ from torch import Tensor
 
 from spardl.vector.kernels import compiled
 
-__all__ = ["Magnitudes", "clip_factor", "divide", "largest", "norm_of", "sum_of_squares"]
+__all__ = [
+    "Bound",
+    "Magnitudes",
+    "clip_factor",
+    "clip_overflow",
+    "divide",
+    "fits",
+    "largest",
+    "norm_of",
+    "sum_of_squares",
+]
+
 
 # Entries that are squared at a time: so many stay in a cache, and no vector needs three more of its size.
 _CHUNK = 1 << 15
@@ -85,10 +97,10 @@ def divide(values: Tensor, count: int) -> float:
         peak = largest([values])
         values.div_(count)
         return peak
-    from spardl.vector.kernels import magnitudes  # noqa: PLC0415 - takes seconds to import
+    from spardl.vector.kernels import selection  # noqa: PLC0415 - takes seconds to import
 
     bits, divisor = values.view(raw.bits).numpy(), raw.number(count)
-    return raw.number_of(magnitudes.divide(values.numpy(), bits, raw.mask, divisor))
+    return raw.number_of(selection.divide(values.numpy(), bits, raw.mask, divisor))
 
 
 def _raw(part: Tensor) -> Magnitudes | None:
@@ -105,9 +117,9 @@ def _peak(part: Tensor) -> float:
     if raw is None:
         low, high = part.aminmax()
         return max(-float(low), float(high))
-    from spardl.vector.kernels import magnitudes  # noqa: PLC0415 - takes seconds to import
+    from spardl.vector.kernels import selection  # noqa: PLC0415 - takes seconds to import
 
-    return raw.number_of(magnitudes.largest(part.view(raw.bits).numpy(), raw.mask))
+    return raw.number_of(selection.largest_magnitude(part.view(raw.bits).numpy(), raw.mask))
 
 
 def _exponent(peak: float, length: int) -> int:
@@ -155,3 +167,72 @@ def clip_factor(norm: float, limit: float) -> float:
     """What a gradient is multiplied by so that its norm is at most ``limit``, as ``clip_grad_norm_`` has it."""
     factor = limit / (norm + 1e-6)
     return factor if math.isnan(factor) else min(1.0, factor)
+
+
+# How large the entries of a vector can be: known without looking, until they may no longer fit into their type.
+#
+# A sum of finite numbers can overflow. To look for that would be one more pass over memory in every step; instead, a
+# bound of what was carried over grows by the largest magnitude of each gradient, which the search for NaNs and
+# infinities finds in passing. Only where the bound exceeds the largest number of the type is the vector itself looked
+# at.
+
+
+# What a bound may be, as a share of the largest number: its own rounding errors stay below the rest.
+_SAFE = 0.99
+
+
+def fits(magnitude: float, dtype: torch.dtype) -> bool:
+    """Whether numbers of a type can be so large, with room for rounding errors; ``magnitude`` may be NaN."""
+    return magnitude <= _SAFE * torch.finfo(dtype).max
+
+
+@dataclass
+class Bound:
+    """An upper bound of the magnitudes in one vector, and how it is kept finite.
+
+    Attributes:
+        value: no entry is larger; infinite: not known.
+    """
+
+    value: float = math.inf
+
+    def grow(self, values: Tensor, most: float) -> bool:
+        """Is told that entries have grown.
+
+        Args:
+            values: the vector, shape (n,); entries that overflowed become nearly the largest number of their type.
+            most: by how much at most, in magnitude.
+
+        Returns:
+            Whether some had overflowed.
+        """
+        self.value = (self.value + most) * (1 + torch.finfo(values.dtype).eps)
+        return not fits(self.value, values.dtype) and self.look(values)
+
+    def look(self, values: Tensor) -> bool:
+        """Finds the least bound of ``values``, shape (n,); cuts and answers as ``grow`` does."""
+        self.value = largest([values])
+        if math.isfinite(self.value):
+            return False
+        limits = torch.finfo(values.dtype)
+        # Less than the very largest: that is the mark of a sum over workers that was cut.
+        most = limits.max * (1 - limits.eps)
+        values.nan_to_num_(nan=0.0, posinf=most, neginf=-most)
+        self.value = limits.max
+        return True
+
+    def include(self, magnitude: float) -> None:
+        """Is told of new entries, of a finite ``magnitude`` at most."""
+        self.value = max(self.value, magnitude)
+
+
+def clip_overflow(sums: Tensor) -> Tensor:
+    """Makes sums of finite numbers that overflowed the largest number of their type, in place.
+
+    Args:
+        sums: of any shape; a NaN, which is a difference of two infinities, becomes 0.
+
+    Returns:
+        The same tensor, of the same shape.
+    """
+    return sums if math.isfinite(largest([sums])) else sums.nan_to_num_(nan=0.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -18,13 +18,210 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spardl.vector import magnitudes
-from spardl.vector.adding import Adding, block_of
 from spardl.vector.kernels import compiled, runs_triton
 from spardl.vector.layout import Part, Parts
-from spardl.vector.rows import Integers, in_rows, largest_of_rows, runs_of
 
-__all__ = ["Chosen", "Finder", "Integers", "Ranges", "finder_for", "reaching", "top_k"]
+__all__ = [
+    "Adding",
+    "Chosen",
+    "Finder",
+    "Integers",
+    "Ranges",
+    "block_of",
+    "finder_for",
+    "in_rows",
+    "kth_largest",
+    "largest_of_rows",
+    "least_of_rows",
+    "reaching",
+    "runs_of",
+    "top_k",
+]
+
+
+# A gradient is added to a vector block by block, so that who looks at its entries next finds them in the cache.
+
+
+_BLOCK = 1 << 17
+
+
+def block_of(values: Tensor) -> int:
+    """How many entries of ``values``, shape (n,), fit into a cache; on a GPU, all, and at least 1."""
+    return _BLOCK if values.device.type == "cpu" else max(1, values.numel())
+
+
+class Adding:
+    """Goes no further than others need it next.
+
+    Args:
+        values: shape (n,), changed in place.
+        gradient: shape (n,), or ``None``: there is nothing to add.
+        clear: whether the gradient becomes zero.
+    """
+
+    def __init__(self, values: Tensor, gradient: Tensor | None, clear: bool) -> None:
+        self._values, self._gradient, self._clear, self._done = values, gradient, clear, 0
+
+    def reach(self, stop: int) -> None:
+        """Goes on to the position ``stop`` at least."""
+        length = self._values.numel()
+        while self._gradient is not None and self._done < stop:
+            end = min(self._done + block_of(self._values), length)
+            more = self._gradient[self._done : end]
+            self._values[self._done : end].add_(more)
+            if self._clear:
+                more.zero_()
+            self._done = end
+
+
+# Magnitudes on the CPU where nothing is compiled: without its sign bit, the bits of a number grow with its magnitude.
+#
+# numpy compares and orders whole numbers of any size with wide instructions; torch does so neither with what reaches a
+# bound, of which it counts the positions first, nor with the k-th largest.
+
+
+def positions_reaching(values: Tensor, bound: float) -> Tensor:
+    """Where entries reach a bound.
+
+    Args:
+        values: floating point, shape (n,), on the CPU, no NaN.
+        bound: least magnitude, rounded to the type of the values.
+
+    Returns:
+        int64, shape (found,), increasing.
+    """
+    return torch.from_numpy(np.flatnonzero(_keys(values) >= _keys(values.new_tensor([bound]))))
+
+
+def kth_largest(values: Tensor, k: int) -> Tensor:
+    """The k-th largest magnitude.
+
+    Args:
+        values: floating point, shape (n,), on the CPU, no NaN.
+        k: from 1 to n.
+
+    Returns:
+        A number of the same type, shape ().
+    """
+    place = values.numel() - k
+    keys = _keys(values)
+    keys.partition(place)
+    return torch.from_numpy(keys[place : place + 1]).view(values.dtype)[0]
+
+
+def least_of_rows(values: Tensor, wanted: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    """The least magnitude of the largest entries of each row, and where entries reach it.
+
+    Args:
+        values: floating point, shape (r, m), on the CPU, no NaN.
+        wanted: shape (r,): how many are among the largest, from 0 to m.
+
+    Returns:
+        Magnitudes, shape (r,), infinite where none is wanted; and int64 positions in the rows laid end to end, shape
+        (found,), increasing.
+    """
+    keys, length, most = _keys(values), values.shape[1], max(1, int(wanted.max()))
+    parted = keys.copy()
+    parted.partition(length - most, axis=1)
+    top = np.sort(parted[:, length - most :], axis=1)
+    least = np.take_along_axis(top, np.minimum(most - wanted, most - 1)[:, None], axis=1)
+    least[wanted == 0] = _keys(values.new_tensor([float("inf")]))
+    return torch.from_numpy(least[:, 0]).view(values.dtype), torch.from_numpy(np.flatnonzero(keys >= least))
+
+
+def _keys(values: Tensor) -> NDArray[Any]:
+    """In memory of its own."""
+    bits = values.detach().view(_BITS[values.itemsize]).numpy()
+    return bits & np.iinfo(bits.dtype).max
+
+
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+# The largest entries of thousands of short ranges: rows of a matrix, in place of a loop over them.
+#
+# Chunks of some thousand entries adjoin one another and are of one length, so that one call finds the least magnitude
+# that each sends. Lists of what was large in the step before would gain nothing: a row stays in the cache.
+
+
+# Entries of the longest row, and rows of the smallest matrix: fewer or longer ranges are looked at one by one.
+_LONGEST, _FEWEST = 1 << 14, 8
+
+Integers = NDArray[np.int64]
+
+
+def runs_of(starts: Integers, stops: Integers) -> list[slice]:
+    """Which of some ranges are rows of one matrix, as they adjoin, are short, and of one length.
+
+    Args:
+        starts: shape (r,), where ranges start.
+        stops: shape (r,), where they stop.
+
+    Returns:
+        Slices that together are all of them, in order; one of more than one range is such a matrix.
+    """
+    if not starts.size:
+        return []
+    lengths = stops - starts
+    joined = (starts[1:] == stops[:-1]) & (lengths[1:] == lengths[:-1]) & (lengths[1:] > 0) & (lengths[1:] <= _LONGEST)
+    edges = np.concatenate([[0], np.flatnonzero(~joined) + 1, [starts.size]])
+    few = np.diff(edges) < _FEWEST
+    alone = np.flatnonzero(np.repeat(few, np.diff(edges)))
+    return [slice(*edge) for edge in pairwise(np.union1d(edges, np.append(alone, alone + 1)).tolist())]
+
+
+def in_rows(starts: Integers, stops: Integers) -> NDArray[np.bool_]:
+    """Which of some ranges are rows of a matrix: bool, shape (r,); see ``runs_of``."""
+    found = np.zeros(starts.size, bool)
+    for run in runs_of(starts, stops):
+        found[run] = run.stop - run.start > 1
+    return found
+
+
+def largest_of_rows(values: Tensor, ranges: Parts) -> tuple[Tensor, Tensor]:
+    """The largest entries of each of some rows; ties: the lowest positions.
+
+    Args:
+        values: floating point, shape (n,), finite.
+        ranges: rows of a matrix, r of them, as ``runs_of`` finds them; k from 0 to their length.
+
+    Returns:
+        int64 positions in the vector, shape (sum of k,), row by row, increasing in each; and of each row the smallest
+        magnitude that was chosen, shape (r,), or 0 where nothing was compared.
+    """
+    matrix = values[ranges.start : ranges.start + ranges.length].view(len(ranges), -1)
+    length, wanted = matrix.shape[1], ranges.columns[2]
+    rows, found, cuts = max(1, block_of(values) // length), [], []
+    for first in range(0, len(matrix), rows):
+        positions, cut = _of_block(matrix[first : first + rows], wanted[first : first + rows])
+        found.append(positions + (ranges.start + first * length))
+        cuts.append(cut)
+    return torch.cat(found), torch.cat(cuts)
+
+
+def _of_block(values: Tensor, wanted: Integers) -> tuple[Tensor, Tensor]:
+    least = least_of_rows if values.device.type == "cpu" else _least_of_rows
+    cuts, reaching = least(values, wanted)
+    count = torch.from_numpy(wanted).to(values.device)
+    if reaching.numel() != int(wanted.sum()):
+        reaching = _drop_late_row_ties(values.abs(), cuts, count)
+    return reaching, torch.where((count > 0) & (count < values.shape[1]), cuts, cuts.new_zeros(()))
+
+
+def _least_of_rows(values: Tensor, wanted: Integers) -> tuple[Tensor, Tensor]:
+    """The least magnitude that each row sends, infinite where it sends none; and where entries reach it."""
+    magnitude, count = values.abs(), torch.from_numpy(wanted).to(values.device)
+    top = magnitude.topk(max(1, int(wanted.max()))).values
+    least = top.gather(1, (count - 1).clamp(min=0)[:, None])
+    least.masked_fill_(count[:, None] == 0, float("inf"))
+    return least.squeeze(1), (magnitude >= least).view(-1).nonzero().squeeze(1)
+
+
+def _drop_late_row_ties(magnitude: Tensor, least: Tensor, count: Tensor) -> Tensor:
+    """Keeps what is above the least magnitude of its row, and of what equals it as many, from the front, as fit."""
+    above, ties = magnitude > least[:, None], magnitude == least[:, None]
+    room = (count - above.sum(1))[:, None]
+    return (above | (ties & (ties.cumsum(1) <= room))).view(-1).nonzero().squeeze(1)
 
 
 class Ranges(NamedTuple):
@@ -233,7 +430,7 @@ class CompiledFinder(Finder):
 
     def add(self, values: Tensor, gradient: Tensor | None, ranges: Ranges, *, clear: bool = False) -> Integers:
         """In one kernel; the lists' memory is used again from step to step."""
-        from spardl.vector.kernels.adding import add_and_list  # noqa: PLC0415 - takes seconds to import
+        from spardl.vector.kernels.selection import add_and_list  # noqa: PLC0415 - takes seconds to import
 
         room = int(ranges.rooms.sum())
         if self._places.size < room:
@@ -284,8 +481,10 @@ class CompiledFinder(Finder):
 
     def reaching(self, values: Tensor, part: Part, bound: float, most: int, touched: Sequence[Tensor]) -> Tensor | None:
         """Among what is listed, if that is enough to tell; read from the list, not from the vector."""
-        from spardl.vector.kernels.reaching import collect  # noqa: PLC0415 - takes seconds to import
-        from spardl.vector.kernels.selection import list_of  # noqa: PLC0415 - takes seconds to import
+        from spardl.vector.kernels.selection import (  # noqa: PLC0415 - takes seconds to import
+            collect,
+            list_of,
+        )
 
         first, last, least = list_of(self._lists, part.start, part.stop)
         key = int(values.new_tensor(bound).view(self._kind.bits))
@@ -324,7 +523,7 @@ def _reaching(values: Tensor, start: int, stop: int, bound: float, adding: Addin
     if compiled(values) and values.dtype in _KINDS:
         search = _search_compiled
     else:
-        search = magnitudes.reaching if values.device.type == "cpu" else _search
+        search = positions_reaching if values.device.type == "cpu" else _search
     block, found = block_of(values), [torch.empty(0, dtype=torch.int64, device=values.device)]
     for begin in range(start, stop, block):
         end = min(begin + block, stop)
@@ -338,7 +537,7 @@ def _search(values: Tensor, bound: float) -> Tensor:
 
 
 def _search_compiled(values: Tensor, bound: float) -> Tensor:
-    from spardl.vector.kernels.reaching import search  # noqa: PLC0415
+    from spardl.vector.kernels.selection import search  # noqa: PLC0415
 
     kind, out = _KINDS[values.dtype], torch.empty(values.numel() + 1, dtype=torch.int64)
     key = int(values.new_tensor(bound).view(kind.bits))
@@ -349,7 +548,7 @@ def finder_for(values: Tensor) -> Finder:
     """The fastest one for vectors like ``values``, shape (n,)."""
     half = values.dtype == torch.float16
     if compiled(values) and values.dtype in _KINDS:
-        from spardl.vector.kernels.sums import adds_halves  # noqa: PLC0415 - takes seconds to import
+        from spardl.vector.kernels.words import adds_halves  # noqa: PLC0415 - takes seconds to import
 
         return CompiledFinder(values.dtype) if not half or adds_halves() else PortableFinder()
     return GpuFinder() if runs_triton(values) and values.dtype in _KINDS and not half else PortableFinder()
@@ -386,7 +585,7 @@ def _top_k(values: Tensor, k: int) -> Tensor:
 
 
 def _kth_largest(magnitude: Tensor, k: int) -> Tensor:
-    return magnitudes.kth_largest(magnitude, k) if magnitude.device.type == "cpu" else _least_of_top(magnitude, k)
+    return kth_largest(magnitude, k) if magnitude.device.type == "cpu" else _least_of_top(magnitude, k)
 
 
 def _least_of_top(magnitude: Tensor, k: int) -> Tensor:

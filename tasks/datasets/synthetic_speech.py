@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spardl.protocol.randomness import seeded_generator
+from spardl.protocol.programs import seeded_generator
 from tasks.datasets.speech import ALPHABET, SAMPLE_RATE, SpeechDataset, collate, encode, spectrogram
 
 __all__ = ["ToneSplit", "tone_speech"]

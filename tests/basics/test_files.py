@@ -13,7 +13,7 @@ from spardl.basics.errors import ConfigError, DataError
 from spardl.basics.files import open_regular, read_json, read_regular, read_tail, read_text, read_yaml
 from spardl.clusters.network import parse_network
 from spardl.clusters.profile import Profile
-from spardl.schedules.groups import Groups
+from spardl.schedules.measured import Groups
 from spardl.training.runs import Run
 from tasks.datasets import plain_text
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from spardl.basics.messages import first_line
+from spardl.basics.errors import first_line
 
 
 def test_one_line_of_any_error() -> None:

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from spardl.clusters.background import _tensors
+from spardl.clusters.process_group import _tensors
 from spardl.protocol.programs import Boundary
 from spardl.vector.sparse import SparseVector
 from tests.labs import ROOT
@@ -16,7 +16,7 @@ from tests.labs import ROOT
 PROGRAM = """
 import time
 import torch
-from spardl.clusters.background import Background
+from spardl.clusters.process_group import Background
 
 Background(torch.device("cpu")).submit(lambda: (time.sleep(1), print("done", flush=True)))
 """

@@ -15,8 +15,8 @@ from torch import nn
 
 from spardl.basics.errors import ConfigError, PeerError, ProgramError, WorkerError
 from spardl.clusters import Cluster, Network, ProcessGroupCluster, SimulatedCluster
-from spardl.clusters.background import Background
 from spardl.clusters.ledger import PhaseStack
+from spardl.clusters.process_group import Background
 from spardl.clusters.profile import LayerTimes, Profile
 from spardl.protocol.programs import Boundary, Exchange, Phase, Program, Receive, Send, Worker
 from tests.harness import run_workers

@@ -17,7 +17,7 @@ import torch
 import spardl
 from spardl.basics.errors import ConfigError
 from spardl.clusters import Cluster, Network, SimulatedCluster, gather_rows
-from spardl.clusters.following import LOGGER, VARIABLE, follower
+from spardl.clusters.ledger import LOGGER, VARIABLE, follower
 from spardl.method.method import Method
 from tests.harness import NETWORK, layout_of, run_workers
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from spardl.basics.errors import PeerError, WorkerError
-from spardl.clusters import ProcessGroupCluster, channel, gather_rows
+from spardl.clusters import ProcessGroupCluster, gather_rows, process_group
 from spardl.clusters.precompile import precompile
 from spardl.diagnostics.doctor.correctness import every_method, try_out
 from spardl.protocol.programs import Exchange, Phase, Program, Receive, Send
@@ -157,9 +157,9 @@ def test_messages_through_the_memory_of_the_host_arrive_as_others_do(monkeypatch
     precompile(torch.float32, every_method(Collected()).values())
     straight = run_workers(2, _averages)[0]
     copied = []
-    monkeypatch.setattr(channel, "by_host", lambda group, device: True)
-    own = channel._copied
-    monkeypatch.setattr(channel, "_copied", lambda tensor: copied.append(tensor) or own(tensor))
+    monkeypatch.setattr(process_group, "by_host", lambda group, device: True)
+    own = process_group._copied
+    monkeypatch.setattr(process_group, "_copied", lambda tensor: copied.append(tensor) or own(tensor))
     around, seen = run_workers(2, lambda cluster: (_averages(cluster), len(copied)))[0]
     assert seen > len(straight)
     assert all(torch.equal(around[name], average) for name, average in straight.items())
@@ -168,6 +168,6 @@ def test_messages_through_the_memory_of_the_host_arrive_as_others_do(monkeypatch
 def test_only_gloo_needs_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     both, split = "cpu:gloo,cuda:gloo", "cpu:gloo,cuda:nccl"
     for backends, device, needed in ((both, "cuda", True), (split, "cuda", False), (both, "cpu", False)):
-        monkeypatch.setattr(channel.dist, "get_backend_config", lambda group, backends=backends: backends)
-        assert channel.by_host(None, torch.device(device)) is needed
-        assert channel.over_gloo(None, torch.device("cpu"))
+        monkeypatch.setattr(process_group.dist, "get_backend_config", lambda group, backends=backends: backends)
+        assert process_group.by_host(None, torch.device(device)) is needed
+        assert process_group.over_gloo(None, torch.device("cpu"))

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from spardl.clusters.step_costs import StepCosts, break_even_gbit, gather_costs
+from spardl.clusters.profile import StepCosts, break_even_gbit, gather_costs
 from spardl.protocol.programs import Phase
 from tests.training.toy import simulated
 

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from spardl.clusters import PRESETS, Cluster, Ledger, Network, ProcessGroupCluster, throttle
-from spardl.clusters.channel import Channel
-from spardl.clusters.throttle import lasting, traffic
+from spardl.clusters import PRESETS, Cluster, Ledger, Network, ProcessGroupCluster, process_group
+from spardl.clusters.process_group import Channel, lasting, traffic
 from spardl.protocol.programs import (
     AllGather,
     AllReduce,
@@ -25,8 +24,7 @@ from spardl.protocol.programs import (
     Send,
     Worker,
 )
-from spardl.training.launch import ProcessGroup
-from spardl.training.launcher import Heartbeat
+from spardl.training.launch import Heartbeat, ProcessGroup
 from tests.driver import here, only_run, summary
 from tests.harness import layout_of, run_method, run_workers, same_bits, spardl, topka
 
@@ -40,7 +38,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.sleeps = 0.0, list[float]()
         # Only there: others in this process have clocks to read and sleeps to sleep, too.
-        monkeypatch.setattr(throttle, "time", SimpleNamespace(perf_counter=self.look, sleep=self.sleep))
+        monkeypatch.setattr(process_group, "time", SimpleNamespace(perf_counter=self.look, sleep=self.sleep))
 
     def look(self) -> float:
         self.now += 1e-6

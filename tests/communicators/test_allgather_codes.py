@@ -15,8 +15,7 @@ from spardl.communicators import AllGatherCodes, AllGatherDense
 from spardl.compressors import CodeCompressor, Mass, NoCompression
 from spardl.method.method import Method
 from spardl.method.residuals import LocalResidual, NoResidual
-from spardl.protocol.context import Context
-from spardl.protocol.state import State
+from spardl.protocol.programs import Context, State
 from tests.harness import Bench, context
 
 

@@ -17,8 +17,7 @@ from spardl.communicators.allreduce_codes import _contexts
 from spardl.compressors import QSGD
 from spardl.method.method import Method
 from spardl.method.residuals import LocalResidual, NoResidual
-from spardl.protocol.context import Context
-from spardl.protocol.programs import Worker
+from spardl.protocol.programs import Context, Worker
 from tests.communicators.test_allgather_codes import Whole
 from tests.harness import Bench, context, layout_of, same_bits
 from tests.quick import some_quick

@@ -19,8 +19,7 @@ from spardl.communicators.gtopk import VARIANTS, GTopk
 from spardl.compressors import TopK
 from spardl.method.method import Method
 from spardl.method.residuals import GlobalResidual, LocalResidual, PartialResidual, Residual
-from spardl.protocol.context import Context
-from spardl.protocol.state import State
+from spardl.protocol.programs import Context, State
 from spardl.vector.accumulator import Select
 from spardl.vector.packing import Slot, message_bytes
 from spardl.vector.sparse import SparseVector

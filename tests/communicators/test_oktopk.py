@@ -15,8 +15,7 @@ from spardl.communicators import OkTopk
 from spardl.communicators.oktopk import consensus_borders
 from spardl.compressors import ReusedThreshold, SparseCompressor, TopK
 from spardl.method.residuals import NoResidual, PartialResidual, Residual
-from spardl.protocol.context import Context
-from spardl.protocol.programs import Worker, whole_team
+from spardl.protocol.programs import Context, Worker, whole_team
 from spardl.vector.sparse import SparseVector
 from tests.communicators.oktopk_cluster import PUBLISHED, WORKERS, alike, cluster, count, published
 from tests.harness import NETWORK, Bench, layout_of, same_bits

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from spardl.communicators import OkTopk
 from spardl.compressors import GaussianK, ReusedThreshold, TopK
-from spardl.protocol.context import Context
-from spardl.protocol.programs import Worker
+from spardl.protocol.programs import Context, Worker
 from spardl.vector.sparse import SparseVector
 from tests.communicators.oktopk_cluster import PUBLISHED, cluster, count, published
 from tests.harness import Bench, layout_of, same_bits

@@ -20,9 +20,7 @@ from spardl.compressors import TopK
 from spardl.compressors.base import Output, SparseCompressor
 from spardl.method.method import Method
 from spardl.method.residuals import GlobalResidual, LocalResidual, PartialResidual, Residual
-from spardl.protocol.context import Context
-from spardl.protocol.programs import Worker
-from spardl.protocol.state import State
+from spardl.protocol.programs import Context, State, Worker
 from spardl.vector.accumulator import Accumulator, Select
 from spardl.vector.layout import Part
 from spardl.vector.packing import Slot, message_bytes

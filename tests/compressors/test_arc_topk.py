@@ -16,8 +16,7 @@ from spardl.communicators import Dense
 from spardl.compressors import ARCTopK
 from spardl.method.method import Method
 from spardl.method.residuals import LocalResidual, NoResidual
-from spardl.protocol.programs import Worker
-from spardl.protocol.randomness import seeded_generator
+from spardl.protocol.programs import Worker, seeded_generator
 from spardl.vector.layout import Layout
 from tests.harness import NETWORK, Bench, context, same_bits, to_dense
 

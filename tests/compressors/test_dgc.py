@@ -10,9 +10,7 @@ from torch import Tensor
 
 from spardl.basics.errors import ConfigError
 from spardl.compressors import SampledTopK
-from spardl.protocol.context import Context
-from spardl.protocol.programs import Worker
-from spardl.protocol.state import State
+from spardl.protocol.programs import Context, State, Worker
 from spardl.vector.layout import Layout
 from spardl.vector.selection import top_k
 

@@ -17,7 +17,7 @@ from spardl.communicators import AllGather
 from spardl.compressors import GaussianK
 from spardl.method.method import Method
 from spardl.method.residuals import GlobalResidual
-from spardl.protocol.state import State
+from spardl.protocol.programs import State
 from tests.harness import Bench, context, selected, to_dense
 
 

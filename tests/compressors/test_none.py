@@ -6,8 +6,7 @@ import torch
 
 from spardl.compressors import NoCompression
 from spardl.compressors.base import Output
-from spardl.protocol.programs import Program
-from spardl.protocol.state import State
+from spardl.protocol.programs import Program, State
 from spardl.vector.accumulator import Accumulator
 from tests.harness import context
 

@@ -15,9 +15,7 @@ from spardl.communicators import AllGatherCodes
 from spardl.compressors import QSGD
 from spardl.method.method import Method
 from spardl.method.residuals import NoResidual
-from spardl.protocol.programs import Worker
-from spardl.protocol.randomness import seeded_generator
-from spardl.protocol.state import State
+from spardl.protocol.programs import State, Worker, seeded_generator
 from tests.harness import Bench, context
 
 DTYPES = [torch.float32, torch.float64]

@@ -16,9 +16,7 @@ import spardl
 from spardl.basics.errors import ConfigError
 from spardl.compressors import Quantized
 from spardl.compressors.quantized import FORMATS, hadamard
-from spardl.protocol.context import Context
-from spardl.protocol.programs import Worker
-from spardl.protocol.state import State
+from spardl.protocol.programs import Context, State, Worker
 from spardl.vector.layout import Layout
 from tests.harness import Bench, same_bits
 

@@ -14,8 +14,7 @@ from spardl.communicators import Dense
 from spardl.compressors import RandomBlock
 from spardl.method.method import Method
 from spardl.method.residuals import LocalResidual, RescaledResidual
-from spardl.protocol.context import Context
-from spardl.protocol.programs import Worker
+from spardl.protocol.programs import Context, Worker
 from spardl.vector.layout import Layout
 from tests.harness import NETWORK, Bench, run_method, to_dense
 

@@ -15,9 +15,7 @@ from spardl.compressors import RandomK
 from spardl.compressors.random_k import draw_distinct
 from spardl.method.method import Method
 from spardl.method.residuals import LocalResidual, RescaledResidual
-from spardl.protocol.context import Context
-from spardl.protocol.programs import Worker
-from spardl.protocol.randomness import seeded_generator
+from spardl.protocol.programs import Context, Worker, seeded_generator
 from spardl.vector.layout import Layout
 from spardl.vector.sparse import SparseVector
 from tests.harness import Bench, to_dense

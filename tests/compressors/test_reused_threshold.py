@@ -14,8 +14,7 @@ from torch import Tensor
 from spardl.basics.errors import ConfigError
 from spardl.compressors import ReusedThreshold, TopK
 from spardl.compressors.reused_threshold import ReusedThresholdState
-from spardl.protocol.context import Context
-from spardl.protocol.programs import Worker
+from spardl.protocol.programs import Context, Worker
 from spardl.vector.layout import Layout
 from tests.harness import selected
 

@@ -15,9 +15,7 @@ from spardl.communicators import AllGatherCodes
 from spardl.compressors import SignSGD
 from spardl.method.method import Method
 from spardl.method.residuals import LocalResidual, NoResidual, Residual
-from spardl.protocol.context import Context
-from spardl.protocol.programs import Worker
-from spardl.protocol.state import State
+from spardl.protocol.programs import Context, State, Worker
 from spardl.vector.layout import Layout
 from tests.harness import Bench, context, layout_of
 

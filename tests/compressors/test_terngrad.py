@@ -15,10 +15,7 @@ from spardl.communicators import AllGatherCodes
 from spardl.compressors import Mass, TernGrad
 from spardl.method.method import Method
 from spardl.method.residuals import NoResidual
-from spardl.protocol.context import Context
-from spardl.protocol.programs import Worker
-from spardl.protocol.randomness import seeded_generator
-from spardl.protocol.state import State
+from spardl.protocol.programs import Context, State, Worker, seeded_generator
 from spardl.vector.layout import Layout
 from tests.harness import Bench, context, layout_of
 

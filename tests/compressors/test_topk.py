@@ -8,7 +8,7 @@ import torch
 from spardl.basics.errors import ConfigError
 from spardl.compressors import TopK
 from spardl.method.recipes import make_method
-from spardl.protocol.state import State
+from spardl.protocol.programs import State
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.layout import Part
 from tests.harness import Bench, context, same_bits

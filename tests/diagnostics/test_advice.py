@@ -18,12 +18,9 @@ from scripts.exhibits.records import on_record
 from spardl.basics.errors import ConfigError
 from spardl.clusters import Network
 from spardl.clusters.profile import Profile
-from spardl.diagnostics.advice import LEFT
-from spardl.diagnostics.measuring import measured
-from spardl.diagnostics.timeline.model import in_backward
-from spardl.diagnostics.timeline.schedules import MethodCosts
-from spardl.schedules.fusion import by_size
-from spardl.schedules.linear import Linear
+from spardl.diagnostics.choosing import LEFT, measured
+from spardl.diagnostics.timeline.model import MethodCosts, in_backward
+from spardl.schedules.fusion import Linear, by_size
 from tests.labs import ROOT
 
 
@@ -31,7 +28,7 @@ from tests.labs import ROOT
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compressing takes 1 ms and 2 ns for each entry, whatever the method."""
     line = Linear(1e-3, 2e-9)
-    monkeypatch.setattr("spardl.diagnostics.measuring.measure_compression", lambda *arguments: (line, []))
+    monkeypatch.setattr("spardl.diagnostics.choosing.measure_compression", lambda *arguments: (line, []))
 
 
 def model() -> nn.Module:
@@ -65,7 +62,7 @@ def test_at_the_break_even_bandwidth_both_take_as_long() -> None:
 
 
 def test_what_compressing_takes_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spardl.diagnostics.measuring.measure_compression", None)
+    monkeypatch.setattr("spardl.diagnostics.choosing.measure_compression", None)
     asked = []
 
     def compressing(name: str, options: Mapping[str, Any]) -> Callable[[int], float]:
@@ -270,7 +267,7 @@ def test_powersgd_is_compared_where_shapes_are_known() -> None:
 
 def test_ranges_span_the_repetitions(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks, lines = iter(range(1000)), iter(Linear(seconds, 0.0) for seconds in (3.0, 1.0, 2.0) * 10)
-    monkeypatch.setattr("spardl.diagnostics.measuring.measure_compression", lambda *arguments: (next(lines), []))
+    monkeypatch.setattr("spardl.diagnostics.choosing.measure_compression", lambda *arguments: (next(lines), []))
     found = measured(4, torch.device("cpu"), clock=lambda: 1.2 * next(ticks))
     advice = spardl.advise(model(), "1gbit", 4, compressing=found, methods=["none", "topka"])
     (topka,) = (choice for choice in advice.choices if choice.method == "topka")

@@ -16,7 +16,7 @@ import pytest
 from scripts import choices
 from scripts.exhibits import base, jobs, kept, measures, records
 from spardl.basics.errors import ConfigError, DataError, WorkerError
-from spardl.training import editions, summary
+from spardl.training import report, targets
 from tests.driver import ROOT, here
 
 MADE = {"commit": "0123456789ab", "cpu": "a processor", "torch": "2"}
@@ -37,7 +37,7 @@ MOST_BYTES = 5e6
 @pytest.fixture
 def committed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were no uncommitted changes while these tests are written."""
-    monkeypatch.setattr(summary, "_commit", lambda: MADE["commit"])
+    monkeypatch.setattr(report, "_commit", lambda: MADE["commit"])
 
 
 def double(number: int) -> dict[str, int]:
@@ -70,7 +70,7 @@ def test_a_computation_and_its_record(committed: None, tmp_path: Path) -> None:
     where = tmp_path / "kept" / f"laptop.jsonl#{job.id}"
     assert (found.where, found.data, found.reason) == (where, {"twice": 8}, None)
     assert found.made["commit"] == MADE["commit"]
-    assert found.origin == f"{where}, commit {MADE['commit']}, on {summary.environment()['cpu']}"
+    assert found.origin == f"{where}, commit {MADE['commit']}, on {report.environment()['cpu']}"
     assert records.RecordStore(tmp_path / "kept").find(computation(recipe=2)) is None
 
 
@@ -107,11 +107,11 @@ def test_work_of_another_edition_is_not_found(composing: None, tmp_path: Path, m
     for job in (plain, other):
         folder = tmp_path / "runs" / f"label-{job.id}"
         folder.mkdir(parents=True)
-        (folder / "summary.json").write_text(json.dumps({**final, "editions": editions.editions(job.config)}))
+        (folder / "summary.json").write_text(json.dumps({**final, "editions": targets.editions(job.config)}))
         (folder / "metrics.jsonl").write_text('{"kind": "eval", "step": 1, "accuracy": 0.5}\n')
         store.keep(job, job.find(tmp_path / "runs"), "laptop")
         assert store.find(job)
-    monkeypatch.setattr(editions, "_RAISED", {"spardl.OkTopk": 2})
+    monkeypatch.setattr(targets, "_RAISED", {"spardl.OkTopk": 2})
     assert plain.find(tmp_path / "runs")
     assert store.find(plain)
     assert other.find(tmp_path / "runs") is None

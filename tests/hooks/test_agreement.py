@@ -17,7 +17,7 @@ import spardl
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
 from spardl.hooks.fsdp import attach_fsdp
-from spardl.method.agreement import facts_of, first_difference
+from spardl.method.provenance import facts_of, first_difference
 from tests.harness import run_workers
 from tests.hooks.loops import Hooks, batches, made
 

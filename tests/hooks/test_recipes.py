@@ -18,7 +18,7 @@ from spardl.compressors import SampledTopK
 from spardl.method import registry
 from spardl.method.names import MethodName
 from spardl.method.recipes import GROUP, recipes
-from spardl.protocol.combination import Combination
+from spardl.protocol.programs import Combination
 from tests.driver import composed
 from train import CONFIGURATIONS, build_method
 

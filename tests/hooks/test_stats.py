@@ -12,7 +12,7 @@ from torch import nn
 import spardl
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.ledger import Ledger
-from spardl.hooks.stats import Meter
+from spardl.hooks.averager import Meter
 from spardl.protocol.programs import Phase
 from tests.harness import run_workers
 

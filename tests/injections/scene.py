@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import spardl.training.trainer as training
 from spardl.clusters import ProcessGroupCluster
-from spardl.clusters.channel import Channel
+from spardl.clusters.process_group import Channel
 from spardl.training.checkpoint import list_checkpoints
 from spardl.training.learner import Learner
 from spardl.training.rendezvous import Rendezvous

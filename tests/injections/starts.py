@@ -17,8 +17,7 @@ import pytest
 
 import spardl.training.checkpoint as checkpointing
 from scripts.labs.first_process import Lab, tool
-from spardl.training.loggers import Wandb
-from spardl.training.observers import Observer
+from spardl.training.observers import Observer, Wandb
 from spardl.training.runs import Run
 from tests import labs
 from tests.driver import Beside, beside

@@ -11,13 +11,11 @@ from torch import Tensor
 from spardl.basics.errors import ConfigError
 from spardl.communicators import Dense
 from spardl.compressors import NoCompression
-from spardl.method.adam import AdamMomentum
 from spardl.method.elastic import sources
 from spardl.method.method import Method
-from spardl.method.moments import Spread
+from spardl.method.momentum import AdamMomentum, Spread
 from spardl.method.residuals import NoResidual
-from spardl.protocol.context import Context
-from spardl.protocol.programs import Worker
+from spardl.protocol.programs import Context, Worker
 from tests.harness import Bench, same_bits, spardl, to_dense, topka
 
 BETAS = [(0.9, 0.999), (0.0, 0.95), (0.5, 0.0)]

@@ -14,9 +14,9 @@ from spardl.basics.errors import ConfigError
 from spardl.communicators import AllGather, AllGatherCodes, Dense
 from spardl.compressors import QSGD, NoCompression, TopK
 from spardl.method import registry
-from spardl.method.fitting import why_not
 from spardl.method.method import Method
 from spardl.method.momentum import LocalMomentum, Momentum, OptimizerMomentum
+from spardl.method.registry import why_not
 from spardl.method.residuals import GlobalResidual, LocalResidual, NoResidual, Residual
 from spardl.vector.layout import Layout
 from spardl.vector.wire import Wire

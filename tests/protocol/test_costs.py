@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spardl.protocol.context import Context
-from spardl.protocol.costs import Bounds, Cost, log2_ceil
-from spardl.protocol.programs import Worker
+from spardl.protocol.programs import Bounds, Context, Cost, Worker, log2_ceil
 from tests.harness import Bench, layout_of, representatives
 from tests.test_laws import WORKERS, random_gradients
 

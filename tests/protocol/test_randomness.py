@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from spardl.protocol.randomness import derive_seed, seeded_generator
+from spardl.protocol.programs import derive_seed, seeded_generator
 
 
 def test_seeds_are_fixed_for_ever() -> None:

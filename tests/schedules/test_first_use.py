@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spardl.schedules.first_use import FirstUses
+from spardl.schedules.dear import FirstUses
 from tests.schedules.loops import batch, make_model
 
 

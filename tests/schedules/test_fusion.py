@@ -10,8 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spardl.basics.errors import ConfigError
-from spardl.schedules.fusion import Range, by_count, by_share, by_size, ends, finish
-from spardl.schedules.linear import Linear
+from spardl.schedules.fusion import Linear, Range, by_count, by_share, by_size, ends, finish
 
 SIZES = st.lists(st.integers(0, 50), max_size=12)
 

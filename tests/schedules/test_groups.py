@@ -14,8 +14,7 @@ import pytest
 from spardl.basics.errors import ConfigError
 from spardl.clusters import Cluster
 from spardl.schedules import LayerFusion, MgWfbp, Wfbp
-from spardl.schedules.groups import Groups
-from spardl.schedules.measured import Measuring
+from spardl.schedules.measured import Groups, Measuring
 from spardl.training.experiment import experiment_id
 from tests.driver import beside, composed, here, results, steps_logged, summary, wait_until
 from tests.harness import run_workers, spardl

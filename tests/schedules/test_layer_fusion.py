@@ -12,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spardl.basics.errors import ConfigError
-from spardl.schedules.fusion import Range, by_count, by_size, finish
-from spardl.schedules.layer_fusion import optimal
-from spardl.schedules.linear import Linear
-from spardl.schedules.mg_wfbp import merge
+from spardl.schedules.fusion import Linear, Range, by_count, by_size, finish
+from spardl.schedules.measured import merge, optimal
 
 
 class Case(NamedTuple):

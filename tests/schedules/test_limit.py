@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from spardl.schedules.limit import Limit
+from spardl.schedules.scaling import Limit
 
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan])

@@ -13,8 +13,7 @@ from spardl.clusters import Cluster, Network, SimulatedCluster
 from spardl.clusters.profile import LayerTimes, Profile
 from spardl.method.warmup import Warmup
 from spardl.schedules import LayerFusion, MgWfbp, Schedule, Training
-from spardl.schedules.fusion import Range, finish
-from spardl.schedules.linear import Linear
+from spardl.schedules.fusion import Linear, Range, finish
 from spardl.schedules.measured import Measured, measure_cost
 from spardl.vector.flat import FlatGradient
 from tests.harness import NETWORK, dense, run_workers, spardl

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spardl.schedules.fusion import finish
-from spardl.schedules.linear import Linear
-from spardl.schedules.mg_wfbp import merge
+from spardl.schedules.fusion import Linear, finish
+from spardl.schedules.measured import merge
 
 TIMES = st.integers(0, 40).map(lambda eighths: eighths / 8)  # exact in binary: ties are ties
 

@@ -10,7 +10,7 @@ import torch
 from spardl.clusters import Cluster, Network, SimulatedCluster
 from spardl.clusters.profile import LayerTimes, Profile
 from spardl.schedules import Dear
-from spardl.schedules.trials import Trials
+from spardl.schedules.tuning import Trials
 from spardl.vector.flat import FlatGradient
 from tests.harness import run_workers
 from tests.schedules.loops import Loop, Setting, make_model, momentum

@@ -19,8 +19,7 @@ import torch
 from spardl.basics.errors import ConfigError
 from spardl.clusters.network import PRESETS
 from spardl.clusters.profile import Profile
-from spardl.diagnostics.timeline.costs import halves
-from spardl.diagnostics.timeline.model import in_halves
+from spardl.diagnostics.timeline.model import halves, in_halves
 from spardl.schedules.fusion import by_size
 from spardl.schedules.tuning import Tuner
 from tests.harness import dense

@@ -10,8 +10,7 @@ import torch
 
 from spardl.clusters import Network, SimulatedCluster
 from spardl.clusters.profile import LayerTimes, Profile
-from spardl.diagnostics.timeline.costs import halves, whole
-from spardl.diagnostics.timeline.model import Timeline, after_backward, in_backward, in_halves
+from spardl.diagnostics.timeline.model import Timeline, after_backward, halves, in_backward, in_halves, whole
 from spardl.method.method import Method
 from spardl.schedules import AfterBackward, Dear, Schedule, Wfbp
 from spardl.vector.flat import FlatGradient

@@ -9,8 +9,8 @@ from torch.utils.checkpoint import checkpoint
 
 from spardl.basics.errors import ConfigError, TrainingError
 from spardl.clusters import SimulatedCluster
-from spardl.method.adam import AdamMomentum
 from spardl.method.method import Method
+from spardl.method.momentum import AdamMomentum
 from spardl.schedules import Training, Wfbp
 from spardl.vector.flat import FlatGradient
 from tests.harness import NETWORK, dense, spardl, topka

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from spardl.training import announcing
-from spardl.training.announcing import announced
+from spardl.training import display
+from spardl.training.display import announced
 
 
 def others() -> list[threading.Thread]:
@@ -23,7 +23,7 @@ def test_what_is_over_soon_is_not_worth_a_line(capsys: pytest.CaptureFixture[str
 
 
 def test_what_takes_long_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(announcing, "_LONG", 0.05)
+    monkeypatch.setattr(display, "_LONG", 0.05)
     with announced("preparing the data"):
         time.sleep(0.3)
     assert capsys.readouterr().out == "preparing the data ...\n"

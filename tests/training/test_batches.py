@@ -12,8 +12,7 @@ from torch import Tensor
 
 from spardl.basics.errors import DataError
 from spardl.protocol.programs import Worker
-from spardl.training.batches import Batches
-from spardl.training.sampler import ShuffledSampler
+from spardl.training.sampler import Batches, ShuffledSampler
 from spardl.training.task import Batch
 from tests.harness import dense
 from tests.training.toy import Points, ToyTask, plan, trainer

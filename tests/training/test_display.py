@@ -86,7 +86,7 @@ def test_lines(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_line_names_what_takes_long(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("spardl.training.announcing._LONG", 0.05)
+    monkeypatch.setattr("spardl.training.display._LONG", 0.05)
     display = LineDisplay()
     for phase, seconds in (("building the model", 0.2), ("saving a checkpoint", 0), (None, 0.1), ("evaluating", 0.2)):
         display.phase(phase)

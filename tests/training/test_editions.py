@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from spardl.training.editions import editions
+from spardl.training.targets import editions
 from tests.driver import composed, here, only_run
 from tests.test_golden import TINY
 
@@ -11,7 +11,7 @@ from tests.test_golden import TINY
 def test_parts_that_once_gave_something_else() -> None:
     assert editions(composed("schedule=wfbp")) == {}
     assert editions(composed("schedule=mg_wfbp")) == {"spardl.MgWfbp": 2}
-    assert editions({"parts": [{"_target_": "spardl.schedules.layer_fusion.LayerFusion"}]}) == {"spardl.LayerFusion": 2}
+    assert editions({"parts": [{"_target_": "spardl.schedules.measured.LayerFusion"}]}) == {"spardl.LayerFusion": 2}
 
 
 def test_a_run_says_which_editions_it_had(tmp_path: Path) -> None:

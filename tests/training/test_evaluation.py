@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from spardl.clusters import Cluster
-from spardl.training.evaluation import evaluate
-from spardl.training.learner import Learner
+from spardl.training.learner import Learner, evaluate
 from tests.harness import dense, run_workers
 from tests.training.toy import ToyTask, plan, simulated
 

@@ -12,10 +12,9 @@ import torch
 from spardl.basics.errors import ConfigError, WorkerError
 from spardl.method.recipes import make_method
 from spardl.training.experiment import Experiment
-from spardl.training.launcher import Launcher
-from spardl.training.loggers import NoLogger
+from spardl.training.launch import Launcher, Simulated
+from spardl.training.observers import NoLogger
 from spardl.training.runs import Run
-from spardl.training.simulate import Simulated
 from tests.harness import spardl
 from tests.training.toy import plan
 

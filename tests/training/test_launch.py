@@ -16,14 +16,10 @@ import torch.distributed as dist
 
 from spardl.basics.errors import ConfigError, PeerError, WorkerError
 from spardl.clusters import Cluster, SimulatedCluster, gather_rows
-from spardl.clusters.workers.devices import pick_device
-from spardl.clusters.workers.membership import Membership, find_membership, what_a_restart_needs
-from spardl.training.devices import count_gpus_aside
-from spardl.training.launch import ProcessGroup
-from spardl.training.launcher import Heartbeat
+from spardl.clusters.workers.membership import Membership, find_membership, pick_device, what_a_restart_needs
+from spardl.training.launch import Heartbeat, ProcessGroup, Simulated, count_gpus_aside
 from spardl.training.rendezvous import Rendezvous
 from spardl.training.runs import Run
-from spardl.training.simulate import Simulated
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "h"}
 TORCHRUN |= {"MASTER_PORT": "5", "TORCHELASTIC_RUN_ID": "x"}

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from spardl.basics.errors import ConfigError
-from spardl.training.loggers import Logger, NoLogger, Wandb, logged_in, without_run_id
-from spardl.training.observers import MetricsFile, Observer
+from spardl.training.observers import Logger, MetricsFile, NoLogger, Observer, Wandb, logged_in, without_run_id
 from spardl.training.runs import Run
 from tests.driver import beside, events, here, only_run, processes, results, steps_logged, summary, wait_until
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from spardl.schedules import AfterBackward, Dear, MgWfbp, Schedule, Wfbp
-from spardl.training.loss_scale import LossScale
+from spardl.training.learner import LossScale
 from spardl.training.task import Batch
 from spardl.training.trainer import Trainer
 from tests.harness import dense, spardl, topka

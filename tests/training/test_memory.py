@@ -12,10 +12,8 @@ from torch import nn
 
 from spardl.basics.errors import ConfigError
 from spardl.method.momentum import LocalMomentum
-from spardl.training.launch import ProcessGroup
-from spardl.training.launcher import Hosted
+from spardl.training.launch import Hosted, ProcessGroup, Simulated
 from spardl.training.memory import Need, available_bytes, check_address_space, what_does_not_fit
-from spardl.training.simulate import Simulated
 from tests.harness import spardl
 from tests.training.toy import plan
 

@@ -13,7 +13,7 @@ import train
 from spardl.basics.errors import ConfigError
 from spardl.communicators.base import Communicator
 from spardl.compressors.base import Compressor
-from spardl.training.parts import Kind
+from spardl.training.targets import Kind
 from tests.driver import ROOT
 
 COMPRESSOR = Kind(Compressor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spardl.training.experiment import experiment_id
-from spardl.training.recipe import scoped, settled
+from spardl.training.targets import scoped, settled
 from tests.driver import composed
 
 ADAM = "optimizer=adamw"

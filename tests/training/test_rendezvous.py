@@ -22,11 +22,9 @@ import torch.distributed as dist
 from spardl.basics.errors import ConfigError
 from spardl.clusters import Cluster, gather_rows
 from spardl.clusters.workers import store as store_module
-from spardl.clusters.workers.addresses import address_of, listen, listen_as
-from spardl.clusters.workers.membership import Membership, find_secret
+from spardl.clusters.workers.membership import Membership, address_of, find_secret, listen, listen_as
 from spardl.clusters.workers.store import hold_store
-from spardl.training.launch import ProcessGroup
-from spardl.training.launcher import Heartbeat
+from spardl.training.launch import Heartbeat, ProcessGroup
 from spardl.training.rendezvous import Rendezvous
 from tests.driver import ROOT, STARTED_BY, only_run, processes, steps_logged, summary, wait_until
 from tests.test_train_cli import TORCHRUN

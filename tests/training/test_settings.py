@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from spardl.basics.errors import ConfigError
-from spardl.training.settings import PRECISIONS, is_a
+from spardl.training.learner import PRECISIONS, is_a
 from tests.training.toy import settings
 
 

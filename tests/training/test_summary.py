@@ -5,7 +5,7 @@ import subprocess
 import pytest
 import torch
 
-from spardl.training.summary import environment
+from spardl.training.report import environment
 
 
 def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,7 @@ import torch
 from torch import nn
 
 from spardl.protocol.programs import Worker
-from spardl.training.sampler import ShuffledSampler
-from spardl.training.worker import TrainingWorker, average_buffers
+from spardl.training.sampler import ShuffledSampler, TrainingWorker, average_buffers
 from tests.training.toy import simulated
 
 

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from spardl.clusters import Network, SimulatedCluster
 from spardl.method.method import Method
 from spardl.schedules import AfterBackward
-from spardl.training.learner import Plan
+from spardl.training.learner import Plan, Settings
 from spardl.training.lr import Constant, LrSchedule
 from spardl.training.observers import Observer
 from spardl.training.runs import Run
-from spardl.training.settings import Settings
 from spardl.training.task import Batch, Task
 from spardl.training.trainer import Trainer
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from spardl.method.residuals import GlobalResidual, LocalResidual, PartialResidual, Residual
 from spardl.vector.accumulator import Accumulator
-from spardl.vector.bounds import Bound
 from spardl.vector.candidates import Candidates
 from spardl.vector.layout import Part
+from spardl.vector.norms import Bound
 from spardl.vector.sparse import SparseVector
 from spardl.vector.wire import EXACT, Wire
 from tests.harness import same_bits

@@ -15,11 +15,9 @@ from spardl.communicators import AllGather, OkTopk, TopkDSA
 from spardl.compressors import TopK
 from spardl.method.method import Method
 from spardl.method.residuals import LocalResidual, PartialResidual
-from spardl.vector.coarse import CHUNK, CoarseValues
-from spardl.vector.messages import Coarse
 from spardl.vector.packing import Slot
 from spardl.vector.sparse import SparseVector, concatenate
-from spardl.vector.wire import COARSE, Wire
+from spardl.vector.wire import CHUNK, COARSE, Coarse, CoarseValues, Wire
 from tests.harness import same_bits
 
 OWN = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

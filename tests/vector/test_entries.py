@@ -12,7 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from spardl.vector import entries
+from spardl.vector import sparse
 from tests.harness import same_bits
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -34,7 +34,7 @@ def both(patch: pytest.MonkeyPatch, call: str, values: Tensor, *arguments: Tenso
     for name in ("compiled", "portable"):
         patch.setenv("SPARDL_KERNELS", name)
         own = values.clone()
-        found.append((own, getattr(entries, call)(own, *arguments)))
+        found.append((own, getattr(sparse, call)(own, *arguments)))
     (one, result), (other, same) = found
     assert same_numbers(one, other)
     assert as_bits(result) == as_bits(same)
@@ -117,7 +117,7 @@ def test_changes_are_undone_but_for_some_positions(
     touched = peak_of(vector[[place for place in kept if place in changed]])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARDL_KERNELS", path)
-        stayed = entries.undo(vector, changes, torch.tensor(kept).long())
+        stayed = sparse.undo(vector, changes, torch.tensor(kept).long())
     assert same_numbers(vector, expected)
     assert in_order(touched) <= in_order(stayed) <= in_order(staying)
 
@@ -131,9 +131,9 @@ def test_a_view_is_changed_in_place() -> None:
     """A residual is part of a longer vector."""
     whole = torch.arange(6.0)
     part, positions = whole[2:5], torch.tensor([2, 0])
-    assert entries.cut(part, positions).tolist() == [4.0, 2.0]
-    before, peak = entries.add(part, positions, torch.tensor([7.0, 8.0]))
+    assert sparse.cut(part, positions).tolist() == [4.0, 2.0]
+    before, peak = sparse.add(part, positions, torch.tensor([7.0, 8.0]))
     assert (before.tolist(), peak) == ([0.0, 0.0], 8.0)
-    entries.put(part, positions[:1], torch.tensor([9.0]))
+    sparse.put(part, positions[:1], torch.tensor([9.0]))
     assert whole.tolist() == [0.0, 1.0, 8.0, 3.0, 9.0, 5.0]
-    assert entries.gather(part, positions).tolist() == [9.0, 8.0]
+    assert sparse.gather(part, positions).tolist() == [9.0, 8.0]

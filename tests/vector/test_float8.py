@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from spardl.vector.float8 import HIGHEST, pack_float8, read_float8
-from spardl.vector.levels import in_blocks
+from spardl.vector.levels import HIGHEST, in_blocks, pack_float8, read_float8
 from tests.harness import same_bits
 
 DTYPES = [torch.float32, torch.float64]

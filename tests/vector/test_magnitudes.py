@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spardl.vector.magnitudes import kth_largest, reaching
+from spardl.vector.selection import kth_largest, positions_reaching
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 NUMBERS = st.sampled_from([0.0, -0.0, 6e-8, -6e-8, 1.0, -1.0, 1.0078125, -2.0, 6.5e4, float("inf"), -float("inf")])
@@ -18,7 +18,7 @@ NUMBERS = st.sampled_from([0.0, -0.0, 6e-8, -6e-8, 1.0, -1.0, 1.0078125, -2.0, 6
 def test_what_reaches_a_bound_is_what_torch_finds(dtype: torch.dtype, numbers: list[float], bound: float) -> None:
     values = torch.tensor(numbers, dtype=dtype)
     before = values.clone()
-    found = reaching(values, bound)
+    found = positions_reaching(values, bound)
     assert found.dtype is torch.int64
     assert found.tolist() == (values.abs() >= values.new_tensor(bound)).nonzero().squeeze(1).tolist()
     assert torch.equal(values, before)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spardl.vector.positions import increasing, split, within
+from spardl.vector.sparse import increasing, split, within
 
 PATHS = ("compiled", "portable")
 SOME = st.sets(st.integers(0, 40), max_size=30).map(sorted)

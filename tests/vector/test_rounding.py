@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from spardl.vector.rounding import round_stochastically
+from spardl.vector.levels import round_stochastically
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -70,7 +70,7 @@ def test_the_environment_chooses_the_finder(dtype: torch.dtype, monkeypatch: pyt
 
 def test_float16_is_added_up_compiled_where_the_processor_can(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba")
-    monkeypatch.setattr("spardl.vector.kernels.sums.adds_halves", lambda: False)
+    monkeypatch.setattr("spardl.vector.kernels.words.adds_halves", lambda: False)
     assert type(finder_for(torch.zeros(1, dtype=torch.float16))) is PortableFinder
     assert type(finder_for(torch.zeros(1, dtype=torch.bfloat16))) is CompiledFinder
 
@@ -90,7 +90,7 @@ def test_short_types_are_added_up_as_torch_does(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("block", [1 << 17, 1])
 def test_what_reaches_a_bound(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spardl.vector.adding._BLOCK", block)
+    monkeypatch.setattr("spardl.vector.selection._BLOCK", block)
     values = torch.tensor([9.0, 1.0, -2.0, 2.0, -0.0, -INFINITY, 9.0])
     assert reaching(values, 1, 6, 2.0).tolist() == [2, 3, 5]
     assert reaching(values, 1, 6, 0.0).tolist() == [1, 2, 3, 4, 5]
@@ -220,7 +220,7 @@ def test_both_finders_are_exact_and_alike(dtype: torch.dtype, data: st.DataObjec
     # A finder has a past: room for lists, and lists, that must not matter.
     compiled.add(case.memory.clone(), None, case.ranges)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("spardl.vector.adding._BLOCK", data.draw(st.sampled_from([7, 1 << 17])))
+        patch.setattr("spardl.vector.selection._BLOCK", data.draw(st.sampled_from([7, 1 << 17])))
         (values, listed), (twin, _) = run(compiled, case), run(portable, case)
     assert same_bits(values, twin)
     if not case.parts:

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from spardl.vector import sketch as module
+from spardl.compressors import count_sketch as module
+from spardl.compressors.count_sketch import Sketch, derive, rankable
 from spardl.vector.selection import top_k
-from spardl.vector.sketch import Sketch, derive, rankable
 
 G = 0x9E3779B97F4A7C15
 ALL = 2**64 - 1

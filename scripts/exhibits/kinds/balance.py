@@ -21,15 +21,13 @@ from scripts.exhibits.tables import Cell, Row, Table
 from spardl.clusters import Network, SimulatedCluster
 from spardl.clusters.network import PRESETS
 from spardl.communicators.oktopk import OkTopk, OkTopkState, Region, consensus_borders
-from spardl.communicators.steps.balance import balance, joined
-from spardl.communicators.steps.split import equal_regions, split_and_reduce
+from spardl.communicators.steps.split import balance, equal_regions, joined, split_and_reduce
 from spardl.communicators.steps.transfer import Courier, all_gather_counts
 from spardl.method.method import Method, MethodState
-from spardl.protocol.context import Context
-from spardl.protocol.programs import Program, Team, Worker, whole_team
-from spardl.vector.messages import Typed
+from spardl.protocol.programs import Context, Program, Team, Worker, whole_team
 from spardl.vector.packing import Slot
 from spardl.vector.sparse import SparseVector
+from spardl.vector.wire import Typed
 
 __all__ = ["Balance", "BalancePlan", "Snapshot", "compare", "record_loads"]
 

@@ -14,10 +14,8 @@ from scripts.exhibits.jobs import Computation, Outcome
 from scripts.exhibits.tables import Cell, Row, Table
 from spardl.clusters import SimulatedCluster
 from spardl.method.method import Method
-from spardl.protocol.context import Context
-from spardl.protocol.costs import Cost
-from spardl.protocol.programs import Worker
-from spardl.schedules.linear import Linear
+from spardl.protocol.programs import Context, Cost, Worker
+from spardl.schedules.fusion import Linear
 from spardl.vector.layout import Layout
 
 __all__ = ["CountedCosts", "Cycle", "amortized", "count_costs", "count_cycle"]

@@ -15,9 +15,7 @@ from spardl.communicators.steps.split import cut_apart
 from spardl.communicators.steps.transfer import Courier
 from spardl.compressors import TopK
 from spardl.compressors.base import SparseCompressor
-from spardl.protocol.context import Context
-from spardl.protocol.programs import Phase, Program, Team, whole_team
-from spardl.protocol.state import State
+from spardl.protocol.programs import Context, Phase, Program, State, Team, whole_team
 from spardl.vector.accumulator import Accumulator, Select
 from spardl.vector.layout import Part
 from spardl.vector.packing import Slot

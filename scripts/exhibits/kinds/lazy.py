@@ -29,8 +29,7 @@ from spardl.compressors import TopK
 from spardl.compressors.base import SparseCompressor
 from spardl.method.method import Method, MethodState
 from spardl.method.residuals import GlobalResidual
-from spardl.protocol.context import Context
-from spardl.protocol.programs import Worker
+from spardl.protocol.programs import Context, Worker
 from spardl.vector.layout import Layout
 from spardl.vector.sparse import SparseVector, Sum
 

@@ -19,8 +19,7 @@ from scripts.exhibits.kinds.trainings import Case
 from scripts.exhibits.kinds.watched import WatchedPlan, Watcher, selection, sparse, train_watched, watched_training
 from scripts.exhibits.tables import Cell, Row, Table
 from spardl.method.method import Method, MethodState
-from spardl.protocol.context import Context
-from spardl.protocol.programs import Worker
+from spardl.protocol.programs import Context, Worker
 from spardl.vector.sparse import SparseVector, Sum
 
 __all__ = ["Thresholds", "count_selected", "deviations"]

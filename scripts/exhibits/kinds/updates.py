@@ -19,7 +19,7 @@ from scripts.exhibits.kinds.gpu import MODELS, Model, basis_of, measured_models,
 from scripts.exhibits.passes import MeasuredPasses
 from scripts.exhibits.tables import Cell, Row, Table
 from spardl.clusters.network import PRESETS, Network
-from spardl.schedules.linear import Linear
+from spardl.schedules.fusion import Linear
 
 __all__ = ["Contender", "Parts", "UpdateBreakdown", "UpdatePlan", "cycle_of", "predict"]
 

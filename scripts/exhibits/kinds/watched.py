@@ -18,8 +18,7 @@ from spardl.basics.errors import ConfigError
 from spardl.clusters import Network, SimulatedCluster
 from spardl.compressors.base import SparseCompressor
 from spardl.method.method import Method, MethodState
-from spardl.protocol.context import Context
-from spardl.protocol.programs import Program, Worker
+from spardl.protocol.programs import Context, Program, Worker
 from spardl.training.learner import Learner
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.sparse import Sum

@@ -16,7 +16,7 @@ from scripts.exhibits.kinds.predictions import Computed, sheet
 from scripts.exhibits.papers import labs
 from spardl.clusters.network import PRESETS
 from spardl.clusters.profile import Profile
-from spardl.diagnostics.timeline import schedules
+from spardl.diagnostics.timeline import model as schedules
 from spardl.diagnostics.timeline.model import Lane, Timeline
 from spardl.schedules.tuning import Tuner
 

@@ -15,9 +15,9 @@ from scripts.exhibits.papers import labs
 from scripts.exhibits.papers.real import FLOOR, RIVALS, long_digits, only, with_evening
 from scripts.exhibits.papers.small import ONE_SEED, PICTURES, SEEDS, SMALL, TINY, VIRTUAL, as_published
 from spardl.clusters.network import PRESETS
-from spardl.diagnostics.timeline import schedules
+from spardl.diagnostics.timeline import model as schedules
 from spardl.diagnostics.timeline.model import in_backward
-from spardl.schedules.linear import Linear
+from spardl.schedules.fusion import Linear
 
 __all__ = ["EXHIBITS", "fusion", "scaling"]
 

@@ -13,11 +13,9 @@ import torch
 
 from spardl.clusters.network import parse_network
 from spardl.clusters.profile import Profile
-from spardl.diagnostics.advice import DENSE
-from spardl.diagnostics.choosing import METHODS
+from spardl.diagnostics.choosing import DENSE, METHODS, PATIENCE, Compressing, measured
 from spardl.diagnostics.choosing import advise as advised
 from spardl.diagnostics.commands import network_option, workers_option
-from spardl.diagnostics.measuring import PATIENCE, Compressing, measured
 
 __all__ = ["advise", "telling"]
 

@@ -13,7 +13,7 @@ import torch
 
 from spardl.basics.errors import ConfigError
 from spardl.clusters.workers.membership import Membership, find_membership
-from spardl.diagnostics.doctor import installation
+from spardl.diagnostics.doctor import board
 from spardl.diagnostics.doctor.examination import Settings, examine
 from spardl.diagnostics.thorough.running import examine_thoroughly
 
@@ -73,7 +73,7 @@ def doctor(
     settings = Settings(_count(workers, member), timeout, device, out, budget)
     _check(settings, interface)
     _be_quiet()
-    for variable in installation.VARIABLES.values() if interface else ():
+    for variable in board.VARIABLES.values() if interface else ():
         os.environ[variable] = interface or ""
     return 0 if examine(settings, member) else 1
 
@@ -93,8 +93,8 @@ def _check(settings: Settings, interface: str | None) -> None:
     if not settings.budget > 0:
         raise ConfigError(f"--budget must be above 0 seconds, got {settings.budget:g}")
     _check_file("--out", settings.out)
-    if interface and interface not in installation.interfaces():
-        there = ", ".join(installation.interfaces())
+    if interface and interface not in board.interfaces():
+        there = ", ".join(board.interfaces())
         raise ConfigError(f"--interface {interface} is not on {socket.gethostname()}; use one of {there}")
 
 

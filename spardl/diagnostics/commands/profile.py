@@ -2,24 +2,211 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import click
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from spardl.basics.errors import ConfigError
+from spardl.basics.errors import ConfigError, SpardlError, first_line
 from spardl.clusters.profile import Profile
-from spardl.diagnostics.jobs import SOURCES, Source, made
 from spardl.diagnostics.timeline.measure import measure
 
-__all__ = ["profile", "profile_command"]
+__all__ = ["SOURCES", "Job", "Sizes", "Source", "from_function", "made", "profile", "profile_command"]
+
+
+# What can be profiled: a model, a batch for it and a loss, from a library of models or from one's own function.
+
+
+CLASSES = 1000
+
+
+class Job(NamedTuple):
+    """What is measured.
+
+    Attributes:
+        model: on the CPU, with fresh weights.
+        data: named tensors, or what else the model takes, on the CPU.
+        loss: a scalar, of the model and the data, on the model's device.
+        examples: in the data; ``None`` for as many as were asked for.
+    """
+
+    model: nn.Module
+    data: Mapping[str, Any]
+    loss: Callable[[nn.Module, Mapping[str, Any]], Tensor]
+    examples: int | None = None
+
+
+class Sizes(Protocol):
+    """What a source may be asked for."""
+
+    @property
+    def batch(self) -> int:
+        """Examples in one pass."""
+
+    @property
+    def size(self) -> int | None:
+        """Side of a picture; ``None`` for the model's own."""
+
+    @property
+    def seq(self) -> int:
+        """Tokens of a text."""
+
+
+Source: TypeAlias = Callable[[str, Sizes], Job]
+"""Makes a job of a model's name."""
+
+
+def from_torchvision(name: str, sizes: Sizes) -> Job:
+    """A model of torchvision, on square pictures."""
+    from torchvision.models import get_model  # noqa: PLC0415 - takes seconds
+
+    return _classifier(_built(get_model, name, weights=None), sizes.size or 224, sizes.batch)
+
+
+def from_timm(name: str, sizes: Sizes) -> Job:
+    """A model of timm, on square pictures of the size it was published with."""
+    from timm import create_model  # noqa: PLC0415 - takes seconds
+
+    model: Any = _built(create_model, name, pretrained=False)
+    return _classifier(model, sizes.size or model.default_cfg["input_size"][-1], sizes.batch)
+
+
+SOURCES: Mapping[str, Source] = MappingProxyType({"torchvision": from_torchvision, "timm": from_timm})
+"""Libraries of models, by what stands in front of the colon."""
+
+
+def made(model: str, sizes: Sizes, sources: Mapping[str, Source]) -> Job:
+    """A job of a command line.
+
+    Args:
+        model: ``SOURCE:NAME``, or ``package.module:function``.
+        sizes: of the batch.
+        sources: by name.
+
+    Raises:
+        ConfigError: if there is no such model, or a library is missing.
+    """
+    source, _, name = model.partition(":")
+    if not name:
+        known = ", ".join(f"{each}:NAME" for each in sources)
+        raise ConfigError(f"MODEL must be package.module:function, {known}, got {model}")
+    try:
+        return sources[source](name, sizes) if source in sources else from_function(model)
+    except ImportError as error:
+        raise ConfigError(f"{model} needs a package more ({error}): pip install {error.name}") from error
+
+
+def from_function(place: str) -> Job:
+    """What a function of one's own returns: a model, and a batch for it or its loss.
+
+    The loss is then that of the model's output if it has one, as those of transformers do, or the mean of all that the
+    model returns: what takes long is the way there and back. Instead of a batch, the function may return a function
+    without arguments that makes a forward pass where the model's parameters are, and returns the loss.
+
+    Args:
+        place: ``package.module:function``, importable from the working directory or installed.
+
+    Raises:
+        ConfigError: if it is not there, fails, or returns something else.
+        ImportError: if something that it imports is not there.
+    """
+    function = _found(place)
+    try:
+        returned = function()
+    except SpardlError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{place} failed with {type(error).__name__}: {first_line(error)}") from error
+    if not isinstance(returned, Sequence) or len(returned) != 2 or not isinstance(returned[0], nn.Module):
+        got = f"({', '.join(type(each).__name__ for each in returned)})" if isinstance(returned, tuple) else returned
+        raise ConfigError(f"{place} must return a torch.nn.Module and a batch, or the loss as a function, got {got!r}")
+    model, batch = returned
+    if callable(batch):
+        return Job(model, {}, lambda model, data: batch())
+    return Job(model, {"batch": batch}, lambda model, data: _loss(_output(model, data["batch"])), _examples(batch))
+
+
+def _found(place: str) -> Callable[[], Any]:
+    module, _, name = place.partition(":")
+    if str(Path.cwd()) not in sys.path:  # a console script's path begins with its own folder
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise ConfigError(f"there is no module {module} in {Path.cwd()}, and none is installed") from error
+    except ImportError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{module} cannot be imported: {type(error).__name__}: {first_line(error)}") from error
+    function = getattr(found, name, None)
+    if not callable(function):
+        raise ConfigError(f"{module} has no function {name}")
+    called: Callable[[], Any] = function
+    return called
+
+
+def _output(model: nn.Module, batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, tuple | list) else model(batch)
+
+
+def _loss(output: Any) -> Tensor:
+    """The model's own loss, or the mean of what it returns."""
+    named = output if isinstance(output, Mapping) else vars(output) if hasattr(output, "__dict__") else {}
+    own = named.get("loss")
+    if isinstance(own, Tensor):
+        return own
+    means = [tensor.float().mean() for tensor in _tensors(output) if tensor.requires_grad]
+    if not means:
+        raise ConfigError(
+            f"the model returned {type(output).__name__} without a tensor to differentiate; let the function return "
+            "the model and its loss, as a function without arguments"
+        )
+    return torch.stack(means).sum()
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """All tensors within tuples, lists and mappings."""
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
+    return [tensor for part in parts for tensor in _tensors(part)]
+
+
+def _examples(batch: Any) -> int | None:
+    """The length of the first tensor."""
+    return next((len(tensor) for tensor in _tensors(batch) if tensor.ndim), None)
+
+
+def _built(builder: Callable[..., nn.Module], name: str, **options: object) -> nn.Module:
+    try:
+        return builder(name, **options)
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(f"{builder.__module__.split('.')[0]} has no model {name}: {error}") from error
+
+
+def _classifier(model: nn.Module, size: int, batch: int) -> Job:
+    images = torch.randn(batch, 3, size, size)
+    labels = torch.randint(CLASSES, (batch,))
+    return Job(
+        model,
+        {"images": images, "labels": labels},
+        lambda model, data: F.cross_entropy(model(data["images"]), data["labels"]),
+    )
+
 
 # Small, so that random labels cannot drive the weights away while times are taken.
 _LEARNING_RATE = 1e-5

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from spardl.basics.errors import ConfigError
 from spardl.clusters import Ledger, Network, ProcessGroupCluster, gather_rows
-from spardl.clusters.step_costs import StepCosts, break_even_gbit, gather_costs
+from spardl.clusters.profile import StepCosts, break_even_gbit, gather_costs
 from spardl.communicators import Backend, SparDL
 from spardl.communicators.base import Communicator
 from spardl.compressors import Compressor, Mass, NoCompression, TopK
-from spardl.diagnostics.doctor.findings import Findings
+from spardl.diagnostics.doctor.board import Findings
 from spardl.method import registry
 from spardl.method.method import Method, MethodState
 from spardl.method.momentum import OptimizerMomentum

@@ -16,16 +16,14 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 
-from spardl.basics.errors import ConfigError, PeerError, SpardlError, WorkerError
-from spardl.basics.messages import first_line
+from spardl.basics.errors import ConfigError, PeerError, SpardlError, WorkerError, first_line
 from spardl.clusters import ProcessGroupCluster, gather_rows
 from spardl.clusters.network import Network
 from spardl.clusters.precompile import precompile
-from spardl.clusters.workers.devices import pick_device
-from spardl.clusters.workers.membership import Membership
+from spardl.clusters.workers.membership import Membership, pick_device
 from spardl.clusters.workers.processes import run_processes
-from spardl.diagnostics.doctor import alpha_beta, board, correctness, installation, links, peers
-from spardl.diagnostics.doctor.findings import Findings
+from spardl.diagnostics.doctor import board, correctness, links, peers
+from spardl.diagnostics.doctor.board import Findings
 from spardl.method.method import Method
 
 __all__ = ["Allowance", "Examination", "Settings", "examine", "in_turn"]
@@ -126,8 +124,8 @@ class Examination:
             PeerError: if the first worker is lost, which would say what is wrong.
         """
         place = board.Board(self._member, store, self._settings.timeout)
-        installation.check_versions(self._findings)
-        installation.check_extras(self._findings)
+        board.check_versions(self._findings)
+        board.check_extras(self._findings)
         with closing(peers.listen(self._backend)) as listener:
             present = peers.roll_call(place, self._backend, listener, self._findings)
             if present and peers.reach_all(place, present, self._findings):
@@ -160,7 +158,7 @@ class Examination:
 
         def fitted() -> Network:
             nonlocal network
-            network = network or alpha_beta.fit(cluster, speed)
+            network = network or links.fit(cluster, speed)
             return network
 
         def left() -> float:
@@ -169,8 +167,8 @@ class Examination:
 
         stages: list[Stage] = [
             ("links", lambda: links.check_links(links.measure(cluster, hosts, speed), networked, findings)),
-            ("network", lambda: alpha_beta.write_preset(fitted(), hosts, self._backend, out, findings)),
-            ("all-reduce", lambda: alpha_beta.check_all_reduce(cluster, fitted(), networked, findings)),
+            ("network", lambda: links.write_preset(fitted(), hosts, self._backend, out, findings)),
+            ("all-reduce", lambda: links.check_all_reduce(cluster, fitted(), networked, findings)),
             ("SparDL", lambda: correctness.check_spardl(cluster, networked, findings)),
             ("methods", lambda: correctness.check_methods(cluster, findings)),
             ("pace", lambda: correctness.check_pace(cluster, fitted(), findings)),
@@ -249,7 +247,7 @@ def _start(settings: Settings, allowance: Allowance) -> bool:
         told = folder / "told"
 
         def target(rank: int, heartbeat: object) -> None:
-            os.environ.setdefault(installation.VARIABLES["gloo"], "lo")
+            os.environ.setdefault(board.VARIABLES["gloo"], "lo")
             member = Membership(rank, settings.workers, rank, settings.workers, "127.0.0.1", 0)
             findings = Findings(rank == 0)
             store = dist.FileStore(str(folder / "store"), settings.workers)  # type: ignore[attr-defined]

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any, NamedTuple
 
-from spardl.diagnostics.doctor.board import Board
-from spardl.diagnostics.doctor.findings import Findings
-from spardl.diagnostics.doctor.installation import own_address, versions, why_unreachable
+import torch
+
+from spardl.clusters import ProcessGroupCluster
+from spardl.diagnostics.doctor.board import Board, Findings, own_address, versions, why_unreachable
+from spardl.protocol.programs import Exchange, Program, Receive, Send
 
 __all__ = [
+    "SHORT",
     "Peer",
     "agree",
     "check_present",
@@ -24,8 +27,42 @@ __all__ = [
     "name_lost",
     "networked",
     "reach_all",
+    "ring",
     "roll_call",
+    "round_trip",
+    "seconds",
 ]
+
+
+# Messages between workers whose seconds are measured: there and back between two, and rounds of all.
+
+
+SHORT = 8
+"""Bytes of a message that is all start-up."""
+_CPU = torch.device("cpu")
+
+
+def round_trip(
+    rank: int, first: int = 0, second: int = 1, length: int = SHORT, device: torch.device = _CPU
+) -> Program[None]:
+    """A message of so many bytes from one worker to another, and a short one back; the rest have nothing to do."""
+    for sender, receiver, size in ((first, second, length), (second, first, SHORT)):
+        if rank == sender:
+            yield Exchange([Send(receiver, torch.zeros(size, dtype=torch.uint8, device=device), 1)], [])
+        elif rank == receiver:
+            yield Exchange([], [Receive(sender, size, torch.uint8)])
+
+
+def ring(rank: int, size: int, length: int, device: torch.device = _CPU) -> Program[None]:
+    """A message of so many bytes from every worker to the next."""
+    message = torch.zeros(length, dtype=torch.uint8, device=device)
+    yield Exchange([Send((rank + 1) % size, message, 1)], [Receive((rank - 1) % size, length, torch.uint8)])
+
+
+def seconds(cluster: ProcessGroupCluster, program: Callable[[], Program[None]], times: int) -> list[float]:
+    """What each run of a program takes, but for the first, which opens connections."""
+    return [cluster.time_aside([program()])[0] for _ in range(times + 1)][1:]
+
 
 # Seconds that a connection to another worker may take, and that the leader gets to tell what it has heard.
 _CONNECTING, _TELLING = 4.0, 5.0

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from spardl.clusters.workers.processes import leave
-from spardl.diagnostics.thorough.checks import all_checks
 from spardl.diagnostics.thorough.outcome import Place, plain
+from spardl.diagnostics.thorough.running import all_checks
 
 if __name__ == "__main__":
     name, device, timeout, seconds, file = sys.argv[1:]

@@ -12,6 +12,7 @@ from torch import Tensor
 from spardl.clusters import Network, ProcessGroupCluster, SimulatedCluster
 from spardl.communicators import Backend
 from spardl.compressors import TopK
+from spardl.diagnostics.doctor.board import Findings
 from spardl.diagnostics.doctor.correctness import (
     DENSITY,
     LAYOUT,
@@ -25,9 +26,7 @@ from spardl.diagnostics.doctor.correctness import (
     total,
     try_out,
 )
-from spardl.diagnostics.doctor.findings import Findings
-from spardl.diagnostics.thorough.outcome import Outcome, Place, judged, warned
-from spardl.diagnostics.thorough.sharing import setting, shared
+from spardl.diagnostics.thorough.outcome import Outcome, Place, judged, setting, shared, warned
 from spardl.method.method import Method
 
 __all__ = ["check_laws", "simulated"]

@@ -10,14 +10,13 @@ from accelerate import Accelerator
 from torch import nn
 
 from spardl.basics.errors import ConfigError
-from spardl.hooks import ddp
-from spardl.hooks.adapters.states import load_state, save_state
-from spardl.hooks.adapters.wrapped import distributed, method_of
+from spardl.hooks import hook
+from spardl.hooks.adapters.states import distributed, load_state, method_of, save_state
 from spardl.hooks.hook import Hook
 from spardl.method.method import Method
 from spardl.method.momentum import AutoMomentum
 from spardl.method.names import MethodName
-from spardl.schedules.update import unwrapped
+from spardl.schedules.plain import unwrapped
 
 __all__ = ["attach"]
 
@@ -59,7 +58,7 @@ def attach(
             "this method averages the optimizer's updates, and attach() was not given the optimizer; add "
             'optimizer=optimizer (as accelerator.prepare() returned it), or recipe="published" to average gradients'
         )
-    handle = ddp.attach(wrapped, method, scaler=accelerator.scaler, optimizer=unwrapped(optimizer), **options)
+    handle = hook.attach(wrapped, method, scaler=accelerator.scaler, optimizer=unwrapped(optimizer), **options)
     first = next(model.parameters())
 
     def prefixes(models: list[nn.Module]) -> list[str]:

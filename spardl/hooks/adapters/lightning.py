@@ -15,15 +15,13 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.nn.parallel import DistributedDataParallel
 
 from spardl.basics.errors import ConfigError
-from spardl.hooks.adapters.states import load_state, save_state, state_file
-from spardl.hooks.adapters.wrapped import distributed, method_of
-from spardl.hooks.ddp import attach
-from spardl.hooks.hook import Hook
+from spardl.hooks.adapters.states import distributed, load_state, method_of, save_state, state_file
+from spardl.hooks.hook import Hook, attach
 from spardl.method.method import Method
 from spardl.method.moving import definite
 from spardl.method.names import MethodName
 from spardl.schedules import Dear
-from spardl.schedules.update import unwrapped
+from spardl.schedules.plain import unwrapped
 
 __all__ = ["SpardlStrategy"]
 

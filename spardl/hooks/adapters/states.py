@@ -3,18 +3,55 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from spardl.basics.errors import CheckpointError
+from spardl.basics.errors import CheckpointError, ConfigError
 from spardl.basics.files import open_regular, write_atomically
-from spardl.hooks.hook import Hook
+from spardl.hooks.hook import Hook, attach
+from spardl.method.method import Method
+from spardl.method.recipes import make_method
 
-__all__ = ["load_state", "save_state", "state_file"]
+__all__ = ["distributed", "load_state", "method_of", "save_state", "state_file"]
+
+
+# The model as other people's trainers have wrapped it, and the method for it.
+
+
+def distributed(model: nn.Module, launcher: str) -> DistributedDataParallel:
+    """The model, if it is distributed by DDP.
+
+    Raises:
+        ConfigError: if it is not.
+    """
+    model = getattr(model, "_orig_mod", model)  # where torch.compile put it
+    if not isinstance(model, DistributedDataParallel):
+        raise ConfigError(
+            f"the model is a {type(model).__name__}, not distributed by DDP: start several workers ({launcher}), "
+            "without another way to distribute the model"
+        )
+    return model
+
+
+def method_of(method: str | Method, options: Mapping[str, Any]) -> Method:
+    """The method that ``attach`` would make.
+
+    Args:
+        method: a name, or a method.
+        options: of ``attach`` and of the method.
+
+    Raises:
+        ConfigError: if the method or an option is unknown.
+    """
+    own = signature(attach).parameters
+    return make_method(method, **{key: each for key, each in options.items() if key not in own})
 
 
 class _Read(NamedTuple):

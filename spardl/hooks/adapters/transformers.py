@@ -10,14 +10,12 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from spardl.basics.errors import ConfigError
-from spardl.hooks.adapters.states import load_state, save_state
-from spardl.hooks.adapters.wrapped import distributed, method_of
-from spardl.hooks.ddp import attach
-from spardl.hooks.hook import Hook
+from spardl.hooks.adapters.states import distributed, load_state, method_of, save_state
+from spardl.hooks.hook import Hook, attach
 from spardl.method.method import Method
 from spardl.method.moving import definite
 from spardl.method.names import MethodName
-from spardl.schedules.update import unwrapped
+from spardl.schedules.plain import unwrapped
 
 __all__ = ["SpardlCallback", "attach_trainer"]
 

@@ -8,9 +8,240 @@ import numpy as np
 
 from spardl.vector.bits import low_bits
 from spardl.vector.kernels import njit
+from spardl.vector.kernels.selection import largest_magnitude
 from spardl.vector.kernels.words import lowest_bit, number_of_bits
 
-__all__ = ["decode", "encode", "write"]
+__all__ = ["decode", "encode", "pack_float8", "pack_levels", "read_float8", "read_levels", "write"]
+
+
+# Entries as numbers of 8 bits, block by block, in compiled form.
+
+
+# In float32: 2^-6, below which all numbers of 8 bits are at equal distances, 2^-9; and 2^14, which has that distance.
+_LEAST, _EVEN = np.float32(2**-6), np.int32(121 << 23)
+_STEP, _STEP_BITS = np.float32(1 << 14), np.int32(141 << 23)
+# Half of the bits that are cut off, but for the last one; and what makes the exponent of one type that of the other.
+_HALF, _SHIFT = np.int32((1 << 19) - 1), np.int32(120 << 23)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def pack_float8(
+    values: Any,
+    bits: Any,
+    mask: Any,
+    leave: bool,
+    scales: Any,
+    scale_bits: Any,
+    near: Any,
+    near_bits: Any,
+    far: Any,
+    far_bits: Any,
+    highest: Any,
+    packed: Any,
+) -> None:
+    """Writes the largest magnitude of each block, and the nearest number to each entry's share of it, times 448.
+
+    Args:
+        values: float32 or float64, shape (n,), finite.
+        bits: the same memory, as integers.
+        mask: removes the sign of such integers.
+        leave: whether what a number stands for is taken out of its value.
+        scales: of the same type, a number for each block; to write.
+        scale_bits: the same memory, as integers.
+        near: float32, as many as a block has entries, to work in.
+        near_bits: the same memory, as integers.
+        far: another such.
+        far_bits: the same memory, as integers.
+        highest: 448, of the type of the values.
+        packed: uint8, shape (n,); to write.
+    """
+    for block in range(scales.size):
+        start, stop = block * near.size, min((block + 1) * near.size, values.size)
+        part, codes = values[start:stop], packed[start:stop]
+        scale_bits[block] = largest_magnitude(bits[start:stop], mask)
+        scale = scales[block]
+        _find_float8(part, scale if scale > 0 else highest / highest, highest, near)
+        _far(near[: part.size], far)
+        _code(near_bits[: part.size], far_bits, codes)
+        if leave:
+            _leave_float8(part, near, near_bits, far, highest, scale)
+
+
+# Loops of their own over parts from their first entry on: only such are made into a few instructions for many entries.
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _find_float8(values: Any, divisor: Any, highest: Any, near: Any) -> None:
+    for entry in range(values.size):
+        near[entry] = values[entry] / divisor * highest
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _far(near: Any, far: Any) -> None:
+    """Rounds to multiples of 2^-9: their numbers are the last bits."""
+    for entry in range(near.size):
+        far[entry] = abs(near[entry]) + _STEP
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _code(near: Any, far: Any, packed: Any) -> None:
+    for entry in range(packed.size):
+        # 32 bits everywhere: numba makes 64 of what is added, and half as many entries would be done at a time.
+        size = np.int32(near[entry] & np.int32(0x7FFFFFFF))
+        odd = np.int32(np.int32(size >> 20) & np.int32(1))
+        whole = np.int32(np.int32(size + _HALF) + odd)
+        code = np.int32(far[entry] - _STEP_BITS) if size < _EVEN else np.int32(np.int32(whole - _SHIFT) >> np.int32(20))
+        sign = np.int32(near[entry] & np.int32(-(2**31)))
+        packed[entry] = np.int32(code | np.int32(np.int32(sign >> np.int32(24)) & np.int32(0x80)))
+        near[entry] = np.int32(sign | np.int32(whole & np.int32(0x7FF00000)))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _leave_float8(values: Any, near: Any, near_bits: Any, far: Any, highest: Any, scale: Any) -> None:
+    for entry in range(values.size):
+        small = far[entry] - _STEP
+        share = (small if small <= _LEAST else abs(near[entry])) / highest * scale
+        values[entry] -= -share if near_bits[entry] < 0 else share
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def read_float8(packed: Any, shares: Any, scales: Any, block: int, add: bool, values: Any) -> None:
+    """Writes, or adds, what numbers stand for.
+
+    Args:
+        packed: uint8, shape (n,), as ``pack_float8`` wrote them.
+        shares: of the type of the values, shape (256,): what each byte stands for.
+        scales: float32 or float64, a number for each block.
+        block: entries of a block.
+        add: whether it is added to what is there.
+        values: of the same type, shape (n,); to write.
+    """
+    for row in range(scales.size):
+        start, stop = row * block, min((row + 1) * block, values.size)
+        _read_float8(packed[start:stop], shares, scales[row], add, values[start:stop])
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _read_float8(packed: Any, shares: Any, scale: Any, add: bool, values: Any) -> None:
+    if add:
+        for entry in range(values.size):
+            values[entry] += shares[packed[entry]] * scale
+    else:
+        for entry in range(values.size):
+            values[entry] = shares[packed[entry]] * scale
+
+
+# Levels of entries, block by block, in compiled form: what is looked at twice is in the cache the second time.
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def pack_levels(
+    values: Any,
+    bits: Any,
+    mask: Any,
+    top: Any,
+    half: Any,
+    width: int,
+    leave: bool,
+    scales: Any,
+    scale_bits: Any,
+    row: Any,
+    row_bits: Any,
+    packed: Any,
+) -> None:
+    """Writes the largest magnitude of each block, and the level of each entry, in planes of packed codes.
+
+    Args:
+        values: float32 or float64, shape (n,), finite.
+        bits: the same memory, as integers.
+        mask: removes the sign of such integers.
+        top: the highest level, of the type of the values.
+        half: 1.5 times the number from which on the type has whole numbers only: what is added to it is rounded.
+        width: bits of a code.
+        leave: whether what a level stands for is taken out of its value.
+        scales: of the same type, a number for each block; to write.
+        scale_bits: the same memory, as integers.
+        row: of the same type, as many as a block has entries, to work in.
+        row_bits: the same memory, as integers.
+        packed: uint8, all codes, 0 for the lowest level; to write.
+    """
+    for block in range(scales.size):
+        start, stop = block * row.size, min((block + 1) * row.size, values.size)
+        part = values[start:stop]
+        scale_bits[block] = largest_magnitude(bits[start:stop], mask)
+        scale = scales[block]
+        _find_levels(part, scale if scale > 0 else top / top, top, half, row)
+        if leave:
+            _leave_levels(part, row, half + top, top, scale)
+        first = start
+        while first < stop:
+            plane = first // packed.size
+            before, last = plane * packed.size, min(stop, (plane + 1) * packed.size)
+            _pack(row_bits[first - start : last - start], plane * width, packed[first - before : last - before])
+            first = last
+
+
+# Loops of their own over parts from their first entry on: only such are made into a few instructions for many entries.
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _find_levels(values: Any, divisor: Any, top: Any, half: Any, row: Any) -> None:
+    for entry in range(values.size):
+        row[entry] = values[entry] / divisor * top + half + top
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _leave_levels(values: Any, row: Any, nought: Any, top: Any, scale: Any) -> None:
+    for entry in range(values.size):
+        values[entry] -= (row[entry] - nought) / top * scale
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _pack(codes: Any, shift: int, packed: Any) -> None:
+    """Of each number the last bits, which are the whole number that was added to half."""
+    if shift == 0:
+        for entry in range(packed.size):
+            packed[entry] = codes[entry]
+    else:
+        for entry in range(packed.size):
+            packed[entry] |= np.uint8(codes[entry] << shift)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def read_levels(packed: Any, width: int, top: Any, scales: Any, block: int, add: bool, values: Any) -> None:
+    """Writes, or adds, what levels stand for.
+
+    Args:
+        packed: uint8, as ``pack_levels`` wrote them.
+        width: bits of a code.
+        top: the highest level, of the type of the values.
+        scales: float32 or float64, a number for each block.
+        block: entries of a block.
+        add: whether it is added to what is there.
+        values: of the same type, shape (n,); to write.
+    """
+    code = np.uint8((1 << width) - 1)
+    for row in range(scales.size):
+        first, stop = row * block, min((row + 1) * block, values.size)
+        while first < stop:
+            plane = first // packed.size
+            before, last = plane * packed.size, min(stop, (plane + 1) * packed.size)
+            shift = np.uint8(plane * width)
+            _read_levels(packed[first - before : last - before], shift, code, top, scales[row], add, values[first:last])
+            first = last
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _read_levels(packed: Any, shift: Any, code: Any, top: Any, scale: Any, add: bool, values: Any) -> None:
+    if add:
+        for entry in range(values.size):
+            level = np.float32(np.uint8(packed[entry] >> shift) & code) - top
+            values[entry] += level / top * scale
+    else:
+        for entry in range(values.size):
+            level = np.float32(np.uint8(packed[entry] >> shift) & code) - top
+            values[entry] = level / top * scale
+
 
 # Numba turns whole numbers of both signs into floating point where they meet.
 _ZERO = np.uint64(0)

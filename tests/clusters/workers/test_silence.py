@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spardl.clusters.workers.silence import end_when_silent
+from spardl.clusters.workers.store import end_when_silent
 from tests import labs
 
 LIMITS = {socket.TCP_KEEPIDLE: 3, socket.TCP_KEEPINTVL: 3, socket.TCP_KEEPCNT: 3, socket.TCP_USER_TIMEOUT: 9000}

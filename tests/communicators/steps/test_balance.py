@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spardl.clusters import SimulatedCluster
-from spardl.communicators.steps.balance import balance
+from spardl.communicators.steps.split import balance
 from spardl.communicators.steps.transfer import Courier
 from spardl.protocol.programs import Worker, whole_team
-from spardl.vector.messages import Typed
 from spardl.vector.sparse import SparseVector
+from spardl.vector.wire import Typed
 from tests.harness import NETWORK
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from spardl.clusters import SimulatedCluster
-from spardl.communicators.steps.bruck import all_gather, all_gather_around
+from spardl.communicators.steps.transfer import all_gather, all_gather_around
 from spardl.protocol.programs import Exchange, Program, Team, Worker, whole_team
 from tests.harness import NETWORK
 

@@ -11,8 +11,8 @@ from spardl.clusters import Ledger, SimulatedCluster
 from spardl.communicators.steps.split import equal_regions, split_and_reduce, swap_counts
 from spardl.communicators.steps.transfer import Courier
 from spardl.protocol.programs import Program, Worker, whole_team
-from spardl.vector.messages import Typed
 from spardl.vector.sparse import SparseVector
+from spardl.vector.wire import Typed
 from tests.harness import NETWORK
 
 SIZES = [1, 2, 3, 4, 5, 7, 8, 13, 16]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spardl.clusters import Network, ProcessGroupCluster
-from spardl.diagnostics.doctor import alpha_beta, findings, links
+from spardl.diagnostics.doctor import board, links
 from tests.diagnostics.doctor.common import Doctor, lines
 from tests.harness import run_workers
 
@@ -77,30 +77,30 @@ def warnings_of(
         name: [[changed.get(name, {}).get((a, b), usual) for b in range(size)] for a in range(size)]
         for name, usual in (("seconds", 1e-4), ("gbit", 1.0))
     }
-    links.check_links(links.Links(**values), networked, findings.Findings(speaks=True))
+    links.check_links(links.Links(**values), networked, board.Findings(speaks=True))
     return lines(capsys.readouterr().out, "warning")
 
 
 def test_what_rounds_say_of_a_network(doctor: Doctor) -> None:
     sizes = (8, 1_000_000, 4_000_000)
-    assert alpha_beta.network_of(sizes, [1e-3 + 8e-9 * size for size in sizes]).gbit == pytest.approx(1)
-    assert alpha_beta.network_of(sizes, [1e-3, 9e-3, 33e-3]).alpha == 1e-3
+    assert links.network_of(sizes, [1e-3 + 8e-9 * size for size in sizes]).gbit == pytest.approx(1)
+    assert links.network_of(sizes, [1e-3, 9e-3, 33e-3]).alpha == 1e-3
     # Where noise hides the bandwidth, it is at least what the longest message had.
-    assert alpha_beta.network_of(sizes, [4e-3, 3e-3, 2e-3]).gbit == pytest.approx(16)
+    assert links.network_of(sizes, [4e-3, 3e-3, 2e-3]).gbit == pytest.approx(16)
 
 
 def test_few_rounds_take_no_negative_time(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alpha_beta, "seconds", lambda cluster, program, turns: [1e-3, 9e-3, 20e-3, 90e-3][:turns])
+    monkeypatch.setattr(links, "seconds", lambda cluster, program, turns: [1e-3, 9e-3, 20e-3, 90e-3][:turns])
 
     class Alone:
         local_ranks, size, device = (0,), 2, None
 
-    assert alpha_beta._round(Alone(), 8, 4) >= 1e-3
+    assert links._round(Alone(), 8, 4) >= 1e-3
 
 
 def _fitted(cluster: ProcessGroupCluster) -> Network:
     slow = ProcessGroupCluster(throttle=Network(alpha=5e-3, gbit=0.2))
-    found: Network = alpha_beta.fit(slow, speed=1.0)
+    found: Network = links.fit(slow, speed=1.0)
     return found
 
 

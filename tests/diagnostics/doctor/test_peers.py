@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from spardl.basics.errors import PeerError
-from spardl.diagnostics.doctor import installation, peers
+from spardl.diagnostics.doctor import board, peers
 from spardl.diagnostics.doctor.board import join_store
 from tests.diagnostics.doctor.common import Collected, Doctor, member
 
@@ -95,7 +95,7 @@ def test_addresses(
 
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
     monkeypatch.setattr(socket, "gethostbyname", resolve)
-    found = installation.why_unreachable("gloo", hosts)
+    found = board.why_unreachable("gloo", hosts)
     assert (found is None) == (said is None)
     if said:
         assert re.search(said, found), found

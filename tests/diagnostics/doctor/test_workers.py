@@ -16,7 +16,7 @@ import yaml
 
 from spardl.basics.errors import PeerError
 from spardl.clusters import ProcessGroupCluster, parse_network
-from spardl.diagnostics.doctor import installation
+from spardl.diagnostics.doctor import board
 from spardl.diagnostics.doctor.examination import Allowance, in_turn
 from tests.diagnostics.doctor.common import Collected, Doctor, lines, local
 from tests.driver import command
@@ -128,7 +128,7 @@ def test_a_network_that_cannot_be_written(
     def full(path: Path, data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("spardl.diagnostics.doctor.alpha_beta.write_atomically", full)
+    monkeypatch.setattr("spardl.diagnostics.doctor.links.write_atomically", full)
     code, output = local(brief, capfd, "--out", str(tmp_path / "x"))
     assert code == 1
     (line,) = lines(output, "FAILED")
@@ -192,8 +192,8 @@ def test_a_worker_whose_first_worker_is_not_there(monkeypatch: pytest.MonkeyPatc
 
 def test_missing_libraries_are_named(doctor: Doctor, findings: Collected, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = ["torch>=2.7", 'none-9>=1; extra == "fast"', "pytest>=8; extra == 'dev'", 'spardl[fast]; extra == "dev"']
-    monkeypatch.setattr("spardl.diagnostics.doctor.installation.metadata.requires", lambda name: wanted)
-    installation.check_extras(findings)
+    monkeypatch.setattr("spardl.diagnostics.doctor.board.metadata.requires", lambda name: wanted)
+    board.check_extras(findings)
     assert findings.lines == [
         "warning extras: without none-9 selection takes three times as long; pip install 'spardl[fast]'",
         "ok extras: dev; not complete: fast (without none-9); pip install 'spardl[NAME]' if you want it",

@@ -11,15 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from spardl.diagnostics.doctor.findings import Verdict
-from spardl.diagnostics.thorough import laws, loops, selecting, twins, waits
-from spardl.diagnostics.thorough.outcome import Outcome, Place
-from spardl.diagnostics.thorough.sharing import backend_of
+from spardl.diagnostics.doctor.board import Verdict
+from spardl.diagnostics.thorough import laws, loops, twins
+from spardl.diagnostics.thorough.outcome import Outcome, Place, backend_of
 from spardl.method.recipes import make_method
 from spardl.method.residuals import GlobalResidual
 from spardl.vector import packing
 from spardl.vector.accumulator import Accumulator
-from spardl.vector.storage import CopiedGradient
+from spardl.vector.flat import CopiedGradient
 
 HERE = Place("cpu", 30, 4)
 
@@ -156,7 +155,7 @@ def test_messages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_selection_is_timed_beside_a_copy() -> None:
-    outcome = selecting.check_selection(20_000)(HERE)
+    outcome = twins.check_selection(20_000)(HERE)
     figures = outcome.figures
     assert (figures["entries"], figures["kept"], figures["turns"]) == (20_000, 200, 50)
     assert min(figures["select"], figures["copy"], figures["topk"]) > 0
@@ -165,7 +164,7 @@ def test_selection_is_timed_beside_a_copy() -> None:
 
 def test_what_takes_too_long_is_timed_once() -> None:
     turns = []
-    assert len(selecting._timed(Place("cpu", 1, 0), lambda: turns.append(1))) == len(turns) == 1
+    assert len(twins._timed(Place("cpu", 1, 0), lambda: turns.append(1))) == len(turns) == 1
 
 
 @pytest.mark.parametrize(
@@ -177,12 +176,12 @@ def test_what_takes_too_long_is_timed_once() -> None:
     ],
 )
 def test_selection_is_judged(select: float, turns: int, verdict: Verdict, text: str) -> None:
-    said(selecting._verdict("x", HERE, {"select": select, "copy": 1.0, "topk": 9.0, "turns": turns}), verdict, text)
+    said(twins._verdict("x", HERE, {"select": select, "copy": 1.0, "topk": 9.0, "turns": turns}), verdict, text)
 
 
 def test_a_vector_too_long_for_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selecting, "_free", lambda place: 3_000_000_000)
-    said(selecting.check_selection(133_000_000)(HERE), Verdict.WARNING, "left out, as it takes 4.3 GB of memory")
+    monkeypatch.setattr(twins, "_free", lambda place: 3_000_000_000)
+    said(twins.check_selection(133_000_000)(HERE), Verdict.WARNING, "left out, as it takes 4.3 GB of memory")
 
 
 # --- attach
@@ -244,7 +243,7 @@ def _span(name: str, begin: float, seconds: float, thread: int) -> dict[str, Any
 def test_waits_are_found_in_a_trace() -> None:
     events = [
         {"ph": "M", "name": "process_name"},
-        _span(waits._MARK, 10, 10, 1),
+        _span(loops._MARK, 10, 10, 1),
         _span("spardl/hooks/hook.py(120): average", 11, 5, 1),
         _span("lib/spardl/vector/norms.py(57): largest", 12, 2, 1),
         _span("cudaStreamSynchronize", 13, 0.5, 1),
@@ -253,16 +252,16 @@ def test_waits_are_found_in_a_trace() -> None:
         _span("cudaStreamSynchronize", 30, 0.5, 1),
         _span("cudaMemcpyAsync", 14, 0.5, 1),
     ]
-    assert waits.waits_in(events, {2}) == [
-        waits.Wait("cudaStreamSynchronize", "spardl/vector/norms.py(57): largest", beside=False),
-        waits.Wait("cudaDeviceSynchronize", "spardl/hooks/hook.py(120): average", beside=False),
-        waits.Wait("aten::item", "outside of spardl", beside=True),
+    assert loops.waits_in(events, {2}) == [
+        loops.Wait("cudaStreamSynchronize", "spardl/vector/norms.py(57): largest", beside=False),
+        loops.Wait("cudaDeviceSynchronize", "spardl/hooks/hook.py(120): average", beside=False),
+        loops.Wait("aten::item", "outside of spardl", beside=True),
     ]
 
 
 @pytest.mark.slow
 def test_a_wait_in_the_backward_pass_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    outcome = waits.check_waits(HERE)
+    outcome = loops.check_waits(HERE)
     said(outcome, Verdict.OK, "no reads of a tensor's number")
     assert sum(outcome.figures["beside"].values()) > 0
     own = CopiedGradient.put
@@ -273,6 +272,6 @@ def test_a_wait_in_the_backward_pass_is_found(monkeypatch: pytest.MonkeyPatch) -
         own(self, number, gradient)
 
     monkeypatch.setattr(CopiedGradient, "put", slow)
-    outcome = waits.check_waits(HERE)
+    outcome = loops.check_waits(HERE)
     said(outcome, Verdict.WARNING, "6 reads of a tensor's number, which would wait for a GPU, per pass in the threads")
     assert "spardl/hooks/averager.py" in outcome.text

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from spardl.diagnostics.thorough import running
-from spardl.diagnostics.thorough.checks import Check, all_checks
 from spardl.diagnostics.thorough.outcome import Place, ok, plain
+from spardl.diagnostics.thorough.running import Check, all_checks
 from tests.diagnostics.doctor.common import Doctor, lines
 
 

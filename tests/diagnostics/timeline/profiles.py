@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import strategies as st
 
 from spardl.clusters.profile import LayerTimes, Profile
-from spardl.diagnostics.timeline.costs import Work
+from spardl.diagnostics.timeline.model import Work
 from spardl.schedules.fusion import Range
 
 SECONDS = st.floats(0, 10, allow_subnormal=False)

@@ -9,11 +9,11 @@ from spardl.basics.errors import ConfigError
 from spardl.clusters.network import Network
 from spardl.communicators import AllGather, Dense, GTopk, SparDL
 from spardl.compressors import NoCompression, TopK
-from spardl.diagnostics.timeline.costs import GroupCost, Work, halves, whole
+from spardl.diagnostics.timeline.model import GroupCost, Work, halves, whole
 from spardl.method.method import Method
 from spardl.method.residuals import GlobalResidual, LocalResidual, NoResidual
-from spardl.protocol.costs import Bounds, Cost
-from spardl.schedules.linear import Linear
+from spardl.protocol.programs import Bounds, Cost
+from spardl.schedules.fusion import Linear
 from spardl.vector.packing import Slot, message_bytes
 
 NETWORK = Network(alpha=1e-3, gbit=8)  # a byte takes a nanosecond

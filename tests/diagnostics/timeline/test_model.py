@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from spardl.basics.errors import ConfigError
 from spardl.clusters.profile import Profile
-from spardl.diagnostics.timeline.costs import Work
 from spardl.diagnostics.timeline.model import (
     Kind,
     Lane,
     Timeline,
+    Work,
     after_backward,
     ideal,
     ideal_halves,

@@ -9,9 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 from spardl.basics.errors import ConfigError
-from spardl.diagnostics.timeline.costs import Work
-from spardl.diagnostics.timeline.model import Kind, after_backward, in_halves
-from spardl.diagnostics.timeline.picture import COLOURS, NAMES, draw
+from spardl.diagnostics.commands.timeline import COLOURS, NAMES, draw
+from spardl.diagnostics.timeline.model import Kind, Work, after_backward, in_halves
 from tests.diagnostics.timeline.profiles import profile_of
 
 TOY = profile_of([2, 1, 3], [0.0, 1.0, 2.0], [6.0, 4.0, 1.0], update=1.0, tail=1.0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from spardl.vector.sparse import SparseVector, merge
 from tests.vector.test_packing import path
 
-merging = pytest.importorskip("spardl.vector.kernels.merging")
+merging = pytest.importorskip("spardl.vector.kernels.entries")
 
 SPECIAL = st.sampled_from([0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e8, -1e8])
 

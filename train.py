@@ -73,20 +73,20 @@ from spardl.method.moving import definite
 from spardl.method.residuals import Residual
 from spardl.method.warmup import Warmup
 from spardl.schedules.engine import Schedule
-from spardl.training.checkpoint import list_checkpoints
-from spardl.training.display import announced
-from spardl.training.experiment import Experiment
-from spardl.training.launch import Launcher
-from spardl.training.learner import Plan, Settings, sample_optimizer
-from spardl.training.lr import LrSchedule
-from spardl.training.memory import check_address_space
-from spardl.training.observers import Logger, Wandb, without_run_id
-from spardl.training.runs import Run, UnfinishedError, finished_run
-from spardl.training.targets import Kind, check_switches, public, settled, whole
-from spardl.training.task import Task
 from spardl.vector.kernels import compiled
 from spardl.vector.wire import Wire
 from tasks.datasets.base import Dataset
+from trainer.checkpoint import list_checkpoints
+from trainer.display import announced
+from trainer.experiment import Experiment
+from trainer.launch import Launcher
+from trainer.learner import Plan, Settings, sample_optimizer
+from trainer.lr import LrSchedule
+from trainer.memory import check_address_space
+from trainer.observers import Logger, Wandb, without_run_id
+from trainer.runs import Run, UnfinishedError, finished_run
+from trainer.targets import Kind, check_switches, public, settled, whole
+from trainer.task import Task
 
 CONFIGURATIONS = Path(__file__).resolve().parent / "conf"
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
@@ -95,12 +95,12 @@ STOPPED = 75
 # What each node may be made of: a configuration, or who types one, can have nothing else imported or called.
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
-        "cluster": Kind(Launcher),
+        "cluster": Kind(Launcher, ("trainer",)),
         "communicator": Kind(Communicator),
         "compressor": Kind(Compressor),
         "dataset": Kind(Dataset, ("tasks",), functions=True),
-        "logger": Kind(Logger),
-        "lr_schedule": Kind(LrSchedule),
+        "logger": Kind(Logger, ("trainer",)),
+        "lr_schedule": Kind(LrSchedule, ("trainer",)),
         "model": Kind(nn.Module, ("tasks",), functions=True, partial=True),
         "momentum": Kind(Momentum),
         "optimizer": Kind(torch.optim.Optimizer, ("torch.optim",), partial=True),

@@ -38,7 +38,7 @@ from spardl.basics.errors import ConfigError, SpardlError
 from spardl.basics.files import write_atomically
 from spardl.clusters.workers.processes import leave
 from spardl.protocol.programs import Worker
-from spardl.training.learner import Plan
+from trainer.learner import Plan
 
 THROWN_AWAY = 3  # steps; the third is the first that torch's PowerSGD compresses
 DIGITS = 5  # of seconds and figures, in files

@@ -44,8 +44,8 @@ from spardl.basics.errors import ConfigError, SpardlError
 from spardl.basics.files import write_atomically
 from spardl.clusters.workers.processes import leave
 from spardl.protocol.programs import Worker
-from spardl.training.learner import Plan
-from spardl.training.report import environment
+from trainer.learner import Plan
+from trainer.report import environment
 
 CASES = (
     ALONE,

@@ -31,7 +31,7 @@ from scripts.exhibits.records import Records, on_record, record, unshippable
 from scripts.exhibits.tables import Table, markdown
 from scripts.exhibits.working import FAILED, FINISHED, answer, complete
 from spardl.basics.errors import ConfigError, SpardlError
-from spardl.training.report import environment
+from trainer.report import environment
 
 ROOT = Path(__file__).resolve().parents[1]
 PLANS = ROOT / "scripts" / "evidence" / "learning.yaml"

@@ -51,7 +51,7 @@ from scripts.submission.submissions import (
 from scripts.submission.table import print_table
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import read_text
-from spardl.training.runs import finished_run
+from trainer.runs import finished_run
 
 PLACES: dict[str, Callable[[], Place]] = {Here.name: Here, Slurm.name: Slurm}
 LOCAL, OUTPUTS = "local", Path("outputs")

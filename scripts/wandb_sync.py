@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spardl.basics.errors import ConfigError
-from spardl.training.observers import logged_in
+from trainer.observers import logged_in
 
 FINISHED, FAILED, BAD_INPUT = 0, 1, 2
 MARK = ".synced"

@@ -1,5 +1,5 @@
 """Tasks to train: models, data sets, and what ties a model to its data.
 
 The library ``spardl`` never imports this package; a task of your own needs nothing from here either,
-only :class:`spardl.training.task.Task`.
+only :class:`trainer.task.Task`.
 """

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spardl.basics.errors import ConfigError
-from spardl.training.task import Batch, Task
 from tasks.datasets.base import Dataset, require
 from tasks.datasets.text import SpecialTokens, TextDataset
 from tasks.placement import place
 from tasks.scoring import score
 from tasks.sentence_pairs import IGNORED, SentencePairs
+from trainer.task import Batch, Task
 
 __all__ = ["BertPretraining"]
 

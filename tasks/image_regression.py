@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from spardl.training.task import Batch, Task
 from tasks.datasets.base import Dataset, require
 from tasks.datasets.measured_images import MeasuredImageDataset
 from tasks.placement import place
+from trainer.task import Batch, Task
 
 __all__ = ["ImageRegression", "RatioRegression", "image_regression"]
 

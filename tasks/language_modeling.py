@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spardl.basics.errors import ConfigError, DataError
-from spardl.training.task import Batch, Task
 from tasks.datasets.base import Dataset, require
 from tasks.datasets.text import Corpus, TextDataset
 from tasks.placement import place
+from trainer.task import Batch, Task
 
 __all__ = ["LanguageModeling", "TokenWindows"]
 

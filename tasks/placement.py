@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from spardl.training.task import Batch
+from trainer.task import Batch
 
 __all__ = ["place"]
 

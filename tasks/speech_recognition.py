@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spardl.training.task import Batch, Task
 from tasks.datasets.base import Dataset, require
 from tasks.datasets.speech import BLANK, SpeechDataset, decode
 from tasks.placement import place
+from trainer.task import Batch, Task
 
 __all__ = ["SpeechRecognition", "greedy_texts"]
 

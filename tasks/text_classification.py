@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spardl.training.task import Batch, Task
 from tasks.datasets.base import Dataset, require
 from tasks.datasets.labelled_text import LabelledTextDataset
 from tasks.placement import place
 from tasks.scoring import score
+from trainer.task import Batch, Task
 
 __all__ = ["TextClassification"]
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from spardl.training import display
+from trainer import display
 
 # A script that starts tests with & makes them deaf to Ctrl-C, and with them all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

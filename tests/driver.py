@@ -20,12 +20,12 @@ import torch._dynamo  # noqa: F401
 import train
 from scripts import choices
 from spardl.clusters.workers.processes import leave
-from spardl.training.observers import Logger
-from spardl.training.targets import Kind
+from trainer.observers import Logger
+from trainer.targets import Kind
 
 ROOT = Path(__file__).resolve().parent.parent
 # Some tests bring a logger of their own.
-train.KINDS = {**train.KINDS, "logger": Kind(Logger, ("spardl", "tests"))}
+train.KINDS = {**train.KINDS, "logger": Kind(Logger, ("trainer", "tests"))}
 QUICK = ("logger=none", "training.log_every=1")
 STARTED_BY = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_NODELIST")
 

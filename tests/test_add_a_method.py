@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "add-a-method.md"
-TREE = ("conf", "docs", "examples", "scripts", "slurm", "spardl", "tasks", "tests", ".ci")
+TREE = ("conf", "docs", "examples", "scripts", "slurm", "spardl", "tasks", "tests", "trainer", ".ci")
 # All that walk over methods, parts, configurations and docs.
 WALKING = (
     *("tests/test_add_a_method.py", "tests/test_api.py", "tests/test_docs.py", "tests/test_architecture.py"),

@@ -54,7 +54,7 @@ REFUSED = {
 RUN = "+compressor.command=touch\\{tmp}/executed"
 COMPOSED = {
     f"compressor._target_=os.system {RUN}": "compressor._target_=os.system cannot be used: it must be from spardl",
-    f"compressor._target_=spardl.training.observers.os.system {RUN}": "it is no Compressor of spardl",
+    f"logger._target_=trainer.observers.os.system {RUN}": "it is no Logger of trainer",
     "compressor._target_=builtins.eval": "it must be from spardl; choose one with compressor=NAME",
     "compressor._target_=[]": "compressor._target_=[] cannot be used",
     "model._target_=torch.nn.Linear": "it must be from tasks; choose one with model=NAME",
@@ -62,8 +62,8 @@ COMPOSED = {
     "task=5": "this configuration has no task",
     "optimizer._target_=torch.load": "it must be from torch.optim; choose one with optimizer=NAME",
     "optimizer._partial_=false": "optimizer._partial_ must be true",
-    "cluster._target_=spardl.clusters.workers.processes.leave": "it is no Launcher of spardl",
-    "logger._target_=logging.getLogger": "it must be from spardl",
+    "cluster._target_=spardl.clusters.workers.processes.leave": "it must be from trainer",
+    "logger._target_=logging.getLogger": "it must be from trainer",
     "schedule._target_=spardl.momentum.OptimizerMomentum": "it is no Schedule of spardl",
     "dataset._target_=tasks.datasets.nowhere.f": "module 'tasks.datasets' has no attribute 'nowhere'",
     "warmup.communicator._target_=os.getcwd": "warmup.communicator._target_=os.getcwd cannot be used",

@@ -22,12 +22,12 @@ from scripts.labs.first_process import BURST
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
 from spardl.protocol.programs import Worker
-from spardl.training import Constant
-from spardl.training.sampler import ShuffledSampler
-from spardl.training.task import Batch
 from tests.harness import run_workers
 from tests.labs import ROOT, in_a_lab, run
 from tests.test_bench_hooks import Largest
+from trainer import Constant
+from trainer.sampler import ShuffledSampler
+from trainer.task import Batch
 
 CASES = [
     "ddp",

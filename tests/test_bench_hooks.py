@@ -23,9 +23,9 @@ from scripts.benchmarks.ddp_hooks import attached
 from scripts.benchmarks.plain_loop import bytes_sent
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
-from spardl.training.task import Batch, Task
 from tests.harness import run_workers
 from tests.labs import ROOT, in_a_lab, missing, run
+from trainer.task import Batch, Task
 
 PAGE, RESULTS = ROOT / "docs" / "torch-hooks.md", ROOT / "docs" / "results" / "torch-hooks.json"
 FEW = ["--rounds", "2", "--steps", "2", "--settle", "2", "--seeds", "1"]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from spardl.training.experiment import experiment_id
 from tests.driver import composed, events, here, only_run, results, summary
+from trainer.experiment import experiment_id
 
 SMALL = ("cluster=simulated", "cluster.workers=2", "training.eval_examples=16", "training.log_every=100")
 RUN = (*SMALL, "training.max_steps=8", "training.checkpoint_every=2", "training.batch_size=4")

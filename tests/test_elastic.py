@@ -14,11 +14,11 @@ import torch
 from spardl.method.method import Method
 from spardl.method.momentum import LocalMomentum
 from spardl.protocol.programs import Worker
-from spardl.training.checkpoint import Restart, list_checkpoints, load_part
 from tests.driver import beside, composed, events, here, only_run, steps_logged, summary, wait_until
 from tests.harness import dense, representatives, spardl, topka
-from tests.training.toy import Notebook, ToyTask, plan, trainer
+from tests.trainer.toy import Notebook, ToyTask, plan, trainer
 from train import STOPPED
+from trainer.checkpoint import Restart, list_checkpoints, load_part
 
 
 def sums(checkpoint: Path, workers: int, what: str = "memory") -> torch.Tensor:
@@ -164,7 +164,7 @@ def test_the_loss_goes_on_without_a_jump(cluster: str, tmp_path: Path) -> None:
 
 
 def test_the_number_of_workers_is_no_part_of_who_an_elastic_run_is() -> None:
-    from spardl.training.experiment import experiment_id
+    from trainer.experiment import experiment_id
 
     four, three = (composed(*RUN, f"cluster.workers={workers}") for workers in (4, 3))
     assert experiment_id(four, 4) == experiment_id(three, 3)

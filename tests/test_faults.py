@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from spardl.training.experiment import Experiment
-from spardl.training.learner import Learner
 from tests.driver import Beside, beside, command, here, only_run, processes, steps_logged, summary, wait_until
+from trainer.experiment import Experiment
+from trainer.learner import Learner
 
 LONG = ("training.max_steps=100000", "training.epochs=10000", "training.checkpoint_every=4", "training.eval_every=1000")
 CLUSTERS = {"process_group": ("cluster.workers=3",), "simulated": ("cluster=simulated", "cluster.workers=3")}
@@ -152,7 +152,7 @@ def test_a_full_disk_is_an_error_in_one_line(
     def full(path: Path, data: bytes) -> None:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("spardl.training.checkpoint.write_atomically", full)
+    monkeypatch.setattr("trainer.checkpoint.write_atomically", full)
     monkeypatch.setattr("spardl.clusters.workers.processes.write_atomically", full)
     words = ("training.max_steps=2", *CLUSTERS["process_group"], f"output_dir={tmp_path}")
     assert here(*words) == 1

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from spardl.basics.files import write_atomically
-from spardl.training import checkpoint
-from spardl.training.observers import MetricsFile
-from spardl.training.runs import Run, new_run
 from tests.driver import beside, here, only_run, steps_logged, summary, wait_until
 from tests.injections.starts import a_small_disk
+from trainer import checkpoint
+from trainer.observers import MetricsFile
+from trainer.runs import Run, new_run
 
 RUN = ("cluster=simulated", "cluster.workers=2", "training.eval_examples=16", "training.batch_size=4")
 
@@ -32,7 +32,7 @@ def test_the_error_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("place", ["train", "spardl.training.runs"])
+@pytest.mark.parametrize("place", ["train", "trainer.runs"])
 def test_a_run_that_never_began_leaves_no_folder(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

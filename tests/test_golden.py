@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import torch
 
-from spardl.training.experiment import experiment_id
-from spardl.training.report import environment
 from tests.driver import ROOT, composed, here, only_run, results
 from tests.quick import some_quick
+from trainer.experiment import experiment_id
+from trainer.report import environment
 
 GOLDEN = ROOT / "tests" / "golden"
 SAVED = GOLDEN / "stopped-run"

@@ -23,12 +23,12 @@ import pytest
 
 from spardl.basics.files import checksum
 from spardl.clusters.workers.processes import _NOTICE, _OBEY
-from spardl.training.checkpoint import find_checkpoint, verify_checkpoint
 from tests.driver import Beside, beside, only_run, results, summary, wait_until
 from tests.injections import record
 from tests.injections.faults import FAULTS, Fault
 from tests.injections.record import HOW, Injection, between, figures, planned, read_results, rules
 from tests.injections.scene import EVERY, LATEST, LONG, RUN, TIMEOUT, Scene, Setup
+from trainer.checkpoint import find_checkpoint, verify_checkpoint
 
 WRITING = os.environ.get("SPARDL_WRITE_RELIABILITY", "")
 # Seconds in which all must have ended: the longest wait for a silent peer, and for the launcher's patience, and room

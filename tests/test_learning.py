@@ -18,8 +18,8 @@ from scripts.exhibits.jobs import Outcome, Training
 from scripts.exhibits.records import on_record, read_records, record
 from scripts.exhibits.tables import markdown
 from spardl.basics.errors import ConfigError, TrainingError
-from spardl.training import report
 from tests.driver import ROOT, here
+from trainer import report
 
 WORDS = ("model=resnet20", "training.max_steps=3", "cluster.workers=2")
 LINES = (

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from spardl.training.checkpoint import list_checkpoints, verify_checkpoint
 from tests.driver import Beside, beside, events, results, summary
+from trainer.checkpoint import list_checkpoints, verify_checkpoint
 
 RUNS, STEPS, WORKERS = 20, 2, 2
 TINY = (

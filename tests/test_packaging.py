@@ -86,13 +86,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_has_what_can_be_used_and_the_sdist_all(built: Path) -> None:
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "spardl").rglob("*.py")} | {"spardl/py.typed"}
-    trainer = {name for name in modules if name.startswith("spardl/training/")}
     version = spardl.__version__
     (wheel,) = built.glob("*.whl")
     assert wheel.name == f"spardl-{version}-py3-none-any.whl"
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert trainer
-    assert {name for name in names if ".dist-info/" not in name} == modules - trainer
+    assert {name for name in names if ".dist-info/" not in name} == modules
     with tarfile.open(built / f"spardl-{version}.tar.gz") as sdist:
         packed = {name.partition("/")[2] for name in sdist.getnames()}
     assert modules <= packed
@@ -104,7 +102,9 @@ def test_the_wheel_has_what_can_be_used_and_the_sdist_all(built: Path) -> None:
         "conf/train.yaml",
         "tests/test_packaging.py",
     } <= packed
-    tracked = run("git", "ls-files", "conf", "docs", "examples", "scripts", "slurm", "tasks", "tests", cwd=ROOT).split()
+    tracked = run(
+        "git", "ls-files", "conf", "docs", "examples", "scripts", "slurm", "tasks", "tests", "trainer", cwd=ROOT
+    ).split()
     assert {name for name in tracked if (ROOT / name).is_file()} <= packed
 
 

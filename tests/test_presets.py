@@ -12,13 +12,13 @@ import torch
 
 from spardl.clusters import SimulatedCluster
 from spardl.clusters.network import Network
-from spardl.training.observers import Observer
-from spardl.training.runs import Run
-from spardl.training.trainer import Trainer
 from tests.driver import composed, here, only_run, summary
 from tests.quick import some_quick
-from tests.training.toy import Stopped, Stopper
+from tests.trainer.toy import Stopped, Stopper
 from train import CONFIGURATIONS, build_dataset, build_plan
+from trainer.observers import Observer
+from trainer.runs import Run
+from trainer.trainer import Trainer
 
 FOLDER = CONFIGURATIONS / "experiment"
 PRESETS = sorted(f"{path.parent.name}/{path.stem}" for path in FOLDER.glob("*/*.yaml") if path.parent.name != "base")

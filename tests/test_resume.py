@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from spardl.training.learner import Learner
 from tests.driver import beside, here, only_run, results, steps_logged, summary, wait_until
 from train import CONFIGURATIONS
+from trainer.learner import Learner
 
 STEPS = 14
 RUN = (f"training.max_steps={STEPS}", "training.checkpoint_every=3", "training.log_every=1", "training.eval_every=0.1")

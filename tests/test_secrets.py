@@ -14,8 +14,8 @@ from urllib.parse import quote
 import pytest
 
 from scripts import report, reproduce
-from spardl.training.learner import Learner
 from tests.driver import Beside, beside, here, only_run, steps_logged, summary, wait_until
+from trainer.learner import Learner
 
 RUN = ("training.max_steps=3", "cluster.workers=2", "training.checkpoint_every=1", "training.eval_examples=32")
 OFFLINE = ("logger=wandb", "logger.mode=offline", "logger.timeout=5")

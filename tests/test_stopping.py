@@ -19,8 +19,6 @@ from pathlib import Path
 import pytest
 
 from spardl.basics.errors import PeerError
-from spardl.training.launch import Simulated
-from spardl.training.rendezvous import Stopping
 from tests.driver import (
     QUICK,
     ROOT,
@@ -35,6 +33,8 @@ from tests.driver import (
     wait_until,
 )
 from train import STOPPED
+from trainer.launch import Simulated
+from trainer.rendezvous import Stopping
 
 RUN = ("training.max_steps=14", "training.checkpoint_every=100", "training.eval_every=0.1")
 CLUSTERS = {
@@ -182,7 +182,7 @@ def test_workers_save_when_their_agent_dies(tmp_path: Path) -> None:
     assert [path.name for path in folder.glob("checkpoints/*")] == [f"step-{steps_logged(tmp_path / 'out'):08d}"]
 
 
-@pytest.mark.parametrize("moment", ["train.build", "spardl.training.experiment.prepare"])
+@pytest.mark.parametrize("moment", ["train.build", "trainer.experiment.prepare"])
 def test_asked_before_training_began(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def ask() -> None:
         monkeypatch.setattr(moment, lambda *arguments, **more: signal.raise_signal(signal.SIGTERM))
@@ -250,7 +250,7 @@ class MemoryStore:
 @pytest.mark.parametrize("seed", range(5))
 def test_all_leave_after_the_same_step(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that are up to two steps apart, as with DeAR, of whom one is asked at a random moment."""
-    monkeypatch.setattr("spardl.training.rendezvous._EVERY", 0.001)
+    monkeypatch.setattr("trainer.rendezvous._EVERY", 0.001)
     draw, store, size = random.Random(seed), MemoryStore(), 4
     group = [Stopping(lambda: store, rank, size, 5) for rank in range(size)]
     done, left = [0] * size, [0] * size

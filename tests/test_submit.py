@@ -23,8 +23,8 @@ from scripts import slurm_lab as lab
 from scripts import submit as script
 from scripts.submission import sweeps as sweeping
 from spardl.basics.errors import ConfigError
-from spardl.training.runs import Run, new_run
 from tests.slurms import table
+from trainer.runs import Run, new_run
 
 ROOT = Path(__file__).resolve().parent.parent
 SLURM = ROOT / "slurm"

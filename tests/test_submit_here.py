@@ -22,9 +22,9 @@ from scripts.submission import here as places
 from scripts.submission.places import Queued
 from scripts.submission.submissions import Entry, Submission, find_submission, new_submission, submitting
 from spardl.basics.errors import ConfigError
-from spardl.training.runs import new_run
 from tests.labs import processes_with
 from tests.slurms import ROOT, SMALL, table
+from trainer.runs import new_run
 
 
 @contextmanager

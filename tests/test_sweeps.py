@@ -17,9 +17,9 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 
 import train
-from spardl.training.runs import Run, UnfinishedError
-from spardl.training.task import Task
 from tests.driver import ROOT, beside, command, here, only_run, summary, wait_until
+from trainer.runs import Run, UnfinishedError
+from trainer.task import Task
 
 QUICK = ("compressor=none", "cluster=simulated", "cluster.workers=2", "training.max_steps=8")
 EXPERIMENTS = (ROOT / "docs" / "experiments.md").read_text()

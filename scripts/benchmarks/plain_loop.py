@@ -21,9 +21,9 @@ from scripts import choices
 from scripts.benchmarks.ddp_hooks import ALONE, attached, moves_optimizer
 from spardl.basics.errors import ConfigError
 from spardl.protocol.programs import Worker, seeded_generator
-from spardl.training.learner import Plan, evenly_spread
-from spardl.training.sampler import ShuffledSampler
 from train import build_dataset, build_plan
+from trainer.learner import Plan, evenly_spread
+from trainer.sampler import ShuffledSampler
 
 __all__ = ["PlainLoop", "Turn", "bytes_sent", "of_all", "planned"]
 

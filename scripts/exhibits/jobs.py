@@ -19,10 +19,10 @@ from scripts import choices
 from scripts.exhibits import kept
 from spardl.basics.errors import SpardlError, TrainingError
 from spardl.basics.files import write_atomically
-from spardl.training.experiment import experiment_id
-from spardl.training.report import environment
-from spardl.training.runs import finished_run, run_id
-from spardl.training.targets import editions
+from trainer.experiment import experiment_id
+from trainer.report import environment
+from trainer.runs import finished_run, run_id
+from trainer.targets import editions
 
 __all__ = ["Computation", "Job", "Labels", "Outcome", "Training"]
 

@@ -20,7 +20,7 @@ from scripts.submission.site import Site
 from scripts.submission.standing import FINISHED, GOOD, standing
 from scripts.submission.submissions import Submission, lock_free
 from spardl.basics.errors import ConfigError
-from spardl.training.observers import without_run_id
+from trainer.observers import without_run_id
 
 __all__ = ["Here"]
 

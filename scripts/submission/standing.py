@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from scripts.submission.places import Queued
 from scripts.submission.submissions import Entry, Submission
 from spardl.basics.files import read_tail
-from spardl.training.runs import Run, final_metric, finished_run, runs_of
+from trainer.runs import Run, final_metric, finished_run, runs_of
 
 __all__ = ["FINISHED", "GOOD", "Standing", "standing"]
 

@@ -21,8 +21,8 @@ import train
 from scripts.submission.submissions import ADDED
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import RECORD_BYTES, read_text
-from spardl.training.experiment import experiment_id
-from spardl.training.launch import Launcher, Simulated
+from trainer.experiment import experiment_id
+from trainer.launch import Launcher, Simulated
 
 __all__ = ["Planned", "expand", "plan", "read_commands"]
 

@@ -541,7 +541,7 @@ class ProcessGroupCluster(Cluster):
             What is released, and waited for.
 
         Raises:
-            RuntimeError: if a stream cannot be opened, because a worker has died or does not come in time.
+            PeerError: if a stream cannot be opened, because a worker has died or does not come in time.
         """
         if len(self._beside) < self._streams:
             self._beside.append(self._open())
@@ -572,7 +572,7 @@ class ProcessGroupCluster(Cluster):
         """Opens all streams now instead of when they are first needed; all workers must call this at once.
 
         Raises:
-            RuntimeError: if a worker has died or does not come in time.
+            PeerError: if a worker has died or does not come in time.
         """
         while len(self._beside) < self._streams:
             self._beside.append(self._open())

@@ -242,8 +242,6 @@ class Engine(ABC):
         for hook in self._hooks:
             hook.remove()
 
-    # --- what others may know
-
     @property
     def partition(self) -> list[Range]:
         """Layers that are synchronized together."""
@@ -331,11 +329,14 @@ class Engine(ABC):
         self.carried.succeed(other.carried)
 
     def check_state(self, values: Mapping[str, Any]) -> None:
-        """Accepts ``values`` that ``load_state_dict`` can continue from; changes nothing, raises as ``check_saved``."""
+        """Accepts ``values`` that ``load_state_dict`` can continue from; changes nothing.
+
+        Raises:
+            ValueError: if they do not fit.
+        """
         check_saved(values, self._gradient, self.carried, self._scaling, self._trials, self.fixed)
 
     def _follow(self, values: Mapping[str, Any]) -> None:
-        """Continues with what is equal on all workers."""
         partition = [(start, stop) for start, stop in values.get("partition", self.partition)]
         if partition != self.partition:
             self._regroup(partition)
@@ -344,13 +345,11 @@ class Engine(ABC):
         self._scaling.load_state_dict(values)
 
     def _regroup(self, partition: Sequence[Range]) -> None:
-        """Cuts the gradient anew."""
         self.settle()
         self.carried.regroup(partition)
         self._begin_groups()
 
     def _begin_groups(self) -> None:
-        """There are new groups."""
         self._quality = Quality(len(self._groups))
         self._averages: list[dict[int, Sum]] = [{} for _ in self._cluster.local_ranks]
 

@@ -1,4 +1,8 @@
-"""Groups of layers that are chosen by what the first steps measure."""
+"""Schedules that choose groups of layers from times measured in the first steps: MG-WFBP and LayerFusion.
+
+Sources: Shi, Chu and Li, MG-WFBP, INFOCOM 2019 and TPDS 2021, Algorithm 1; Dai et al., Sketch-Fusion SGD, JPDC 185,
+2024.
+"""
 
 from __future__ import annotations
 

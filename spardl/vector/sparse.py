@@ -1,4 +1,8 @@
-"""Sorted sparse vectors: the one form in which sparse gradients are added, cut and re-selected."""
+"""Sorted sparse vectors, and access to single entries of dense ones.
+
+``SparseVector`` is the form in which sparse gradients are added, clipped and re-selected. In functions on dense
+vectors, ``values`` has shape (n,), and ``positions`` has shape (k,) and holds distinct int64 indices in ``[0, n)``.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +36,7 @@ __all__ = [
 ]
 
 
-# Single entries of a long vector: read, replace, cut out, add to.
-#
-# Everywhere ``values`` has shape (n,), and ``positions`` are int64, shape (k,), in ``[0, n)``, no two equal.
+# Single entries of a dense vector: read, replace, remove, add.
 
 
 _BITS: Mapping[int, torch.dtype] = MappingProxyType({2: torch.int16, 4: torch.int32, 8: torch.int64})

@@ -91,7 +91,7 @@ class FolderSplit:
         labels: int64, shape (count,).
         size: height and width of the pictures in a batch.
         threads: that decode at the same time.
-        slow: see :class:`spardl.training.task.Split`.
+        slow: see :class:`trainer.task.Split`.
     """
 
     folder: Path

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from spardl.basics.checks import is_a
 from spardl.basics.errors import ConfigError
-from spardl.training.task import Split
 from tasks.datasets.base import Dataset
+from trainer.task import Split
 
 __all__ = ["ImageDataset", "ImageSplit", "mirror_and_crop", "normalise"]
 

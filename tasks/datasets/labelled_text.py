@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from spardl.basics.errors import ConfigError
-from spardl.training.task import Split
 from tasks.datasets.base import Dataset
 from tasks.datasets.words import UNKNOWN, number_words
+from trainer.task import Split
 
 __all__ = ["LabelledTextDataset", "LabelledTexts", "number_texts", "texts_from"]
 

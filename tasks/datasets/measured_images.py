@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from spardl.training.task import Split
 from tasks.datasets.base import Dataset
+from trainer.task import Split
 
 __all__ = ["MeasuredImageDataset"]
 

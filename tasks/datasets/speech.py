@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from spardl.training.task import Split
 from tasks.datasets.base import Dataset
+from trainer.task import Split
 
 __all__ = [
     "ALPHABET",

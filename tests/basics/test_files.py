@@ -14,8 +14,8 @@ from spardl.basics.files import open_regular, read_json, read_regular, read_tail
 from spardl.clusters.network import parse_network
 from spardl.clusters.profile import Profile
 from spardl.schedules.measured import Groups
-from spardl.training.runs import Run
 from tasks.datasets import plain_text
+from trainer.runs import Run
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{number}: &a{number} [{', '.join([f'*a{number - 1}'] * 9)}]\n" for number in range(1, 30)

@@ -7,7 +7,7 @@ import torch
 
 from spardl.clusters.profile import StepCosts, break_even_gbit, gather_costs
 from spardl.protocol.programs import Phase
-from tests.training.toy import simulated
+from tests.trainer.toy import simulated
 
 
 def costs(**changes: Any) -> StepCosts:

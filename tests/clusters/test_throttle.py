@@ -24,9 +24,9 @@ from spardl.protocol.programs import (
     Send,
     Worker,
 )
-from spardl.training.launch import Heartbeat, ProcessGroup
 from tests.driver import here, only_run, summary
 from tests.harness import layout_of, run_method, run_workers, same_bits, spardl, topka
+from trainer.launch import Heartbeat, ProcessGroup
 
 NETWORK = Network(alpha=1e-2, gbit=0.01)
 ROUNDING = 1e-9  # of sums of seconds

@@ -1,7 +1,7 @@
 """Nothing stale is reused: where code changes results, a job is another one.
 
 Small work of every kind is done anew and held against ``tests/golden/versions.json``. Where it differs on purpose,
-raise the ``recipe`` of the computation, or in ``spardl/training/targets.py`` the edition of a training's part; then
+raise the ``recipe`` of the computation, or in ``trainer/targets.py`` the edition of a training's part; then
 
     SPARDL_WRITE_GOLDEN=1 python -m pytest tests/exhibits/test_versions.py
 """
@@ -19,8 +19,8 @@ import pytest
 from scripts import choices
 from scripts.exhibits import jobs, working
 from scripts.exhibits.papers import catalogue
-from spardl.training.targets import editions
 from tests.test_golden import Book, bits_depend_on
+from trainer.targets import editions
 
 # Together they have every method of the papers, and most axes of the study.
 TRAINED = ("spardl.convergence", "spardl.residuals", "spardl.teams", "study.grid", "sketch_fusion.accuracy")

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch.distributed as dist
 
-import spardl.training.trainer as training
+import trainer.trainer as training
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.process_group import Channel
-from spardl.training.checkpoint import list_checkpoints
-from spardl.training.learner import Learner
-from spardl.training.rendezvous import Rendezvous
 from tests.driver import Beside, wait_until
+from trainer.checkpoint import list_checkpoints
+from trainer.learner import Learner
+from trainer.rendezvous import Rendezvous
 
 STEPS, EVERY = 18, 3  # steps of a run, and between two of its checkpoints
 RUN = (

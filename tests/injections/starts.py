@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-import spardl.training.checkpoint as checkpointing
+import trainer.checkpoint as checkpointing
 from scripts.labs.first_process import Lab, tool
-from spardl.training.observers import Observer, Wandb
-from spardl.training.runs import Run
 from tests import labs
 from tests.driver import Beside, beside
 from tests.injections.scene import EVERY, LATEST, Scene
+from trainer.observers import Observer, Wandb
+from trainer.runs import Run
 
 NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 

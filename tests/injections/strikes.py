@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from scripts.labs.first_process import tool
-from spardl.training.checkpoint import list_checkpoints
 from tests.driver import Beside, processes, wait_until
 from tests.injections.scene import LONG, Scene
+from trainer.checkpoint import list_checkpoints
 
 
 def kill_a_worker(scene: Scene, runs: Sequence[Beside]) -> None:

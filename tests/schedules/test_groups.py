@@ -15,12 +15,12 @@ from spardl.basics.errors import ConfigError
 from spardl.clusters import Cluster
 from spardl.schedules import LayerFusion, MgWfbp, Wfbp
 from spardl.schedules.measured import Groups, Measuring
-from spardl.training.experiment import experiment_id
 from tests.driver import beside, composed, here, results, steps_logged, summary, wait_until
 from tests.harness import run_workers, spardl
 from tests.schedules.loops import Loop
 from tests.schedules.test_measured import ENTRIES
-from tests.training.toy import plan, trainer
+from tests.trainer.toy import plan, trainer
+from trainer.experiment import experiment_id
 
 RUN = ("cluster=simulated", "cluster.workers=2", "training.max_steps=9", "training.eval_examples=16")
 SPARSE = (*RUN, "training.batch_size=4", "training.checkpoint_every=3", "compressor.density=0.05")

@@ -17,18 +17,18 @@ from spardl.basics.errors import ConfigError, StoppedError
 from spardl.clusters import Cluster, ProcessGroupCluster, SimulatedCluster
 from spardl.method.method import Method
 from spardl.schedules import AfterBackward, OuterSteps, Training
-from spardl.training.checkpoint import list_checkpoints
-from spardl.training.learner import Plan
-from spardl.training.runs import Run
-from spardl.training.trainer import Trainer
 from spardl.vector.flat import FlatGradient
 from tests.driver import composed
 from tests.harness import NETWORK, dense, run_workers, same_bits, topka
 from tests.harness import spardl as sparse
 from tests.quick import some_quick
 from tests.schedules.loops import SETTINGS, Loop, Setting, adamw, batch, loss_of, make_model, weights
-from tests.training.toy import Notebook, ToyTask, plan, simulated, trainer
+from tests.trainer.toy import Notebook, ToyTask, plan, simulated, trainer
 from train import build_dataset, build_plan
+from trainer.checkpoint import list_checkpoints
+from trainer.learner import Plan
+from trainer.runs import Run
+from trainer.trainer import Trainer
 
 
 def plain_sgd(model: torch.nn.Module) -> torch.optim.Optimizer:

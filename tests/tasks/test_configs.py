@@ -15,11 +15,11 @@ from hydra.utils import get_object
 from omegaconf import OmegaConf
 
 from spardl.basics.errors import ConfigError
-from spardl.training.task import Task
 from tasks.datasets.base import Dataset
 from tests.driver import composed
 from tests.quick import some_quick
 from train import CONFIGURATIONS, build_dataset, build_plan
+from trainer.task import Task
 
 MODELS = sorted(path.stem for path in (CONFIGURATIONS / "model").glob("*.yaml"))
 DATASETS = sorted(path.stem for path in (CONFIGURATIONS / "dataset").glob("*.yaml"))

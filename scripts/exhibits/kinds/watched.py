@@ -19,9 +19,9 @@ from spardl.clusters import Network, SimulatedCluster
 from spardl.compressors.base import SparseCompressor
 from spardl.method.method import Method, MethodState
 from spardl.protocol.programs import Context, Program, Worker
-from spardl.training.learner import Learner
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.sparse import Sum
+from trainer.learner import Learner
 
 __all__ = [
     "Watched",

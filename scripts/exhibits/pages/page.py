@@ -18,7 +18,7 @@ from scripts.exhibits.pages.verdicts import COLUMN, Chip, Judged, chip, judged, 
 from scripts.exhibits.tables import LONG, Row, Table
 from scripts.exhibits.templates import render
 from scripts.exhibits.tried import Tried
-from spardl.training.report import environment, processor
+from trainer.report import environment, processor
 
 __all__ = ["Section", "Source", "Sources", "figures", "here", "in_words", "page", "table"]
 

@@ -19,9 +19,9 @@ from scripts.exhibits.measures import Curve, final_metric, last_epoch_loss, metr
 from scripts.exhibits.records import is_training, read_records
 from spardl.basics.errors import DataError
 from spardl.basics.files import RECORD_BYTES, read_json, read_tail, read_text, read_yaml
-from spardl.training.experiment import decisive, experiment_id
-from spardl.training.runs import flat
-from spardl.training.targets import editions
+from trainer.experiment import decisive, experiment_id
+from trainer.runs import flat
+from trainer.targets import editions
 
 __all__ = ["Comparison", "Finished", "Method", "Unfinished", "caveats", "collect", "compare", "differences", "read"]
 

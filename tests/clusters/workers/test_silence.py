@@ -49,8 +49,8 @@ def test_what_the_kernel_does_not_take(seconds: float, expected: int) -> None:
 
 WAITING = """
 import os, subprocess, time
-from spardl.training.launch import _read
-from spardl.training.rendezvous import Rendezvous
+from trainer.launch import _read
+from trainer.rendezvous import Rendezvous
 from spardl.clusters.workers.membership import find_membership
 
 member = find_membership(os.environ)

@@ -1,0 +1,352 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spardl.basics.errors import ConfigError
+from tests.driver import beside, events, here, only_run, processes, results, steps_logged, summary, wait_until
+from trainer.observers import Logger, MetricsFile, NoLogger, Observer, Wandb, logged_in, without_run_id
+from trainer.runs import Run
+
+RUN = ("training.max_steps=4", "cluster=simulated", "cluster.workers=2")
+
+
+@pytest.fixture(autouse=True)
+def nobodylogged_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """No key, no settings, an empty home."""
+    for name in [name for name in os.environ if name.startswith("WANDB_")] + ["NETRC"]:
+        monkeypatch.delenv(name, raising=False)
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    return home
+
+
+def testlogged_in_by_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not logged_in()
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    assert logged_in()
+
+
+def write_netrc(path: Path, host: str) -> None:
+    path.write_text(f"machine {host}\n  login user\n  password {'0' * 40}\n")
+    path.chmod(0o600)
+
+
+def testlogged_in_by_netrc(nobodylogged_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_netrc(nobodylogged_in / ".netrc", "api.wandb.ai")
+    assert logged_in()
+    monkeypatch.setenv("WANDB_BASE_URL", "http://wandb.example:8080")
+    assert not logged_in()
+    write_netrc(nobodylogged_in / "elsewhere", "wandb.example")
+    monkeypatch.setenv("NETRC", str(nobodylogged_in / "elsewhere"))
+    assert logged_in()
+
+
+@pytest.mark.parametrize("content", [b"", b"machine", b"\xff\xfe", b"machine other.example login a password b"])
+def test_notlogged_in_by_a_useless_netrc(content: bytes, nobodylogged_in: Path) -> None:
+    (nobodylogged_in / ".netrc").write_bytes(content)
+    (nobodylogged_in / ".netrc").chmod(0o600)
+    assert not logged_in()
+
+
+@pytest.mark.parametrize(("name", "value"), [("mode", "sometimes"), ("timeout", 0), ("timeout", "soon")])
+def test_values_out_of_range(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"logger.{name} must be"):
+        Wandb(**{name: value})
+
+
+def test_no_logger(tmp_path: Path) -> None:
+    NoLogger().open(Run("0", tmp_path), {}).close()
+    assert not list(tmp_path.iterdir()) or [path.name for path in tmp_path.iterdir()] == ["home"]
+
+
+class FakeRun:
+    """What ``wandb.init`` returns."""
+
+    def __init__(self) -> None:
+        self.logged: list[Any] = []
+        self.summary: dict[str, Any] = {}
+        self.finished = False
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self.logged.append((step, values))
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+class FakeWandb:
+    """The module: reachable or not."""
+
+    def __init__(self, reachable: bool) -> None:
+        self.reachable = reachable
+        self.calls: list[dict[str, Any]] = []
+        self.run = FakeRun()
+
+    def Settings(self, **values: Any) -> dict[str, Any]:  # noqa: N802
+        return values
+
+    def init(self, **values: Any) -> FakeRun:
+        self.calls.append(values)
+        if values["mode"] == "online" and not self.reachable:
+            raise ConnectionError("no route\nto host")
+        return self.run
+
+
+@pytest.mark.parametrize(
+    ("mode", "key", "reachable", "tried"),
+    [
+        ("auto", False, True, ["offline"]),
+        ("auto", True, True, ["online"]),
+        ("auto", True, False, ["online", "offline"]),
+        ("online", False, False, ["online", "offline"]),
+        ("offline", True, True, ["offline"]),
+        ("disabled", True, True, ["disabled"]),
+    ],
+)
+def test_modes(
+    mode: str,
+    key: bool,
+    reachable: bool,
+    tried: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    fake = FakeWandb(reachable)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    if key:
+        monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    Wandb(mode=mode).open(Run("0", tmp_path), {}).close()
+    assert [call["mode"] for call in fake.calls] == tried
+    warning = "warning: W&B cannot be reached, logging offline: no route\n" if len(tried) > 1 else ""
+    assert capsys.readouterr().err == warning
+
+
+@pytest.mark.parametrize(
+    ("mode", "environment", "said"),
+    [
+        ("auto", {}, "W&B: offline, nothing is uploaded"),
+        ("auto", {"WANDB_API_KEY": "0" * 40}, "W&B: uploaded to project mine at https://wandb.ai"),
+        ("auto", {"WANDB_API_KEY": "0" * 40, "WANDB_MODE": "offline"}, "W&B: offline, nothing is uploaded"),
+        ("auto", {"WANDB_MODE": "disabled"}, "W&B: disabled"),
+        ("online", {"WANDB_ENTITY": "we"}, "W&B: uploaded to https://wandb.ai/we/mine"),
+        (
+            "online",
+            {"WANDB_BASE_URL": "http://me:secret@w.example:8080/", "WANDB_ENTITY": "we"},
+            "http://w.example:8080/we",
+        ),
+        ("disabled", {"WANDB_API_KEY": "0" * 40}, "W&B: disabled"),
+    ],
+)
+def test_the_place_is_known_before_anything_leaves(
+    mode: str, environment: Mapping[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    place = Wandb(project="mine", mode=mode).place()
+    assert said in place
+    assert "secret" not in place
+    assert ("uploaded to" in place) == ("//" in place)
+
+
+def test_without_a_logger_the_folder_is_the_place() -> None:
+    assert NoLogger().place() is None
+
+
+@pytest.mark.parametrize(("group", "wanted"), [(None, "0"), ("spardl.teams", "spardl.teams")])
+def test_where_a_run_stands(group: str | None, wanted: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake = FakeWandb(True)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    Wandb(group=group, job_type="d = 2", tags=["a", "b"]).open(Run("0", tmp_path), {}).close()
+    (call,) = fake.calls
+    assert (call["group"], call["job_type"], call["tags"]) == (wanted, "d = 2", ["a", "b"])
+
+
+def test_wandb_mode_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake = FakeWandb(True)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    Wandb().open(Run("0", tmp_path), {}).close()
+    assert fake.calls[0]["mode"] == "disabled"
+
+
+def test_what_wandb_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake = FakeWandb(True)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    observer = Wandb(project="mine", tags=["a"], timeout=3).open(Run("id", tmp_path), {"seed": 1})
+    observer.metrics("train", 5, {"loss": 0.5})
+    observer.end({"best": 0.75})
+    observer.close()
+    (call,) = fake.calls
+    assert (call["project"], call["group"], call["name"]) == ("mine", "id", tmp_path.name)
+    assert (call["dir"], call["config"], call["tags"]) == (str(tmp_path), {"seed": 1}, ["a"])
+    assert call["settings"]["init_timeout"] == 3
+    assert fake.run.logged == [(5, {"train/loss": 0.5})]
+    assert fake.run.summary == {"best": 0.75}
+    assert fake.run.finished
+
+
+class BrokenLogger(Logger):
+    """Breaks when it is opened, or in the middle."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def open(self, run: Run, config: Mapping[str, Any]) -> Observer:
+        if self._where == "open":
+            raise RuntimeError("cannot open")
+        return _BreaksAtTwo()
+
+
+class _BreaksAtTwo(Observer):
+    def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        if step == 2:
+            raise RuntimeError("cannot log")
+
+
+@pytest.mark.parametrize("where", ["open", "log"])
+def test_a_broken_logger_never_stops_a_run(where: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    target = f"{__name__}.BrokenLogger"
+    words = (*RUN, f"logger._target_={target}", f"+logger.where={where}")
+    assert here(*words, f"output_dir={tmp_path / 'out'}") == 0
+    assert capfd.readouterr().err == (f"warning: BrokenLogger failed and is off from here on: cannot {where}\n")
+    assert summary(only_run(tmp_path / "out"))["status"] == "finished"
+
+
+class SlowLogger(Logger):
+    """Opens only when it sees a step of training in the run's folder, or after so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def open(self, run: Run, config: Mapping[str, Any]) -> Observer:
+        until = time.monotonic() + self._seconds
+        while not (run.metrics_file.exists() and run.metrics_file.stat().st_size) and time.monotonic() < until:
+            time.sleep(0.02)
+        return _Copying(run.folder / "copy.jsonl")
+
+
+class _Copying(MetricsFile):
+    def end(self, summary: Mapping[str, Any]) -> None:
+        self.metrics("end", summary["steps"], {})
+
+
+def test_a_logger_that_opens_slowly_costs_nobody_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Real workers wait for one another's messages for less time than it takes, and it misses nothing."""
+    slow = (f"logger._target_={__name__}.SlowLogger", "+logger.seconds=10")
+    words = ("training.max_steps=2", "cluster.workers=2", "cluster.timeout=4", *slow)
+    assert here(*words, f"output_dir={tmp_path / 'out'}") == 0
+    assert capfd.readouterr().err == ""
+    folder = only_run(tmp_path / "out")
+    copied = [json.loads(line) for line in (folder / "copy.jsonl").read_text().splitlines()]
+    assert copied == [*events(folder), {"kind": "end", "step": 2}]
+
+
+def services(run: int) -> list[int]:
+    """The processes that W&B started for a run: grandchildren of its launcher."""
+    table = processes()
+    children = {pid for pid, fields in table.items() if fields[3] == str(run)}
+    return [pid for pid, fields in table.items() if int(fields[3]) in children and fields[1].startswith("wandb")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_service_never_stops_a_run(signum: int, tmp_path: Path) -> None:
+    """W&B's own process is killed, or stands still, in the middle of an offline run."""
+    words = ("training.max_steps=100", *RUN[1:], "logger=wandb", "logger.timeout=2", f"output_dir={tmp_path / 'out'}")
+    with beside(*words, folder=tmp_path / "log") as run:
+        # It starts beside the training.
+        wait_until(lambda: (steps_logged(tmp_path / "out") >= 3 and services(run.pid)) or run.ended())
+        found = services(run.pid)
+        assert found
+        for pid in found:
+            os.kill(pid, signum)
+        began = time.monotonic()
+        try:
+            assert run.wait(30) == 0
+        finally:
+            for pid in {*found} & {*processes()}:
+                os.kill(pid, signal.SIGKILL)
+        assert time.monotonic() - began < 15
+        assert all(
+            line.startswith("warning: Wandb failed and is off from here on: ") for line in run.stderr.splitlines()
+        )
+        assert run.stderr.count("\n") == 1
+        wait_until(lambda: not run.members(), 5)
+    assert summary(only_run(tmp_path / "out"))["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_an_unreachable_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Logged in, but nobody answers: offline after the timeout, and the same results."""
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    began = time.monotonic()
+    assert here(*RUN, "logger=wandb", "logger.timeout=4", f"output_dir={tmp_path / 'out'}") == 0
+    assert time.monotonic() - began < 20
+    assert "warning: W&B cannot be reached, logging offline: " in capfd.readouterr().err
+    assert list(only_run(tmp_path / "out").glob("wandb/offline-run-*/*.wandb"))
+    assert here(*RUN, f"output_dir={tmp_path / 'plain'}") == 0
+    assert results(only_run(tmp_path / "out")) == results(only_run(tmp_path / "plain"))
+
+
+def test_a_run_id_of_several_runs_is_ignored(capsys: pytest.CaptureFixture[str]) -> None:
+    """One WANDB_RUN_ID made all runs of a sweep one run; an id from wandb agent belongs to its sweep."""
+    given = {"WANDB_RUN_ID": "abc12345", "HOME": "/root"}
+    assert without_run_id(given) == {"HOME": "/root"}
+    assert without_run_id(given, tells=False) == {"HOME": "/root"}
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: WANDB_RUN_ID=abc12345 is ignored, as it would make all runs of this sweep one ")
+    for kept in ({**given, "WANDB_SWEEP_ID": "sweep"}, {"HOME": "/root"}):
+        assert without_run_id(kept) == kept
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_only_a_single_run_takes_the_given_run_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("WANDB_SWEEP_ID", raising=False)
+    monkeypatch.setenv("WANDB_RUN_ID", "abc12345")
+
+    def ids(folder: Path) -> list[str]:
+        return [found.name.rpartition("-")[2] for found in folder.glob("**/offline-run-*/") if found.is_dir()]
+
+    words = (*RUN, "logger=wandb", "logger.mode=offline")
+    assert here(*words, f"output_dir={tmp_path / 'one'}") == 0
+    assert ids(tmp_path / "one") == ["abc12345"]
+    assert "WANDB_RUN_ID" not in capfd.readouterr().err
+    assert here("-m", *words, "seed=1,2", f"output_dir={tmp_path / 'two'}") == 0
+    found = ids(tmp_path / "two")
+    assert (len(found), len({*found} - {"abc12345"})) == (2, 2)
+    assert capfd.readouterr().err.count("WANDB_RUN_ID=abc12345 is ignored") == 1
+
+
+def test_an_experiment_that_sets_a_project_runs_without_a_logger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Settings of W&B in an experiment made logger=none fail."""
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\nlogger: {project: mine}\n")
+    given = (f"hydra.searchpath=[file://{tmp_path}]", "experiment=mine", *RUN, f"output_dir={tmp_path / 'out'}")
+    assert here(*given, "logger=none") == 0
+    out, err = capfd.readouterr()
+    assert "W&B" not in out + err
+    assert not list(only_run(tmp_path / "out").glob("wandb"))
+    assert "project: mine" in (only_run(tmp_path / "out") / "config.yaml").read_text()
+
+
+def test_no_logger_accepts_the_settings_of_an_experiment() -> None:
+    assert NoLogger(project="mine", mode="offline") != Wandb()

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.report import print_report, rows
+from trainer.runs import Run
+
+SUMMARY: dict[str, Any] = {
+    "metric": "accuracy",
+    "final": {"loss": 0.25, "accuracy": 0.9},
+    "best": 0.95,
+    "wall_seconds": 12.34,
+    "cluster_seconds": 3.21,
+    "evaluation_seconds": 0.5,
+    "step_seconds": {"compute": 0.02, "pack": 0.0, "communicate": 1.5},
+    "step_seconds_beside": {"compute": 0.0, "communicate": 0.0},
+    "step_bytes": 12_345.0,
+    "step_bytes_dense": 1_234_500.0,
+    "step_rounds": 4.0,
+    "density": 0.0123,
+    "parameters": 269_434,
+    "replica_checks": 7,
+    "samples_per_second": 1234.5,
+    "break_even_gbit": 1.234,
+    "peak_memory_bytes": 2.5e9,
+}
+
+
+def test_figures_in_words() -> None:
+    found = dict(rows(SUMMARY, simulated=False))
+    assert found["accuracy"] == "0.9 (best 0.95)"
+    assert found["wall time"] == "12.3 s, evaluation 500 ms"
+    assert found["samples per second"] == "1234 of all workers"
+    assert found["a step"] == "1.5 s: compute 20 ms, communicate 1.5 s"
+    assert "beside it" not in found
+    overlapped = {**SUMMARY, "step_seconds_beside": {"select": 0.5, "communicate": 1.5}}
+    assert dict(rows(overlapped, simulated=False))["beside it"] == "2.0 s: select 500 ms, communicate 1.5 s"
+    assert found["sent per worker and step"] == "12.3 kB in 4 rounds; dense 1.23 MB (1.00% of dense)"
+    assert found["entries of the average"] == "1.230% of 269,434"
+    assert found["break-even bandwidth"] == "pays on networks slower than 1.23 Gbit/s per worker"
+    assert found["peak memory"] == "2.5 GB in the largest process"
+
+
+def test_the_virtual_clock_and_one_worker() -> None:
+    alone = {**SUMMARY, "step_bytes": 0.0, "step_bytes_dense": 0.0, "break_even_gbit": None, "samples_per_second": None}
+    found = dict(rows(alone, simulated=True))
+    assert found["wall time"] == "12.3 s, evaluation 500 ms, 3.2 s on the virtual clock"
+    assert found["sent per worker and step"] == "0 B in 4 rounds; dense 0 B"
+    assert found["break-even bandwidth"] == "none: no bytes are saved"
+    assert found["samples per second"].startswith("too few steps")
+    assert dict(rows(SUMMARY, simulated=True))["samples per second"] == "1234 of all workers, on the virtual clock"
+
+
+def test_lines_are_not_wrapped_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    print_report(SUMMARY, Run("abc", Path("outputs/x")), simulated=True, caveats=["invented data"])
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "run abc" in out
+    assert "12.3 kB in 4 rounds; dense 1.23 MB (1.00% of dense)" in out
+    assert out.endswith("beware: invented data\nresults: outputs/x\n")

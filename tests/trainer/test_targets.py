@@ -1,0 +1,53 @@
+"""What configurations name keeps its name, and runs keep their ids, wherever the code moves."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from hydra.utils import get_class
+
+from tests.driver import composed
+from train import CONFIGURATIONS, build_method
+from trainer.experiment import experiment_id
+from trainer.targets import first_edition, public
+
+TARGET = re.compile(r"_target_: ((?:spardl|trainer)\.\S+)")
+NAMED = sorted({name for path in CONFIGURATIONS.rglob("*.yaml") for name in TARGET.findall(path.read_text())})
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_configuration_names_what_is_public(name: str) -> None:
+    assert re.fullmatch(r"(spardl|trainer)\.[A-Z]\w+", name)
+    assert get_class(name).__name__ == name.rpartition(".")[2]
+
+
+def test_ids_are_made_from_the_places_of_the_first_edition() -> None:
+    plain = composed("compressor=spardl", "schedule=wfbp", "cluster=simulated")
+    old = first_edition(plain)
+    assert old["compressor"]["_target_"] == "spardl.compressors.topk.TopK"
+    assert old["warmup"]["communicator"]["_target_"] == "spardl.communicators.dense.Dense"
+    assert old["cluster"]["_target_"] == "spardl.training.launch.Simulated"
+    assert old["optimizer"] == plain["optimizer"]
+    assert experiment_id(old, 4) == experiment_id(plain, 4)
+
+
+def test_what_was_written_for_the_first_edition_is_understood() -> None:
+    plain = composed("compressor=oktopk")
+    assert public(first_edition(plain)) == plain
+    assert {part: type(each) for part, each in vars(build_method(public(first_edition(plain)))).items()} == {
+        part: type(each) for part, each in vars(build_method(plain)).items()
+    }
+
+
+def test_the_trainers_former_names_are_understood() -> None:
+    plain = composed("cluster=simulated", "lr_schedule=cosine")
+    former = json.loads(json.dumps(plain).replace("trainer.", "spardl.training."))
+    assert former["lr_schedule"]["_target_"] == "spardl.training.Cosine"
+    assert public(former) == plain
+    assert experiment_id(former, 4) == experiment_id(plain, 4)
+
+
+def test_a_new_name_stands_for_itself() -> None:
+    assert first_edition({"a": [{"_target_": "spardl.New"}]}) == {"a": [{"_target_": "spardl.New"}]}

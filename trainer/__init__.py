@@ -1,0 +1,17 @@
+"""Trains a model on a cluster: the loop, and what configurations choose for it by name."""
+
+from trainer.launch import ProcessGroup, Simulated
+from trainer.lr import Constant, Cosine, Exponential, LinearDecay, MultiStep
+from trainer.observers import NoLogger, Wandb
+
+__all__ = [
+    "Constant",
+    "Cosine",
+    "Exponential",
+    "LinearDecay",
+    "MultiStep",
+    "NoLogger",
+    "ProcessGroup",
+    "Simulated",
+    "Wandb",
+]

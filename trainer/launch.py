@@ -1,0 +1,511 @@
+"""Brings the workers up: processes of this machine, or ranks of torchrun or srun."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import secrets
+import signal
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from spardl.basics.checks import check_seconds, is_a
+from spardl.basics.errors import ConfigError, PeerError, StoppedError, first_line
+from spardl.clusters import Cluster, ProcessGroupCluster, SimulatedCluster, parse_network
+from spardl.clusters.process_group import check_streams
+from spardl.clusters.profile import Profile
+from spardl.clusters.workers.membership import Membership, count_gpus, find_membership, find_secret, listen, pick_device
+from spardl.clusters.workers.processes import end_at_once, fault_of, listening, run_processes
+from trainer.rendezvous import Rendezvous, Stopping
+from trainer.runs import Run
+
+__all__ = [
+    "Heartbeat",
+    "Hosted",
+    "Job",
+    "Launcher",
+    "ProcessGroup",
+    "Simulated",
+    "at_least_one",
+    "beating",
+    "check_device",
+    "check_threads",
+    "count_gpus_aside",
+]
+
+
+# What a machine lends to its workers: GPUs and threads.
+
+
+# Of a worker: torch starts as many as it is told to.
+_MOST_THREADS = 1024
+# Seconds that CUDA may take to count GPUs.
+_PATIENCE = 60.0
+
+
+def at_least_one(name: str, value: Any) -> None:
+    """Accepts a number of workers and the like.
+
+    Raises:
+        ConfigError: if it is not a whole number, at least 1.
+    """
+    if not is_a(int, value) or value < 1:
+        raise ConfigError(f"{name} must be a whole number, at least 1, got {value!r}")
+
+
+def check_threads(threads: Any) -> None:
+    """Accepts a number of threads of a worker.
+
+    Raises:
+        ConfigError: if it is not a whole number, or out of range.
+    """
+    if not is_a(int, threads) or not 1 <= threads <= _MOST_THREADS:
+        wanted = f"a whole number, at least 1 and at most {_MOST_THREADS}"
+        raise ConfigError(f"cluster.threads must be {wanted}, got {threads!r}")
+
+
+def check_device(device: str) -> None:
+    """Accepts the name of a kind of device.
+
+    Raises:
+        ConfigError: if there is no such one.
+    """
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"cluster.device must be auto, cpu or cuda, got {device!r}")
+
+
+def count_gpus_aside(wanted: str, sharing: int) -> int:
+    """As ``count_gpus``, in a process of its own: this one may be forked afterwards, which CUDA would not survive.
+
+    Raises:
+        ConfigError: likewise, or if there is no answer.
+    """
+    if wanted == "cpu":
+        return 0
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_count, args=(theirs, wanted, sharing), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        answer: int | str = ours.recv() if ours.poll(_PATIENCE) else _no_count("no answer")
+    except EOFError:
+        answer = _no_count("the process that looked died")
+    process.kill()
+    process.join()
+    if isinstance(answer, str):
+        raise ConfigError(answer)
+    return answer
+
+
+def _count(told: Connection, wanted: str, sharing: int) -> None:
+    try:
+        told.send(count_gpus(wanted, sharing))
+    except ConfigError as error:
+        told.send(str(error))
+    except Exception as error:
+        told.send(_no_count(first_line(error)))
+    os._exit(0)
+
+
+def _no_count(reason: str) -> str:
+    return f"torch cannot count GPUs ({reason}); use cluster.device=cpu"
+
+
+# What starts workers: what all ways of it have in common.
+
+
+# Told the steps that are done; answers whether all workers leave now.
+Heartbeat: TypeAlias = Callable[[int], bool]
+Job: TypeAlias = Callable[[Cluster, torch.device, Heartbeat], None]
+
+
+class Hosted(NamedTuple):
+    """Processes of this machine.
+
+    Attributes:
+        processes: how many.
+        each: workers that take turns in one of them.
+    """
+
+    processes: int
+    each: int
+
+
+class Launcher(ABC):
+    """Chosen by ``cluster=NAME``; knows how many workers there are and how to start them.
+
+    Attributes:
+        workers: how many.
+        leads: whether this process decides for all: always, unless torchrun or srun started several.
+    """
+
+    workers: int
+    leads = True
+
+    def share(self, decide: Callable[[], Run], given: Mapping[str, str] = MappingProxyType({})) -> Run:
+        """The run that all processes work on: decided by this one, which starts all the others.
+
+        Args:
+            decide: finds the run, where this process leads.
+            given: what all processes must have been given the same, by name.
+
+        Returns:
+            The run.
+        """
+        return decide()
+
+    @abstractmethod
+    def hosted(self) -> Hosted | None:
+        """Who will share the memory of this machine; ``None`` if GPUs have memory of their own."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Looks on this machine for what the workers will need, before there is a folder.
+
+        Raises:
+            ConfigError: if it is not there.
+        """
+
+    @abstractmethod
+    def launch(self, job: Job, folder: Path) -> None:
+        """Runs a job on all workers (those of this process, if others were started elsewhere).
+
+        Args:
+            job: called in every process with its cluster, its device and where to report steps.
+            folder: for the traces of failures.
+
+        Raises:
+            ConfigError: if the cluster cannot be started as configured.
+            WorkerError: if a worker process ended early.
+        """
+
+
+def beating(heartbeat: Callable[[int], None], stopping: Stopping) -> Heartbeat:
+    """A heartbeat that also answers whether all workers leave.
+
+    Args:
+        heartbeat: told the steps that are done.
+        stopping: knows when they leave.
+
+    Returns:
+        It.
+    """
+
+    def beat(step: int) -> bool:
+        heartbeat(step)
+        return stopping.after(step)
+
+    return beat
+
+
+# Brings up workers who take turns in one process, on a virtual network.
+
+
+@dataclass
+class Simulated(Launcher):
+    """All workers in one process, on a virtual network.
+
+    Args:
+        workers: how many.
+        network: a preset's name, a file by ``spardl doctor``, or ``{alpha: seconds, gbit: Gbit/s}``.
+        count_local: whether measured seconds of local work pass on the virtual clock. With one thread on a CPU
+            they are that thread's, so other programs on the machine do not lengthen them.
+        profile: file by ``spardl profile`` whose seconds of forward and backward pass are used instead of
+            measured ones.
+        device: cpu, cuda, or auto (cuda where there is a GPU).
+        threads: of the process on its CPU. A real cluster must have as many to get the same bits.
+        throttle: refused: real networks are slowed down, this one is as slow as ``network`` says.
+        streams: refused if not 1: simulated workers have one.
+        interface: refused: there is no network.
+
+    Raises:
+        ConfigError: if a value is out of range or refused, or torchrun or srun started several processes.
+    """
+
+    workers: int = 4
+    network: str | Mapping[str, Any] = "ethernet_1g"
+    count_local: bool = True
+    profile: str | None = None
+    device: str = "auto"
+    threads: int = 1
+    throttle: Any = None
+    streams: int = 1
+    interface: str | None = None
+
+    def __post_init__(self) -> None:
+        at_least_one("cluster.workers", self.workers)
+        check_threads(self.threads)
+        check_device(self.device)
+        if self.throttle is not None:
+            raise ConfigError(
+                "cluster.throttle is for cluster=process_group; with cluster=simulated use cluster.network"
+            )
+        if self.streams != 1:
+            raise ConfigError("cluster.streams is for cluster=process_group; simulated workers have one: use 1")
+        if self.interface is not None:
+            raise ConfigError("cluster.interface is for cluster=process_group; simulated workers have no network")
+        self._network = parse_network(self.network)
+        self._profile = None if self.profile is None else Profile.read(Path(self.profile))
+        if find_membership(os.environ):
+            raise ConfigError("cluster=simulated is one process; start it without torchrun or srun")
+
+    def hosted(self) -> Hosted | None:
+        """One process, unless it has a GPU."""
+        return None if count_gpus_aside(self.device, 1) else Hosted(1, self.workers)
+
+    def check(self) -> None:
+        """Looks for a GPU, where one is asked for."""
+        self.hosted()
+
+    def launch(self, job: Job, folder: Path) -> None:
+        """Runs the simulation in a process of its own, as real workers are."""
+
+        def target(rank: int, heartbeat: Callable[[int], None]) -> None:
+            torch.set_num_threads(self.threads)
+            device = pick_device(self.device, 0, 1)
+            cluster = SimulatedCluster(
+                self.workers,
+                self._network,
+                device=device,
+                count_local=self.count_local,
+                profile=self._profile,
+                timer=time.thread_time if device.type == "cpu" and self.threads == 1 else time.perf_counter,
+            )
+            stopping = Stopping(lambda: None, rank, 1, 0)
+            with listening(stopping.ask, lambda: None):
+                job(cluster, device, beating(heartbeat, stopping))
+
+        run_processes(1, target, folder, stops=True)
+
+
+# Seconds that rank 0 waits for the others to hear of its error, and that the others wait for its decision.
+_HEARING, _DECIDING = 10.0, 3600.0
+
+
+class ProcessGroup(Launcher):
+    """One process per worker, started here unless torchrun or srun has done so.
+
+    Args:
+        workers: how many; ``None`` for 4, or for as many as torchrun or srun started.
+        backend: gloo, nccl, or auto (nccl with a GPU).
+        device: cpu, cuda, or auto (cuda where there is a GPU for each worker).
+        port: where workers started here meet; ``None`` for any free one.
+        timeout: seconds after which a silent peer counts as lost.
+        threads: of each worker on its CPU. The simulated cluster must have as many to get the same bits.
+        throttle: a network that the real one is slowed down to: a preset's name, a file by ``spardl doctor``, or
+            ``{alpha: seconds, gbit: Gbit/s}``.
+        streams: synchronizations that are under way at once, where a schedule has several; on CPUs only.
+        interface: network interface for gloo and NCCL; ``None``: the loopback for workers started here, else what
+            ``GLOO_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME`` say, else the libraries' choice.
+
+    Raises:
+        ConfigError: if a value is out of range, or torchrun or srun started another number of workers.
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        backend: str = "auto",
+        device: str = "auto",
+        port: int | None = None,
+        timeout: float = 60.0,
+        threads: int = 1,
+        throttle: str | Mapping[str, Any] | None = None,
+        streams: int = 1,
+        interface: str | None = None,
+    ) -> None:
+        self._member = find_membership(os.environ)
+        secret = find_secret(os.environ)
+        self._rendezvous = Rendezvous(self._member, timeout, None, secret, interface) if self._member else None
+        self._parent = os.getppid()
+        self.leads = self._member is None or self._member.rank == 0
+        started = self._member.size if self._member else None
+        if workers is not None and started is not None and workers != started:
+            raise ConfigError(
+                f"cluster.workers={workers}, but {started} workers were started; use cluster.workers=null"
+            )
+        self.workers = workers if workers is not None else started or 4
+        self._backend, self._device, self._port = backend, device, port
+        self._timeout, self._threads, self._streams, self._interface = timeout, threads, streams, interface
+        self._throttle = None if throttle is None else parse_network(throttle, "cluster.throttle")
+        self._check()
+
+    def _check(self) -> None:
+        at_least_one("cluster.workers", self.workers)
+        check_threads(self._threads)
+        check_seconds("cluster.timeout", self._timeout)
+        if self._port is not None and not (is_a(int, self._port) and 0 < self._port < 2**16):
+            raise ConfigError(f"cluster.port must be a port number, or null for any free one, got {self._port!r}")
+        if self._backend not in ("auto", "gloo", "nccl"):
+            raise ConfigError(f"cluster.backend must be auto, gloo or nccl, got {self._backend!r}")
+        check_device(self._device)
+        check_streams(self._streams, torch.device("cpu"), self._throttle)
+        here = [name for _, name in socket.if_nameindex()]
+        if self._interface is not None and self._interface not in here:
+            raise ConfigError(
+                f"cluster.interface={self._interface} is not on {socket.gethostname()}; it has {', '.join(here)}"
+            )
+
+    @property
+    def _sharing(self) -> int:
+        return self._member.local_size if self._member else self.workers
+
+    @cached_property
+    def _kind(self) -> str:
+        return "cuda" if count_gpus_aside(self._device, self._sharing) >= self._sharing else "cpu"
+
+    def hosted(self) -> Hosted | None:
+        """The workers of this machine, unless each has a GPU."""
+        return Hosted(self._sharing, 1) if self._kind == "cpu" else None
+
+    def check(self) -> None:
+        """Looks for GPUs, where they are asked for, and tries the port."""
+        self._backend_for(self._kind)
+        if self._port is not None and not self._member:
+            _listen(self._port).close()
+
+    def _backend_for(self, device: str) -> str:
+        if self._backend == "nccl" and device != "cuda":
+            raise ConfigError("cluster.backend=nccl needs a GPU for each worker; use cluster.backend=gloo")
+        return {"cuda": "nccl", "cpu": "gloo"}[device] if self._backend == "auto" else self._backend
+
+    def launch(self, job: Job, folder: Path) -> None:
+        """Joins the workers that were started, or starts them by forking this process."""
+        if self._member:
+            self._join(job, self._member, folder)
+            return
+        with closing(_listen(self._port)) as listener:
+            port, secret = listener.getsockname()[1], secrets.token_hex(16)
+
+            def target(rank: int, heartbeat: Callable[[int], None]) -> None:
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+                member = Membership(rank, self.workers, rank, self.workers, "127.0.0.1", port)
+                if rank:
+                    listener.close()
+                rendezvous = Rendezvous(member, self._timeout, None if rank else listener, secret)
+                # A second signal changes nothing here: who is in a hurry ends the launcher.
+                self._work(job, member, rendezvous, heartbeat, lambda: None)
+
+            run_processes(self.workers, target, folder, stops=True)
+
+    def _join(self, job: Job, member: Membership, folder: Path) -> None:
+        try:
+            assert self._rendezvous
+            self._work(job, member, self._rendezvous, lambda step: None, end_at_once)
+        except StoppedError:
+            raise
+        except Exception as error:
+            raise fault_of(error, member.rank, folder) from error
+
+    def share(self, decide: Callable[[], Run], given: Mapping[str, str] = MappingProxyType({})) -> Run:
+        """Lets rank 0 decide for all, so that they agree on one folder.
+
+        Raises:
+            ConfigError: on every rank, if rank 0 finds something wrong, or they were not all given the same.
+        """
+        if self._member is None or self._rendezvous is None:
+            return decide()
+        store = self._rendezvous.store
+        if self._member.rank:
+            self._rendezvous.tell(given)
+            text = _read(store, "run")
+            store.set(f"heard/{self._member.rank}", "")
+            return _run_from_json(text)
+        try:
+            self._rendezvous.compare(given)
+            run = decide()
+        except Exception as error:
+            store.set("run", json.dumps({"error": str(error)}))
+            self._await_hearers(store)
+            raise
+        store.set("run", _run_to_json(run))
+        return run
+
+    def _await_hearers(self, store: Any) -> None:
+        # The store ends with this process, and who has not read by then sees a lost connection.
+        with suppress(RuntimeError):
+            store.wait([f"heard/{rank}" for rank in range(1, self.workers)], timedelta(seconds=_HEARING))
+
+    def _work(
+        self,
+        job: Job,
+        member: Membership,
+        rendezvous: Rendezvous,
+        heartbeat: Callable[[int], None],
+        hurry: Callable[[], None],
+    ) -> None:
+        torch.set_num_threads(self._threads)
+        device = pick_device(self._device, member.local_rank, member.local_size)
+        backend = self._backend_for(device.type)
+        if self._interface:
+            os.environ.update(GLOO_SOCKET_IFNAME=self._interface, NCCL_SOCKET_IFNAME=self._interface)
+        patience, store = timedelta(seconds=self._timeout), rendezvous.store
+        try:
+            store.set(f"joins/{member.rank}", "")
+            dist.init_process_group(backend, store=store, rank=member.rank, world_size=member.size, timeout=patience)
+        except RuntimeError as error:
+            missing = rendezvous.missing("joins")
+            reason = f"no sign of rank {missing}; {first_line(error)}" if missing else first_line(error)
+            raise PeerError(f"rank {member.rank} lost contact while the workers met: {reason}") from error
+        cluster = ProcessGroupCluster(
+            device=device, timeout=self._timeout, throttle=self._throttle, streams=self._streams
+        )
+        stopping = Stopping(rendezvous.connect, member.rank, member.size, self._timeout, self._orphaned)
+        with listening(stopping.ask, hurry) as received, stopping.watching():
+            try:
+                job(cluster, device, beating(heartbeat, stopping))
+            except StoppedError as stopped:
+                stopped.interrupted = received[:1] == [signal.SIGINT]
+                raise
+        cluster.close()
+
+    def _orphaned(self) -> bool:
+        """Whether the torchrun agent or the Slurm step that started this worker has died."""
+        return self._member is not None and os.getppid() != self._parent
+
+
+def _read(store: Any, key: str) -> bytes:
+    try:
+        # Rank 0 may have large checkpoints to verify. If it is gone, so is the store, and this ends at once.
+        store.wait([key], timedelta(seconds=_DECIDING))
+        value: bytes = store.get(key)
+    except RuntimeError as error:
+        raise ConfigError(f"rank 0 ended before it named the run's folder: {first_line(error)}") from error
+    return value
+
+
+def _run_to_json(run: Run) -> str:
+    checkpoint = str(run.checkpoint) if run.checkpoint else None
+    return json.dumps({"id": run.id, "folder": str(run.folder), "checkpoint": checkpoint})
+
+
+def _run_from_json(text: bytes) -> Run:
+    content = json.loads(text)
+    if "error" in content:
+        raise ConfigError(content["error"])
+    checkpoint = content["checkpoint"]
+    return Run(content["id"], Path(content["folder"]), Path(checkpoint) if checkpoint else None)
+
+
+def _listen(port: int | None) -> socket.socket:
+    try:
+        return listen("127.0.0.1", port or 0)
+    except OSError as error:
+        raise ConfigError(
+            f"cluster.port={port} cannot be used ({error}); leave cluster.port away for a free one"
+        ) from error

@@ -1,0 +1,143 @@
+"""What a run prints at its end."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from spardl.basics.version import __version__
+from trainer.runs import Run
+
+__all__ = ["environment", "print_report", "processor", "rows"]
+
+
+# What a run's summary says of where it was done.
+
+
+def environment() -> dict[str, Any]:
+    """Versions, commit and machine; nothing from the environment's variables."""
+    return {
+        "spardl": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "commit": _commit(),
+        "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} thread(s) per worker",
+        "cpu": f"{processor()}, {torch.backends.cpu.get_cpu_capability()}",  # with torch's version, what bits depend on
+    }
+
+
+@cache
+def processor() -> str:
+    """The processor's name, as well as this system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
+
+
+def _commit() -> str | None:
+    try:
+        answer = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None
+
+
+def rows(summary: Mapping[str, Any], simulated: bool) -> list[tuple[str, str]]:
+    """The summary in words.
+
+    Args:
+        summary: what the trainer returned.
+        simulated: whether the cluster's seconds are virtual.
+    """
+    best, metric = summary["best"], summary["metric"]
+    final = ", ".join(f"{name} {value:.4g}" for name, value in summary["final"].items())
+    clock = f", {_seconds(summary['cluster_seconds'])} on the virtual clock" if simulated else ""
+    beside = summary["step_seconds_beside"]
+    sent, dense = summary["step_bytes"], summary["step_bytes_dense"]
+    share = f" ({sent / dense:.2%} of dense)" if dense else ""
+    return [
+        (metric, f"{summary['final'][metric]:.4g} (best {best:.4g})"),
+        ("final figures", final),
+        (
+            "wall time",
+            f"{_seconds(summary['wall_seconds'])}, evaluation {_seconds(summary['evaluation_seconds'])}{clock}",
+        ),
+        ("samples per second", _pace(summary["samples_per_second"], simulated)),
+        ("a step", _split(summary["step_seconds"])),
+        *([("beside it", _split(beside))] if any(beside.values()) else []),
+        (
+            "sent per worker and step",
+            f"{_bytes(sent)} in {summary['step_rounds']:.3g} rounds; dense {_bytes(dense)}{share}",
+        ),
+        ("entries of the average", f"{summary['density']:.3%} of {summary['parameters']:,}"),
+        *([("residual", _waiting(summary))] if summary.get("residual_ratio") else []),
+        ("replicas", f"equal to the last bit in {summary['replica_checks']} checks"),
+        ("break-even bandwidth", _break_even(summary["break_even_gbit"])),
+        ("peak memory", f"{_bytes(summary['peak_memory_bytes'])} in the largest process"),
+    ]
+
+
+def print_report(summary: Mapping[str, Any], run: Run, simulated: bool, caveats: Sequence[str] = ()) -> None:
+    """Prints the end of a run, and what to beware of."""
+    table = Table(title=f"run {run.id}", show_header=False, title_justify="left")
+    for name, text in rows(summary, simulated):
+        table.add_row(name, text)
+    # A pipe has no width of its own, and a wrapped line is hard to search.
+    console = Console() if sys.stdout.isatty() else Console(width=140)
+    console.print(table)
+    for caveat in caveats:
+        print(f"beware: {caveat}")
+    print(f"results: {run.folder}", flush=True)
+
+
+def _waiting(summary: Mapping[str, Any]) -> str:
+    ratio, age = summary["residual_ratio"], summary["residual_age"]
+    return f"{ratio:.3g} x what a step adds, some {age:.3g} steps old"
+
+
+def _pace(samples: float | None, simulated: bool) -> str:
+    if samples is None:
+        return "too few steps to tell (training.untimed_steps are left out)"
+    return f"{samples:.4g} of all workers{', on the virtual clock' if simulated else ''}"
+
+
+def _split(seconds: Mapping[str, float]) -> str:
+    parts = [f"{name} {_seconds(value)}" for name, value in seconds.items() if value]
+    return f"{_seconds(sum(seconds.values()))}: {', '.join(parts)}"
+
+
+def _break_even(gbit: float | None) -> str:
+    if gbit is None:
+        return "none: no bytes are saved"
+    return f"pays on networks slower than {gbit:.3g} Gbit/s per worker"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.1f} s" if value >= 1 else f"{1e3 * value:.3g} ms"
+
+
+def _bytes(value: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} GB"

@@ -1,0 +1,521 @@
+"""The training loop: one for real and for simulated clusters."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spardl.basics.errors import PeerError, StoppedError, TrainingError, warn
+from spardl.basics.files import write_atomically
+from spardl.clusters.base import Cluster, gather_rows
+from spardl.clusters.profile import break_even_gbit, gather_costs
+from spardl.method.refusals import Refusals, Refused
+from spardl.protocol.programs import Phase
+from spardl.schedules.measured import Groups
+from spardl.vector.sparse import SparseVector, Sum
+from trainer.checkpoint import (
+    Restart,
+    at_step,
+    fitting,
+    load_part,
+    newest_whole,
+    save_checkpoint,
+    saved_workers,
+)
+from trainer.learner import Learner, Plan, digest, evaluate
+from trainer.observers import Observer
+from trainer.report import environment
+from trainer.runs import Run
+
+__all__ = ["Trainer", "Watch", "Window", "all_finite"]
+
+
+# Whether a run is still worth saving: its losses, its weights, and whatever else a checkpoint holds are finite.
+
+
+class Watch:
+    """Finds out that a run has diverged. All workers come to the same conclusion, and end together.
+
+    A loss tells of the weights before its step. So a checkpoint is *proven* by a later loss that is finite, or by an
+    evaluation of the same weights; one that is not may hold finite weights that are of no use.
+
+    Args:
+        cluster: the workers.
+        run: whose checkpoints they are.
+        step: steps done so far.
+    """
+
+    def __init__(self, cluster: Cluster, run: Run, step: int) -> None:
+        self._cluster, self._run = cluster, run
+        self._last = [True for _ in cluster.local_ranks]
+        self._proven = step - 1
+
+    def add(self, step: int, losses: Sequence[float]) -> None:
+        """Is told the losses of the local ranks in step number ``step``, counted from 1."""
+        self._last = [math.isfinite(loss) for loss in losses]
+        if any(self._last):
+            self._proven = max(self._proven, step - 1)
+
+    def look(self, step: int, parts: Sequence[Mapping[str, Sequence[Tensor]]]) -> bool:
+        """Looks at what a checkpoint would hold.
+
+        Args:
+            step: steps done.
+            parts: tensors of any shape of each local rank, by name; all ranks' have the same names.
+
+        Returns:
+            Whether an evaluation has to show that the run goes on: no worker's last loss is finite. Such gradients may
+            have been refused, and the weights be fine.
+
+        Raises:
+            TrainingError: on all workers, if something is not finite on one of them.
+        """
+        rows = [
+            torch.tensor([last, *map(all_finite, own.values())], dtype=torch.int64)
+            for last, own in zip(self._last, parts, strict=True)
+        ]
+        table = torch.stack(gather_rows(self._cluster, rows))
+        for name, fine in zip(parts[0], table[:, 1:].all(0).tolist(), strict=True):
+            if not fine:
+                raise self.diverged(f"the {name} no longer finite", step)
+        return not bool(table[:, 0].any())
+
+    def evaluated(self, step: int, loss: float) -> None:
+        """Is told the loss of an evaluation of the weights after ``step`` steps.
+
+        Raises:
+            TrainingError: if it is not finite.
+        """
+        if not math.isfinite(loss):
+            raise self.diverged(f"the evaluated loss is {loss}", step)
+        self._proven = step
+
+    def diverged(self, what: str, step: int) -> TrainingError:
+        """The error that says what to do; to be made by all workers at once."""
+        good = self._newest_good()
+        way = f"go on with start_from={good}" if good else "begin again: no checkpoint was saved before"
+        return TrainingError(f"{what} at step {step}; lower optimizer.lr or set training.clip_norm, and {way}")
+
+    def _newest_good(self) -> Path | None:
+        """Rank 0 alone reads them; the others hear which one it is."""
+        rows = [torch.tensor([self._proven]) for _ in self._cluster.local_ranks]
+        proven = int(torch.stack(gather_rows(self._cluster, rows)).max())
+        folders = [self._run.checkpoints, *([self._run.checkpoint.parent] if self._run.checkpoint else [])]
+        found = [newest_whole(folder, proven) if self._cluster.leads else None for folder in folders]
+        rows = [torch.tensor([-1 if step is None else step for step in found]) for _ in self._cluster.local_ranks]
+        steps = gather_rows(self._cluster, rows)[0].tolist()
+        return next((at_step(folder, step) for folder, step in zip(folders, steps, strict=True) if step >= 0), None)
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether ``tensors``, of any shape, have no NaN and no infinity; one pass over memory, and one wait for a GPU."""
+    floating = [tensor for tensor in tensors if tensor.is_floating_point()]
+    if not floating:
+        return True
+    # A sum of finite numbers may overflow: only then each is looked at.
+    sums = torch.stack([tensor.sum().double().to(floating[0].device) for tensor in floating])
+    return bool(sums.isfinite().all()) or all(bool(tensor.isfinite().all()) for tensor in floating)
+
+
+# Figures between two log lines.
+
+
+class Window:
+    """Figures between two log lines; part of a checkpoint, so that a continued run logs the same ones."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._open()
+
+    def _open(self) -> None:
+        self._steps = 0
+        self._losses = [[0.0, 0.0] for _ in self._cluster.local_ranks]
+        self._seconds = [{p.value: ledger.seconds[p] for p in Phase} for ledger in self._cluster.ledgers]
+        self._bytes = self._cluster.ledgers[0].bytes_sent
+
+    def add(self, losses: Sequence[float]) -> None:
+        """Enters a step. A loss that is not finite counts only if there is no other: see ``refused``."""
+        self._steps += 1
+        for sums, loss in zip(self._losses, losses, strict=True):
+            if math.isfinite(loss):
+                sums[0] += loss
+                sums[1] += 1
+
+    def close(self) -> dict[str, float]:
+        """The mean loss and seconds over workers and steps; bytes of the first local rank, per step."""
+        rows = [torch.tensor(self._row(local), dtype=torch.float64) for local in range(len(self._losses))]
+        table = torch.stack(gather_rows(self._cluster, rows))
+        # Alone: in a wider table, torch may add in another order.
+        loss, count = table[:, :2].contiguous().sum(0).tolist()
+        seconds, steps = table[:, 2:].mean(0).tolist(), max(1, self._steps)
+        values = {
+            "loss": loss / count if count else math.nan,
+            **{f"seconds/{phase.value}": value / steps for phase, value in zip(Phase, seconds, strict=True)},
+            "bytes/sent": (self._cluster.ledgers[0].bytes_sent - self._bytes) / steps,
+        }
+        self._open()
+        return values
+
+    def _row(self, local: int) -> list[float]:
+        before, ledger = self._seconds[local], self._cluster.ledgers[local]
+        return [*self._losses[local], *(ledger.seconds[p] - before[p.value] for p in Phase)]
+
+    def state_dict(self, local: int) -> dict[str, Any]:
+        """What is known so far, as plain data."""
+        return {
+            "steps": self._steps,
+            "losses": self._losses[local],
+            "seconds": self._seconds[local],
+            "bytes": self._bytes,
+        }
+
+    def load_state_dict(self, local: int, values: Mapping[str, Any]) -> None:
+        """Continues from saved data."""
+        self._losses[local], self._seconds[local] = values["losses"], values["seconds"]
+        if local == 0:
+            self._steps, self._bytes = values["steps"], values["bytes"]
+
+
+@dataclass
+class Progress:
+    """How far a run is, and what it found so far.
+
+    Attributes:
+        step: steps done.
+        wall: seconds of training so far, those before an interruption included.
+        virtual: seconds on the cluster's clock, likewise.
+        evaluating: the part of ``wall`` that went to evaluation.
+        checks: times that the workers' averages were compared.
+        timed_steps: steps that count for samples per second.
+        timed_seconds: what they took, on the cluster's clock.
+        metrics: of the last evaluation.
+        best: the best value of the task's metric.
+        shift: steps that were done with other numbers of workers, beyond those that as many examples take now.
+        counted_from: steps that were done when the ledgers began, with the present number of workers.
+        planned: passes over the data of the whole run, as it began; learning rates follow them.
+    """
+
+    step: int = 0
+    wall: float = 0.0
+    virtual: float = 0.0
+    evaluating: float = 0.0
+    checks: int = 0
+    timed_steps: int = 0
+    timed_seconds: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    best: float | None = None
+    shift: int = 0
+    counted_from: int = 0
+    planned: float | None = None
+
+    def count_anew(self, shift: int) -> None:
+        """Goes on with another number of workers, whose costs and pace are others."""
+        self.shift, self.counted_from = shift, self.step
+        self.timed_steps, self.timed_seconds = 0, 0.0
+
+
+class Trainer:
+    """Trains until the last step: logs, evaluates, saves, compares the replicas.
+
+    Args:
+        plan: what to train and how.
+        cluster: who trains.
+        run: where checkpoints go, and which one to continue from.
+        observers: who is told; on other ranks than 0 nobody.
+        device: where the model lives.
+        heartbeat: told the number of steps done, in every process; answers whether all processes leave now.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        cluster: Cluster,
+        run: Run,
+        observers: Sequence[Observer] = (),
+        device: torch.device | str = "cpu",
+        heartbeat: Callable[[int], bool] = lambda step: False,
+    ) -> None:
+        self._plan, self._settings, self._cluster, self._run = plan, plan.settings, cluster, run
+        self._observers, self._heartbeat = observers, heartbeat
+        self._progress = Progress()
+        self._restart: Restart | None = None
+        self._refusals = Refusals(cluster.size)
+        self._doing = "starting"
+        self._groups_kept = False
+        if run.checkpoint:
+            self._enter("loading the checkpoint")
+            self._resume(plan, run.checkpoint, torch.device(device))
+        else:
+            self._enter("building the model")
+            self._begin(plan, torch.device(device))
+        self._watch = Watch(cluster, run, self._progress.step)
+        self._first = self._progress.step
+        self._clock_offset = self._progress.virtual - cluster.seconds()
+        self._started = time.perf_counter() - self._progress.wall
+        self._timed_from = self._progress.step + self._settings.untimed_steps
+
+    def fit(self) -> dict[str, Any]:
+        """Trains to the end.
+
+        Returns:
+            The summary: final and best metric, seconds, bytes, checks.
+
+        Raises:
+            TrainingError: if the loss, the weights or what else is saved are no longer finite, or the workers' replicas
+                differ.
+            PeerError: if another worker is lost.
+            StoppedError: if the heartbeat asked for it; everything is saved then.
+        """
+        try:
+            return self._fit()
+        except PeerError as error:
+            raise PeerError(f"{error}; in step {self._progress.step + 1}, while {self._doing}") from error
+
+    def _fit(self) -> dict[str, Any]:
+        total = self._learner.total_steps
+        self._tell("begin", self._progress.step, total)
+        if self._restart:
+            figures = self._restart.figures(self._cluster, self._learner.synchronizer)
+            self._tell("metrics", "restart", self._progress.step, figures)
+            if self._progress.step >= total:  # so many workers are at the end of the data
+                self._learner.synchronizer.end()
+            if self._evaluates_after(self._progress.step):  # the data may go on at the very end of a part
+                self._evaluate()
+        self._heartbeat(self._progress.step)
+        while self._progress.step < total:
+            losses = self._timed_step()
+            self._progress.step += 1
+            self._window.add(losses)
+            self._watch.add(self._progress.step, losses)
+            self._after_step()
+        return self._finish()
+
+    def _timed_step(self) -> list[float]:
+        self._doing = "training"
+        self._tell("phase", "first step" if self._progress.step == self._first else None)
+        began = self._cluster.seconds()
+        synchronizer = self._learner.synchronizer
+        synchronizer.measures = last = self._progress.step + 1 == self._learner.total_steps
+        losses = self._learner.step(self._progress.step)
+        if last:
+            synchronizer.end()
+        if self._progress.step >= self._timed_from:
+            self._progress.timed_steps += 1
+            self._progress.timed_seconds += self._cluster.seconds() - began
+        return losses
+
+    def _after_step(self) -> None:
+        step, total, settings = self._progress.step, self._learner.total_steps, self._settings
+        leaves = self._heartbeat(step) and step < total
+        self._tell("step", step)
+        self._keep_groups()
+        if step % settings.check_every == 0 or step == total:
+            self._compare(self._digests(), "averaged gradients")
+        if step % settings.log_every == 0 or step == total:
+            self._log()
+        evaluates = self._evaluates_after(step)
+        saves = step % settings.checkpoint_every == 0 if settings.checkpoint_every else self._learner.ends_part(step, 1)
+        saves = saves or step == total or leaves
+        if evaluates or saves:
+            self._look(step, evaluates=evaluates)
+        if evaluates:
+            self._evaluate()
+        if saves:
+            self._save()
+        if leaves:
+            raise StoppedError(f"stopped at step {step} of {total}, as asked; everything is saved")
+
+    def _keep_groups(self) -> None:
+        """Writes down which groups were chosen, for runs that are to have the same."""
+        chosen = self._learner.synchronizer.chosen
+        if chosen is None or self._groups_kept or not self._cluster.leads:
+            return
+        entries = [layer.entries for layer in self._learner.gradient.layers]
+        write_atomically(self._run.folder / "groups.json", Groups(entries, chosen).text().encode())
+        self._groups_kept = True
+
+    def _evaluates_after(self, step: int) -> bool:
+        return self._learner.ends_part(step, self._settings.eval_every) or step >= self._learner.total_steps
+
+    def _digests(self) -> list[Tensor]:
+        """Of the last averages, as each local rank computed them."""
+        synchronizer = self._learner.synchronizer
+        synchronizer.flush()
+        averages = [synchronizer.averages(local) for local in range(len(self._learner.workers))]
+        return [digest([tensor for average in own for tensor in _tensors(average)]) for own in averages]
+
+    def _tell(self, event: str, *arguments: Any) -> None:
+        for observer in self._observers:
+            getattr(observer, event)(*arguments)
+
+    def _enter(self, doing: str) -> None:
+        self._doing = doing
+        self._tell("phase", doing)
+
+    def _log(self) -> None:
+        values = self._window.close()
+        if not math.isfinite(values["loss"]):
+            raise self._watch.diverged(f"the loss is {values['loss']}", self._progress.step)
+        epoch = self._learner.epochs(self._progress.step)
+        refused = self._refused()
+        figures = {"epoch": epoch, **values, "lr": self._learner.rate, **({"refused": refused} if refused else {})}
+        self._tell("metrics", "train", self._progress.step, figures)
+
+    def _refused(self) -> int:
+        """Gradients of all workers that were left out, or cut; one line tells of new ones."""
+        rows = [torch.tensor(own) for own in self._learner.synchronizer.carried.refusals()]
+        gathered = [Refused(*row.tolist()) for row in gather_rows(self._cluster, rows)]
+        line = self._refusals.notice(dict(enumerate(gathered)))
+        if line and self._cluster.leads:
+            warn(line)
+        return self._refusals.total
+
+    def _look(self, step: int, *, evaluates: bool) -> None:
+        """Ends a run that has diverged, before anything of it is saved."""
+        self._enter("looking at the weights")
+        learner = self._learner
+        learner.synchronizer.flush()
+        doubtful = self._watch.look(step, [learner.lasting(local) for local in range(len(learner.workers))])
+        if doubtful and not evaluates:
+            few = replace(self._settings, eval_examples=self._settings.eval_batch_size)
+            found = evaluate(self._plan.task, learner.model, self._cluster, learner.workers, few)
+            self._watch.evaluated(step, found["loss"])
+
+    def _evaluate(self) -> None:
+        self._learner.synchronizer.flush()
+        began = time.perf_counter()
+        self._enter("evaluating")
+        settings, task = self._settings, self._plan.task
+        self._progress.metrics = evaluate(
+            task,
+            self._learner.model,
+            self._cluster,
+            self._learner.workers,
+            settings,
+        )
+        self._watch.evaluated(self._progress.step, self._progress.metrics["loss"])
+        found, best = self._progress.metrics[task.metric], self._progress.best
+        if best is None or (found > best if task.higher_is_better else found < best):
+            self._progress.best = found
+        self._tell("metrics", "eval", self._progress.step, self._progress.metrics)
+        self._progress.evaluating += time.perf_counter() - began
+
+    def _compare(self, rows: Sequence[Tensor], what: str) -> None:
+        self._enter("comparing replicas")
+        gathered = gather_rows(self._cluster, rows)
+        odd = [rank for rank, row in enumerate(gathered) if not torch.equal(row, gathered[0])]
+        if odd:
+            raise TrainingError(
+                f"the {what} of ranks {odd} differ from rank 0's at step {self._progress.step}: "
+                "replicas must be equal to the last bit"
+            )
+        self._progress.checks += 1
+
+    def _save(self) -> None:
+        self._enter("saving a checkpoint")
+        learner = self._learner
+        learner.synchronizer.flush()
+        self._read_clocks()
+        save_checkpoint(
+            self._run.checkpoints,
+            self._progress.step,
+            self._cluster,
+            [partial(self._worker_state, local) for local in range(len(learner.workers))],
+            lambda: {**learner.shared_state(), "progress": asdict(self._progress)},
+            self._settings.keep_checkpoints,
+            self._run.id,
+        )
+
+    def _worker_state(self, local: int) -> dict[str, Any]:
+        return {**self._learner.worker_state(local), "window": self._window.state_dict(local)}
+
+    def _read_clocks(self) -> None:
+        self._progress.wall = time.perf_counter() - self._started
+        self._progress.virtual = self._clock_offset + self._cluster.seconds()
+
+    def _begin(self, plan: Plan, device: torch.device) -> None:
+        self._learner = Learner(plan, self._cluster, device, self._progress.shift, self._progress.planned)
+        self._progress.planned = self._learner.planned
+        self._window = Window(self._cluster)
+
+    def _resume(self, plan: Plan, checkpoint: Path, device: torch.device) -> None:
+        shared, before = load_part(checkpoint, None, device), saved_workers(checkpoint)
+        with fitting(checkpoint, None):
+            self._progress = Progress(**shared["progress"])
+        if before != self._cluster.size:
+            self._restart = Restart(before, checkpoint, device)
+            progress, size = self._progress, self._cluster.size
+            progress.count_anew(self._restart.shift(plan, progress.step, progress.shift, size))
+        self._begin(plan, device)
+        with fitting(checkpoint, None):
+            self._learner.load_shared_state(shared)
+        for local, rank in enumerate(self._cluster.local_ranks):
+            if self._restart:
+                with fitting(checkpoint, rank % before):
+                    self._learner.adopt_worker_state(local, self._restart.load, before)
+            else:
+                own = load_part(checkpoint, rank, device)
+                with fitting(checkpoint, rank):
+                    self._learner.load_worker_state(local, own)
+                    self._window.load_state_dict(local, own["window"])
+
+    def _finish(self) -> dict[str, Any]:
+        self._learner.synchronizer.flush()
+        weights = self._learner.digest()
+        self._compare([weights] * len(self._learner.workers), "weights")
+        self._read_clocks()
+        summary = self._summary(self._refused(), weights)
+        self._tell("end", summary)
+        return summary
+
+    def _summary(self, refused: int, weights: Tensor) -> dict[str, Any]:
+        progress, task = self._progress, self._plan.task
+        costs = gather_costs(self._cluster, progress.step - progress.counted_from, self._learner.gradient.vector)
+        length = self._learner.gradient.vector.numel()
+        waiting = self._learner.synchronizer.waiting()
+        return {
+            "metric": task.metric,
+            "final": progress.metrics,
+            "best": progress.best,
+            "steps": progress.step,
+            "epochs": self._learner.epochs(progress.step),
+            "workers": self._cluster.size,
+            "parameters": length,
+            "wall_seconds": progress.wall,
+            "cluster_seconds": progress.virtual,
+            "evaluation_seconds": progress.evaluating,
+            "step_seconds": costs.seconds,
+            "step_seconds_beside": costs.beside,
+            "step_rounds": costs.rounds,
+            "step_words": costs.words,
+            "step_bytes": costs.bytes_sent,
+            "step_bytes_dense": costs.dense_bytes,
+            "density": self._learner.synchronizer.kept / progress.step / length,
+            "residual_ratio": waiting.norm if waiting else None,
+            "residual_age": waiting.age if waiting else None,
+            "replica_checks": progress.checks,
+            "refused_gradients": refused,
+            "samples_per_second": self._pace(),
+            "break_even_gbit": break_even_gbit(costs),
+            "peak_memory_bytes": costs.peak_memory,
+            "weights_sha256": weights.numpy(force=True).tobytes().hex(),
+            "environment": environment(),
+        }
+
+    def _pace(self) -> float | None:
+        """Training examples of all workers in a second; ``None`` if there were too few steps to tell."""
+        progress, settings = self._progress, self._settings
+        examples = settings.batch_size * settings.accumulation * self._cluster.size
+        return progress.timed_steps * examples / progress.timed_seconds if progress.timed_seconds > 0 else None
+
+
+def _tensors(average: Sum) -> list[Tensor]:
+    return [average.indices, average.values] if isinstance(average, SparseVector) else [average]

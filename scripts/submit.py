@@ -134,9 +134,13 @@ def _hand_over(place: Place, outputs: Path, force: bool, site: Site, entries: Se
 def _live(outputs: Path, wanted: Collection[str]) -> dict[str, Submission]:
     """Those of the wanted runs that wait or run already, by id, with their submissions."""
     found = dict[str, Submission]()
-    for submission in all_submissions(outputs)[0]:
-        if submission.place in PLACES and any(entry.job and entry.id in wanted for entry in submission.entries):
-            queue = PLACES[submission.place]().queue(submission)
+    for recorded in all_submissions(outputs)[0]:
+        if recorded.place not in PLACES or not any(entry.id in wanted for entry in recorded.entries):
+            continue
+        place = PLACES[recorded.place]()
+        submission = place.recover(recorded)
+        if any(entry.job for entry in submission.entries):
+            queue = place.queue(submission)
             known = {job for job, state in queue.items() if state is not Queued.UNKNOWN}
             found |= {entry.id: submission for entry in submission.entries if entry.job in known}
     return found
@@ -215,7 +219,8 @@ def _attend(name: str, words: Sequence[str]) -> int:
     submission = find_submission(arguments.outputs.absolute(), arguments.submission)
     if submission.place not in PLACES:
         raise ConfigError(f"submission {submission.name} is in {submission.place!r}, not in {' or '.join(PLACES)}")
-    return COMMANDS[name](submission, PLACES[submission.place](), arguments)
+    place = PLACES[submission.place]()
+    return COMMANDS[name](place.recover(submission), place, arguments)
 
 
 def _later_parser(name: str) -> argparse.ArgumentParser:

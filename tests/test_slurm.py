@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -88,7 +89,13 @@ def test_what_was_cancelled_is_submitted_again(slurm: Slurm, tmp_path: Path) -> 
     # A run must outlast the start of the command that cancels it, on a busy machine too.
     slurm.sweep(tmp_path, "-m", "seed=1,2,3", "training.max_steps=500", "cluster.workers=1", "site.at_once=1")
     slurm.until(lambda: statuses(tmp_path)["finished"] == 1 and statuses(tmp_path)["running"] == 1)
+    # As if the submitting process had been killed between sbatch and the record of its jobs.
+    (record,) = tmp_path.glob(".submissions/*/submission.json")
+    content = json.loads(record.read_text())
+    entries = [{**entry, "job": None, "log": None} for entry in content["entries"]]
+    record.write_text(json.dumps({**content, "entries": entries}))
     assert slurm.submit("cancel", "--outputs", str(tmp_path)).startswith("cancelled: 2 of 3")
+    assert json.loads(record.read_text()) == content
     slurm.empty(30)
     states = [row[0] for row in status(slurm, tmp_path).values()]
     assert states[0] == "finished"

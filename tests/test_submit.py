@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import os
 import re
@@ -205,6 +206,32 @@ def test_what_is_submitted(
     assert capsys.readouterr().out == "left as they are: 2 of 2 runs, finished or in the queue\n"
     assert submit("cancel", "--outputs", str(outputs)) == 0
     assert (queued / "scancel.txt").read_text() == "7_0 7_1\n"
+
+
+def test_jobs_without_a_record_are_found(
+    queued: Path, submit: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The submitting process was killed after sbatch had accepted the array and before it wrote the record."""
+    outputs = tmp_path / "out"
+    words = ("-m", "seed=1,2", "cluster=slurm", f"output_dir={outputs}")
+    assert submit(*words) == 0
+    (record,) = outputs.glob(".submissions/*/submission.json")
+    complete = json.loads(record.read_text())
+    killed = {**complete, "entries": [{**entry, "job": None, "log": None} for entry in complete["entries"]]}
+    batch = f"{record.parent}/submission_file.sh"
+    stand_in(
+        queued, "squeue", f"case \"$*\" in *%o*) echo '7|{batch}'; echo '8|/other.sh';; *) echo '7_0|PENDING';; esac"
+    )
+    for command, said in {"status": "queued", "cancel": "cancelled: 1 of 2 runs"}.items():
+        record.write_text(json.dumps(killed))
+        capsys.readouterr()
+        assert submit(command, "--outputs", str(outputs)) == 0
+        assert said in capsys.readouterr().out
+        assert json.loads(record.read_text()) == complete
+    assert (queued / "scancel.txt").read_text() == "7_0\n"
+    record.write_text(json.dumps(killed))
+    assert submit(*words) == 0
+    assert f"waits or runs in submission {record.parent.name}" in capsys.readouterr().out
 
 
 def test_what_waits_or_runs_is_not_submitted_again(

@@ -10,6 +10,7 @@ import subprocess
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -45,11 +46,8 @@ class Slurm(Place):
     def submit(self, submission: Submission) -> int:
         """One array for each number of tasks; see :meth:`Place.submit`."""
         site = Site(**submission.site)
-        sizes: defaultdict[int, list[int]] = defaultdict(list)
-        for number, entry in enumerate(submission.entries):
-            sizes[entry.tasks].append(number)
         entries = list(submission.entries)
-        for tasks, numbers in sorted(sizes.items()):
+        for tasks, numbers in _arrays(submission):
             jobs = _array(submission.folder, site, tasks, [entries[number] for number in numbers])
             for number, job in zip(numbers, jobs, strict=True):
                 log = os.path.relpath(job.paths.stdout, submission.folder)
@@ -60,6 +58,25 @@ class Slurm(Place):
             print(f"  {entry.job}  {entry.id}  {submission.label(entry)}")
         print(submission.headline, flush=True)
         return 0
+
+    def recover(self, submission: Submission) -> Submission:
+        """Finds an array whose batch file is in the submission's folder, and that has no record."""
+        numbers = next((each for _, each in _arrays(submission) if not submission.entries[each[0]].job), None)
+        done = _ask("squeue", "--noheader", "--me", "--format=%F|%o") if numbers else None
+        if done is None or numbers is None or done.returncode:
+            return submission
+        recorded = {(entry.job or "").partition("_")[0] for entry in submission.entries}
+        lines = (line.strip().partition("|") for line in done.stdout.splitlines())
+        found = {job for job, _, file in lines if Path(file).parent == submission.folder} - recorded
+        if len(found) != 1:  # arrays are submitted one by one, so at most one lacks its record
+            return submission
+        (whole,) = found
+        entries = list(submission.entries)
+        for place, number in enumerate(numbers):
+            # submitit submits a single run as a job without an array.
+            job = whole if len(numbers) == 1 else f"{whole}_{place}"
+            entries[number] = replace(entries[number], job=job, log=f"{job}_0_log.out")
+        return submission.with_entries(entries)
 
     def queue(self, submission: Submission) -> Mapping[str, Queued]:
         """See :meth:`Place.queue`."""
@@ -78,6 +95,14 @@ class Slurm(Place):
         done = _ask("scancel", *jobs)
         if done is None or done.returncode:
             raise ConfigError(f"scancel failed: {_reason(done)}")
+
+
+def _arrays(submission: Submission) -> list[tuple[int, list[int]]]:
+    """The number of tasks of each array, and the numbers of its entries, in the order of submission."""
+    sizes: defaultdict[int, list[int]] = defaultdict(list)
+    for number, entry in enumerate(submission.entries):
+        sizes[entry.tasks].append(number)
+    return sorted(sizes.items())
 
 
 def _array(folder: Path, site: Site, tasks: int, entries: Sequence[Entry]) -> list[submitit.Job[None]]:

@@ -50,6 +50,14 @@ class Place(ABC):
             ConfigError: if it refuses them.
         """
 
+    def recover(self, submission: Submission) -> Submission:
+        """Records jobs that were accepted just before the submitting process was killed.
+
+        Returns:
+            The submission with these jobs.
+        """
+        return submission
+
     @abstractmethod
     def queue(self, submission: Submission) -> Mapping[str, Queued]:
         """What is known of the submission's jobs; those that have left are missing."""

@@ -1,4 +1,4 @@
-"""BERT's pre-training: guessing masked words and whether two segments belong together."""
+"""BERT pre-training: masked language modeling and next-sentence prediction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Naming what a picture shows."""
+"""Image classification."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class ImageClassification(Task):
 
         Returns:
             ``loss``: mean cross entropy in nats; ``accuracy``: a fraction between 0 and 1; of more than five
-            classes also ``top5_accuracy``, likewise.
+            classes also ``top5_accuracy``, computed in the same way.
         """
         figures = {"loss": sums["loss"] / sums["count"], "accuracy": sums["correct"] / sums["count"]}
         if self.dataset.num_classes > FEW:
@@ -91,5 +91,5 @@ def _count_higher(logits: Tensor, labels: Tensor) -> Tensor:
     own = logits.gather(1, labels.unsqueeze(1))
     classes = torch.arange(logits.shape[1], device=logits.device)
     beaten = (logits < own) | ((logits == own) & (classes >= labels.unsqueeze(1)))
-    # Counted by what is not beaten: a diverged model's NaN beats nothing, and so is never right.
+    # Negating the comparison makes the NaN logits of a diverged model count as wrong.
     return (~beaten).sum(dim=1)

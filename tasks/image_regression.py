@@ -1,4 +1,4 @@
-"""Telling a number from a picture: a price, an angle."""
+"""Image regression, such as a price or an angle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predicting the next token of a text."""
+"""Language modeling: prediction of the next token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Brings a batch to where, and to the precision in which, a model computes."""
+"""Moves batches to the model's device and precision."""
 
 from __future__ import annotations
 

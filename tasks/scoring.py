@@ -1,4 +1,4 @@
-"""What evaluations count."""
+"""Counters for evaluation metrics."""
 
 from __future__ import annotations
 

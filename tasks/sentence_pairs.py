@@ -1,4 +1,4 @@
-"""BERT's training examples, built for a whole batch at once from a corpus stored flat."""
+"""BERT training examples, built batch by batch from a flat corpus."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def _cut_long_sentences(sentences: list[int], longest: int) -> list[int]:
     return [start for begin, end in pieces for start in range(begin, end, longest)] + sentences[-1:]
 
 
-def _pack(starts: list[int], first: int, last: int, room: int) -> list[tuple[int, int]]:
-    """Packs sentences ``first`` to ``last`` (exclusive) into chunks (first, count) of up to ``room`` tokens.
+def _pack(starts: list[int], first: int, last: int, capacity: int) -> list[tuple[int, int]]:
+    """Packs sentences ``first`` to ``last`` (exclusive) into chunks (first, count) of up to ``capacity`` tokens.
 
     The last chunk reaches back into the one before as far as it fits: a document's last examples
     should not be told by their shortness.
@@ -51,10 +51,10 @@ def _pack(starts: list[int], first: int, last: int, room: int) -> list[tuple[int
     begin = first
     while begin < last:
         end = begin + 1
-        while end < last and starts[end + 1] - starts[begin] <= room:
+        while end < last and starts[end + 1] - starts[begin] <= capacity:
             end += 1
         if end == last:
-            while begin > first and starts[end] - starts[begin - 1] <= room:
+            while begin > first and starts[end] - starts[begin - 1] <= capacity:
                 begin -= 1
         chunks.append((begin, end - begin))
         begin = end
@@ -67,7 +67,7 @@ class SentencePairs:
     An example starts as a run of whole sentences; a random boundary in it ends segment A. Segment B
     goes on from there or, half the time, from a random sentence of another document, and fills the
     sequence or its document. Of the word pieces, 15% are to be guessed: 80% of these become
-    ``[MASK]``, 10% a random word, 10% stay. Every choice is made anew whenever an example is drawn.
+    ``[MASK]``, 10% a random word, 10% stay. Every choice is drawn again each time an example is used.
 
     Two things differ from the paper's own program: a sentence over half a sequence is cut, and the
     sentences skipped by a random B are not used up, so an epoch always has the same length.
@@ -94,8 +94,8 @@ class SentencePairs:
         self.tokens = corpus.tokens
         self.vocab_size, self.special = vocab_size, special
         self.seq_len, self.mask_fraction = seq_len, mask_fraction
-        self.room = seq_len - SPECIALS_PER_PAIR
-        starts = _cut_long_sentences(corpus.sentences.tolist(), self.room // 2)
+        self.capacity = seq_len - SPECIALS_PER_PAIR
+        starts = _cut_long_sentences(corpus.sentences.tolist(), self.capacity // 2)
         self.starts = torch.tensor(starts)
         # Where a document begins among the sentences, now that some are cut in pieces.
         self.documents = torch.searchsorted(self.starts, corpus.sentences[corpus.documents])
@@ -106,7 +106,7 @@ class SentencePairs:
         found = [
             (first, count, document)
             for document, (begin, end) in enumerate(itertools.pairwise(edges))
-            for first, count in _pack(starts, begin, end, self.room)
+            for first, count in _pack(starts, begin, end, self.capacity)
         ]
         if len(edges) <= 2 or not found:
             raise DataError("bert pre-training needs two or more documents of several sentences in each split")
@@ -164,7 +164,7 @@ class SentencePairs:
         a_begin, b_begin = self.starts[first], self.starts[follower]
         a_length = self.starts[boundary] - a_begin
         home = torch.searchsorted(self.documents, follower, right=True)
-        b_length = torch.minimum(self.room - a_length, self.starts[self.documents[home]] - b_begin)
+        b_length = torch.minimum(self.capacity - a_length, self.starts[self.documents[home]] - b_begin)
         return (a_begin, a_length, b_begin, b_length), random_next
 
     def _elsewhere(self, document: Tensor, chance: Tensor) -> Tensor:

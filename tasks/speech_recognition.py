@@ -1,4 +1,4 @@
-"""Writing down what was said."""
+"""Speech recognition."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _summed_loss(logits: Tensor, lengths: Tensor, batch: Batch) -> Tensor:
 
 
 def _edits(written: Sequence[Sequence[str]], said: Sequence[Sequence[str]]) -> tuple[int, int]:
-    """Edits that turn what was written into what was said, and the length of the latter."""
+    """Edit distance between the hypothesis and the transcript, and the length of the transcript."""
     from rapidfuzz.distance import Levenshtein  # noqa: PLC0415
 
     edits = sum(Levenshtein.distance(one, other) for one, other in zip(written, said, strict=True))

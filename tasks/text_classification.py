@@ -1,4 +1,4 @@
-"""Telling what a text is."""
+"""Text classification."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Data sets held in memory, read or made by one function each."""
+"""Data sets in memory; one function reads or generates each."""

@@ -1,4 +1,4 @@
-"""AN4: people who spell names and read out numbers, dates and commands."""
+"""AN4: recordings of spelled names, numbers, dates and commands."""
 
 from __future__ import annotations
 

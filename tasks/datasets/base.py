@@ -1,4 +1,4 @@
-"""What a data set is to a task."""
+"""The interface between a data set and a task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text in word pieces: those of bert-base-uncased, or its own."""
+"""Text in word pieces: of bert-base-uncased, or of a vocabulary trained on the text."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def _corpus(tensors: Mapping[str, Tensor], part: str) -> Corpus:
 
 
 def pydocs_pieces(name: str, vocab_size: int) -> TextDataset:
-    """The stand-in for text in BERT's word pieces: Python's language reference, in word pieces of its own.
+    """Placeholder for text in BERT's word pieces: Python's language reference, with a vocabulary trained on it.
 
     Args:
         name: of the data set whose place it takes.
@@ -172,7 +172,7 @@ def pydocs_pieces(name: str, vocab_size: int) -> TextDataset:
     """
     text = load_pydocs()
     note = (
-        f"{name} is Python's language reference here, in {text.vocab_size} word pieces of its own: "
+        f"{name} is Python's language reference here, in {text.vocab_size} word pieces trained on it: "
         "results say nothing about the real text"
     )
     return TextDataset(name, text.train, text.test, max(vocab_size, text.vocab_size), text.special, note)

@@ -1,4 +1,4 @@
-"""Prepared data on disk: made once, by one process, and either whole or not there."""
+"""Cache of prepared data on disk: one process writes it, atomically."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def cached(
     except OSError as fault:
         raise DataError(
             f"{name} cannot be cached in {path.parent}: {fault.strerror or fault}; set cache_dir (SPARDL_CACHE) to a "
-            "folder with room that you may write to"
+            "writable folder with enough space"
         ) from fault
 
 

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, read through torchvision and kept whole in memory."""
+"""CIFAR-10 and CIFAR-100, read by torchvision and held in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handwritten digits that come with scikit-learn: enough to try everything without a download."""
+"""scikit-learn's handwritten digits: a data set without a download."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small text classification that every CPython carries: what is a piece of documentation about?"""
+"""Topic classification of the docstrings in the standard library: a data set without a download."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def docstrings(
 
     Args:
         cache: folder for the tokens, since parsing takes more than a second.
-        max_tokens: a text is cut to its first so many words.
+        max_tokens: maximum number of words; longer texts are truncated.
         vocab_size: the most token ids; 0 is shared by rarer words and the padding.
-        classes: take so many subjects, from the first.
+        classes: number of subjects, from the first.
 
     Returns:
         Texts with the number of their subject.
@@ -99,7 +99,7 @@ def _tokenize(files: list[list[Path]], vocab_size: int) -> dict[str, Tensor]:
 
 
 def docstrings_of(source: str) -> Iterator[str]:
-    """The docstrings of a module and of all that it defines; none if it is not Python."""
+    """The docstrings of a module and of its members; empty for an extension module."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):

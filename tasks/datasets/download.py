@@ -1,4 +1,4 @@
-"""Fetching public files: whole and as expected, or not at all."""
+"""Downloads of public files, verified by checksum and moved into place atomically."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Remote:
 
 
 def fetch(name: str, remotes: Sequence[Remote], folder: Path) -> None:
-    """Downloads what is missing; of several processes that ask at once, one does.
+    """Downloads missing files; if several processes ask at once, one of them downloads.
 
     Args:
         name: the data set's, for messages.
@@ -76,7 +76,7 @@ def fetch(name: str, remotes: Sequence[Remote], folder: Path) -> None:
 
 
 def _fetch_one(remote: Remote, folder: Path) -> None:
-    """Everything happens in a folder of its own, which is moved into place at the end or thrown away."""
+    """Works in a temporary folder, which is moved into place at the end, or deleted on failure."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetching-") as scratch:
         received = Path(scratch) / "received"
         _receive(remote.url, received)

@@ -1,4 +1,4 @@
-"""Houses: four pictures of each, and its price."""
+"""House prices: regression from four pictures per house."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def _montage(files: Sequence[Path], size: int) -> Tensor:
 
 
 def _read_picture(path: Path, side: int) -> Tensor:
-    """One picture as uint8, shape (3, side, side); what is no square is squeezed."""
+    """One picture as uint8, shape (3, side, side); other aspect ratios are distorted."""
     from PIL import Image  # noqa: PLC0415
     from torchvision.transforms.v2.functional import pil_to_tensor  # noqa: PLC0415
 
@@ -181,7 +181,7 @@ def _read_picture(path: Path, side: int) -> Tensor:
 
 
 def _generate(size: int) -> tuple[Tensor, Tensor]:
-    """Pictures between two patterns, the nearer to the second the dearer the house."""
+    """Mixtures of two patterns; the share of the second one grows with the price."""
     generator = torch.Generator().manual_seed(0)
     share = torch.rand(STAND_IN_HOUSES, generator=generator, dtype=torch.float64)
     prices = 20_000 * 300**share  # 20,000 to 6,000,000 dollars, as the real ones

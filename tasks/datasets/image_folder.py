@@ -1,4 +1,4 @@
-"""ImageNet, or any pictures in folders named like their classes, decoded when they are asked for."""
+"""ImageNet, or any images in one folder per class; images are decoded on access."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Crop(NamedTuple):
         areas: shares of the picture's area to try, in this order.
         ratios: width over height, to go with each.
         left: where it is, 0 (at the left border) to 1.
-        top: likewise, from the top.
+        top: offset of the crop from the top, in pixels.
         mirrored: whether left and right are swapped.
     """
 

@@ -1,4 +1,4 @@
-"""Labelled images, in memory or of any other origin."""
+"""Labelled images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ImageSplit:
         mean: per-channel mean of the images divided by ``scale``, shape (channels,).
         std: per-channel standard deviation of the same, shape (channels,).
         scale: the largest value of a pixel.
-        padding: black pixels around an image before a crop of its own size is taken at random.
+        padding: black pixels around an image before a random crop of the image's size.
         flip: whether every second image, on average, is mirrored.
 
     Raises:
@@ -86,7 +86,7 @@ def mirror_and_crop(pixels: Tensor, padding: int, flip: bool, generator: torch.G
 
     Args:
         pixels: shape (count, channels, height, width).
-        padding: black pixels around an image before a crop of its own size is taken.
+        padding: black pixels around an image before a crop of the image's size.
         flip: whether to mirror at all.
         generator: of the shifts and mirrors.
 
@@ -116,7 +116,7 @@ class ImageDataset(Dataset):
         name: its name in the configuration.
         train: the training images: batches of ``images``, float, shape (batch, in_channels, image_size,
             image_size), and ``labels``, int64, shape (batch,).
-        test: the held-out images, likewise.
+        test: the held-out images, in the same form.
         num_classes: labels are in ``[0, num_classes)``.
         in_channels: channels of an image.
         image_size: height and width of an image, in pixels.

@@ -1,4 +1,4 @@
-"""IMDB's film reviews: did the author like the film?"""
+"""IMDB film reviews: sentiment classification."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def imdb(
 ) -> LabelledTextDataset:
     """Loads 25,000 reviews to train on and 25,000 to test, half of each in favour (1) and half against (0).
 
-    Words are in lower case; the 50,000 that are most frequent in the training reviews get ids of their own, the
+    Words are in lower case; the 50,000 that are most frequent in the training reviews get one id each, the
     rest share id 0 with the padding. Tokenising takes half a minute and is kept in the cache.
 
     Args:
         root: folder that holds (or, with ``download``, will hold) ``aclImdb``.
         cache: folder for the tokens.
         download: fetch the files if they are missing.
-        max_tokens: a review is cut to its first so many words.
+        max_tokens: maximum number of words; longer reviews are truncated.
         vocab_size: the most token ids.
         reviews_per_folder: how many there must be in each of the four folders.
         stand_in: read none of this; take two classes of :func:`tasks.datasets.docstrings.docstrings` instead.

@@ -1,4 +1,4 @@
-"""Texts that each belong to a class."""
+"""Labelled texts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LabelledTexts:
         tokens: integers, shape (tokens,): the texts, one after the other.
         offsets: int64, shape (texts + 1,): where each text begins, and the end; no text is empty.
         labels: int64, shape (texts,).
-        max_tokens: longer texts are cut to their first so many tokens.
+        max_tokens: maximum number of tokens; longer texts are truncated.
     """
 
     tokens: Tensor
@@ -71,7 +71,7 @@ class LabelledTextDataset(Dataset):
         name: its name in the configuration.
         train: the training texts: batches of ``tokens``, int64, shape (batch, time), ``lengths`` and ``labels``,
             int64, shape (batch,).
-        test: the held-out texts, likewise.
+        test: the held-out texts, in the same form.
         vocab_size: token ids are in ``[0, vocab_size)``; 0 is padding and every unknown word.
         num_classes: labels are in ``[0, num_classes)``.
         caveat: see :class:`Dataset`.

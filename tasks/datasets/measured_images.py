@@ -1,4 +1,4 @@
-"""Images with a number each, which is to be predicted."""
+"""Images with a numerical target each, for regression."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class MeasuredImageDataset(Dataset):
         name: its name in the configuration.
         train: the training images: batches of ``images``, float, shape (batch, in_channels, image_size,
             image_size), and ``labels``, float32, shape (batch,).
-        test: the held-out images, likewise.
+        test: the held-out images, in the same form.
         typical: training labels, or numbers spread like them: float64, shape (any,). A task takes from them
             the scale of the numbers; if all are positive, it may look at ratios.
         in_channels: channels of an image.

@@ -1,4 +1,4 @@
-"""Reading text files such that whatever is wrong with them is told in one line."""
+"""Reads text files; any problem raises an error with a one-line message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Penn Treebank's newspaper text, word by word."""
+"""Penn Treebank newspaper text in whole words."""
 
 from __future__ import annotations
 

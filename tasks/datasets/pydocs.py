@@ -1,4 +1,4 @@
-"""English text that every CPython carries: the reference that ``help()`` shows."""
+"""Python's language reference, which ``help()`` shows: English text without a download."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def load_pydocs_chars(vocab_size: int = 96) -> TextDataset:
 
 
 def pydocs_chars(name: str, vocab_size: int) -> TextDataset:
-    """The stand-in for text in characters: what :func:`load_pydocs_chars` returns, with a caveat.
+    """Placeholder for text in characters: what :func:`load_pydocs_chars` returns, with a caveat.
 
     Args:
         name: of the data set whose place it takes.
@@ -96,7 +96,7 @@ def _characters(name: str, vocab_size: int, caveat: str | None = None) -> TextDa
 
 
 def pydocs_words(name: str, vocab_size: int) -> TextDataset:
-    """The stand-in for text in whole words: the same topics, a sentence a line, lower case.
+    """Placeholder for text in whole words: the same topics, a sentence a line, lower case.
 
     Args:
         name: of the data set whose place it takes.

@@ -1,4 +1,4 @@
-"""Digits turned by an angle, which is to be told: image regression without a download."""
+"""Rotated digits, whose angle is the target: image regression without a download."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALLEST_SIZE = 8
 
 @dataclass(frozen=True, eq=False)
 class RotatedSplit:
-    """Images in memory, each turned when it is asked for.
+    """Images in memory; each is rotated on access.
 
     Attributes:
         scans: the images as they are, and how to normalise them.
@@ -74,7 +74,7 @@ def rotated_digits(image_size: int = 32, largest_angle: float = 60.0, split_seed
 
     Args:
         image_size: height and width in pixels to which the 8x8 scans are enlarged.
-        largest_angle: angles are spread evenly up to so many degrees either way.
+        largest_angle: largest rotation in either direction, in degrees; angles are uniform.
         split_seed: chooses the split and the test angles, which are the same in every run.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Speech: spectrograms, and what was said."""
+"""Speech: spectrograms and their transcripts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def encode(text: str) -> Tensor:
 
 
 def decode(labels: Iterable[int]) -> str:
-    """The text of labels, none of them blank."""
+    """The text of labels without blanks."""
     return "".join(ALPHABET[label - 1] for label in labels)
 
 
@@ -128,7 +128,7 @@ class SpeechDataset(Dataset):
     Args:
         name: its name in the configuration.
         train: the training utterances: batches as :func:`collate` makes them.
-        test: the held-out utterances, likewise.
+        test: the held-out utterances, in the same form.
         caveat: see :class:`Dataset`.
     """
 

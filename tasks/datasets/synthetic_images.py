@@ -1,4 +1,4 @@
-"""Pictures that are generated: for timing, and in the place of pictures that are not at hand."""
+"""Generated images, for timing and as placeholder data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TRAIN_SEED, TEST_SEED = 1, 2
 
 
 def stand_in_notice(name: str, instead: str = "generated patterns with noise") -> str:
-    """What the user must know of a stand-in, in one sentence.
+    """One sentence that warns the user of placeholder data.
 
     Args:
         name: of the data set that is replaced.
@@ -47,7 +47,7 @@ def patterns(count: int, channels: int, seed: int = 0) -> Tensor:
 
 
 def draw_pictures(coarse: Tensor, size: int, seed: int, indices: Tensor) -> Tensor:
-    """Enlarges coarse pictures and covers each with noise of its own.
+    """Enlarges coarse pictures and adds independent noise to each.
 
     Args:
         coarse: uint8, shape (count, channels, GRID, GRID), values in ``[0, HALF)``.
@@ -60,7 +60,7 @@ def draw_pictures(coarse: Tensor, size: int, seed: int, indices: Tensor) -> Tens
     """
     pictures = torch.nn.functional.interpolate(coarse, size=(size, size))
     shape = pictures.shape[1:]
-    # numpy and not torch: a torch generator takes ten times as long for the noise of a large picture.
+    # numpy and not torch: a torch generator is 10x slower for the noise of a large picture.
     noise = np.stack(
         [
             np.frombuffer(np.random.default_rng((seed, index)).bytes(shape.numel()), np.uint8)
@@ -72,7 +72,7 @@ def draw_pictures(coarse: Tensor, size: int, seed: int, indices: Tensor) -> Tens
 
 @dataclass(frozen=True, eq=False)
 class SyntheticSplit:
-    """Labelled pictures, made when they are asked for: the pattern of the class under noise.
+    """Labelled pictures, generated on access: the pattern of the class plus noise.
 
     Attributes:
         count: the number of pictures; picture ``i`` is of class ``i mod num_classes``.
@@ -115,7 +115,7 @@ class SyntheticSplit:
 def class_splits(
     train_size: int, test_size: int, num_classes: int, channels: int, size: int, padding: int = 0, flip: bool = False
 ) -> tuple[SyntheticSplit, SyntheticSplit]:
-    """Training and test pictures of the same classes, with noise of their own."""
+    """Training and test pictures of the same classes, with independent noise."""
     coarse = patterns(num_classes, channels)
     return (
         SyntheticSplit(train_size, coarse, size, TRAIN_SEED, padding, flip),
@@ -170,7 +170,7 @@ def synthetic_images(
         num_classes: picture ``i`` is of class ``i mod num_classes``.
         in_channels: channels of a picture.
         train_size: number of training pictures.
-        test_size: number of test pictures, which are made when they are asked for.
+        test_size: number of test pictures, which are generated on access.
         distinct: training pictures that differ; they are kept in memory and repeated, so that the time that
             it takes to make them is not measured.
 

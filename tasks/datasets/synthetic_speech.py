@@ -1,4 +1,4 @@
-"""Spoken words without a speaker: every character is a pair of tones."""
+"""Generated speech, as placeholder data: each character is a pair of tones."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _tones(label: int, duration: int) -> Tensor:
 
 
 def tone_speech(name: str, train: int, test: int) -> SpeechDataset:
-    """Generates a stand-in for a data set of speech.
+    """Generates placeholder data for a data set of speech.
 
     Args:
         name: of the data set whose place it takes.

@@ -1,4 +1,4 @@
-"""Text without meaning, of any vocabulary, to measure speed on."""
+"""Random tokens of any vocabulary, for timing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SENTENCES_PER_DOCUMENT = 500
 def synthetic_tokens(vocab_size: int = 30_528, tokens: int = 400_000, seed: int = 0) -> TextDataset:
     """Draws tokens at random: documents of 500 sentences of 10 tokens.
 
-    DeAR times BERT on random sentences of 64 tokens and a vocabulary of 30,528; what is masked, and which segment is
+    DeAR times BERT on random sentences of 64 tokens and a vocabulary of 30,528; masked positions and which segment is
     a random one, is drawn as for real text, so the work is the same but there is nothing to learn.
 
     Args:

@@ -1,4 +1,4 @@
-"""Text as numbered tokens."""
+"""Text as token ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wikipedia, or any other plain text, as BERT's word pieces."""
+"""Wikipedia, or any plain text, in BERT's word pieces."""
 
 from __future__ import annotations
 

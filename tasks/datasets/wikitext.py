@@ -1,4 +1,4 @@
-"""WikiText-2: good Wikipedia articles, as words, as characters, or as word pieces: BERT's, or their own."""
+"""WikiText-2 as words, characters or word pieces (BERT's, or trained on the text)."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def wikitext2_pieces(
 
     Raises:
         DataError: a file is missing, damaged, or could not be fetched; or the cache cannot be written.
-        ConfigError: an unknown part, or a vocabulary that has no room for all letters.
+        ConfigError: an unknown part, or a vocabulary too small for all letters.
 
     Source: Merity, Xiong, Bradbury, Socher: Pointer Sentinel Mixture Models, ICLR 2017.
     """

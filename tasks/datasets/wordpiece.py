@@ -1,4 +1,4 @@
-"""WordPiece tokenizers that come out the same in every process."""
+"""Deterministic WordPiece tokenizers: every process builds the same one."""
 
 from __future__ import annotations
 

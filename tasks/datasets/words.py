@@ -1,4 +1,4 @@
-"""Text whose tokens are whole words."""
+"""Text in whole words."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_held_out(held_out: str) -> None:
     """Checks which part of a text is to be evaluated on.
 
     Raises:
-        ConfigError: it is none of the published parts.
+        ConfigError: if it is not one of the published splits.
     """
     if held_out not in HELD_OUT:
         raise ConfigError(f"dataset.held_out={held_out}: use one of {', '.join(HELD_OUT)}")
@@ -35,7 +35,7 @@ def words_of(text: str) -> list[str]:
 
 
 def characters_of(line: str) -> list[str]:
-    """The characters of a line, as words of their own; ``<unk>`` stays whole."""
+    """The characters of a line, one word each; ``<unk>`` stays whole."""
     return CHARACTER.findall(line)
 
 
@@ -64,7 +64,7 @@ def read_lines(name: str, path: Path, hint: str) -> list[list[str]]:
         hint: the fix if it is missing.
 
     Returns:
-        Each line's words; blank lines are lines, too.
+        The words of each line, blank lines included.
 
     Raises:
         DataError: see :func:`tasks.datasets.plain_text.read_text`.

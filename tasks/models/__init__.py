@@ -1,1 +1,1 @@
-"""Model builders; each takes what the data decide (classes, channels, vocabulary) as keyword arguments."""
+"""Model builders. Properties of the data (classes, channels, vocabulary) are keyword arguments."""

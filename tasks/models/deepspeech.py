@@ -1,4 +1,4 @@
-"""A recurrent network from spectrograms to characters."""
+"""DeepSpeech 2: a recurrent network from spectrograms to characters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LARGEST_ACTIVATION = 20.0
 
 
 class _FrameNorm(nn.BatchNorm1d):
-    """Batch normalization over the real frames only; what was padding becomes zero."""
+    """Batch normalization over the real frames only; padding becomes zero."""
 
     def over(self, frames: Tensor, real: Tensor) -> Tensor:
         """Normalises frames.
@@ -68,8 +68,8 @@ def _real(lengths: Tensor, time: int) -> Tensor:
 class DeepSpeech(nn.Module):
     """Two convolutions, unidirectional LSTM layers, a lookahead convolution and a linear layer.
 
-    An utterance's result does not depend on how far the batch is padded. The LSTM layers are run over padding, too
-    (it follows what is real, so that it cannot be seen): packed sequences take thrice the time on a CPU.
+    An utterance's result does not depend on how far the batch is padded. The LSTM layers also run over padding
+    (it follows the real frames, so it has no effect): packed sequences are 3x slower on a CPU.
 
     Args:
         num_labels: characters and the blank.

@@ -1,4 +1,4 @@
-"""A recurrent network that reads a text and says what it is."""
+"""An LSTM text classifier."""
 
 from __future__ import annotations
 

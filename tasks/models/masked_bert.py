@@ -1,4 +1,4 @@
-"""BERT that scores words only where there is something to guess; imported late, since transformers takes seconds."""
+"""BERT that computes logits for masked positions only. Imported lazily: transformers takes seconds to import."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class MaskedBert(BertForPreTraining):  # type: ignore[misc, no-untyped-call, unu
     """transformers' BERT with both pre-training heads, called for scores at chosen places.
 
     Six of seven places have nothing to guess, and scoring them against the whole vocabulary would take most of the
-    time of a small network; the original program leaves them out, too.
+    time of a small network; the original program also skips them.
 
     Source: Devlin, Chang, Lee, Toutanova: BERT, NAACL 2019.
     """

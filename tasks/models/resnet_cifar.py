@@ -1,4 +1,4 @@
-"""The residual networks for small images of He et al. (2016), section 4.2."""
+"""ResNets for CIFAR: He et al. (2016), section 4.2."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class CifarResNet(nn.Module):
         num_classes: length of the output.
         in_channels: channels of an image.
         image_size: accepted like every image model's; any side from 4 pixels works, since the last
-            layer averages over what is left of the image (8x8 ends as 2x2).
+            layer averages over the remaining positions (8x8 ends as 2x2).
 
     Raises:
         ConfigError: ``depth`` is not ``6n + 2``, or the image is too small to halve twice.

@@ -1,4 +1,4 @@
-"""Networks for ImageNet that torchvision lacks, from timm."""
+"""ImageNet models from timm that torchvision lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ImageNet's residual and densely connected networks, from torchvision, with a stem that fits the images."""
+"""ResNets and DenseNets from torchvision, with a stem that fits the image size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""VGG with batch normalisation and the one-layer head that the CIFAR literature uses."""
+"""VGG for CIFAR: with batch normalization and a one-layer head."""
 
 from __future__ import annotations
 

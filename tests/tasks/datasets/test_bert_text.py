@@ -98,5 +98,5 @@ def test_a_vocabulary_without_room_for_the_letters_is_refused(tmp_path):
 def test_the_stand_in_declares_the_vocabulary(pydocs):
     text = pydocs_pieces("thing", 30_522)
     assert (text.name, text.vocab_size) == ("thing", 30_522)
-    assert "thing is Python's language reference here, in 4000 word pieces of its own" in text.caveat
+    assert "thing is Python's language reference here, in 4000 word pieces trained on it" in text.caveat
     assert pydocs_pieces("thing", 10).vocab_size == 4000

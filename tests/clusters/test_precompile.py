@@ -25,12 +25,9 @@ from tests.harness import spardl, topka
 from tests.labs import ROOT
 
 KERNELS = {
-    "adding": ["add_and_list"],
-    "reaching": ["collect"],
-    "selection": ["largest", "list_of"],
-    "entries": ["add", "cut", "put", "put_others"],
+    "selection": ["add_and_list", "collect", "largest", "list_of"],
+    "entries": ["add", "add_all", "add_two", "cut", "put", "put_others"],
     "codec": ["decode", "write"],
-    "merging": ["add_all", "add_two"],
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import re
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from scripts.labs.first_process import tool
-from tests.driver import Beside, processes, wait_until
+from tests.driver import Beside, beside, processes, wait_until
 from tests.injections.scene import LONG, Scene
 from trainer.checkpoint import list_checkpoints
 
@@ -151,6 +152,32 @@ def break_the_summary(scene: Scene) -> str:
     """The run is continued as one that is not finished."""
     assert scene.folder
     write_nonsense(scene.draw, scene.folder / "summary.json")
+    return ""
+
+
+def make_the_summary_a_fifo(scene: Scene) -> str:
+    """A reader that opens it would wait for a writer forever."""
+    assert scene.folder
+    (scene.folder / "summary.json").unlink(missing_ok=True)
+    os.mkfifo(scene.folder / "summary.json")
+    return ""
+
+
+def refuse_a_foreign_checkpoint(scene: Scene) -> str:
+    """The run refuses the checkpoint in one line and keeps it; it continues once the checkpoint is its own again."""
+    manifest = scene.checkpoints[-1] / "manifest.json"
+    own = manifest.read_bytes()
+    content = json.loads(own)
+    content["checkpoint"]["run"] = "0123456789"
+    manifest.write_text(json.dumps(content))
+    with beside(*scene.words, folder=scene.logs / "refused") as run:
+        assert run.wait() in (1, 2), run.stderr
+        refusal = (
+            rf"error: .*{re.escape(str(manifest.parent))} cannot be used: run 0123456789 saved it, and this is run .*\n"
+        )
+        assert re.fullmatch(refusal, run.stderr), run.stderr
+    assert json.loads(manifest.read_text()) == content
+    manifest.write_bytes(own)
     return ""
 
 

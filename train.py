@@ -99,7 +99,9 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "communicator": Kind(Communicator),
         "compressor": Kind(Compressor),
         "dataset": Kind(Dataset, ("tasks",), functions=True),
-        "logger": Kind(Logger, ("trainer",)),
+        "logger": Kind(
+            Logger, ("trainer",), inside={name: Kind(Logger, ("trainer",)) for name in ("wandb", "csv", "tensorboard")}
+        ),
         "lr_schedule": Kind(LrSchedule, ("trainer",)),
         "model": Kind(nn.Module, ("tasks",), functions=True, partial=True),
         "momentum": Kind(Momentum),
@@ -242,7 +244,7 @@ def train(config: DictConfig) -> float | None:
             print(f"skipped: {done.folder} is finished (force=true runs it again)", flush=True)
             return done.metric()
     several = _sweeping() or os.environ.get("SLURM_ARRAY_TASK_COUNT", "1") != "1"
-    if several and isinstance(experiment.logger, Wandb):
+    if several and any(isinstance(part, Wandb) for part in experiment.logger.parts()):
         kept = without_run_id(os.environ, tells=experiment.launcher.leads)
         # Of the whole process, since W&B reads it itself; so a sweep warns once.
         for name in set(os.environ) - set(kept):

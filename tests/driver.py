@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,10 @@ import torch._dynamo  # noqa: F401
 import train
 from scripts import choices
 from spardl.clusters.workers.processes import leave
-from trainer.observers import Logger
-from trainer.targets import Kind
 
 ROOT = Path(__file__).resolve().parent.parent
 # Some tests bring a logger of their own.
-train.KINDS = {**train.KINDS, "logger": Kind(Logger, ("trainer", "tests"))}
+train.KINDS = {**train.KINDS, "logger": replace(train.KINDS["logger"], packages=("trainer", "tests"))}
 QUICK = ("logger=none", "training.log_every=1")
 STARTED_BY = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_NODELIST")
 

@@ -103,8 +103,11 @@ class Eta:
 
 
 def _figures(kind: str, values: Mapping[str, float]) -> str:
-    parts = [f"{name} {value:.4g}" for name, value in values.items() if not name.startswith(("seconds/", "bytes/"))]
-    split = {name.removeprefix("seconds/"): v for name, v in values.items() if name.startswith("seconds/")}
+    shown = {name: value for name, value in values.items() if name not in ("time", "seconds/total")}
+    parts = [f"{name} {value:.4g}" for name, value in shown.items() if not name.startswith(("seconds/", "bytes/"))]
+    if sent := shown.get("bytes/total"):
+        parts.append(f"sent {sent / 1e6:.4g} MB")
+    split = {name.removeprefix("seconds/"): v for name, v in shown.items() if name.startswith("seconds/")}
     whole = sum(split.values())
     if whole:
         shares = ", ".join(f"{name} {value / whole:.0%}" for name, value in split.items() if value / whole >= 0.01)

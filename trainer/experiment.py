@@ -108,6 +108,7 @@ class Experiment:
         start = self.config.get("start_from")
         if start is not None and (not start or isinstance(start, (bool, list, dict))):
             raise ConfigError(f"start_from must be a checkpoint, RUN/checkpoints/step-NUMBER, or null, got {start!r}")
+        self.logger.check()
         self.plan.check(self.launcher.workers)
 
     @property

@@ -5,26 +5,32 @@ from __future__ import annotations
 import json
 import netrc
 import os
+import secrets
 import sys
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
+from types import MappingProxyType
 from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
 from spardl.basics.checks import check_seconds
 from spardl.basics.errors import ConfigError, first_line, warn
 from spardl.basics.files import TEXT_BYTES, naming, read_regular, write_atomically
+from trainer.report import environment
 from trainer.runs import Run, to_json
 
 __all__ = [
     "Beside",
     "Bounded",
+    "Forwarder",
     "Guarded",
     "Logger",
     "MetricsFile",
@@ -88,8 +94,8 @@ def _step_of(line: bytes) -> float:
         return float("inf")  # cut off by a crash
 
 
-class _Passing(Observer):
-    """Passes all events on, in a way of its own."""
+class Forwarder(Observer):
+    """Passes all events to :meth:`_pass`."""
 
     def _pass(self, event: str, *arguments: Any) -> None:
         raise NotImplementedError
@@ -119,7 +125,7 @@ class _Passing(Observer):
         self._pass("close")
 
 
-class Guarded(_Passing):
+class Guarded(Forwarder):
     """Lets an observer fail without stopping the run: one warning, and it is not called again.
 
     Args:
@@ -141,7 +147,7 @@ class Guarded(_Passing):
             self._observer = None
 
 
-class Bounded(_Passing):
+class Bounded(Forwarder):
     """Lets an observer work in a thread of its own and waits for it only so long. Of no use after an error.
 
     Args:
@@ -186,7 +192,7 @@ class Bounded(_Passing):
         self._tasks.put(None)
 
 
-class Beside(_Passing):
+class Beside(Forwarder):
     """Makes an observer, and tells it everything, in a thread of its own: only closing waits for it.
 
     What happens before it is made, it is told then. It must neither fail nor take for ever: see :class:`Guarded` and
@@ -237,8 +243,25 @@ def attempt(action: Callable[[], Any], what: str) -> bool:
 # Where figures go besides the run folder.
 
 
+# What every event has besides its figures, and the names under which W&B's charts offer it as an axis. W&B takes
+# ``_timestamp`` for the time of an event that it gets later.
+_TOTALS: Mapping[str, str] = MappingProxyType(
+    {"time": "_timestamp", "seconds/total": "seconds", "bytes/total": "bytes"}
+)
+_AXES = ("step", "seconds", "bytes")
+# Attempts to start W&B, each of which may take three times its timeout, and seconds between two of them.
+_STARTS, _PAUSE = 3, 30.0
+
+
 class Logger(ABC):
     """Chosen before the workers start; opened on rank 0 only."""
+
+    def parts(self) -> list[Logger]:
+        """The loggers that this one consists of."""
+        return [self]
+
+    def check(self) -> None:
+        """Raises a ``ConfigError`` if a package that the logger needs is missing."""
 
     @abstractmethod
     def open(self, run: Run, config: Mapping[str, Any]) -> Observer:
@@ -331,8 +354,46 @@ class Wandb(Logger):
         # to blame.
         import wandb  # noqa: PLC0415
 
-        # With its service stopped, W&B waits for ever.
-        return Bounded(lambda: _WandbObserver(partial(_init, wandb, self, run, config), self._chosen), self.timeout)
+        # W&B keeps the id of a failed start, so each start has another one.
+        numbers = count()
+
+        def start(mode: str) -> Any:
+            return _init(wandb, self, run, config, mode, next(numbers))
+
+        # With its service stopped, W&B waits forever.
+        return _Retried(lambda: Bounded(lambda: _WandbObserver(start, self._chosen), self.timeout), _PAUSE)
+
+
+class _Retried(Forwarder):
+    """Makes an observer again after a timeout, while the run goes on, and passes on the events since the beginning."""
+
+    def __init__(self, make: Callable[[], Observer], pause: float) -> None:
+        self._make, self._pause = make, pause
+        self._observer: Observer | None = None
+        self._events: list[tuple[str, tuple[Any, ...]]] = []
+        self._starts, self._next = _STARTS, 0.0
+        self._timeout: TimeoutError | None = None
+        self._start()
+
+    def _start(self) -> None:
+        self._starts -= 1
+        try:
+            self._observer, self._timeout = self._make(), None
+        except TimeoutError as error:
+            self._next, self._timeout = time.monotonic() + self._pause, error
+
+    def _pass(self, event: str, *arguments: Any) -> None:
+        self._events.append((event, arguments))
+        if self._timeout:
+            # The end of a run does not wait for another start.
+            if event == "close" or not self._starts:
+                raise self._timeout
+            if time.monotonic() >= self._next:
+                self._start()
+        if self._observer is not None:
+            events, self._events = self._events, []
+            for each, given in events:
+                getattr(self._observer, each)(*given)
 
 
 class _WandbObserver(Observer):
@@ -344,10 +405,16 @@ class _WandbObserver(Observer):
                 raise
             print(f"warning: W&B cannot be reached, logging offline: {first_line(error)}", file=sys.stderr, flush=True)
             self._run = start("offline")
+        for axis in _AXES:
+            self._run.define_metric(axis)
+        for kind in ("train", "eval"):
+            self._run.define_metric(f"{kind}/*", step_metric="step")
 
     def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Logs under ``train/`` or ``eval/``."""
-        self._run.log({f"{kind}/{name}": value for name, value in values.items()}, step=step)
+        """Logs under ``train/`` or ``eval/``, and the three axes that W&B's charts can use."""
+        figures = {f"{kind}/{name}": value for name, value in values.items() if name not in _TOTALS}
+        figures |= {axis: values[name] for name, axis in _TOTALS.items() if name in values}
+        self._run.log({**figures, "step": step}, step=step)
 
     def end(self, summary: Mapping[str, Any]) -> None:
         """Puts the figures of the summary where W&B's tables look for them."""
@@ -379,8 +446,19 @@ def without_run_id(environment: Mapping[str, str], *, tells: bool = True) -> dic
     return {name: value for name, value in environment.items() if name != "WANDB_RUN_ID"}
 
 
-def _init(wandb: Any, logger: Wandb, run: Run, config: Mapping[str, Any], mode: str) -> Any:
+def _wandb_id(run: Run, start: int) -> str:
+    """The id of a training's W&B run, which is the same after each resume."""
+    file = run.folder / "wandb-id.txt"
+    if not file.exists():
+        write_atomically(file, f"{run.id}-{secrets.token_hex(4)}".encode())
+    return read_regular(file, TEXT_BYTES).decode().strip() + (f"-{start}" if start else "")
+
+
+def _init(wandb: Any, logger: Wandb, run: Run, config: Mapping[str, Any], mode: str, start: int) -> Any:
+    # A sweep's agent, or a user, may have chosen the id.
+    named = {} if os.environ.get("WANDB_RUN_ID") else {"id": _wandb_id(run, start), "resume": "allow"}
     return wandb.init(
+        **named,
         project=logger.project,
         group=logger.group or run.id,
         job_type=logger.job_type,
@@ -392,7 +470,8 @@ def _init(wandb: Any, logger: Wandb, run: Run, config: Mapping[str, Any], mode: 
         settings=wandb.Settings(
             silent=True,
             console="off",  # wrapped output would go through W&B's service, and hang with it
-            disable_git=True,  # the remote's address may hold a token; the commit is in the summary
+            disable_git=True,  # the remote's address may hold a token
+            git_commit=environment()["commit"],
             init_timeout=logger.timeout,
             login_timeout=logger.timeout,
         ),

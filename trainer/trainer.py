@@ -367,7 +367,20 @@ class Trainer:
         epoch = self._learner.epochs(self._progress.step)
         refused = self._refused()
         figures = {"epoch": epoch, **values, "lr": self._learner.rate, **({"refused": refused} if refused else {})}
-        self._tell("metrics", "train", self._progress.step, figures)
+        self._record("train", figures)
+
+    def _record(self, kind: str, figures: Mapping[str, float]) -> None:
+        """Passes figures to the observers, with the time and the totals so far."""
+        synchronizer, step = self._learner.synchronizer, self._progress.step
+        totals = {
+            "density": synchronizer.kept / step / self._learner.gradient.vector.numel(),
+            "time": time.time(),
+            "seconds/total": time.perf_counter() - self._started,
+            "bytes/total": float(self._cluster.ledgers[0].bytes_sent),
+        }
+        if pace := self._pace():
+            totals["samples/second"] = pace
+        self._tell("metrics", kind, step, {**figures, **totals})
 
     def _refused(self) -> int:
         """Gradients of all workers that were left out, or cut; one line tells of new ones."""
@@ -405,7 +418,11 @@ class Trainer:
         found, best = self._progress.metrics[task.metric], self._progress.best
         if best is None or (found > best if task.higher_is_better else found < best):
             self._progress.best = found
-        self._tell("metrics", "eval", self._progress.step, self._progress.metrics)
+        # The residual can only be read after the flush above: a synchronization in flight changes it.
+        residual = self._learner.synchronizer.carried.residuals()
+        norm = math.hypot(*(float(torch.linalg.vector_norm(part)) for part in residual))
+        figures = {"residual/norm": norm} if residual else {}
+        self._record("eval", {**self._progress.metrics, **figures})
         self._progress.evaluating += time.perf_counter() - began
 
     def _compare(self, rows: Sequence[Tensor], what: str) -> None:

@@ -1,18 +1,23 @@
 from __future__ import annotations
 
+import csv
 import json
 import os
+import shutil
 import signal
+import struct
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from wandb.proto import wandb_internal_pb2
 
 from spardl.basics.errors import ConfigError
 from tests.driver import beside, events, here, only_run, processes, results, steps_logged, summary, wait_until
+from trainer.loggers import Csv, Several, TensorBoard
 from trainer.observers import Logger, MetricsFile, NoLogger, Observer, Wandb, logged_in, without_run_id
 from trainer.runs import Run
 
@@ -76,6 +81,10 @@ class FakeRun:
         self.logged: list[Any] = []
         self.summary: dict[str, Any] = {}
         self.finished = False
+        self.axes: list[tuple[str, str | None]] = []
+
+    def define_metric(self, name: str, step_metric: str | None = None) -> None:
+        self.axes.append((name, step_metric))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         self.logged.append((step, values))
@@ -184,16 +193,148 @@ def test_what_wandb_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     fake = FakeWandb(True)
     monkeypatch.setitem(sys.modules, "wandb", fake)
     observer = Wandb(project="mine", tags=["a"], timeout=3).open(Run("id", tmp_path), {"seed": 1})
-    observer.metrics("train", 5, {"loss": 0.5})
+    observer.metrics("train", 5, {"loss": 0.5, "time": 7.0, "bytes/total": 80.0})
     observer.end({"best": 0.75})
     observer.close()
     (call,) = fake.calls
     assert (call["project"], call["group"], call["name"]) == ("mine", "id", tmp_path.name)
     assert (call["dir"], call["config"], call["tags"]) == (str(tmp_path), {"seed": 1}, ["a"])
     assert call["settings"]["init_timeout"] == 3
-    assert fake.run.logged == [(5, {"train/loss": 0.5})]
+    assert (call["id"], call["resume"]) == ((tmp_path / "wandb-id.txt").read_text(), "allow")
+    assert fake.run.logged == [(5, {"train/loss": 0.5, "_timestamp": 7.0, "bytes": 80.0, "step": 5})]
+    assert ("train/*", "step") in fake.run.axes
     assert fake.run.summary == {"best": 0.75}
     assert fake.run.finished
+
+
+@pytest.mark.parametrize("slow", [1, 3])
+def test_a_slow_start_of_wandb_is_tried_again(slow: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake = FakeWandb(True)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setattr("trainer.observers._PAUSE", 0.0)
+    start = fake.init
+
+    def init(**values: Any) -> FakeRun:
+        run = start(**values)
+        if len(fake.calls) <= slow:
+            time.sleep(1)
+        return run
+
+    monkeypatch.setattr(fake, "init", init)
+    observer = Wandb(mode="offline", timeout=0.1).open(Run("0", tmp_path), {})
+    observer.metrics("train", 1, {"loss": 0.5})
+    name = (tmp_path / "wandb-id.txt").read_text()
+    if slow == 1:
+        observer.close()
+        assert [call["id"] for call in fake.calls] == [name, f"{name}-1"]
+        assert fake.run.logged == [(1, {"train/loss": 0.5, "step": 1})]
+    else:
+        observer.metrics("train", 2, {"loss": 0.5})
+        with pytest.raises(TimeoutError, match="no answer within"):
+            observer.metrics("train", 3, {"loss": 0.5})
+
+
+def test_the_end_waits_for_no_further_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake = FakeWandb(True)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setattr(fake, "init", lambda **values: time.sleep(1))
+    observer = Wandb(mode="offline", timeout=0.1).open(Run("0", tmp_path), {})
+    observer.metrics("train", 1, {"loss": 0.5})
+    with pytest.raises(TimeoutError, match="no answer within"):
+        observer.close()
+
+
+def test_a_run_resumes_as_the_same_wandb_run(tmp_path: Path) -> None:
+    words = (
+        "cluster=simulated",
+        "cluster.workers=2",
+        "logger=wandb",
+        "logger.mode=offline",
+        f"output_dir={tmp_path / 'out'}",
+    )
+    assert here("training.max_steps=4", "training.checkpoint_every=2", *words) == 0
+    folder = only_run(tmp_path / "out")
+    shutil.rmtree(folder / "checkpoints" / "step-00000004")
+    (folder / "summary.json").unlink()
+    assert here("training.max_steps=4", "training.checkpoint_every=2", *words, "resume=auto") == 0
+    files = sorted(folder.glob("wandb/offline-run-*/*.wandb"), key=os.path.getmtime)
+    assert len(files) == 2
+    whole = [record for file in files for record in wandb_records(file)]
+    runs = [record.run for record in whole if record.WhichOneof("record_type") == "run"]
+    assert {run.run_id for run in runs} == {(folder / "wandb-id.txt").read_text()}
+    assert {run.git.commit for run in runs} == {summary(folder)["environment"]["commit"]}
+    rows = [
+        {".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+        for record in whole
+        if record.WhichOneof("record_type") == "history"
+    ]
+    logged = [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
+    assert dict(logged) == {event["step"]: event["loss"] for event in events(folder) if event["kind"] == "train"}
+    assert [step for step, _ in logged] == [1, 2, 3, 4, 3, 4]
+    assert all(abs(row["_timestamp"] - time.time()) < 600 and row["bytes"] > 0 < row["seconds"] for row in rows)
+
+
+def wandb_records(file: Path) -> Iterator[Any]:
+    """The records of a W&B file, which is a LevelDB log."""
+    data, position, part = file.read_bytes(), 7, b""
+    while position + 7 <= len(data):
+        if (rest := 32768 - position % 32768) < 7:
+            position += rest
+            continue
+        length, kind = struct.unpack_from("<HB", data, position + 4)
+        part += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(part)
+            yield record
+            part = b""
+
+
+def test_csv_files_have_all_events(tmp_path: Path) -> None:
+    assert here(*RUN, "logger=csv", f"output_dir={tmp_path / 'out'}") == 0
+    folder = only_run(tmp_path / "out")
+    for kind in ("train", "eval"):
+        wanted = [event for event in events(folder) if event["kind"] == kind]
+        with (folder / f"{kind}.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        assert [{name: float(text) for name, text in row.items() if text} for row in rows] == [
+            {name: value for name, value in event.items() if name != "kind"} for event in wanted
+        ]
+
+
+def test_tensorboard_has_all_events(tmp_path: Path) -> None:
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    assert here(*RUN, "logger=several", "logger.of=[tensorboard]", f"output_dir={tmp_path / 'out'}") == 0
+    folder = only_run(tmp_path / "out")
+    found = accumulators.EventAccumulator(str(folder / "tensorboard"))
+    found.Reload()
+    losses = [(each.step, each.value, each.wall_time) for each in found.Scalars("train/loss")]
+    train = [event for event in events(folder) if event["kind"] == "train"]
+    assert losses == [(event["step"], pytest.approx(event["loss"]), pytest.approx(event["time"])) for event in train]
+    assert "eval/residual/norm" in found.Tags()["scalars"] or "residual/norm" not in events(folder)[-1]
+
+
+def test_several_loggers_fail_one_by_one(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    observer = Several(["wandb", "csv"], wandb=BrokenLogger("log"), csv=Csv()).open(Run("0", tmp_path), {})
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 2, "loss": 0.5}\n')
+    observer.metrics("train", 2, {"loss": 0.5})
+    observer.close()
+    assert capfd.readouterr().err == "warning: BrokenLogger failed and is off from here on: cannot log\n"
+    assert (tmp_path / "train.csv").read_text().split() == ["step,loss", "2,0.5"]
+
+
+@pytest.mark.parametrize("of", [[], ["csv", "mlflow"], "csv"])
+def test_several_loggers_need_known_names(of: Any) -> None:
+    with pytest.raises(ConfigError, match=r"logger\.of must list some of csv, got"):
+        Several(of, csv=Csv())
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.loggers.find_spec", lambda name: None)
+    Several(["csv"], csv=Csv(), tensorboard=TensorBoard()).check()
+    with pytest.raises(ConfigError, match="logger=tensorboard needs the package tensorboard"):
+        Several(["csv", "tensorboard"], csv=Csv(), tensorboard=TensorBoard()).check()
 
 
 class BrokenLogger(Logger):

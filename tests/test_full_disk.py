@@ -43,7 +43,7 @@ def test_a_run_that_never_began_leaves_no_folder(
     assert here(*RUN, f"output_dir={tmp_path / 'out'}") == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert re.fullmatch(
-        rf"error: cannot write {tmp_path}/out/\S+: No space left on device; make room there, or name another folder "
+        rf"error: cannot write {tmp_path}/out/\S+: No space left on device; free some space, or name another folder "
         r"with output_dir=FOLDER",
         line,
     )
@@ -85,7 +85,7 @@ def test_a_checkpoint_that_does_not_fit(
     (line,) = capfd.readouterr().err.splitlines()
     reason = (
         f"worker 0 failed at step 4: cannot write {folder}/checkpoints/.step-00000004/rank-0.pt: No space left on "
-        "device; make room there, and the same command with resume=auto goes on"
+        "device; free some space, and the same command with resume=auto goes on"
     )
     assert line == f"error: {reason}"
     assert (summary(folder)["status"], summary(folder)["reason"]) == ("failed", reason)

@@ -1,1 +1,1 @@
-"""What every other room may use: errors, checks of arguments, files written whole, the version."""
+"""Shared helpers: errors, argument checks, atomic file writes, weak references and the version."""

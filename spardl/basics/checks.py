@@ -1,4 +1,4 @@
-"""Checks of values that come from a configuration, or from a caller."""
+"""Validation of configuration values and function arguments."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ __all__ = [
     "is_finite",
 ]
 
-# Types of numbers that can be averaged.
+# Dtypes of gradients that can be averaged.
 AVERAGED = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 
-# Eleven days. Libraries count milliseconds in 31 bits.
+# About eleven days: libraries count timeouts in milliseconds, in 31 bits.
 _LONGEST = 1_000_000
 
 
 def is_a(kind: type[int | float], value: Any) -> bool:
-    """Whether a value is a whole number (``int``), or any number (``float``); a truth value is neither."""
+    """Whether ``value`` is an integer (``kind=int``) or any real number (``kind=float``); booleans are neither."""
     return isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
 
 
 def is_finite(value: Any) -> bool:
-    """Whether a value is a number, and neither NaN nor infinite."""
+    """Whether ``value`` is a number other than NaN and infinity."""
     return is_a(float, value) and math.isfinite(value)
 
 
 def check_whole(name: str, value: Any, least: int | None = None, most: int | None = None) -> None:
-    """Accepts a whole number.
+    """Checks that a value is an integer within limits.
 
     Args:
-        name: of the setting.
-        value: what was given.
-        least: the smallest number that is accepted; ``None``: any.
-        most: the largest accepted number; ``None``: any.
+        name: Name of the setting, for the message.
+        value: Value to check.
+        least: Smallest accepted number; ``None`` for no lower limit.
+        most: Largest accepted number; ``None`` for no upper limit.
 
     Raises:
-        ConfigError: if it is something else, smaller or larger.
+        ConfigError: If ``value`` is not an integer or is out of range.
     """
     inside = is_a(int, value) and (least is None or value >= least) and (most is None or value <= most)
     if not inside:
@@ -60,30 +60,30 @@ def check_whole(name: str, value: Any, least: int | None = None, most: int | Non
 
 
 def check_flag(name: str, value: Any) -> None:
-    """Accepts a truth value.
+    """Checks that a value is a boolean.
 
     Args:
-        name: of the setting.
-        value: what was given.
+        name: Name of the setting, for the message.
+        value: Value to check.
 
     Raises:
-        ConfigError: if it is something else; 0 and 1 are numbers.
+        ConfigError: If ``value`` is not a boolean; 0 and 1 are rejected.
     """
     if not isinstance(value, bool):
         raise ConfigError(f"{name} must be true or false, got {value!r}")
 
 
 def check_kind(name: str, value: Any, kind: type, *, optional: bool = False) -> None:
-    """Accepts an object of a class.
+    """Checks that a value is an instance of a class.
 
     Args:
-        name: of the argument.
-        value: what was given.
-        kind: its class, or a base of it.
-        optional: whether ``None`` will do.
+        name: Name of the argument, for the message.
+        value: Value to check.
+        kind: Class that ``value`` must be an instance of.
+        optional: Whether ``None`` is accepted as well.
 
     Raises:
-        ConfigError: if it is something else, the class itself included.
+        ConfigError: If ``value`` is anything else, including the class itself.
     """
     if not isinstance(value, kind) and not (optional and value is None):
         wanted, given = kind.__name__ + " or None" * optional, " ".join(repr(value).split())
@@ -91,46 +91,46 @@ def check_kind(name: str, value: Any, kind: type, *, optional: bool = False) -> 
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
-    """Accepts one of some texts.
+    """Checks that a value is one of several strings.
 
     Args:
-        name: of the setting.
-        value: what was given.
-        choices: what it may be.
+        name: Name of the setting, for the message.
+        value: Value to check.
+        choices: Accepted strings.
 
     Raises:
-        ConfigError: if it is something else.
+        ConfigError: If ``value`` is not one of them.
     """
     if not isinstance(value, str) or value not in choices:
         raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 def check_real(named: Iterable[tuple[str, Tensor]]) -> None:
-    """Accepts parameters whose gradients can be averaged.
+    """Checks that the gradients of all trainable parameters can be averaged.
 
     Args:
-        named: the parameters, of any shape, with their names; those that are not trained do not matter.
+        named: Names and parameters, of any shape; frozen parameters are ignored.
 
     Raises:
-        ConfigError: if one of them is not of ``AVERAGED``.
+        ConfigError: If the dtype of a trainable parameter is not in ``AVERAGED``.
     """
     for name, parameter in named:
         if parameter.requires_grad and parameter.dtype not in AVERAGED:
             raise ConfigError(
-                f"{name} is {str(parameter.dtype).removeprefix('torch.')}, and only floating-point gradients of at "
-                "least 16 bits are averaged; keep a complex parameter as torch.view_as_real(...) of it"
+                f"{name} has dtype {str(parameter.dtype).removeprefix('torch.')}, but only floating-point gradients of "
+                "at least 16 bits can be averaged; store a complex parameter as torch.view_as_real(parameter)"
             )
 
 
 def check_seconds(name: str, value: Any) -> None:
-    """Accepts a time to wait.
+    """Checks that a value is a valid timeout.
 
     Args:
-        name: of the setting.
-        value: seconds.
+        name: Name of the setting, for the message.
+        value: Timeout in seconds.
 
     Raises:
-        ConfigError: if it is not a number above 0, or too long for what waits.
+        ConfigError: If ``value`` is not a number, not above 0, or too large for the libraries that wait.
     """
     if not is_a(float, value) or not 0 < value <= _LONGEST:
         raise ConfigError(f"{name} must be above 0 seconds, and at most {_LONGEST}, got {value!r}")

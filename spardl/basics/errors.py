@@ -21,22 +21,20 @@ __all__ = [
 ]
 
 
-# Errors and warnings in one line, as they are shown to people.
-
-
 def first_line(error: BaseException) -> str:
-    """What an error says, without the stack that some libraries append; its type if it says nothing."""
+    """First line of an error's message, without the stack that some libraries append; the error's type if empty."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def warn(line: str) -> None:
-    """Prints a ``line`` that a run goes on after, also where nobody reads standard error any more."""
+    """Prints a warning ``line`` to standard error."""
+    # Standard error may be closed, for example after the terminal is gone.
     with suppress(OSError):
         print(f"warning: {line}", file=sys.stderr, flush=True)
 
 
 class SpardlError(Exception):
-    """Base of every error that this library raises on purpose.
+    """Base class of all errors raised by this library.
 
     Example:
         >>> try:
@@ -48,42 +46,42 @@ class SpardlError(Exception):
 
 
 class ConfigError(SpardlError, ValueError):
-    """A setting that cannot work, found before anything was started."""
+    """An invalid setting, found before any work starts."""
 
 
 class DataError(ConfigError):
-    """A data set that is missing or not what it should be."""
+    """A data set that is missing or malformed."""
 
 
 class CheckpointError(ConfigError):
-    """A checkpoint that cannot be read, or that belongs to another run."""
+    """A checkpoint that cannot be read or belongs to another run."""
 
 
 class PeerError(SpardlError):
-    """Contact with another worker was lost, or it did not answer in time."""
+    """A lost connection to another worker, or no answer from it in time."""
 
 
 class ProgramError(SpardlError):
-    """Two workers' programs do not fit together: a defect of a communicator, never of a user."""
+    """Mismatched programs of two workers: a bug in a communicator, not in the user's code."""
 
 
 class TrainingError(SpardlError):
-    """Training went wrong in a way that going on would hide: replicas differ, or the loss is not finite."""
+    """A failure that further training would hide: replicas differ, or the loss is not finite."""
 
 
 class StoppedError(SpardlError):
-    """Training was asked to stop, and did, with everything saved.
+    """Training stopped on request, after saving a checkpoint.
 
     Attributes:
-        interrupted: whether Ctrl-C (SIGINT) asked, and not a scheduler.
+        interrupted: Whether Ctrl-C (SIGINT) requested the stop, rather than a scheduler.
     """
 
     interrupted = False
 
 
 class StorageError(SpardlError):
-    """There is no room for a file of a run."""
+    """No space left for a file of a run."""
 
 
 class WorkerError(SpardlError):
-    """A worker process ended before its work was done."""
+    """A worker process that ended before its work was complete."""

@@ -1,4 +1,4 @@
-"""What keeps nothing alive: methods, and what is done once an object is gone."""
+"""Weak references to bound methods, finalizers, and module hooks that copies leave out."""
 
 from __future__ import annotations
 
@@ -12,21 +12,18 @@ import torch
 __all__ = ["Uncopied", "weakly", "when_dropped"]
 
 
-# Hooks of a module that are no part of it.
-
-
 class Uncopied(partial[Any]):
-    """A function as a module's hook, which does nothing in copies of the module (``copy.deepcopy``, ``torch.save``).
+    """A module hook that does nothing in copies of the module (``copy.deepcopy``, ``torch.save``).
 
-    Where the module is compiled, the hook is called between graphs and not a part of one: it has no frame of its own
-    that torch.compile could look at.
+    In a compiled module, the hook runs between graphs and is not traced.
 
     Args:
-        function: the hook; whatever it is bound to is neither copied nor saved.
+        function: The hook; objects that it is bound to are neither copied nor saved.
     """
 
     def __new__(cls, function: Callable[..., Any]) -> Uncopied:
-        """Of the function."""
+        """Wraps ``function`` so that deepcopy and pickle drop it."""
+        # A disabled function has no frame that torch.compile could trace.
         return super().__new__(cls, torch.compiler.disable(function))
 
     def __deepcopy__(self, memo: object) -> Uncopied:
@@ -41,41 +38,41 @@ def _nothing(*arguments: object) -> None:
 
 
 def weakly(method: Callable[..., Any], *first: Any) -> Callable[..., Any]:
-    """A bound method that does not keep its object: as a hook of a tensor, of a node of autograd, or of a part.
+    """Wraps a bound method so that the wrapper does not keep the method's object alive.
 
-    The first two are held where Python's garbage collector does not look, so an object that both has the tensor and is
-    had by its hook would stay for ever; the last would keep it until the next collection.
-
-    ``torch.compile`` does not trace the call: hooks also run in the backward pass of a compiled step, where tracing
-    them compiles dozens of frames and recompiles them in later steps.
+    Use it for hooks of tensors, autograd nodes and modules.
 
     Args:
-        method: of an object that somebody else keeps.
-        *first: what it is given before what the caller gives.
+        method: Bound method of an object that something else keeps alive.
+        *first: Arguments passed before those of the caller.
 
     Returns:
-        What calls it, and gives ``None`` once the object is gone.
+        A function that calls the method, or returns ``None`` once the object is gone.
     """
+    # Python's garbage collector does not see into hooks of tensors and autograd nodes: an object that holds the tensor
+    # and is held by its hook would never be freed. A module hook would keep it until the next collection.
     reference = WeakMethod(method)
 
     def call(*arguments: object) -> Any:
         alive = reference()
         return None if alive is None else alive(*first, *arguments)
 
+    # Hooks also run in the backward pass of a compiled step. Tracing them there would compile dozens of frames and
+    # recompile them in later steps.
     disabled: Callable[..., Any] = torch.compiler.disable(call)
     return disabled
 
 
 def when_dropped(owner: Any, then: Callable[..., Any], *arguments: Any) -> finalize[..., Any]:
-    """Does something once an object is gone, but not at the end of the program.
+    """Calls a function when an object is garbage-collected, but not at interpreter exit.
 
     Args:
-        owner: the object.
-        then: what is called.
-        *arguments: of it; none of them may have the object.
+        owner: Object to watch.
+        then: Function to call once ``owner`` is gone.
+        *arguments: Arguments of ``then``; none of them may hold a reference to ``owner``.
 
     Returns:
-        What takes that back: its ``detach()`` gives ``None`` once it is called, or was taken back before.
+        The finalizer. Its ``detach()`` cancels the call, and returns ``None`` if it was called or cancelled before.
     """
     made = finalize(owner, then, *arguments)
     made.atexit = False

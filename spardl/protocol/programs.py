@@ -1,9 +1,9 @@
-"""The vocabulary of communication programs.
+"""Requests, costs, random seeds and state: the vocabulary of communication programs.
 
-An all-reduce algorithm is a generator. It yields what it wants done (an ``Exchange`` of messages, or a collective
-of the backend's own), or what it is at: a ``Phase`` says what its next seconds are spent on, a ``Boundary`` that it is
-half done, a ``Step`` which step it belongs to. It is resumed with the tensors that arrived. It touches no process
-group, no socket and no clock; a cluster drives it, and may let it rest at a boundary.
+An all-reduce algorithm is a generator (``Program``). It yields requests: an ``Exchange`` of messages, or a collective
+of the backend. It also yields annotations: ``Phase`` (what the following time is spent on), ``Boundary`` (the middle
+of the all-reduce) and ``Step`` (the step that follows). The generator is resumed with the tensors received. It uses no
+process group, socket or clock: a cluster drives it, and may suspend it at a boundary.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ __all__ = [
 ]
 
 
-# Which parts make a method: declared in the file of one of them, by name, since most parts are in other files.
-
-
 @dataclass(frozen=True)
 class Combination:
-    """A method by name. A compressor's or a communicator's file lists those that it brings as ``METHODS``.
+    """A named method: the parts that it consists of.
+
+    The module of a compressor or communicator lists its combinations as ``METHODS``. Parts are given by name because
+    most of them are defined in other modules.
 
     Args:
-        name: of the method, for ``spardl.attach(model, "NAME")`` and ``train.py compressor=NAME``.
-        compressor: what one worker sends, by name, like the other parts.
-        communicator: how the sent is added up.
-        residual: where the rest goes.
-        momentum: what is compressed.
-        dense_steps: synchronizations that are dense at first.
-        compressor_options: those that differ from the compressor's own defaults.
-        communicator_options: those that differ from the communicator's own defaults.
-        faster: another communicator, which adds up in an order of its own; handles use it unless they are given one.
+        name: Name of the method, as in ``spardl.attach(model, "NAME")`` and ``train.py compressor=NAME``.
+        compressor: Name of the compressor, which selects what each worker sends.
+        communicator: Name of the communicator, which sums the messages.
+        residual: Name of the residual rule, which keeps the unsent rest.
+        momentum: Name of the momentum rule, which determines what is compressed.
+        dense_steps: Number of dense synchronizations at the start.
+        compressor_options: Options that differ from the compressor's defaults.
+        communicator_options: Options that differ from the communicator's defaults.
+        faster: Name of a faster communicator that sums in another order; handles use it unless a communicator is given.
     """
 
     name: str
@@ -84,7 +84,7 @@ T = TypeVar("T")
 
 
 class Phase(Enum):
-    """What a worker's seconds are spent on."""
+    """Activities that a worker's time is attributed to."""
 
     COMPUTE = "compute"
     SELECT = "select"
@@ -99,9 +99,9 @@ class Send(NamedTuple):
     """A message to another worker.
 
     Attributes:
-        to: rank of the receiver.
-        payload: shape (m,), on the gradient's device. It may be changed once the exchange is over.
-        words: its length in the papers' unit (an index or a value is one word).
+        to: Rank of the receiver.
+        payload: Tensor of shape (m,), on the gradient's device. It may be modified once the exchange is complete.
+        words: Length in the papers' unit (an index or a value is one word).
     """
 
     to: int
@@ -110,13 +110,13 @@ class Send(NamedTuple):
 
 
 class Receive(NamedTuple):
-    """A message expected from another worker: the receiver knows its size beforehand.
+    """A message expected from another worker; the receiver knows its size in advance.
 
     Attributes:
-        source: rank of the sender.
-        size: number of elements.
-        dtype: their type.
-        into: where it is to be written, shape (size,); new memory if missing. Nothing else may touch it during the
+        source: Rank of the sender.
+        size: Number of elements.
+        dtype: Type of the elements.
+        into: Tensor of shape (size,) to receive into; ``None`` allocates one. Nothing else may access it during the
             exchange.
     """
 
@@ -128,13 +128,15 @@ class Receive(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One round: all messages at once. The reply holds what arrived, in the order of ``receives``.
+    """One communication round: all of its messages are in flight at once.
+
+    The reply holds the tensors received, in the order of ``receives``.
 
     Attributes:
-        sends: messages to others.
-        receives: messages from others.
-        meanwhile: what this worker does while they are under way, if anything. It must touch neither what is sent nor
-            where anything is received.
+        sends: Messages to other workers.
+        receives: Messages from other workers.
+        meanwhile: Local work to overlap with the messages, if any. It must not access the payloads or the receive
+            buffers.
     """
 
     sends: Sequence[Send]
@@ -144,10 +146,10 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """A dense sum over all workers by the backend's own collective, in place. The reply holds the tensor.
+    """A dense all-reduce (sum) by the backend's collective, in place. The reply holds the tensor.
 
     Attributes:
-        tensor: shape (m,).
+        tensor: Tensor of shape (m,), overwritten with the sum.
     """
 
     tensor: Tensor
@@ -155,10 +157,10 @@ class AllReduce:
 
 @dataclass(frozen=True, slots=True)
 class ReduceScatter:
-    """The first half of ``AllReduce``. The reply holds chunk ``rank`` of ``tensor.tensor_split(P)``, summed.
+    """The first half of an all-reduce. The reply holds the summed chunk ``rank`` of ``tensor.tensor_split(P)``.
 
     Attributes:
-        tensor: shape (m,).
+        tensor: Tensor of shape (m,).
     """
 
     tensor: Tensor
@@ -166,10 +168,10 @@ class ReduceScatter:
 
 @dataclass(frozen=True, slots=True)
 class AllGather:
-    """The second half: every worker's chunk of ``tensor.tensor_split(P)`` replaces the others'; in place.
+    """The second half of an all-reduce, in place: gathers the chunks of ``tensor.tensor_split(P)`` from their workers.
 
     Attributes:
-        tensor: shape (m,).
+        tensor: Tensor of shape (m,).
     """
 
     tensor: Tensor
@@ -177,12 +179,12 @@ class AllGather:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """The middle of an all-reduce: every entry of the sum is known to one worker.
+    """The middle of an all-reduce, where each entry of the sum is known to one worker.
 
-    What follows only tells the others, and may wait until they need it.
+    The rest of the program only distributes the sum, so it can wait until the sum is needed.
 
     Attributes:
-        shard: the entries of the sum that this worker is to count as its own, so that each is counted once.
+        shard: Entries of the sum that are attributed to this worker; each entry is attributed to one worker.
     """
 
     shard: Sum
@@ -190,10 +192,10 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What follows is part of a step of the method. For who watches; nothing is to be done.
+    """Annotation: the following requests belong to a step of the method. Drivers need not act on it.
 
     Attributes:
-        number: of the step, counted from 1.
+        number: Number of the step, counted from 1.
     """
 
     number: int
@@ -202,15 +204,15 @@ class Step:
 Collective: TypeAlias = AllReduce | ReduceScatter | AllGather
 Request: TypeAlias = Exchange | Collective | Boundary | Phase | Step
 Program: TypeAlias = Generator[Request, list[Tensor], T]
-"""What one worker runs: it yields requests, is resumed with the tensors that arrived, and returns a result."""
+"""Program of one worker: yields requests, is resumed with the tensors received, and returns a result."""
 
 
 class Worker(NamedTuple):
     """One of P workers.
 
     Attributes:
-        rank: its number, from 0.
-        size: P, the number of workers.
+        rank: Rank of the worker, from 0.
+        size: Number of workers, P.
     """
 
     rank: int
@@ -219,11 +221,11 @@ class Worker(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """Some workers in a fixed order, seen by one of them.
+    """An ordered group of workers, as seen by one of its members.
 
     Attributes:
-        members: ranks; the position of a member is its place in this order.
-        position: the place of the worker that looks, in this order.
+        members: Ranks of the members, in order.
+        position: Position of this worker in ``members``.
     """
 
     members: Sequence[int]
@@ -235,29 +237,26 @@ class Team:
         return len(self.members)
 
     def at(self, offset: int) -> int:
-        """The position that is ``offset`` places after this worker's, counted around."""
+        """Position of the member ``offset`` places after this worker, cyclically."""
         return (self.position + offset) % self.size
 
     def rank(self, offset: int) -> int:
-        """The rank of the member that is ``offset`` places after this worker, counted around."""
+        """Rank of the member ``offset`` places after this worker, cyclically."""
         return self.members[self.at(offset)]
 
 
 def whole_team(worker: Worker) -> Team:
-    """All workers, by rank, as ``worker`` sees them."""
+    """The team of all workers in rank order, as ``worker`` sees it."""
     return Team(range(worker.size), worker.rank)
 
 
-# What every part of a method may know about the synchronization it takes part in.
-
-
 class Context(NamedTuple):
-    """One synchronization, seen by one worker.
+    """One synchronization, as seen by one worker: the input of every part of a method.
 
     Attributes:
-        worker: who looks.
-        layout: the tensors in the vector.
-        step: synchronizations with this method before this one (dense warm-up not counted); equal on all workers.
+        worker: The local worker.
+        layout: Layout of the tensors in the vector.
+        step: Number of earlier synchronizations with this method, without dense warm-up; equal on all workers.
     """
 
     worker: Worker
@@ -265,17 +264,16 @@ class Context(NamedTuple):
     step: int
 
 
-# What a synchronization costs, before it runs: rounds and words per worker, as the papers' formulas have them.
-#
-# The simulated cluster counts the same, so every formula here is checked against what is really sent.
+# Costs per worker, in the units of the papers' formulas. The simulated cluster counts in the same units, so tests check
+# every formula against the messages actually sent.
 
 
 class Bounds(NamedTuple):
-    """A whole number of which only the limits may be known beforehand.
+    """Lower and upper bounds of an integer that may not be known exactly in advance.
 
     Attributes:
-        low: the least, over all workers.
-        high: the most, over all workers.
+        low: Minimum number over all workers.
+        high: Maximum number over all workers.
     """
 
     low: int
@@ -283,7 +281,7 @@ class Bounds(NamedTuple):
 
     @classmethod
     def exactly(cls, number: int) -> Bounds:
-        """A ``number`` that is known."""
+        """Bounds of a known ``number``."""
         return cls(number, number)
 
     def __contains__(self, number: object) -> bool:
@@ -291,11 +289,11 @@ class Bounds(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """The cost of one synchronization for one worker.
+    """Communication cost of one synchronization for one worker.
 
     Attributes:
-        rounds: exchanges that wait for one another.
-        words: indices, values and counts sent, one word each; of codes, 32 bits are one word.
+        rounds: Number of dependent exchanges.
+        words: Number of words sent: one per index, value or count; 32 bits of codes are one word.
     """
 
     rounds: Bounds
@@ -303,64 +301,62 @@ class Cost(NamedTuple):
 
     @classmethod
     def total(cls, costs: Iterable[Cost]) -> Cost:
-        """Several ``costs``, one after the other."""
+        """Total of several ``costs`` in sequence."""
         rounds, words = zip(*costs, strict=True)
         return cls(*(Bounds(*map(sum, zip(*bounds, strict=True))) for bounds in (rounds, words)))
 
 
 def log2_ceil(count: int) -> int:
-    """Rounds in which something that doubles reaches ``count`` (at least 1): the logarithm to base 2, rounded up."""
+    """Ceiling of the base-2 logarithm of ``count`` (at least 1): rounds of a doubling algorithm."""
     return (count - 1).bit_length()
 
 
-# Random numbers that depend on nothing but what they are for: no state of theirs needs to be saved.
+# Stateless random numbers: seeds are derived from the purpose, so checkpoints need not store any generator state.
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A seed in [0, 2^63) for a purpose, such as ``derive_seed(seed, "order", epoch)``."""
+    """Derives a seed in [0, 2^63) from its purpose, as in ``derive_seed(seed, "order", epoch)``."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def seeded_generator(*parts: int | str) -> torch.Generator:
-    """A CPU generator with such a seed: the same on every worker that asks for the same, and after a restart.
+    """Creates a CPU generator seeded by ``derive_seed``: equal on all workers and after a restart.
 
     Args:
-        *parts: what the numbers are for, such as a seed, the number of a step, and a rank where workers should differ.
+        *parts: Purpose of the numbers, such as a seed, a step number, and a rank where workers should differ.
 
     Returns:
-        The generator; nobody else has it.
+        A new generator.
     """
     return torch.Generator().manual_seed(derive_seed(*parts))
 
 
-# State that lasts from step to step: owned by the caller, saved and loaded as plain data.
-
-
 @dataclass
 class State:
-    """Base of all per-worker state: a dataclass whose fields are numbers, booleans, strings or tensors.
+    """Base class of per-worker state that persists across steps; the caller owns, saves and loads it.
 
-    An operator without state uses this class itself.
+    Subclasses are dataclasses whose fields are numbers, booleans, strings or tensors. A part without state uses this
+    class directly.
     """
 
     def rescale(self, factor: float) -> None:
-        """Follows gradients that are multiplied by ``factor`` from here on; tensors are replaced, not changed."""
+        """Adapts the state to gradients scaled by ``factor`` from now on; replaces tensors, never modifies them."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The fields by name. Tensors are shared, not copied."""
+        """Fields by name. Tensors are shared, not copied."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def check(self, values: Mapping[str, Any]) -> None:
-        """Accepts ``values`` that ``load_state_dict`` can set; changes nothing.
+        """Checks that ``load_state_dict`` accepts ``values``, without changing anything.
 
         Raises:
-            KeyError: if the names differ from this state's own.
-            ValueError: if a value is of another kind or a tensor of another shape; empty tensors fit all shapes.
+            KeyError: If the names differ from the fields of this state.
+            ValueError: If a value has another type, or a tensor another shape; empty tensors match all shapes.
         """
         names = {field.name for field in fields(self)}
         if names != set(values):
-            raise KeyError(f"state of {type(self).__name__} has {sorted(names)}, got {sorted(values)}")
+            raise KeyError(f"{type(self).__name__} must have the fields {sorted(names)}, got {sorted(values)}")
         for name, value in values.items():
             mine = getattr(self, name)
             if not same_kind(value, mine):
@@ -372,19 +368,19 @@ class State:
         """Sets every field from ``values``.
 
         Raises:
-            KeyError: as ``check``.
-            ValueError: as ``check``.
+            KeyError: If the names differ from the fields of this state.
+            ValueError: If a value has another type, or a tensor another shape.
         """
         self.check(values)
         for name, value in values.items():
             mine = getattr(self, name)
             same = isinstance(mine, Tensor) and isinstance(value, Tensor)
-            # Where it was saved is not always where it is needed.
+            # The checkpoint may come from another device.
             setattr(self, name, value.to(mine.device) if same else value)
 
 
 def copied(values: Any) -> Any:
-    """Plain data whose tensors share no memory with those given."""
+    """Copies plain data so that its tensors share no memory with the original."""
     if isinstance(values, Tensor):
         return values.clone()
     if isinstance(values, Mapping):
@@ -395,7 +391,7 @@ def copied(values: Any) -> Any:
 
 
 def same_kind(value: Any, mine: Any) -> bool:
-    """Whether a saved ``value`` can take the place of ``mine``: a number of its kind, or a tensor of its type."""
+    """Whether a saved ``value`` can replace ``mine``: a number of the same kind, or a tensor of the same dtype."""
     if isinstance(mine, Tensor):
         fits = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_meta
         return fits and (value.dtype, value.dim()) == (mine.dtype, mine.dim())
@@ -405,7 +401,7 @@ def same_kind(value: Any, mine: Any) -> bool:
 
 
 def described(value: Any) -> str:
-    """A saved value in a few words, for error messages."""
+    """Short description of a saved value, for error messages."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     return f"{type(value).__name__} {value!r}"[:60]

@@ -118,10 +118,10 @@ def test_what_cannot_be_averaged_is_told_at_the_start() -> None:
         "all_reduce() averages floating-point tensors of at least 16 bits, got torch.float8_e5m2",
         "all_reduce() averages dense tensors, got one of layout torch.sparse_coo; tensor.to_dense() makes one of it",
         "all_reduce() averages dense tensors, got one on the meta device, which has no values",
-        "0 is complex64, and only floating-point gradients of at least 16 bits are averaged; keep a complex "
-        "parameter as torch.view_as_real(...) of it",
-        "0 is complex64, and only floating-point gradients of at least 16 bits are averaged; keep a complex "
-        "parameter as torch.view_as_real(...) of it",
+        "0 has dtype complex64, but only floating-point gradients of at least 16 bits can be averaged; store a "
+        "complex parameter as torch.view_as_real(parameter)",
+        "0 has dtype complex64, but only floating-point gradients of at least 16 bits can be averaged; store a "
+        "complex parameter as torch.view_as_real(parameter)",
         "attach() needs the DistributedDataParallel itself, and torch.compile() has wrapped it; call "
         "spardl.attach(ddp_model, ...) first, then torch.compile(ddp_model)",
         "this process is no member of the process group; give a group that it is in, or None for the default one",

@@ -155,7 +155,7 @@ FAULTS = (
         12,
         2,
         fill_the_disk,
-        says=r"error: worker \d failed at step \d+: cannot write \S+: No space left on device; make room there, and "
+        says=r"error: worker \d failed at step \d+: cannot write \S+: No space left on device; free some space, and "
         r"the same command with resume=auto goes on\n",
         after=empty_the_disk,
         outputs=a_small_disk,

@@ -1,9 +1,8 @@
-"""The dense vector that one synchronization works on, and can undo.
+"""The dense vector that one synchronization works on, with a log that can undo its changes.
 
-A sparse all-reduce adds what arrives to a worker's own vector and takes out what it sends. Global residual
-collection (Zhao et al. 2024) afterwards wants the *original* value wherever an index did not reach the final
-result. Instead of a copy of the whole vector, this class remembers the old values of the few positions that
-were touched: O(k) memory instead of O(n).
+A sparse all-reduce adds received entries to a worker's vector and removes the entries that it sends. Global residual
+collection (Zhao et al. 2024) then needs the *original* value of each index that is not in the final result. Instead of
+a copy of the vector, the accumulator logs the old values of modified entries: O(k) memory instead of O(n).
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ class Accumulator:
     """A dense vector with a log of its changes.
 
     Args:
-        values: shape (n,): gradient plus residual. It is changed in place.
-        candidates: what is known of the vector's largest entries, if it added the gradient.
-        wire: how values travel. What rounding takes from them stays in the vector.
-        bound: of the vector's magnitudes. Who writes larger ones to ``values`` tells it.
-        room: where a dense sum may be written, of the vector's shape and type; ``None``: who needs such memory has it.
-        step: of the slots of messages, see ``Slot``.
+        values: Vector of shape (n,), gradient plus residual; modified in place.
+        candidates: Known candidates for the largest entries, if they were listed when the gradient was added.
+        wire: Precision of the values on the wire. Rounding errors remain in the vector.
+        bound: Bound of the magnitudes in the vector. Code that writes larger entries to ``values`` must update it.
+        room: Buffer for a dense sum, of the vector's shape and dtype; ``None`` to allocate one when needed.
+        step: Granularity of the low bits of indices in messages (see ``Slot``), a number of bits.
 
     Attributes:
-        form: of messages that hold some of its entries.
-        overflowed: whether a sum with what arrived had to be cut.
+        form: Format of messages that hold entries of the vector.
+        overflowed: Whether a sum with received entries had to be clipped.
     """
 
     def __init__(
@@ -59,44 +58,44 @@ class Accumulator:
         self.bound = bound or Bound()
         self.overflowed = False
         self._settled = False
-        # What entries can be by now.
+        # Upper bound of the magnitudes after additions.
         self._reach = self.bound.value
         self._candidates = candidates or Candidates()
         self._before: list[tuple[Tensor, Tensor]] = []
         self._taken: list[Tensor] = []
-        # Whether something was cut out after something was added.
+        # Whether entries were taken after a block was added.
         self._cut_late = False
         self._errors: list[tuple[Tensor, Tensor]] = []
-        # Where entries changed since: ranges, and increasing positions in them.
+        # Changes since the candidates were listed: a range, and increasing positions in it.
         self._touched: list[tuple[int, int, Tensor]] = []
 
     def largest(self, parts: Sequence[Part], spare: float = 1.0) -> Tensor:
-        """The k largest entries of each of some ranges; ties: the lowest positions.
+        """Finds the k largest entries of each range; ties go to the lowest positions.
 
         Args:
-            parts: the ranges, none of which overlap, and their k.
-            spare: the next step looks for them among some more than so many times k entries, at least 1.
+            parts: Disjoint ranges and their k.
+            spare: Factor, at least 1: the next step lists candidates for ``spare`` times k entries.
 
         Returns:
-            int64 positions, shape (sum of k,): range by range, increasing in each.
+            int64 positions of shape (sum of k,): range by range, increasing within each.
         """
         return self._candidates.largest(self.values, parts, self._changed(parts), spare)
 
     def reaching(self, part: Part, bound: float, most: int) -> Tensor | None:
-        """The entries of a range that reach a bound, unless they are too many.
+        """Finds the entries of a range whose magnitude is at least a bound, up to a limit.
 
         Args:
-            part: the range; its k does not matter.
-            bound: least magnitude.
-            most: so many entries are not too many.
+            part: Range to search; its k is ignored.
+            bound: Least magnitude of the entries.
+            most: Maximum number of entries.
 
         Returns:
-            int64 positions, shape (found,), increasing; ``None`` if there are more than ``most``.
+            int64 positions of shape (found,), increasing; ``None`` if there are more than ``most``.
         """
         return self._candidates.reaching(self.values, part, bound, most, self._changed([part]))
 
     def _changed(self, parts: Sequence[Part]) -> list[Tensor]:
-        """Where entries may have changed since they were listed: what touched one of some ranges."""
+        """Positions in the given ranges that may have changed since candidates were listed."""
         spans, found = Parts.of(parts).spans, []
         for start, stop, positions in self._touched:
             for begin, end in spans:
@@ -106,14 +105,14 @@ class Accumulator:
         return found
 
     def take(self, parts: Sequence[Part], select: Select) -> SparseVector:
-        """Cuts the entries that ``select`` picks out of some ranges, which adjoin one another.
+        """Removes the entries that ``select`` picks from adjacent ranges.
 
         Args:
-            parts: each begins where the one before ends, or at 0 after the end of the vector.
-            select: picks the entries.
+            parts: Ranges; each starts where the previous one ends, or at 0 after the end of the vector.
+            select: Function that picks the entries.
 
         Returns:
-            The ranges end to end. What was picked is zero in this vector from now on.
+            The ranges as one sparse vector. The selected entries of this vector become zero.
         """
         ranges = Parts.of(parts)
         positions, start, length = select(self, ranges), ranges.start, ranges.length
@@ -125,13 +124,13 @@ class Accumulator:
         return taken
 
     def take_at(self, positions: Tensor) -> Tensor:
-        """Cuts out the entries at some positions.
+        """Removes the entries at given positions.
 
         Args:
-            positions: int64, shape (m,), strictly increasing.
+            positions: int64 positions of shape (m,), strictly increasing.
 
         Returns:
-            Their values, shape (m,), as receivers will see them.
+            Their values, shape (m,), as rounded for the receivers.
         """
         self._touched.append((0, self.values.numel(), positions))
         return self._cut(positions)
@@ -146,7 +145,7 @@ class Accumulator:
         return sent
 
     def _cut_rounded(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What was at some positions, what is sent of it, and the difference, which stays there if there can be one."""
+        """Removes entries; returns the original values, the rounded ones to send, and the errors kept, if any."""
         own = self.values.dtype
         if not self.wire.rounds(own):
             values = sparse.cut(self.values, positions)
@@ -160,15 +159,15 @@ class Accumulator:
         return values, sent, error
 
     def rounded(self, start: int, block: SparseVector, holders: int = 1) -> SparseVector:
-        """A sum that is about to be sent, as receivers will see it; this worker's share of the rest goes to the vector.
+        """Rounds a partial sum before it is sent, and keeps this worker's share of the rounding errors in the vector.
 
         Args:
-            start: first position of the block.
-            block: the sum.
-            holders: workers that round the same sum.
+            start: First position of the block.
+            block: Partial sum to send.
+            holders: Number of workers that round the same sum.
 
         Returns:
-            What receivers will see.
+            The sum as receivers decode it.
         """
         if not self.wire.rounds(block.values.dtype):
             return block
@@ -179,11 +178,11 @@ class Accumulator:
         return SparseVector(block.indices, sent, block.length)
 
     def add(self, start: int, block: SparseVector) -> None:
-        """Adds a sparse block.
+        """Adds a sparse block to the vector.
 
         Args:
-            start: its first position; it may go on at 0 after the vector's end.
-            block: what is added.
+            start: Position of its first entry; the block may wrap around the end of the vector.
+            block: Sparse block to add.
         """
         where, length = block.indices + start if start else block.indices, self.values.numel()
         if start + block.length > length:
@@ -202,7 +201,7 @@ class Accumulator:
             sparse.put(self.values, positions, clip_overflow(sums))
 
     def _touch(self, start: int, positions: Tensor, block: SparseVector) -> None:
-        """Notes positions that increase, but for the step from the vector's end to its beginning."""
+        """Logs changed positions, which increase except where the block wraps around the end of the vector."""
         length = self.values.numel()
         stop = start + block.length
         if stop <= length:
@@ -212,29 +211,29 @@ class Accumulator:
         self._touched += [(start, length, positions[:last]), (0, stop - length, positions[last:])]
 
     def taken(self) -> Tensor:
-        """All positions that were cut out: int64, shape (m,), strictly increasing."""
+        """All positions taken so far: int64, shape (m,), strictly increasing."""
         if not self._taken:
             return torch.empty(0, dtype=torch.int64, device=self.values.device)
         positions = self._taken[0] if len(self._taken) == 1 else torch.cat(self._taken)
-        # To sort what was cut out once, of one range, would take longer than all else here.
+        # Usually entries are taken once from one range and already sorted; sorting would dominate this method.
         return positions if increasing(positions) else positions.unique(sorted=True)
 
     def restore(self) -> None:
-        """Puts every touched position back to the value it had at first."""
+        """Restores the original value at every changed position."""
         for where, old in reversed(self._before):
             sparse.put(self.values, where, old)
         self._before.clear()
 
     def restore_others(self, final: Tensor) -> None:
-        """Puts every touched position back but those of a result, where everything stays; but no overflow.
+        """Restores the original values except at the positions of the final result; clears overflow there.
 
         Args:
-            final: int64, shape (m,), strictly increasing: the indices of the final result.
+            final: int64 indices of the final result, shape (m,), strictly increasing.
         """
         peak = sparse.undo(self.values, self._before, final)
         self._before.clear()
         if not math.isfinite(peak):
-            # Sums of finite numbers can overflow on the way; the overflow is in the result already.
+            # Partial sums of finite numbers can overflow; the final result already accounts for that.
             kept = sparse.gather(self.values, final)
             kept = torch.where(kept.isfinite(), kept, 0)
             sparse.put(self.values, final, kept)
@@ -242,11 +241,11 @@ class Accumulator:
         self.bound.include(peak)
 
     def restore_but(self, final: Tensor, *, whole: bool) -> None:
-        """Puts every touched position back, but makes zero what was cut out and is settled; ``add_errors`` follows.
+        """Restores the original values, but sets taken and settled entries to zero. Call ``add_errors`` next.
 
         Args:
-            final: int64, shape (m,), strictly increasing: the indices of the final result.
-            whole: whether all that was cut out is settled, or only what is in the result.
+            final: int64 indices of the final result, shape (m,), strictly increasing.
+            whole: Whether all taken entries are settled, or only those in the final result.
         """
         cuts = len(self._taken)
         if self._cut_late or (self._errors and cuts > 1):
@@ -254,7 +253,7 @@ class Accumulator:
             settled = self.taken() if whole else self.taken()[within(self.taken(), final)]
             sparse.put(self.values, settled, self.values.new_zeros(settled.numel()))
             return
-        # What was cut out is zero, or what rounding took, once all that came later is undone: not written twice.
+        # Once later changes are undone, taken entries hold zero or their rounding error already: no second write.
         for where, old in reversed(self._before[cuts:]):
             sparse.put(self.values, where, old)
         if self._errors or not whole:
@@ -267,10 +266,10 @@ class Accumulator:
         self._before.clear()
 
     def add_errors(self, final: Tensor) -> None:
-        """Adds what rounding took from the entries at some positions.
+        """Adds the rounding errors of entries at the given positions.
 
         Args:
-            final: int64, shape (m,), strictly increasing.
+            final: int64 positions of shape (m,), strictly increasing.
         """
         for positions, error in self._errors:
             places = within(positions, final)
@@ -280,10 +279,10 @@ class Accumulator:
             self.bound.include(largest([rest]))
 
     def forget_overflows(self) -> None:
-        """Clears entries that are not finite, after every entry has changed: they are in the result already.
+        """Sets non-finite entries to zero, once per synchronization; the final result already accounts for them.
 
-        Once: a program that is through with the vector can do it while messages are under way, or say that there are
-        none by ``settle``.
+        A program that needs the vector no longer can call it while messages are in flight, or call ``settle`` if it
+        knows that all entries are finite.
         """
         if self._settled:
             return
@@ -294,9 +293,9 @@ class Accumulator:
             self.bound.value = largest([self.values])
 
     def settle(self, magnitude: float) -> None:
-        """Is told that no entry is above the largest before, but for new ones, of a finite ``magnitude`` at most."""
+        """Declares all entries finite: none exceeds the earlier bound, except new ones of at most ``magnitude``."""
         self._settled = True
-        # They may have been rounded up.
+        # Rounding may have increased magnitudes slightly.
         self.bound.value *= 1 + 4 * torch.finfo(self.values.dtype).eps
         self.bound.include(magnitude)
 
@@ -305,9 +304,9 @@ def _difference(values: Tensor, rounded: Tensor) -> Tensor:
     rest = values - rounded
     if values.device.type == "cpu" and math.isfinite(largest([rest])):
         return rest
-    # An infinity leaves no rest, nor do those that it takes with it.
+    # An infinity, or a value that rounding made infinite, leaves no residual.
     return torch.where(values.isfinite() & rounded.isfinite(), rest, 0)
 
 
 Select: TypeAlias = Callable[[Accumulator, Sequence[Part]], Tensor]
-"""``select(accumulated, parts)``: what to keep of some ranges: int64 positions, range by range, increasing in each."""
+"""``select(accumulator, parts)``: int64 positions to send, range by range, increasing within each."""

@@ -1,7 +1,7 @@
-"""Small codes as bytes, and messages that hold some scales and a code per entry.
+"""Bit packing of small codes, and messages that hold scales and one code per entry.
 
-Codes of b bits lie in planes: with m bytes, byte i holds codes i, i + m, i + 2m, ..., the first in its lowest bits. All
-memory is read and written in order, so packing is a few vectorised passes on any device.
+Codes of b bits are stored in planes: with m bytes, byte i holds codes i, i + m, i + 2m, ..., the first in its lowest
+bits. Memory is accessed in order, so packing takes a few vectorized passes on any device.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 __all__ = ["WIDTHS", "ScaledCodes", "low_bits", "pack_codes", "packed_bytes", "unpack_codes"]
 
 WIDTHS = (1, 2, 4, 8)
-"""Bits that a code may have."""
+"""Supported numbers of bits per code."""
 
 
 def packed_bytes(count: int, bits: int) -> int:
-    """Bytes that so many codes take."""
+    """Number of bytes that ``count`` codes of ``bits`` bits occupy."""
     return -(-count * bits // 8)
 
 
@@ -26,11 +26,11 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
     """Packs codes into bytes.
 
     Args:
-        codes: uint8, shape (count,), below 2^bits.
-        bits: one of ``WIDTHS``.
+        codes: Codes as uint8, shape (count,), below 2^bits.
+        bits: Bits per code, one of ``WIDTHS``.
 
     Returns:
-        uint8, shape (packed_bytes(count, bits),), in memory of its own.
+        uint8 tensor of shape (packed_bytes(count, bits),), in new memory.
     """
     size = packed_bytes(codes.numel(), bits)
     packed = codes[:size].clone()
@@ -41,15 +41,15 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
-    """Reads back what ``pack_codes`` packed with the same number of bits.
+    """Unpacks codes packed by ``pack_codes`` with the same number of bits.
 
     Args:
-        packed: uint8, shape (packed_bytes(count, bits),).
-        bits: of a code.
-        count: how many codes.
+        packed: Packed codes as uint8, shape (packed_bytes(count, bits),).
+        bits: Bits per code.
+        count: Number of codes.
 
     Returns:
-        uint8, shape (count,).
+        uint8 tensor of shape (count,).
     """
     size = packed.numel()
     codes = packed.new_empty(8 // bits * size)
@@ -59,12 +59,12 @@ def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
 
 
 class ScaledCodes(NamedTuple):
-    """The form of a message: scales in the type of the vector, then packed codes.
+    """Format of a message: scales in the dtype of the vector, followed by packed codes.
 
     Attributes:
-        scales: number of scales.
-        codes: number of codes.
-        bits: of a code.
+        scales: Number of scales.
+        codes: Number of codes.
+        bits: Bits per code.
     """
 
     scales: int
@@ -72,30 +72,30 @@ class ScaledCodes(NamedTuple):
     bits: int
 
     def size(self, dtype: torch.dtype) -> int:
-        """Bytes of a message with scales of a type."""
+        """Size of a message in bytes, with scales of type ``dtype``."""
         return self.scales * dtype.itemsize + packed_bytes(self.codes, self.bits)
 
     def write(self, scales: Tensor, codes: Tensor) -> Tensor:
         """Writes a message.
 
         Args:
-            scales: shape (scales,), floating point.
-            codes: uint8, shape (codes,).
+            scales: Floating-point tensor of shape (scales,).
+            codes: Codes as uint8, shape (codes,).
 
         Returns:
-            uint8, shape (size(scales.dtype),).
+            uint8 tensor of shape (size(scales.dtype),).
         """
         return torch.cat((scales.view(torch.uint8), pack_codes(codes, self.bits)))
 
     def places(self, message: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Where scales and packed codes are to be written.
+        """Views of a message to write scales and packed codes into.
 
         Args:
-            message: uint8, shape (m,), m at least ``size(dtype)``, in memory of its own.
-            dtype: of the scales.
+            message: uint8 tensor of shape (m,), with m at least ``size(dtype)``, that owns its memory.
+            dtype: Type of the scales.
 
         Returns:
-            Scales, shape (scales,), and packed codes, uint8, both parts of the message.
+            Scales, shape (scales,), and packed codes as uint8; both are views of the message.
         """
         border = self.scales * dtype.itemsize
         return message[:border].view(dtype), message[border : self.size(dtype)]
@@ -104,35 +104,33 @@ class ScaledCodes(NamedTuple):
         """Reads a message.
 
         Args:
-            message: uint8, shape (size(dtype),).
-            dtype: of the scales.
+            message: uint8 tensor of shape (size(dtype),).
+            dtype: Type of the scales.
 
         Returns:
-            Scales, shape (scales,), and codes, uint8, shape (codes,), in memory of their own.
+            Scales, shape (scales,), and codes as uint8, shape (codes,), both in new memory.
         """
         scales, packed = self.cut(message, dtype)
         return scales, unpack_codes(packed, self.bits, self.codes)
 
     def cut(self, message: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """As ``read``, but codes stay packed.
+        """Splits a message without unpacking its codes.
 
         Args:
-            message: uint8, shape (size(dtype),).
-            dtype: of the scales.
+            message: uint8 tensor of shape (size(dtype),).
+            dtype: Type of the scales.
 
         Returns:
-            Scales, shape (scales,), in memory of their own, and packed codes, uint8, a part of the message.
+            Scales, shape (scales,), in new memory, and packed codes as uint8, a view of the message.
         """
         border = self.scales * dtype.itemsize
-        # Cut out of a longer message, the scales can start at an offset that their type does not allow.
+        # In a slice of a longer message, the scales may start at an offset that is not aligned for their type.
         return message[:border].clone().view(dtype), message[border:]
 
 
 def low_bits(capacity: int, length: int, step: int) -> int:
-    """How many bits of an index are low: those that make the smallest message, of the multiples of ``step``.
-
-    Kept so simple that it compiles, see ``spardl.vector.kernels.codec``.
-    """
+    """Number of low bits per index, a multiple of ``step``, that minimizes the size of the message."""
+    # Numba compiles this function as well (``spardl.vector.kernels.codec``): keep to plain integers and loops.
     best, least = 0, capacity + length
     for low in range(step, 64, step):
         bits = capacity * low + capacity + (length >> low)

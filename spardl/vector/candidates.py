@@ -1,9 +1,8 @@
-"""Where the largest entries of a worker's vector may be: thresholds carried over from step to step.
+"""Candidates for the largest entries of a vector: thresholds reused from step to step.
 
-With error feedback, the least magnitude that is sent changes slowly. So a worker remembers it for each range that it
-selected from, and lists in the next step, in the same pass that adds the gradient, the entries of nearly this
-magnitude. The k largest are then found among little more than k candidates. The result is exact whatever is
-remembered, so this is no part of a saved state.
+With error feedback, the smallest magnitude sent changes slowly. A worker stores it for each range, and lists the
+entries near this magnitude in the next step, while it adds the gradient. The k largest entries are then found among
+little more than k candidates. The result is exact for any stored threshold, so thresholds are not part of saved states.
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ from spardl.vector.selection import Chosen, Finder, Integers, Ranges, finder_for
 __all__ = ["Candidates", "Reuse", "check_number", "smallest_magnitude"]
 
 
-# A magnitude threshold that is used again for many steps, and corrected a little after each.
+# A magnitude threshold that is reused for many steps and corrected after each.
 #
 # Source: Li and Hoefler, Near-Optimal Sparse Allreduce for Distributed Deep Learning (Ok-Topk), PPoPP 2022, section 3
-# (reuse of thresholds), and its official code (the bands and factors). To find the threshold ahead of its period when
-# the count has gone far astray is an addition of this library.
+# (threshold reuse), and its official code (bands and factors). Early re-evaluation, when the count is far off, is an
+# addition of this library.
 
 
 @dataclass(frozen=True)
 class Reuse:
-    """How a threshold is kept near the one that selects k entries.
+    """Correction rule that keeps a threshold near the one that selects k entries.
 
     Args:
-        low: a count below this multiple of k lowers the threshold.
-        lower_factor: factor that it is divided by then.
-        high: a count above this multiple of k raises the threshold.
-        raise_factor: factor that it is multiplied by then.
-        reevaluate_beyond: a count above this multiple of k, or below k divided by it, has the threshold found at once,
-            an addition to what is published; ``None``: only at the end of the period, as published.
+        low: A count below this multiple of k lowers the threshold.
+        lower_factor: Factor that the threshold is divided by in that case.
+        high: A count above this multiple of k raises the threshold.
+        raise_factor: Factor that the threshold is multiplied by in that case.
+        reevaluate_beyond: A count above this multiple of k, or below k divided by it, recomputes the threshold at once
+            (not part of the published method); ``None`` waits for the end of the period, as published.
     """
 
     low: float = 0.6667
@@ -53,30 +52,30 @@ class Reuse:
     reevaluate_beyond: float | None = 2.0
 
     def corrected(self, threshold: float, count: int, k: int) -> float:
-        """The threshold of the next step.
+        """Corrects the threshold for the next step.
 
         Args:
-            threshold: magnitude, of this step.
-            count: entries that it selected.
-            k: entries wanted.
+            threshold: Magnitude threshold of this step.
+            count: Number of entries that it selected.
+            k: Number of entries to select.
 
         Returns:
-            A magnitude.
+            The corrected magnitude threshold.
         """
         if count < self.low * k:
             return threshold / self.lower_factor
         return threshold * self.raise_factor if count > self.high * k else threshold
 
     def is_astray(self, count: int, k: int) -> bool:
-        """Whether the threshold that selected ``count`` entries, where ``k`` are wanted, must not be used."""
+        """Whether a threshold that selects ``count`` instead of ``k`` entries must be recomputed."""
         beyond = self.reevaluate_beyond
         return beyond is not None and not k / beyond <= count <= beyond * k
 
     def check_reuse(self, group: str) -> None:
-        """Checks these fields as those of a configuration group, ``group``.
+        """Validates these fields as settings of the configuration group ``group``.
 
         Raises:
-            ConfigError: if a value is out of range.
+            ConfigError: If a value is out of range.
         """
         check_number(group, "low", self.low, 0, 1)
         check_number(group, "high", self.high, 1)
@@ -87,10 +86,10 @@ class Reuse:
 
 
 def check_number(group: str, name: str, value: object, low: float, high: float = math.inf) -> None:
-    """Checks that a configured value is a finite number within limits.
+    """Checks that a setting is a finite number within limits.
 
     Raises:
-        ConfigError: if it is not.
+        ConfigError: If it is not.
     """
     if not is_a(float, value) or not low <= value <= high or value == math.inf:  # type: ignore[operator]
         limits = f"at least {low}" if high == math.inf else f"from {low} to {high}"
@@ -98,29 +97,26 @@ def check_number(group: str, name: str, value: object, low: float, high: float =
 
 
 def smallest_magnitude(values: Tensor) -> float:
-    """The threshold that all of these ``values``, shape (m,), reach; 0 if there are none.
-
-    At most the largest number of their type.
-    """
+    """Smallest magnitude in ``values``, shape (m,), at most the largest number of their dtype; 0 without entries."""
     if not values.numel():
         return 0.0
     return min(float(values.abs().min()), torch.finfo(values.dtype).max)
 
 
-# How far below the expected magnitude entries are listed, as a share of it: at first, and at least and most.
+# Relative distance of the listing bound below the expected magnitude: initial, least and largest value.
 _SLACK, _LEAST, _MOST = 0.05, 1e-4, 0.2
-# Share of the last change of this magnitude that is expected to come again.
+# Share of the last relative change of the magnitude that is expected to recur.
 _TREND = 0.6
-# Candidates, as a multiple of the wanted: the slack shrinks above and grows below, by these factors.
+# Number of candidates relative to k above which the slack shrinks and below which it grows, and the two factors.
 _MANY, _FEW, _SHRINK, _GROW = 1.5, 1.2, 0.8, 1.15
-# What too many to be listed, or too few to be enough, do to it: either costs some passes over the range.
+# Factors for the slack if a list overflowed, or held fewer than k candidates; both cost extra passes over the range.
 _OVERFLOW, _MISS = 0.4, 3.0
-# Entries that may be listed: a multiple of the wanted, and some more for small ranges.
+# List capacity: a multiple of k, plus a constant for small ranges.
 _ROOM, _SPARE = 4, 64
 
 
 class Candidates:
-    """The candidates of one vector."""
+    """Candidates for the largest entries of one vector."""
 
     def __init__(self) -> None:
         self._finder: Finder | None = None
@@ -129,18 +125,18 @@ class Candidates:
         self._listed: Integers = np.empty(0, np.int64)
 
     def add(self, values: Tensor, gradient: Tensor | None, *, clear: bool = False) -> None:
-        """Adds a gradient to the vector, and lists what may be among its largest entries then.
+        """Adds a gradient to the vector, and lists candidates for its largest entries.
 
         Args:
-            values: shape (n,), changed in place.
-            gradient: shape (n,), or ``None`` to list only.
-            clear: whether the gradient becomes zero, or stays as it is.
+            values: Vector of shape (n,), modified in place.
+            gradient: Gradient of shape (n,), or ``None`` to list only.
+            clear: Whether to set the gradient to zero.
         """
         before, lesson = self._lesson, _Lesson.of(self._found, values)
         bounds = lesson.cuts
         if before is not None and np.array_equal(before.ranges, lesson.ranges):
             lesson.slack = before.adapted(lesson, self._listed)
-            # Until error feedback has settled, magnitudes grow, each time by less.
+            # Until error feedback reaches a steady state, magnitudes grow by less in each step.
             bounds = bounds * (1 + _TREND * (lesson.cuts / before.cuts - 1).clamp(-1, 1))
         bounds = bounds * (1 - torch.from_numpy(lesson.slack)).to(bounds.dtype)
         starts, stops = lesson.ranges.T.copy()
@@ -150,16 +146,16 @@ class Candidates:
         self._found.clear()
 
     def largest(self, values: Tensor, parts: Sequence[Part], touched: Sequence[Tensor], spare: float = 1.0) -> Tensor:
-        """The k largest entries of each of some ranges; ties: the lowest positions.
+        """Finds the k largest entries of each range; ties go to the lowest positions.
 
         Args:
-            values: shape (n,): the vector, as ``add`` left it but for the touched entries.
-            parts: no two overlap, k from 0 to the range's length.
-            touched: positions of entries that may have changed since: int64, shape (m,) each, increasing.
-            spare: the next step's lists are made as if so many times k were wanted, at least 1.
+            values: Vector of shape (n,), unchanged since ``add`` except for the touched entries.
+            parts: Disjoint ranges, with k from 0 to the range's length.
+            touched: int64 positions that may have changed since, shape (m,) each, increasing.
+            spare: Factor, at least 1: the next step lists candidates for ``spare`` times k entries.
 
         Returns:
-            int64 positions, shape (sum of k,): range by range, increasing in each.
+            int64 positions of shape (sum of k,): range by range, increasing within each.
         """
         if not parts:
             return torch.empty(0, dtype=torch.int64, device=values.device)
@@ -172,17 +168,17 @@ class Candidates:
         return chosen.positions
 
     def reaching(self, values: Tensor, part: Part, bound: float, most: int, touched: Sequence[Tensor]) -> Tensor | None:
-        """The entries of a range that reach a bound, unless they are too many.
+        """Finds the entries of a range whose magnitude is at least a bound, up to a limit.
 
         Args:
-            values: shape (n,), as for ``largest``.
-            part: the range; its k does not matter.
-            bound: least magnitude.
-            most: so many entries are not too many.
-            touched: as for ``largest``: int64, shape (m,) each.
+            values: Vector of shape (n,), as for ``largest``.
+            part: Range to search; its k is ignored.
+            bound: Least magnitude of the entries.
+            most: Maximum number of entries.
+            touched: Changed positions as for ``largest``: int64, shape (m,) each.
 
         Returns:
-            int64 positions, shape (found,), increasing; ``None`` if there are more than ``most``.
+            int64 positions of shape (found,), increasing; ``None`` if there are more than ``most``.
         """
         return self._of(values).reaching(values, part, bound, most, touched)
 
@@ -193,14 +189,14 @@ class Candidates:
 
 @dataclass
 class _Lesson:
-    """What the selections of one step tell about the next step's.
+    """Statistics of the selections in one step, used to list candidates in the next.
 
     Attributes:
-        ranges: int64, shape (r, 2), in order; no two overlap.
-        wanted: int64, shape (r,): entries selected of each.
-        cuts: shape (r,): magnitudes, above 0.
-        looked: int64, shape (r,): candidates; -1 where all entries had to be looked at.
-        slack: shape (r,).
+        ranges: int64 array of shape (r, 2): disjoint ranges, in order.
+        wanted: int64 array of shape (r,): number of entries selected from each range.
+        cuts: Tensor of shape (r,): smallest selected magnitudes, above 0.
+        looked: int64 array of shape (r,): number of candidates; -1 if all entries were compared.
+        slack: Array of shape (r,): relative distance of the listing bound below the expected magnitude.
     """
 
     ranges: Integers
@@ -211,25 +207,25 @@ class _Lesson:
 
     @classmethod
     def of(cls, found: Sequence[Chosen], values: Tensor) -> _Lesson:
-        """From all selections in a vector."""
+        """Collects the statistics of all selections in a vector."""
         parts = np.concatenate([np.empty((0, 3), np.int64), *(chosen.parts for chosen in found)])
         cuts = torch.cat([values.new_empty(0, device="cpu"), *(chosen.cuts for chosen in found)])
         looked = np.concatenate([np.empty(0, np.int64), *(chosen.looked for chosen in found)])
-        # A bound that is 0 or infinite separates nothing.
+        # A threshold of 0 or infinity does not separate entries.
         useful = np.flatnonzero(((cuts > torch.finfo(cuts.dtype).tiny) & cuts.isfinite()).numpy())
         order = useful[np.argsort(parts[useful, 0])]
-        # Of ranges that overlap, which nobody has selected from so far, the first one counts.
+        # If ranges overlap, which does not happen so far, the first one counts.
         ends = np.maximum.accumulate(np.append(0, parts[order, 1]))[:-1]
         order = order[parts[order, 0] >= ends]
         slack = np.full(order.size, _SLACK)
         return cls(parts[order, :2], parts[order, 2], cuts[torch.from_numpy(order)], looked[order], slack)
 
     def adapted(self, after: _Lesson, listed: Integers) -> NDArray[Any]:
-        """The slack to use next.
+        """Adapts the slack to the outcome of a step.
 
         Args:
-            after: what came of this one.
-            listed: shape (r,): how many entries were listed by it; -1 for too many.
+            after: Statistics of the selections that used this slack.
+            listed: Number of entries listed per range, shape (r,); -1 if the list overflowed.
         """
         missed = after.looked < 0
         factor = np.where(after.looked > _MANY * after.wanted, _SHRINK, 1.0)

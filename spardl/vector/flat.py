@@ -1,4 +1,4 @@
-"""All gradients of a model as one vector, without a copy."""
+"""Flat gradients: all gradients of a model in one vector, as views where possible."""
 
 from __future__ import annotations
 
@@ -19,16 +19,13 @@ from spardl.vector.sparse import SparseVector, Sum
 __all__ = ["CopiedGradient", "FlatGradient", "Layer", "Storage", "layers_of", "write"]
 
 
-# Vectors that hold the gradients of some parameters, end to end.
-
-
 class Layer(NamedTuple):
-    """Neighbouring tensors of one module: what a schedule never cuts.
+    """Adjacent tensors of one module; schedules never split a layer.
 
     Attributes:
-        name: path of the module; of a shared parameter, that of the first module which has it.
-        tensors: numbers of the first one and of the one after the last.
-        entries: entries of all of them.
+        name: Path of the module; for a shared parameter, of the first module that owns it.
+        tensors: Index of the first tensor, and index after the last one.
+        entries: Total number of entries.
     """
 
     name: str
@@ -37,18 +34,18 @@ class Layer(NamedTuple):
 
 
 class Storage:
-    """One flat order of all entries, in vectors of one type and place each: at first, one for each such run.
+    """Flat gradient storage, initially with one vector per run of parameters of the same dtype and device.
 
     Args:
-        named: parameters with their names, in flat order.
+        named: Names and parameters, in flat order.
 
     Attributes:
-        names: of the parameters.
-        parameters: of any shape.
-        layout: their shapes.
-        layers: neighbours that belong together.
-        vectors: of shape (m,) each, m adding up to all entries, in flat order.
-        backwards: whether flat order is that of the backward pass.
+        names: Names of the parameters.
+        parameters: Parameters of any shape, in flat order.
+        layout: Layout of their shapes.
+        layers: Adjacent parameters that belong together.
+        vectors: Tensors of shape (m,) each that together hold all entries in flat order.
+        backwards: Whether flat order is the order of the backward pass.
     """
 
     backwards: ClassVar[bool] = False
@@ -72,46 +69,46 @@ class Storage:
         self.layers = list(self._find_layers())
 
     def _find_layers(self) -> Iterable[Layer]:
-        """Each parameter is a layer of its own, unless a subclass knows better."""
+        """Yields one layer per parameter; subclasses may group parameters."""
         for number, (name, parameter) in enumerate(zip(self.names, self.parameters, strict=True)):
             yield Layer(name, (number, number + 1), parameter.numel())
 
     def forward(self) -> tuple[list[str], list[nn.Parameter]]:
-        """Names and parameters in the order in which the model uses them."""
+        """Names and parameters in the order of the forward pass."""
         step = -1 if self.backwards else 1
         return self.names[::step], self.parameters[::step]
 
     @property
     def entries(self) -> list[int]:
-        """Entries of each layer."""
+        """Number of entries of each layer."""
         return [layer.entries for layer in self.layers]
 
     @property
     def runs(self) -> list[tuple[int, int]]:
-        """The layers, [start, stop), of each run of one type and place."""
+        """Layer ranges [start, stop), one for each run of the same dtype and device."""
         starts = [layer.tensors[0] for layer in self.layers]
         return [(starts.index(first), sum(start < stop for start in starts)) for first, stop in self._runs]
 
     def cut(self, vectors: Sequence[Tensor], entries: tuple[int, int]) -> Tensor:
-        """A range of vectors like those of this storage.
+        """Slices vectors that are laid out like those of this storage.
 
         Args:
-            vectors: of the shapes of ``self.vectors``, or empty ones.
-            entries: the first position in flat order, and the one after the last; all in one vector.
+            vectors: Vectors with the shapes of ``self.vectors``, or empty ones.
+            entries: First position in flat order, and position after the last one; both in the same vector.
 
         Returns:
-            A view, shape (m,).
+            A view of shape (m,).
         """
         place = bisect_right(self._begins, entries[0]) - 1
         begin = self._begins[place]
         return vectors[place][entries[0] - begin : entries[1] - begin]
 
     def part(self, number: int) -> Tensor:
-        """The gradient of a parameter, a view of shape (entries,)."""
+        """Gradient of parameter ``number``, a view of shape (entries,)."""
         return self.cut(self.vectors, self.layout.tensors[number])
 
     def layer_of(self) -> dict[nn.Parameter, int]:
-        """The number of each parameter's layer."""
+        """Index of the layer of each parameter."""
         return {
             parameter: number
             for number, layer in enumerate(self.layers)
@@ -119,12 +116,12 @@ class Storage:
         }
 
     def add_weights(self, multiple: Callable[[nn.Parameter], float], factor: float, tensors: tuple[int, int]) -> None:
-        """Adds a multiple of the weights to their gradients: weight decay.
+        """Adds weight decay: a multiple of each weight is added to its gradient.
 
         Args:
-            multiple: for each parameter; 0 for none.
-            factor: of the gradients, which it is multiplied by.
-            tensors: numbers of the first tensor and of the one after the last.
+            multiple: Function that returns the weight decay of a parameter, or 0.
+            factor: Factor that the gradients are scaled by; weight decay is scaled equally.
+            tensors: Index of the first tensor, and index after the last one.
         """
         for number in range(*tensors):
             parameter = self.parameters[number]
@@ -133,7 +130,7 @@ class Storage:
 
     @contextmanager
     def hidden(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-        """Takes the gradients of some ``parameters`` away for a while: an optimizer leaves out what has none."""
+        """Temporarily removes the gradients of ``parameters``, so that an optimizer skips them."""
         taken = [(parameter, parameter.grad) for parameter in parameters]
         for parameter, _ in taken:
             parameter.grad = None
@@ -145,7 +142,7 @@ class Storage:
 
     @contextmanager
     def exposed(self, numbers: Iterable[int]) -> Iterator[None]:
-        """Lets an optimizer see, for a while, what is here for the parameters of some ``numbers``."""
+        """Temporarily sets ``grad`` of the parameters with the given ``numbers`` to views of this storage."""
         pairs = [(self.parameters[number], self.part(number)) for number in numbers]
         with self.hidden(parameter for parameter, _ in pairs):
             for parameter, part in pairs:
@@ -154,12 +151,12 @@ class Storage:
 
 
 class CopiedGradient(Storage):
-    """Gradients that come from elsewhere, such as the buckets of DDP, and go back there as averages.
+    """Gradient storage that is copied from and to gradients elsewhere, such as DDP buckets.
 
-    Flat order is that of the backward pass: a group is there as soon as its last entries are.
+    Flat order is that of the backward pass, so a bucket is complete once its last entries are.
 
     Args:
-        named: parameters with their names, in the order in which the model uses them.
+        named: Names and parameters, in the order of the forward pass.
     """
 
     backwards = True
@@ -168,18 +165,20 @@ class CopiedGradient(Storage):
         super().__init__(list(reversed(named)))
 
     def split(self, ranges: Sequence[tuple[int, int]], carried: Sequence[list[Tensor]]) -> None:
-        """Gives each group a vector of its own: where one begins in memory, matrix products are a little faster.
+        """Gives each bucket a vector of its own.
 
         Args:
-            ranges: the entries of each group; all groups together have all entries, in flat order.
-            carried: vectors of the shapes of ``self.vectors``, or empty ones; split as well, they keep what they hold.
+            ranges: Entry ranges of the buckets, in flat order; together they cover all entries.
+            carried: Lists of vectors with the shapes of ``self.vectors``, or empty ones; split in the same way, and
+                keep their contents.
         """
+        # Matrix products are slightly faster on vectors that start at an aligned address.
         for vectors in (self.vectors, *carried):
             vectors[:] = [self._joined(vectors, entries) for entries in ranges]
         self._begins = [start for start, _ in ranges]
 
     def _joined(self, vectors: Sequence[Tensor], entries: tuple[int, int]) -> Tensor:
-        """A copy of a range that may span several vectors of one type and place, shape (m,)."""
+        """Copies a range that may span several vectors of the same dtype and device, shape (m,)."""
         bounds = zip(self._begins, [*self._begins[1:], self.layout.length], vectors, strict=True)
         parts = [
             vector[max(entries[0], begin) - begin : min(entries[1], end) - begin]
@@ -189,7 +188,7 @@ class CopiedGradient(Storage):
         return torch.cat(parts) if parts else self.cut(vectors, entries).clone()
 
     def put(self, number: int, gradient: Tensor | None) -> None:
-        """Takes over the gradient of parameter ``number``; ``gradient``: of its shape, or ``None`` for zeros."""
+        """Copies ``gradient`` (of its shape, or ``None`` for zeros) to the storage of parameter ``number``."""
         part = self.part(number)
         if gradient is None:
             part.zero_()
@@ -197,29 +196,29 @@ class CopiedGradient(Storage):
             part.view(gradient.shape).copy_(gradient.detach())
 
     def take(self, number: int, into: Tensor) -> None:
-        """Copies what is there now for a parameter to ``into``, a tensor of its shape."""
+        """Copies the gradient of parameter ``number`` to ``into``, a tensor of its shape."""
         into.detach().copy_(self.part(number).view(into.shape))
 
 
 class FlatGradient(Storage):
-    """The vector that every parameter's ``.grad`` is a view of.
+    """A vector that all ``.grad`` tensors of a model are views of.
 
-    A backward pass adds straight into it, and an optimizer reads straight from it. The layout is the order of
-    the parameters and belongs to the library: unlike DDP's buckets it never changes.
+    The backward pass accumulates directly into the vector, and the optimizer reads directly from it. The layout is the
+    order of the parameters; unlike DDP's buckets it never changes.
 
     Args:
-        named: parameters to be trained with their names, each once, as ``model.named_parameters()`` has them; all of
-            one type and on one device.
+        named: Names and parameters, each once, as from ``model.named_parameters()``; trainable ones must share one
+            dtype and one device.
 
     Attributes:
-        names: of the parameters.
-        parameters: those that are trained.
-        layout: their shapes.
-        layers: neighbours that belong together.
-        vector: shape (n,).
+        names: Names of the trainable parameters.
+        parameters: Trainable parameters.
+        layout: Layout of their shapes.
+        layers: Adjacent parameters that belong together.
+        vector: Flat gradient of shape (n,).
 
     Raises:
-        ConfigError: if there are no parameters, or they differ in type or device.
+        ConfigError: If there are no trainable parameters, or they differ in dtype or device.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
@@ -236,8 +235,8 @@ class FlatGradient(Storage):
         kinds = {(parameter.dtype, parameter.device) for _, parameter in pairs}
         if len(kinds) != 1:
             raise ConfigError(
-                "the model's trainable parameters must all have one type and be on one device, found "
-                f"{', '.join(sorted(f'{dtype} on {device}' for dtype, device in kinds)) or 'none'}"
+                "trainable parameters must share one dtype and one device, found "
+                f"{', '.join(sorted(f'{dtype} on {device}' for dtype, device in kinds)) or 'no parameters'}"
             )
         super().__init__(pairs)
         (self.vector,) = self.vectors
@@ -250,20 +249,20 @@ class FlatGradient(Storage):
         return layers_of(self.names, self.parameters)
 
     def has(self, number: int, gradient: Tensor | None) -> bool:
-        """Whether the gradient of parameter ``number``, ``gradient`` of its shape, still is the view it was given."""
+        """Whether ``gradient``, of the shape of parameter ``number``, is still the view assigned to it."""
         return gradient is not None and gradient.data_ptr() == self._places[number]
 
     def zero(self) -> None:
-        """Clears all gradients; ``optimizer.zero_grad()`` would cut the views off."""
+        """Sets all gradients to zero. ``optimizer.zero_grad()`` would detach the views instead."""
         self.vector.zero_()
 
 
 def layers_of(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> Iterator[Layer]:
-    """Neighbouring parameters of one module, as their names have it: a layer each.
+    """Groups adjacent parameters of the same module, according to their names, into layers.
 
     Args:
-        names: paths, in the order in which the model uses them.
-        parameters: of these names.
+        names: Names of the parameters, in the order of the forward pass.
+        parameters: Parameters with these names, in the same order.
     """
     numbered = enumerate(name.rpartition(".")[0] for name in names)
     for owner, members in groupby(numbered, key=lambda pair: pair[1]):
@@ -273,12 +272,12 @@ def layers_of(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> Itera
 
 
 def write(average: Sum, gradient: Tensor, *, clear: bool = True) -> None:
-    """Replaces a part of a flat gradient by an average.
+    """Replaces a slice of a flat gradient by an average.
 
     Args:
-        average: sparse, or shape (n,).
-        gradient: shape (n,).
-        clear: whether it may hold anything but zeros.
+        average: Sparse average, or dense one of shape (n,).
+        gradient: Slice of shape (n,) to overwrite.
+        clear: Whether ``gradient`` may hold non-zero entries.
     """
     if isinstance(average, SparseVector):
         if clear:

@@ -1,4 +1,4 @@
-"""Which part of a flat gradient belongs to which tensor of the model."""
+"""Layout of a flat gradient: which range belongs to which tensor of the model."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Layout", "Part", "Parts"]
 
 
 class Part(NamedTuple):
-    """A range of a vector with a budget of its own.
+    """A range of a vector, and the number of entries to send from it.
 
     Attributes:
-        start: first position.
-        stop: the position after the last.
-        k: entries to send of it.
+        start: First position of the range.
+        stop: Position after the last one.
+        k: Number of entries to send.
     """
 
     start: int
@@ -30,10 +30,10 @@ class Part(NamedTuple):
 
 
 class Parts(Sequence[Part]):
-    """Ranges as columns of numbers, none of which is changed: what is done to each is done to all at once.
+    """Immutable sequence of ranges, stored as columns so that operations are vectorized over all ranges.
 
     Args:
-        columns: int64, shape (3, r), each row contiguous: where ranges start, where they stop, and their k.
+        columns: int64 array of shape (3, r) with contiguous rows: starts, stops and k of the ranges.
     """
 
     def __init__(self, columns: NDArray[np.int64]) -> None:
@@ -41,10 +41,10 @@ class Parts(Sequence[Part]):
 
     @classmethod
     def of(cls, parts: Sequence[Part]) -> Parts:
-        """The same ``parts`` in this form."""
+        """Converts ``parts`` to this form."""
         if isinstance(parts, Parts):
             return parts
-        # Of thousands of parts, numpy is slower to find out that each has three numbers.
+        # fromiter: for thousands of ranges, np.array spends more time on checking that each has three numbers.
         table = np.fromiter(chain.from_iterable(parts), np.int64, 3 * len(parts)).reshape(-1, 3)
         return cls(np.ascontiguousarray(table.T))
 
@@ -65,23 +65,23 @@ class Parts(Sequence[Part]):
 
     @cached_property
     def start(self) -> int:
-        """The first position of the first one."""
+        """First position of the first range."""
         return int(self.columns[0, 0])
 
     @cached_property
     def length(self) -> int:
-        """Entries of all ranges together."""
+        """Total number of entries in the ranges."""
         starts, stops, _ = self.columns
         return int(stops.sum() - starts.sum())
 
     @cached_property
     def wanted(self) -> int:
-        """Entries that are wanted of all ranges together: the sum of all k."""
+        """Total number of entries to send: the sum of all k."""
         return int(self.columns[2].sum())
 
     @cached_property
     def sending(self) -> Parts:
-        """Those of which entries are sent, no more than they have."""
+        """The ranges that send entries, with k limited to their length."""
         starts, stops, wanted = self.columns
         sent = np.minimum(wanted, stops - starts)
         if np.array_equal(sent, wanted) and sent.all():
@@ -90,7 +90,7 @@ class Parts(Sequence[Part]):
 
     @cached_property
     def spans(self) -> list[tuple[int, int]]:
-        """What they cover: ranges that adjoin are one."""
+        """Covered intervals; adjacent ranges are merged."""
         starts, stops, _ = self.columns
         breaks = np.flatnonzero(starts[1:] != stops[:-1])
         firsts, lasts = np.append(0, breaks + 1), np.append(breaks, len(self) - 1)
@@ -99,11 +99,11 @@ class Parts(Sequence[Part]):
 
 @dataclass(frozen=True)
 class Layout:
-    """Tensors laid end to end in one vector.
+    """Tensors concatenated into one vector.
 
     Args:
-        shapes: of the tensors, in the order of the vector.
-        cut_from: entries of the tensors that these are pieces of; empty if they are whole.
+        shapes: Shapes of the tensors, in the order of the vector.
+        cut_from: Number of entries of the original tensors that these are slices of; empty for whole tensors.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -114,43 +114,43 @@ class Layout:
 
     @cached_property
     def _hash(self) -> int:
-        """Asked for in every step, to look up what depends on the layout."""
+        # Cached: caches are looked up by layout in every step.
         return hash((self.shapes, self.cut_from))
 
     @classmethod
     def of(cls, shapes: Iterable[Sequence[int]]) -> Layout:
-        """The layout of tensors with these ``shapes``."""
+        """Layout of tensors with the given ``shapes``."""
         return cls(tuple(tuple(shape) for shape in shapes))
 
     @classmethod
     def flat(cls, length: int) -> Layout:
-        """One vector of ``length`` entries, of unknown parts."""
+        """Layout of one vector of ``length`` entries, without known tensors."""
         return cls(((length,),))
 
     @cached_property
     def length(self) -> int:
-        """Entries of the whole vector."""
+        """Number of entries of the whole vector."""
         return sum(map(math.prod, self.shapes))
 
     @cached_property
     def tensors(self) -> list[tuple[int, int]]:
-        """The range of each tensor."""
+        """Range of each tensor in the vector."""
         return list(pairwise(accumulate(map(math.prod, self.shapes), initial=0)))
 
     @property
     def wholes(self) -> tuple[int, ...]:
-        """Entries of the tensors that these are pieces of."""
+        """Number of entries of the original tensor of each slice."""
         return self.cut_from or tuple(map(math.prod, self.shapes))
 
     def part(self, start: int, stop: int) -> Layout:
-        """The layout of a range. The piece of a tensor that it cuts is a vector, of a matrix a column.
+        """Layout of a range. A partly covered tensor becomes a vector, or a single column if it is a matrix.
 
         Args:
-            start: position of its first entry.
-            stop: position after its last one.
+            start: Position of the first entry.
+            stop: Position after the last entry.
 
         Returns:
-            With a tensor for each piece.
+            A layout with one tensor per slice.
         """
         shapes, wholes = [], []
         for shape, (low, high), whole in zip(self.shapes, self.tensors, self.wholes, strict=True):
@@ -161,7 +161,7 @@ class Layout:
         return Layout(tuple(shapes), tuple(wholes))
 
     def buckets(self, entries: int) -> list[tuple[int, int]]:
-        """Ranges of neighbouring tensors, closed as soon as they hold so many ``entries``; a tensor is never cut."""
+        """Ranges of adjacent whole tensors; each is closed once it holds at least ``entries`` entries."""
         found: list[tuple[int, int]] = []
         begin = 0
         for _, end in self.tensors:

@@ -1,4 +1,4 @@
-"""Entries as levels of the largest magnitude in their block."""
+"""Block-wise quantization: integer levels, 8-bit floating point, and stochastic rounding."""
 
 from __future__ import annotations
 
@@ -32,18 +32,19 @@ __all__ = [
 
 
 Round = Callable[[Tensor], Tensor]
-"""Makes whole numbers of others, which may be overwritten."""
+"""Rounds a tensor to integers; may overwrite it."""
 
 
 Written: TypeAlias = tuple[Tensor, Tensor]
-"""Scales of blocks, shape (blocks,), and packed codes, uint8."""
+"""Scales of the blocks, shape (blocks,), and packed codes (uint8)."""
 
 
 class _Raw(NamedTuple):
-    """How a type looks as integers: their type, what removes the sign, and 1.5 times where only whole numbers are."""
+    """Integer view of a dtype: integer type, mask that removes the sign, and constant that rounds to integers."""
 
     bits: Any
     mask: Any
+    # 1.5 times the smallest number from which on the dtype holds integers only: adding it rounds to an integer.
     half: float
 
 
@@ -53,20 +54,20 @@ RAW: Mapping[torch.dtype, _Raw] = MappingProxyType(
         torch.float64: _Raw(np.int64, np.int64(2**63 - 1), 1.5 * 2**52),
     }
 )
-"""How types look as integers."""
+"""Integer views by dtype."""
 
 
 def in_blocks(values: Tensor, block: int) -> Tensor:
-    """A copy of ``values``, shape (n,), in rows of ``block``, the last one filled up with zeros."""
+    """Copies ``values``, shape (n,), into rows of ``block`` entries; pads the last row with zeros."""
     rows = -(-values.numel() // block)
     return F.pad(values, (0, rows * block - values.numel())).view(rows, block)
 
 
 def divide_rows(rows: Tensor) -> Tensor:
-    """Divides rows by their largest magnitudes, in place; rows of zeros stay.
+    """Divides rows by their largest magnitudes, in place; rows of zeros are unchanged.
 
     Args:
-        rows: floating point, shape (rows, size).
+        rows: Floating-point tensor of shape (rows, size).
 
     Returns:
         The magnitudes, shape (rows,).
@@ -77,7 +78,7 @@ def divide_rows(rows: Tensor) -> Tensor:
 
 
 def highest(bits: int) -> int:
-    """The highest level that codes of so many bits can tell; the lowest is as far below zero."""
+    """Highest level of codes with ``bits`` bits; the lowest level is its negative."""
     return int(2 ** (bits - 1)) - 1
 
 
@@ -90,18 +91,18 @@ def pack_levels(
     leave: bool = False,
     into: Written | None = None,
 ) -> Written:
-    """The largest magnitude of each block, and of each entry the multiple of 1 / highest(bits) of it.
+    """Quantizes entries to multiples of 1 / highest(bits) of the largest magnitude in their block.
 
     Args:
-        values: float32 or float64, shape (n,), finite.
-        block: entries of a block.
-        bits: of a code, one of ``WIDTHS`` but 1.
-        rounded: how levels become whole; ``None``: to the nearest, of two as near to the even one.
-        leave: whether ``values`` keep only what their levels lack; they must be contiguous then.
-        into: where to write what is returned; new memory if missing.
+        values: Finite float32 or float64 tensor of shape (n,).
+        block: Number of entries per block.
+        bits: Bits per code, one of ``WIDTHS`` except 1.
+        rounded: Function that rounds levels to integers; ``None`` rounds to nearest, ties to even.
+        leave: Whether to replace ``values``, which must be contiguous, by their quantization errors.
+        into: Scales and codes to write to; ``None`` allocates them.
 
     Returns:
-        Scales, shape (ceil(n / block),), and levels plus the highest one, uint8, as ``pack_codes`` packs them.
+        Scales, shape (ceil(n / block),), and levels offset by the highest one, as uint8 packed by ``pack_codes``.
     """
     scales, packed = into or room(values, block, bits)
     if rounded is None and compiled(values):
@@ -118,7 +119,7 @@ def pack_levels(
 
 
 def room(values: Tensor, block: int, bits: int) -> Written:
-    """Memory for the scales of ``values``, shape (n,), by ``block``, and for packed codes of so many ``bits``."""
+    """Allocates scales for ``values``, shape (n,), per ``block`` entries, and packed codes of ``bits`` bits."""
     packed = torch.empty(packed_bytes(values.numel(), bits), dtype=torch.uint8, device=values.device)
     return values.new_empty(-(-values.numel() // block)), packed
 
@@ -145,15 +146,15 @@ def _pack_levels(values: Tensor, block: int, bits: int, leave: bool, scales: Ten
 
 
 def read_levels(scales: Tensor, packed: Tensor, block: int, bits: int, values: Tensor, *, add: bool = False) -> None:
-    """Writes what ``pack_levels`` found stands for.
+    """Decodes levels written by ``pack_levels``.
 
     Args:
-        scales: shape (ceil(n / block),).
-        packed: uint8, shape (packed_bytes(n, bits),).
-        block: entries of a block.
-        bits: of a code.
-        values: of the type of the scales, shape (n,), contiguous; to write.
-        add: whether it is added to what is there.
+        scales: Scales of the blocks, shape (ceil(n / block),).
+        packed: Packed codes as uint8, shape (packed_bytes(n, bits),).
+        block: Number of entries per block.
+        bits: Bits per code.
+        values: Contiguous tensor of shape (n,) to write to, in the dtype of the scales.
+        add: Whether to add to ``values`` instead of overwriting them.
     """
     if compiled(values):
         from spardl.vector.kernels import codec as kernels  # noqa: PLC0415 - numba is optional
@@ -175,26 +176,26 @@ def _read_levels(scales: Tensor, packed: Tensor, block: int, bits: int, count: i
     return rows.mul_(scales.unsqueeze(1)).view(-1)[:count]
 
 
-# Entries as floating-point numbers of 8 bits, E4M3: shares of the largest magnitude in their block, times 448.
+# 8-bit floating point (E4M3): shares of the largest magnitude in a block, times 448.
 #
-# Source: Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433: 4 bits of an exponent, 3 of a fraction,
-# no infinities; 448 is the highest.
+# Source: Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433: 4 exponent bits, 3 fraction bits, no
+# infinities; the largest number is 448.
 
 
 HIGHEST = 448
 
 
 def pack_float8(values: Tensor, block: int, *, leave: bool = False, into: Written | None = None) -> Written:
-    """The largest magnitude of each block, and of each entry the nearest number, ties to even.
+    """Quantizes entries to E4M3, relative to the largest magnitude in their block; nearest, ties to even.
 
     Args:
-        values: float32 or float64, shape (n,), finite.
-        block: entries of a block.
-        leave: whether ``values`` keep only what their numbers lack; they must be contiguous then.
-        into: where to write what is returned; new memory if missing.
+        values: Finite float32 or float64 tensor of shape (n,).
+        block: Number of entries per block.
+        leave: Whether to replace ``values``, which must be contiguous, by their quantization errors.
+        into: Scales and codes to write to; ``None`` allocates them.
 
     Returns:
-        Scales, shape (ceil(n / block),), and the bits of the numbers, uint8, shape (n,).
+        Scales, shape (ceil(n / block),), and the E4M3 bits as uint8, shape (n,).
     """
     scales, packed = into or room(values, block, 8)
     if compiled(values):
@@ -230,14 +231,14 @@ def _pack_float8(values: Tensor, block: int, leave: bool, scales: Tensor, packed
 
 
 def read_float8(scales: Tensor, packed: Tensor, block: int, values: Tensor, *, add: bool = False) -> None:
-    """Writes what ``pack_float8`` found stands for.
+    """Decodes numbers written by ``pack_float8``.
 
     Args:
-        scales: shape (ceil(n / block),).
-        packed: uint8, shape (n,).
-        block: entries of a block.
-        values: of the type of the scales, shape (n,), contiguous; to write.
-        add: whether it is added to what is there.
+        scales: Scales of the blocks, shape (ceil(n / block),).
+        packed: E4M3 bits as uint8, shape (n,).
+        block: Number of entries per block.
+        values: Contiguous tensor of shape (n,) to write to, in the dtype of the scales.
+        add: Whether to add to ``values`` instead of overwriting them.
     """
     if compiled(values):
         from spardl.vector.kernels import codec as kernels  # noqa: PLC0415 - numba is optional
@@ -257,24 +258,21 @@ def _read_float8(scales: Tensor, packed: Tensor, block: int) -> Tensor:
 
 @lru_cache(maxsize=2)
 def _shares(dtype: torch.dtype) -> Tensor:
-    """What each byte stands for, shape (256,), on the CPU."""
+    """Table of the shares that the 256 codes stand for, shape (256,), on the CPU."""
     return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(dtype).div_(HIGHEST)
 
 
-# Stochastic rounding: right on average.
-
-
 def round_stochastically(values: Tensor, generator: torch.Generator) -> Tensor:
-    """Rounds each value up or down, so that the result is the value on average; whole numbers stay what they are.
+    """Rounds each value up or down at random so that its expectation is unchanged; integers are kept.
 
     Args:
-        values: of any shape, floating point, finite; overwritten.
-        generator: on the CPU, whatever the device of the values.
+        values: Finite floating-point tensor of any shape; overwritten.
+        generator: CPU generator, whatever the device of the values.
 
     Returns:
-        Whole numbers of the same shape and type.
+        Integers as a tensor of the same shape and dtype.
     """
-    # The fraction is split off first: added to a large number, a random one would lose its last bits.
+    # Compare the fraction only: a random number added to a large value would lose its low bits.
     low = values.floor()
     chance = values.sub_(low)
     draw = torch.rand(values.shape, generator=generator, dtype=values.dtype).to(values.device)

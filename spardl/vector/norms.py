@@ -1,7 +1,7 @@
-"""The norm of a vector whose parts are with different workers, the same bits however it is cut.
+"""Norms that do not depend on how a vector is split across workers, and bounds that detect overflow.
 
-A sum of floating-point numbers depends on their order, and so would the factor of a clipped gradient on the cut. Here
-squares are rounded to multiples of one power of two and added up as whole numbers, of which the order does not matter.
+A floating-point sum depends on the order of its terms, so a clipping factor would depend on the split. Here, squares
+are rounded to multiples of a common power of two and summed as integers, whose sum does not depend on the order.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ __all__ = [
 ]
 
 
-# Entries that are squared at a time: so many stay in a cache, and no vector needs three more of its size.
+# Entries squared at a time: they stay in the cache, and no temporary vectors of full size are needed.
 _CHUNK = 1 << 15
 _BITS = 62
-# Entries below which torch is faster than the call of a compiled kernel.
+# Below this number of entries, torch is faster than the call of a compiled kernel.
 _SMALL = 1 << 13
 
 
 class Magnitudes(NamedTuple):
-    """How a type's magnitudes compare as integers, and how to read one.
+    """Integer representation of a dtype's magnitudes.
 
     Attributes:
-        bits: the integers.
-        mask: removes the sign.
-        shift: by how much a magnitude is shifted to be read.
-        wide: numpy's type of the integers that are read.
-        number: the type that they are read as.
+        bits: Integer dtype of the same size; its order is that of the magnitudes.
+        mask: Bit mask that removes the sign.
+        shift: Bits that a magnitude is shifted by before it is read as a number.
+        wide: numpy integer type of the shifted magnitude.
+        number: numpy floating-point type that it is read as.
     """
 
     bits: torch.dtype
     mask: Any
-    # numpy knows no bfloat16, which is the upper half of a float32.
+    # numpy has no bfloat16, but bfloat16 is the upper half of a float32.
     shift: int
     wide: Any
     number: Any
 
     @classmethod
     def of(cls, dtype: torch.dtype) -> Magnitudes:
-        """Those of a type, ``dtype``."""
+        """Representation of ``dtype``."""
         return _RAW[dtype]
 
     def number_of(self, bits: Any) -> float:
-        """What the ``bits`` of a magnitude are, as a number."""
+        """Converts the integer ``bits`` of a magnitude to a number."""
         return float(self.wide(int(bits) << self.shift).view(self.number))
 
 
@@ -77,20 +77,20 @@ _RAW: Mapping[torch.dtype, Magnitudes] = MappingProxyType(
 
 
 def largest(parts: Iterable[Tensor]) -> float:
-    """The largest magnitude in ``parts``, tensors of shape (m,); NaN if there is one, 0 if there is nothing."""
+    """Largest magnitude in ``parts``, tensors of shape (m,); NaN if one is NaN, 0 without entries."""
     found = [_peak(part.detach()) for part in parts if part.numel()]
     return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
 
 
 def divide(values: Tensor, count: int) -> float:
-    """Divides by a whole number, and tells the largest magnitude before, in one pass over memory where that is quicker.
+    """Divides by a number and returns the largest magnitude before, in one pass where that is faster.
 
     Args:
-        values: shape (n,), changed in place.
-        count: the number.
+        values: Tensor of shape (n,), modified in place.
+        count: Integer divisor.
 
     Returns:
-        As ``largest`` has it.
+        The largest magnitude before the division, like ``largest``.
     """
     raw = _raw(values)
     if raw is None or raw.shift or values.dtype == torch.float16:
@@ -104,39 +104,39 @@ def divide(values: Tensor, count: int) -> float:
 
 
 def _raw(part: Tensor) -> Magnitudes | None:
-    """How to look at magnitudes in compiled form; ``None`` where torch is faster, or nothing is compiled."""
+    """Representation for the compiled kernel; ``None`` where torch is faster or nothing is compiled."""
     small = part.numel() < _SMALL or torch.get_num_threads() > 1
     return None if small or not compiled(part) else _RAW.get(part.dtype)
 
 
 def _peak(part: Tensor) -> float:
-    """At the speed of memory: in one thread, torch compares numbers more slowly than it adds them up."""
     if part.device.type != "cpu":
-        return float(torch.stack(part.aminmax()).abs().max())  # waits for the device once
+        return float(torch.stack(part.aminmax()).abs().max())  # synchronizes with the device once
     raw = _raw(part)
     if raw is None:
         low, high = part.aminmax()
         return max(-float(low), float(high))
+    # Runs at memory speed; on one thread, torch's comparisons are slower than its additions.
     from spardl.vector.kernels import selection  # noqa: PLC0415 - takes seconds to import
 
     return raw.number_of(selection.largest_magnitude(part.view(raw.bits).numpy(), raw.mask))
 
 
 def _exponent(peak: float, length: int) -> int:
-    """Of the power of two that ``length`` squares of at most ``peak``, divided by it, stay in 62 bits with."""
+    """Exponent of a power of two: the sum of ``length`` squares of at most ``peak``, divided by it, fits in 62 bits."""
     return 2 * math.frexp(peak)[1] + length.bit_length() - _BITS
 
 
 def sum_of_squares(parts: Iterable[Tensor], peak: float, length: int) -> int:
-    """The sum of squares of one worker's part of a vector, in units that depend on the whole vector only.
+    """Sum of squares of one worker's parts of a vector, in units that depend only on the whole vector.
 
     Args:
-        parts: tensors of shape (m,).
-        peak: the largest magnitude in the whole vector.
-        length: entries of the whole vector.
+        parts: Tensors of shape (m,).
+        peak: Largest magnitude in the whole vector.
+        length: Number of entries of the whole vector.
 
     Returns:
-        A whole number, 0 if ``peak`` is not finite; those of all workers add up to what ``norm_of`` reads.
+        An integer, 0 if ``peak`` is not finite. Pass the total over all workers to ``norm_of``.
     """
     if not math.isfinite(peak):
         return 0
@@ -145,8 +145,8 @@ def sum_of_squares(parts: Iterable[Tensor], peak: float, length: int) -> int:
 
 
 def _chunk_sum(chunk: Tensor, scale: int) -> int:
-    # Half of the scale before squaring, or the square of a small number could be lost; and this half in two steps,
-    # since each power of two must be finite.
+    # Scale by half of the exponent before squaring, or squares of small numbers would underflow; and in two steps,
+    # because each power of two must be finite.
     quarter = scale // 4
     scaled = chunk.to(torch.float64, copy=True)
     for exponent in (quarter, scale // 2 - quarter):
@@ -156,7 +156,7 @@ def _chunk_sum(chunk: Tensor, scale: int) -> int:
 
 
 def norm_of(total: int, peak: float, length: int) -> float:
-    """The Euclidean norm from the sum over all workers; NaN or infinite if ``peak`` is."""
+    """Euclidean norm from the ``total`` over all workers; NaN or infinite if ``peak`` is."""
     if not math.isfinite(peak):
         return peak
     exponent = _exponent(peak, length)
@@ -164,73 +164,72 @@ def norm_of(total: int, peak: float, length: int) -> float:
 
 
 def clip_factor(norm: float, limit: float) -> float:
-    """What a gradient is multiplied by so that its norm is at most ``limit``, as ``clip_grad_norm_`` has it."""
+    """Factor that limits the norm of a gradient to ``limit``, as in ``torch.nn.utils.clip_grad_norm_``."""
     factor = limit / (norm + 1e-6)
     return factor if math.isnan(factor) else min(1.0, factor)
 
 
-# How large the entries of a vector can be: known without looking, until they may no longer fit into their type.
+# Overflow detection without an extra pass.
 #
-# A sum of finite numbers can overflow. To look for that would be one more pass over memory in every step; instead, a
-# bound of what was carried over grows by the largest magnitude of each gradient, which the search for NaNs and
-# infinities finds in passing. Only where the bound exceeds the largest number of the type is the vector itself looked
-# at.
+# A sum of finite numbers can overflow, and a search for that would be another pass over memory in every step. Instead,
+# a bound of the residual's magnitudes grows by the largest magnitude of each gradient, which the check for non-finite
+# entries computes anyway. The vector itself is searched only if the bound exceeds the largest number of its dtype.
 
 
-# What a bound may be, as a share of the largest number: its own rounding errors stay below the rest.
+# Largest bound, as a share of the largest number: the remainder covers rounding errors of the bound itself.
 _SAFE = 0.99
 
 
 def fits(magnitude: float, dtype: torch.dtype) -> bool:
-    """Whether numbers of a type can be so large, with room for rounding errors; ``magnitude`` may be NaN."""
+    """Whether ``dtype`` can represent ``magnitude``, with a margin for rounding errors; ``magnitude`` may be NaN."""
     return magnitude <= _SAFE * torch.finfo(dtype).max
 
 
 @dataclass
 class Bound:
-    """An upper bound of the magnitudes in one vector, and how it is kept finite.
+    """An upper bound of the magnitudes in a vector.
 
     Attributes:
-        value: no entry is larger; infinite: not known.
+        value: Largest possible magnitude; infinite if unknown.
     """
 
     value: float = math.inf
 
     def grow(self, values: Tensor, most: float) -> bool:
-        """Is told that entries have grown.
+        """Raises the bound after entries have grown, and removes overflow.
 
         Args:
-            values: the vector, shape (n,); entries that overflowed become nearly the largest number of their type.
-            most: by how much at most, in magnitude.
+            values: Vector of shape (n,); entries that overflowed become nearly the largest number of their dtype.
+            most: Largest possible increase of a magnitude.
 
         Returns:
-            Whether some had overflowed.
+            Whether an entry had overflowed.
         """
         self.value = (self.value + most) * (1 + torch.finfo(values.dtype).eps)
         return not fits(self.value, values.dtype) and self.look(values)
 
     def look(self, values: Tensor) -> bool:
-        """Finds the least bound of ``values``, shape (n,); cuts and answers as ``grow`` does."""
+        """Recomputes the bound from ``values``, shape (n,); removes overflow and returns like ``grow``."""
         self.value = largest([values])
         if math.isfinite(self.value):
             return False
         limits = torch.finfo(values.dtype)
-        # Less than the very largest: that is the mark of a sum over workers that was cut.
+        # Below the largest number, which marks a sum over workers that was clipped.
         most = limits.max * (1 - limits.eps)
         values.nan_to_num_(nan=0.0, posinf=most, neginf=-most)
         self.value = limits.max
         return True
 
     def include(self, magnitude: float) -> None:
-        """Is told of new entries, of a finite ``magnitude`` at most."""
+        """Raises the bound to cover new entries of at most the finite ``magnitude``."""
         self.value = max(self.value, magnitude)
 
 
 def clip_overflow(sums: Tensor) -> Tensor:
-    """Makes sums of finite numbers that overflowed the largest number of their type, in place.
+    """Replaces overflowed sums of finite numbers by the largest number of their dtype, in place.
 
     Args:
-        sums: of any shape; a NaN, which is a difference of two infinities, becomes 0.
+        sums: Tensor of any shape; a NaN (a difference of infinities) becomes 0.
 
     Returns:
         The same tensor, of the same shape.

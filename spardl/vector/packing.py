@@ -1,16 +1,16 @@
-"""Sparse vectors as bytes, and back: 9.4 bits for an index at density 1%, 12.9 at 0.1%.
+"""Compact byte encoding of sparse vectors: 9.4 bits per index at density 1%, 12.9 bits at 0.1%.
 
-A message has room for a known number of entries of a vector of known length (a ``Slot``), and its size follows from
-that, so neither sizes nor headers travel. It holds values, then indices in the code of Elias and Fano: the low bits of
-each index as they are, and the upper bits as a bitmap in which entry i sets bit ``i + (index >> low)``. How many bits
-are low follows from the slot, too; whole nibbles, which cost at most 4% in bytes and make reading and writing cheap,
-unless the slot asks for the smallest message.
-A vector with fewer entries than its slot is filled up with entries whose index is the length; the reader drops them.
+A message has a fixed capacity for entries of a vector of known length (a ``Slot``). Its size follows from the slot, so
+no sizes or headers are sent. It holds the values, then the indices in Elias-Fano coding: the low bits of each index
+verbatim, and the high bits as a bitmap in which entry i sets bit ``i + (index >> low)``. The number of low bits also
+follows from the slot. By default it is a multiple of four: that adds at most 4% to the size and keeps encoding and
+decoding cheap. A vector with fewer entries than its slot is padded with entries whose index is the length, which the
+reader drops.
 
-Parts, in order, for a capacity c: values (c of the wire's type); whole low bytes, those of all entries after each
-other, least significant bytes first; a plane of the remaining nibble if there is one (see ``spardl.vector.bits``), then
-one of two remaining bits, then one of a single bit; the bitmap, c + (length >> low) bits, first bit lowest; zeros up to
-a multiple of the size of a value.
+Layout for a capacity c: values (c of the wire dtype); whole low bytes, those of all entries after each other, least
+significant bytes first; a plane of the remaining nibble if there is one (see ``spardl.vector.bits``), then one of two
+remaining bits, then one of a single bit; the bitmap, c + (length >> low) bits, first bit lowest; zeros up to a multiple
+of the size of a value.
 
 Source: Elias, Efficient Storage and Retrieval by Content and Address of Static Files, J. ACM 21(2), 1974; Fano, On the
 Number of Bits Required to Implement an Associative Memory, 1971.
@@ -46,21 +46,21 @@ __all__ = [
     "unpack_all",
 ]
 
-# What holds the bits of a value of so many bytes where its type does not matter: numpy has no bfloat16.
+# Integer types for raw copies of values, by size in bytes: numpy has no bfloat16.
 _RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 NIBBLE = 4
-"""Bits that are quick to read and write."""
+"""Granularity of low bits that is fast to encode and decode."""
 
 
 class Slot(NamedTuple):
-    """The room of one sparse vector in a message.
+    """Fixed space for one sparse vector in a message.
 
     Attributes:
-        capacity: entries that the vector may hold, at most ``length``.
-        length: length of the dense vector, below 2^62.
-        step: the number of low bits is a multiple of it: 4 is quick, 1 makes the smallest message.
+        capacity: Maximum number of entries, at most ``length``.
+        length: Number of entries of the dense vector, below 2^62.
+        step: The number of low bits is a multiple of it: 4 is fast, 1 gives the smallest message.
     """
 
     capacity: int
@@ -69,12 +69,12 @@ class Slot(NamedTuple):
 
 
 class _Form(NamedTuple):
-    """Where the parts of a message are, in bytes: after values of any type.
+    """Sizes of the index parts of a message.
 
     Attributes:
-        low: bits of an index that are low.
-        lows: bytes of the low parts.
-        uppers: bytes of the bitmap.
+        low: Number of low bits per index.
+        lows: Bytes of the low bits.
+        uppers: Bytes of the bitmap.
     """
 
     low: int
@@ -83,33 +83,33 @@ class _Form(NamedTuple):
 
 
 def message_words(slot: Slot) -> int:
-    """Words (index or value) in a message, as the papers count them: 2 per entry."""
+    """Number of words (indices and values) in a message, as counted in the papers: 2 per entry."""
     return 2 * slot.capacity
 
 
 def message_bytes(slot: Slot, dtype: torch.dtype) -> int:
-    """Bytes of a message with values of the given type; a multiple of the size of a value."""
+    """Size of a message in bytes with values of type ``dtype``; a multiple of the size of a value."""
     return slot.capacity * dtype.itemsize + _padded(index_bytes(slot), dtype.itemsize)
 
 
 def index_bytes(slot: Slot) -> int:
-    """Bytes of the indices of a message."""
+    """Size of the indices of a message, in bytes."""
     form = _form(slot)
     return form.lows + form.uppers
 
 
 def pack_indices(indices: Tensor, slot: Slot) -> Tensor:
-    """Writes indices alone.
+    """Encodes indices without values.
 
     Args:
-        indices: int64, shape (m,), strictly increasing, below the slot's length, m at most ``capacity``.
-        slot: their room.
+        indices: int64 indices of shape (m,), strictly increasing, below the slot's length, m at most ``capacity``.
+        slot: Space for the indices.
 
     Returns:
-        uint8, shape (index_bytes(slot),).
+        uint8 tensor of shape (index_bytes(slot),).
 
     Raises:
-        ProgramError: if there are more than the slot has room for.
+        ProgramError: If there are more indices than the slot's capacity.
     """
     _check_room(indices.numel(), slot)
     out = torch.empty(index_bytes(slot), dtype=torch.uint8, device=indices.device)
@@ -120,23 +120,23 @@ def pack_indices(indices: Tensor, slot: Slot) -> Tensor:
 
 def _check_room(count: int, slot: Slot) -> None:
     if count > slot.capacity:
-        raise ProgramError(f"{count} entries do not fit into a message for {slot.capacity}")
+        raise ProgramError(f"message slot holds at most {slot.capacity} entries, got {count}")
 
 
 def pack(vector: SparseVector, slot: Slot, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-    """Writes a vector into a message.
+    """Encodes a vector as a message.
 
     Args:
-        vector: of the slot's length, with at most ``capacity`` entries.
-        slot: the room; the receiver must know the same.
-        dtype: type of the values on the wire: they are rounded to it.
-        out: where to write, uint8, shape (message_bytes(slot, dtype),); new memory if missing.
+        vector: Sparse vector of the slot's length, with at most ``capacity`` entries.
+        slot: Space for the vector; the receiver must use an equal slot.
+        dtype: Wire dtype that the values are rounded to.
+        out: uint8 tensor of shape (message_bytes(slot, dtype),) to write to; ``None`` allocates one.
 
     Returns:
-        uint8, shape (message_bytes(slot, dtype),), on the vector's device.
+        uint8 tensor of shape (message_bytes(slot, dtype),), on the vector's device.
 
     Raises:
-        ProgramError: if the vector has more entries than its slot.
+        ProgramError: If the vector has more entries than the slot's capacity.
     """
     _check_room(len(vector), slot)
     if out is None:
@@ -162,40 +162,40 @@ def _pack_compiled(vector: SparseVector, slot: Slot, dtype: torch.dtype, out: Te
 
 
 def unpack(message: Tensor, slot: Slot, dtype: torch.dtype, into: torch.dtype) -> SparseVector:
-    """Reads back what ``pack`` wrote with the same slot and type.
+    """Decodes a message written by ``pack`` with the same slot and dtype.
 
     Args:
-        message: uint8, shape (message_bytes(slot, dtype),).
-        slot: its room.
-        dtype: type of the values on the wire.
-        into: type of the values of the result.
+        message: uint8 tensor of shape (message_bytes(slot, dtype),).
+        slot: Space of the vector in the message.
+        dtype: Wire dtype of the values.
+        into: Dtype of the values of the result.
 
     Returns:
-        The vector, in memory of its own. What arrived damaged gives anything, but reads nothing beyond the message.
+        The vector, in new memory. A corrupted message gives arbitrary entries, but is never read out of bounds.
 
     Raises:
-        ProgramError: if the message is shorter than the slot says.
+        ProgramError: If the message is shorter than the slot requires.
     """
     return unpack_all(message, [slot], dtype, into)
 
 
 def unpack_all(messages: Tensor, slots: Sequence[Slot], dtype: torch.dtype, into: torch.dtype) -> SparseVector:
-    """Reads messages that lie end to end as one vector: block i starts where block i-1 ends.
+    """Decodes concatenated messages as one vector: block i starts where block i-1 ends.
 
     Args:
-        messages: uint8, shape (bytes,): the messages of the slots in order.
-        slots: their room, at least one.
-        dtype: type of the values on the wire.
-        into: type of the values of the result.
+        messages: uint8 tensor of shape (bytes,) with the messages of the slots in order.
+        slots: Spaces of the vectors, at least one.
+        dtype: Wire dtype of the values.
+        into: Dtype of the values of the result.
 
     Returns:
-        The blocks end to end, in memory of their own.
+        The concatenated blocks, in new memory.
 
     Raises:
-        ProgramError: if there are fewer bytes than the slots say.
+        ProgramError: If there are fewer bytes than the slots require.
     """
     if messages.storage_offset() % dtype.itemsize:
-        # A message cut out of a longer one can start where its values may not.
+        # A slice of a longer message may start at an offset that is not aligned for the values.
         messages = messages.clone()
     read = _decode_compiled if compiled(messages) else _decode
     return read(messages, slots, dtype, into)
@@ -212,7 +212,7 @@ def _form(slot: Slot) -> _Form:
 
 
 def _planes(low: int) -> list[tuple[int, int]]:
-    """The planes of so many low bits: the first bit of each, and how many it has."""
+    """Planes that ``low`` low bits are stored in: the first bit and the number of bits of each."""
     whole = 8 * (low // 8)
     return [(start, 8) for start in range(0, whole, 8)] + [
         (whole + (low & 7 & -2 * width), width) for width in (4, 2, 1) if low & width
@@ -224,8 +224,8 @@ def _padded(size: int, unit: int) -> int:
 
 
 def too_short(messages: Tensor) -> ProgramError:
-    """What to raise of ``messages``, uint8, shape (bytes,), with fewer bytes than their slots say."""
-    return ProgramError(f"{messages.numel()} bytes are fewer than the messages that were announced")
+    """Error for ``messages``, uint8, shape (bytes,), that are shorter than their slots require."""
+    return ProgramError(f"received messages have {messages.numel()} bytes, fewer than their slots require")
 
 
 def _encode_compiled(indices: Tensor, slot: Slot, out: Tensor) -> None:
@@ -247,14 +247,14 @@ def _decode_compiled(messages: Tensor, slots: Sequence[Slot], dtype: torch.dtype
 
 @lru_cache(maxsize=256)
 def _table(slots: tuple[Slot, ...]) -> tuple[NDArray[np.int64], int, int]:
-    """Slots as numbers, and their capacities and lengths together: once for all workers that a process plays."""
+    """Slots as an array, their total capacity and total length; cached across the workers of a process."""
     table = np.fromiter(chain.from_iterable(slots), np.int64, 3 * len(slots)).reshape(-1, 3)
     capacity, length, _ = table.sum(0).tolist()
     return table, capacity, length
 
 
 def _encode(indices: Tensor, slot: Slot, out: Tensor) -> None:
-    """The code of indices, in torch: without waiting for the device."""
+    """Encodes indices in torch, without synchronizing with the device."""
     form = _form(slot)
     filled = indices.new_full((slot.capacity,), slot.length)
     filled[: indices.numel()] = indices
@@ -271,7 +271,7 @@ def _encode(indices: Tensor, slot: Slot, out: Tensor) -> None:
 
 
 def _decode(messages: Tensor, slots: Sequence[Slot], dtype: torch.dtype, into: torch.dtype) -> SparseVector:
-    """The code of indices, in torch: waits once for the device, to learn how many entries there are."""
+    """Decodes messages in torch; synchronizes with the device once, to learn the number of entries."""
     sizes = [message_bytes(slot, dtype) for slot in slots]
     if sum(sizes) > messages.numel():
         raise too_short(messages)
@@ -288,7 +288,7 @@ def _decode(messages: Tensor, slots: Sequence[Slot], dtype: torch.dtype, into: t
 
 
 def _indices(code: Tensor, slot: Slot) -> Tensor:
-    """All of a message, those that fill it up included."""
+    """Decodes all indices of a message, including padding."""
     form = _form(slot)
     border = form.lows + form.uppers
     bits = (code[form.lows : border].unsqueeze(1) >> _eight(code)) & 1

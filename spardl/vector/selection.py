@@ -1,7 +1,7 @@
-"""Which entries of a vector are kept: exact selection with a rule for ties.
+"""Exact selection of the largest entries of a vector, with a rule for ties.
 
-A *finder* adds a gradient to a vector, lists which entries are large then, and later finds the k largest of some
-ranges among those: exactly, since where too few are listed it looks at all entries.
+A *finder* adds a gradient to a vector, lists the entries that are large afterwards, and later finds the k largest
+entries of some ranges among them. The result is exact: if a list is too short, the finder compares all entries.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ __all__ = [
 ]
 
 
-# A gradient is added to a vector block by block, so that who looks at its entries next finds them in the cache.
+# Gradients are added block by block, so that the next read of the entries hits the cache.
 
 
 _BLOCK = 1 << 17
 
 
 def block_of(values: Tensor) -> int:
-    """How many entries of ``values``, shape (n,), fit into a cache; on a GPU, all, and at least 1."""
+    """Number of entries of ``values``, shape (n,), that fit in the cache; all entries on a GPU, at least 1."""
     return _BLOCK if values.device.type == "cpu" else max(1, values.numel())
 
 
 class Adding:
-    """Goes no further than others need it next.
+    """Lazy addition of a gradient, as far as positions are needed.
 
     Args:
-        values: shape (n,), changed in place.
-        gradient: shape (n,), or ``None``: there is nothing to add.
-        clear: whether the gradient becomes zero.
+        values: Vector of shape (n,), modified in place.
+        gradient: Gradient of shape (n,), or ``None`` if there is nothing to add.
+        clear: Whether to set the gradient to zero.
     """
 
     def __init__(self, values: Tensor, gradient: Tensor | None, clear: bool) -> None:
         self._values, self._gradient, self._clear, self._done = values, gradient, clear, 0
 
     def reach(self, stop: int) -> None:
-        """Goes on to the position ``stop`` at least."""
+        """Adds the gradient at least up to the position ``stop``."""
         length = self._values.numel()
         while self._gradient is not None and self._done < stop:
             end = min(self._done + block_of(self._values), length)
@@ -74,34 +74,34 @@ class Adding:
             self._done = end
 
 
-# Magnitudes on the CPU where nothing is compiled: without its sign bit, the bits of a number grow with its magnitude.
+# Portable comparisons on the CPU: the bits of a floating-point number without its sign bit increase with its magnitude.
 #
-# numpy compares and orders whole numbers of any size with wide instructions; torch does so neither with what reaches a
-# bound, of which it counts the positions first, nor with the k-th largest.
+# numpy compares and partitions integers of any size with vector instructions. torch does not: it counts the positions
+# that reach a bound first, and its k-th value is slow.
 
 
 def positions_reaching(values: Tensor, bound: float) -> Tensor:
-    """Where entries reach a bound.
+    """Finds the entries whose magnitude is at least a bound.
 
     Args:
-        values: floating point, shape (n,), on the CPU, no NaN.
-        bound: least magnitude, rounded to the type of the values.
+        values: Floating-point CPU tensor of shape (n,), without NaN.
+        bound: Least magnitude, rounded to the dtype of the values.
 
     Returns:
-        int64, shape (found,), increasing.
+        int64 positions of shape (found,), increasing.
     """
     return torch.from_numpy(np.flatnonzero(_keys(values) >= _keys(values.new_tensor([bound]))))
 
 
 def kth_largest(values: Tensor, k: int) -> Tensor:
-    """The k-th largest magnitude.
+    """Finds the k-th largest magnitude.
 
     Args:
-        values: floating point, shape (n,), on the CPU, no NaN.
-        k: from 1 to n.
+        values: Floating-point CPU tensor of shape (n,), without NaN.
+        k: Rank of the magnitude, from 1 to n.
 
     Returns:
-        A number of the same type, shape ().
+        A scalar tensor of the same dtype.
     """
     place = values.numel() - k
     keys = _keys(values)
@@ -110,15 +110,15 @@ def kth_largest(values: Tensor, k: int) -> Tensor:
 
 
 def least_of_rows(values: Tensor, wanted: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """The least magnitude of the largest entries of each row, and where entries reach it.
+    """Finds the smallest of the largest magnitudes of each row, and the entries that reach it.
 
     Args:
-        values: floating point, shape (r, m), on the CPU, no NaN.
-        wanted: shape (r,): how many are among the largest, from 0 to m.
+        values: Floating-point CPU tensor of shape (r, m), without NaN.
+        wanted: Number of largest entries per row, shape (r,), from 0 to m.
 
     Returns:
-        Magnitudes, shape (r,), infinite where none is wanted; and int64 positions in the rows laid end to end, shape
-        (found,), increasing.
+        Magnitudes, shape (r,), infinite for rows without wanted entries; and int64 positions in the concatenated rows,
+        shape (found,), increasing.
     """
     keys, length, most = _keys(values), values.shape[1], max(1, int(wanted.max()))
     parted = keys.copy()
@@ -130,7 +130,7 @@ def least_of_rows(values: Tensor, wanted: NDArray[np.int64]) -> tuple[Tensor, Te
 
 
 def _keys(values: Tensor) -> NDArray[Any]:
-    """In memory of its own."""
+    """Magnitudes as integers, in new memory."""
     bits = values.detach().view(_BITS[values.itemsize]).numpy()
     return bits & np.iinfo(bits.dtype).max
 
@@ -138,27 +138,27 @@ def _keys(values: Tensor) -> NDArray[Any]:
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-# The largest entries of thousands of short ranges: rows of a matrix, in place of a loop over them.
+# The largest entries of many short ranges: rows of a matrix instead of a loop over ranges.
 #
-# Chunks of some thousand entries adjoin one another and are of one length, so that one call finds the least magnitude
-# that each sends. Lists of what was large in the step before would gain nothing: a row stays in the cache.
+# Chunks of a few thousand entries are adjacent and of equal length, so one call finds the threshold of all of them.
+# Candidate lists would not help: a row stays in the cache.
 
 
-# Entries of the longest row, and rows of the smallest matrix: fewer or longer ranges are looked at one by one.
+# Maximum row length, and minimum number of rows: other ranges are handled one by one.
 _LONGEST, _FEWEST = 1 << 14, 8
 
 Integers = NDArray[np.int64]
 
 
 def runs_of(starts: Integers, stops: Integers) -> list[slice]:
-    """Which of some ranges are rows of one matrix, as they adjoin, are short, and of one length.
+    """Groups ranges into runs that are rows of a matrix: adjacent, short and of equal length.
 
     Args:
-        starts: shape (r,), where ranges start.
-        stops: shape (r,), where they stop.
+        starts: Starts of the ranges, shape (r,).
+        stops: Ends of the ranges, shape (r,).
 
     Returns:
-        Slices that together are all of them, in order; one of more than one range is such a matrix.
+        Slices that together cover all ranges in order; each slice of several ranges is such a matrix.
     """
     if not starts.size:
         return []
@@ -171,7 +171,7 @@ def runs_of(starts: Integers, stops: Integers) -> list[slice]:
 
 
 def in_rows(starts: Integers, stops: Integers) -> NDArray[np.bool_]:
-    """Which of some ranges are rows of a matrix: bool, shape (r,); see ``runs_of``."""
+    """Whether each range is a row of a matrix according to ``runs_of``: bool, shape (r,)."""
     found = np.zeros(starts.size, bool)
     for run in runs_of(starts, stops):
         found[run] = run.stop - run.start > 1
@@ -179,15 +179,15 @@ def in_rows(starts: Integers, stops: Integers) -> NDArray[np.bool_]:
 
 
 def largest_of_rows(values: Tensor, ranges: Parts) -> tuple[Tensor, Tensor]:
-    """The largest entries of each of some rows; ties: the lowest positions.
+    """Finds the largest entries of each row; ties go to the lowest positions.
 
     Args:
-        values: floating point, shape (n,), finite.
-        ranges: rows of a matrix, r of them, as ``runs_of`` finds them; k from 0 to their length.
+        values: Finite floating-point tensor of shape (n,).
+        ranges: The r rows of a matrix, as found by ``runs_of``; k from 0 to their length.
 
     Returns:
-        int64 positions in the vector, shape (sum of k,), row by row, increasing in each; and of each row the smallest
-        magnitude that was chosen, shape (r,), or 0 where nothing was compared.
+        int64 positions in the vector, shape (sum of k,), row by row, increasing within each; and the smallest selected
+        magnitude of each row, shape (r,), or 0 where nothing was compared.
     """
     matrix = values[ranges.start : ranges.start + ranges.length].view(len(ranges), -1)
     length, wanted = matrix.shape[1], ranges.columns[2]
@@ -209,7 +209,7 @@ def _of_block(values: Tensor, wanted: Integers) -> tuple[Tensor, Tensor]:
 
 
 def _least_of_rows(values: Tensor, wanted: Integers) -> tuple[Tensor, Tensor]:
-    """The least magnitude that each row sends, infinite where it sends none; and where entries reach it."""
+    """Threshold of each row, infinite if nothing is wanted, and positions of the entries that reach it."""
     magnitude, count = values.abs(), torch.from_numpy(wanted).to(values.device)
     top = magnitude.topk(max(1, int(wanted.max()))).values
     least = top.gather(1, (count - 1).clamp(min=0)[:, None])
@@ -218,20 +218,20 @@ def _least_of_rows(values: Tensor, wanted: Integers) -> tuple[Tensor, Tensor]:
 
 
 def _drop_late_row_ties(magnitude: Tensor, least: Tensor, count: Tensor) -> Tensor:
-    """Keeps what is above the least magnitude of its row, and of what equals it as many, from the front, as fit."""
+    """Keeps the entries above their row's threshold, and the first of those equal to it, as many as are wanted."""
     above, ties = magnitude > least[:, None], magnitude == least[:, None]
     room = (count - above.sum(1))[:, None]
     return (above | (ties & (ties.cumsum(1) <= room))).view(-1).nonzero().squeeze(1)
 
 
 class Ranges(NamedTuple):
-    """Ranges of a vector, and from which magnitude on their entries are large.
+    """Ranges of a vector, and the magnitudes from which their entries are listed.
 
     Attributes:
-        starts: shape (r,), increasing; ranges do not overlap.
-        stops: shape (r,).
-        bounds: shape (r,), above 0, of the vector's type, on the CPU.
-        rooms: shape (r,): how many large entries each may have; of one that has more, none is listed.
+        starts: Starts of the ranges, shape (r,), increasing; ranges do not overlap.
+        stops: Ends of the ranges, shape (r,).
+        bounds: CPU tensor of shape (r,) in the vector's dtype: least magnitudes to list, above 0.
+        rooms: Maximum number of listed entries per range, shape (r,); a list with more is dropped.
     """
 
     starts: Integers
@@ -240,7 +240,7 @@ class Ranges(NamedTuple):
     rooms: Integers
 
     def only(self, some: NDArray[np.bool_]) -> Ranges:
-        """Those of which ``some``, shape (r,), is true."""
+        """Selects the ranges for which ``some``, shape (r,), is true."""
         return Ranges(self.starts[some], self.stops[some], self.bounds[torch.from_numpy(some)], self.rooms[some])
 
 
@@ -248,10 +248,10 @@ class Chosen(NamedTuple):
     """The largest entries of some ranges.
 
     Attributes:
-        parts: int64, shape (r, 3): the ranges, and how many were wanted of each.
-        positions: int64, shape (chosen,): of all ranges in their order, increasing in each.
-        cuts: magnitudes, shape (r,), on the CPU: of the smallest entry that was chosen; 0 where nothing was compared.
-        looked: shape (r,): entries that were compared; -1 for all of the range.
+        parts: int64 array of shape (r, 3): the ranges, and the number of entries wanted from each.
+        positions: int64 tensor of shape (chosen,): range by range, increasing within each.
+        cuts: CPU tensor of shape (r,): smallest selected magnitude; 0 where nothing was compared.
+        looked: Number of entries compared per range, shape (r,); -1 for the whole range.
     """
 
     parts: Integers
@@ -261,57 +261,57 @@ class Chosen(NamedTuple):
 
 
 class Finder(ABC):
-    """Lists the large entries of one vector, and finds the largest ones."""
+    """Lists large entries of a vector, and finds its largest ones."""
 
     @abstractmethod
     def add(self, values: Tensor, gradient: Tensor | None, ranges: Ranges, *, clear: bool = False) -> Integers:
         """Adds a gradient to a vector, and lists the entries that reach their range's bound.
 
         Args:
-            values: shape (n,), changed in place.
-            gradient: shape (n,), or ``None``.
-            ranges: what is listed; replaces what was listed before.
-            clear: whether the gradient becomes zero, or stays as it is.
+            values: Vector of shape (n,), modified in place.
+            gradient: Gradient of shape (n,), or ``None``.
+            ranges: Ranges to list; earlier lists are dropped.
+            clear: Whether to set the gradient to zero.
 
         Returns:
-            Shape (r,): how many are listed; -1 if there are too many.
+            Number of listed entries per range, shape (r,); -1 if the list overflowed.
         """
 
     @abstractmethod
     def largest(self, values: Tensor, parts: Sequence[Part], touched: Sequence[Tensor]) -> Chosen:
-        """The k largest entries of each of some ranges; ties: the lowest positions.
+        """Finds the k largest entries of each range; ties go to the lowest positions.
 
         Args:
-            values: shape (n,), as for ``add``, but for the touched entries.
-            parts: not empty, k from 0 to the range's length.
-            touched: positions of entries that may have changed since: int64, shape (m,) each, increasing.
+            values: Vector of shape (n,), unchanged since ``add`` except for the touched entries.
+            parts: At least one range, with k from 0 to the range's length.
+            touched: int64 positions that may have changed since, shape (m,) each, increasing.
         """
 
     def reaching(self, values: Tensor, part: Part, bound: float, most: int, touched: Sequence[Tensor]) -> Tensor | None:
-        """The entries of a range that reach a bound, unless they are too many.
+        """Finds the entries of a range whose magnitude is at least a bound, up to a limit.
 
         Args:
-            values: shape (n,), as for ``largest``.
-            part: the range; its k does not matter.
-            bound: least magnitude.
-            most: so many entries are not too many.
-            touched: as for ``largest``: int64, shape (m,) each.
+            values: Vector of shape (n,), as for ``largest``.
+            part: Range to search; its k is ignored.
+            bound: Least magnitude of the entries.
+            most: Maximum number of entries.
+            touched: Changed positions as for ``largest``: int64, shape (m,) each.
 
         Returns:
-            int64 positions, shape (found,), increasing; ``None`` if there are more than ``most``.
+            int64 positions of shape (found,), increasing; ``None`` if there are more than ``most``.
         """
         found = reaching(values, part.start, part.stop, bound)
         return found if found.numel() <= most else None
 
 
 class PortableFinder(Finder):
-    """For any device and type."""
+    """Finder for any device and dtype."""
 
     def __init__(self) -> None:
         self._lists: dict[tuple[int, int], tuple[Tensor, float]] = {}
 
     def add(self, values: Tensor, gradient: Tensor | None, ranges: Ranges, *, clear: bool = False) -> Integers:
-        """Lists the ranges that are no rows: rows are looked at whole."""
+        """Adds the gradient, and lists the ranges that are not rows of a matrix; rows are always compared whole."""
         self._lists = {}
         alone = ~in_rows(ranges.starts, ranges.stops)
         counts = np.full(alone.size, -1)
@@ -319,7 +319,7 @@ class PortableFinder(Finder):
         return counts
 
     def _add(self, values: Tensor, gradient: Tensor | None, ranges: Ranges, clear: bool) -> list[int]:
-        """Block by block, so that what was added is compared while it is in the cache."""
+        # Block by block: sums are compared while they are in the cache.
         adding, counts = Adding(values, gradient, clear), []
         for start, stop, bound, room in zip(*(each.tolist() for each in ranges), strict=True):
             positions = _reaching(values, start, stop, bound, adding)
@@ -331,23 +331,23 @@ class PortableFinder(Finder):
         return counts
 
     def largest(self, values: Tensor, parts: Sequence[Part], touched: Sequence[Tensor]) -> Chosen:
-        """Range by range, but all chunks at once."""
+        """Selects range by range, but all rows of a matrix at once."""
         ranges = Parts.of(parts)
         found = [self._of_run(values, ranges[run], touched) for run in runs_of(*ranges.columns[:2])]
         positions, cuts, looked = zip(*found, strict=True)
         return Chosen(ranges.columns.T, torch.cat(positions), torch.cat(cuts).cpu(), np.concatenate(looked))
 
     def reaching(self, values: Tensor, part: Part, bound: float, most: int, touched: Sequence[Tensor]) -> Tensor | None:
-        """Among what is listed, if that is enough to tell."""
+        """Searches the list if it suffices, otherwise the range."""
         listed, least = self._lists.get((part.start, part.stop), (None, math.inf))
         if listed is None or touched or (bound < least and listed.numel() <= most):
             return super().reaching(values, part, bound, most, touched)
-        # All that is listed reaches a lower bound.
+        # All listed entries reach a lower bound.
         found = listed[values[listed].abs() >= bound]
         return found if found.numel() <= most else None
 
     def listed(self, start: int, stop: int) -> Tensor:
-        """The positions that the range from ``start`` to ``stop`` has listed: int64, shape (m,); KeyError if none."""
+        """Listed positions of the range from ``start`` to ``stop``: int64, shape (m,); KeyError without a list."""
         return self._lists[start, stop][0]
 
     def _of_run(self, values: Tensor, run: Parts, touched: Sequence[Tensor]) -> tuple[Tensor, Tensor, Integers]:
@@ -375,11 +375,11 @@ class PortableFinder(Finder):
 
 
 class GpuFinder(PortableFinder):
-    """For CUDA: adds and compares in one pass."""
+    """Finder for CUDA: one kernel adds and compares."""
 
     def _add(self, values: Tensor, gradient: Tensor | None, ranges: Ranges, clear: bool) -> list[int]:
-        """In one kernel, which waits for the GPU once."""
-        from spardl.vector.kernels.gpu import add_and_list  # noqa: PLC0415 - triton is there only where CUDA is
+        # The host synchronizes with the GPU once, for the counts.
+        from spardl.vector.kernels.gpu import add_and_list  # noqa: PLC0415 - triton is installed only with CUDA
 
         bounds: list[float] = ranges.bounds.tolist()
         starts, stops = ranges.starts.tolist(), ranges.stops.tolist()
@@ -394,11 +394,11 @@ class GpuFinder(PortableFinder):
 
 
 class _Kind(NamedTuple):
-    """How a type's magnitudes compare as integers: their bits, and these without the sign."""
+    """Integer representation of a dtype's magnitudes: integer dtype, and a mask that removes the sign."""
 
     bits: torch.dtype
     mask: Any
-    # numpy knows no bfloat16.
+    # Dtype in which arrays are passed to kernels: numpy has no bfloat16.
     array: torch.dtype
 
 
@@ -414,22 +414,22 @@ _NOWHERE: Integers = np.empty(0, np.int64)
 
 
 class CompiledFinder(Finder):
-    """For the CPU: adds, compares and lists in one pass, without a temporary vector.
+    """Finder for the CPU: one compiled pass adds, compares and lists, without a temporary vector.
 
     Args:
-        dtype: of the vector.
+        dtype: Type of the vector.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._kind = _KINDS[dtype]
-        # Short integers for all but the longest vectors; another type would be compiled for again.
+        # int32 for all but the longest vectors; another integer type would trigger another compilation.
         self._places: NDArray[Any] = np.empty(0, np.int32)
         self._listed = torch.empty(0, dtype=dtype)
-        # Of each range that was listed: where it starts and stops, where its list begins, or -1, and ends; its bound.
+        # One column per listed range: its start and stop, start (or -1) and end of its list, and its bound as integer.
         self._lists: Integers = np.empty((5, 0), np.int64)
 
     def add(self, values: Tensor, gradient: Tensor | None, ranges: Ranges, *, clear: bool = False) -> Integers:
-        """In one kernel; the lists' memory is used again from step to step."""
+        """Adds and lists in one kernel; reuses the lists' memory from step to step."""
         from spardl.vector.kernels.selection import add_and_list  # noqa: PLC0415 - takes seconds to import
 
         room = int(ranges.rooms.sum())
@@ -459,7 +459,7 @@ class CompiledFinder(Finder):
         return values.detach().view(self._kind.array).numpy()
 
     def largest(self, values: Tensor, parts: Sequence[Part], touched: Sequence[Tensor]) -> Chosen:
-        """All ranges in one kernel."""
+        """Finds the entries of all ranges in one kernel."""
         from spardl.vector.kernels.selection import largest  # noqa: PLC0415 - takes seconds to import
 
         bits, ranges = self._kind.bits, Parts.of(parts)
@@ -480,7 +480,7 @@ class CompiledFinder(Finder):
         return Chosen(ranges.columns.T, out, keys.view(values.dtype), looked)
 
     def reaching(self, values: Tensor, part: Part, bound: float, most: int, touched: Sequence[Tensor]) -> Tensor | None:
-        """Among what is listed, if that is enough to tell; read from the list, not from the vector."""
+        """Searches the list if it suffices, without access to the vector; otherwise the range."""
         from spardl.vector.kernels.selection import (  # noqa: PLC0415 - takes seconds to import
             collect,
             list_of,
@@ -497,7 +497,7 @@ class CompiledFinder(Finder):
 
 
 def _end_to_end(positions: Sequence[Tensor]) -> tuple[Integers, Integers]:
-    """Some sequences as one, and where each of them ends."""
+    """Concatenates sequences; returns the result and the end of each sequence."""
     if len(positions) == 1:
         return positions[0].numpy(), np.array([positions[0].numel()])
     ends = np.fromiter(accumulate(part.numel() for part in positions), np.int64, len(positions))
@@ -505,16 +505,16 @@ def _end_to_end(positions: Sequence[Tensor]) -> tuple[Integers, Integers]:
 
 
 def reaching(values: Tensor, start: int, stop: int, bound: float) -> Tensor:
-    """The positions of a range whose entries reach a bound.
+    """Finds the entries of a range whose magnitude is at least a bound.
 
     Args:
-        values: shape (n,).
-        start: first position of the range.
-        stop: the position after its last.
-        bound: least magnitude.
+        values: Vector of shape (n,).
+        start: First position of the range.
+        stop: Position after the last one of the range.
+        bound: Least magnitude of the entries.
 
     Returns:
-        int64, shape (found,), increasing.
+        int64 positions of shape (found,), increasing.
     """
     return _reaching(values, start, stop, bound, Adding(values, None, False))
 
@@ -545,7 +545,7 @@ def _search_compiled(values: Tensor, bound: float) -> Tensor:
 
 
 def finder_for(values: Tensor) -> Finder:
-    """The fastest one for vectors like ``values``, shape (n,)."""
+    """Fastest finder for vectors like ``values``, shape (n,)."""
     half = values.dtype == torch.float16
     if compiled(values) and values.dtype in _KINDS:
         from spardl.vector.kernels.words import adds_halves  # noqa: PLC0415 - takes seconds to import
@@ -555,16 +555,16 @@ def finder_for(values: Tensor) -> Finder:
 
 
 def top_k(values: Tensor, k: int) -> Tensor:
-    """The positions of the k entries of largest magnitude.
+    """Finds the positions of the k entries of largest magnitude.
 
     Ties go to the lowest index, so equal inputs give equal selections on every worker and device.
 
     Args:
-        values: floating point, shape (n,), finite.
-        k: how many; at most 0 selects nothing, at least n selects everything.
+        values: Finite floating-point tensor of shape (n,).
+        k: Number of entries; at most 0 selects nothing, at least n selects everything.
 
     Returns:
-        int64, shape (min(max(k, 0), n),), strictly increasing.
+        int64 positions of shape (min(max(k, 0), n),), strictly increasing.
     """
     length = values.numel()
     return finder_for(values).largest(values, [Part(0, length, min(max(k, 0), length))], []).positions
@@ -593,6 +593,6 @@ def _least_of_top(magnitude: Tensor, k: int) -> Tensor:
 
 
 def _drop_late_ties(candidates: Tensor, above: Tensor, k: int) -> Tensor:
-    """Keeps every candidate above the threshold and as many of the equal ones, from the front, as fit."""
+    """Keeps the candidates above the threshold, and the first of those equal to it, k in total."""
     room = k - int(above.sum())
     return candidates[above | (torch.cumsum(~above, 0) <= room)]

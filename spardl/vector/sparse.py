@@ -1,6 +1,6 @@
-"""Sorted sparse vectors, and access to single entries of dense ones.
+"""Sorted sparse vectors, and access to single entries of dense vectors.
 
-``SparseVector`` is the form in which sparse gradients are added, clipped and re-selected. In functions on dense
+``SparseVector`` is the form in which sparse gradients are summed, clipped and re-selected. In functions on dense
 vectors, ``values`` has shape (n,), and ``positions`` has shape (k,) and holds distinct int64 indices in ``[0, n)``.
 """
 
@@ -36,14 +36,12 @@ __all__ = [
 ]
 
 
-# Single entries of a dense vector: read, replace, remove, add.
-
-
+# Integer types for raw copies of entries: numpy has no bfloat16.
 _BITS: Mapping[int, torch.dtype] = MappingProxyType({2: torch.int16, 4: torch.int32, 8: torch.int64})
 
 
 def gather(values: Tensor, positions: Tensor) -> Tensor:
-    """The entries, shape (k,)."""
+    """Returns the entries at ``positions``, shape (k,)."""
     if not compiled(values):
         return values[positions]
     from spardl.vector.kernels import entries  # noqa: PLC0415 - takes seconds to import
@@ -54,7 +52,7 @@ def gather(values: Tensor, positions: Tensor) -> Tensor:
 
 
 def put(values: Tensor, positions: Tensor, new: Tensor) -> None:
-    """Replaces the entries by others, shape (k,), of the same type."""
+    """Replaces the entries at ``positions`` by ``new``, shape (k,), of the same dtype."""
     if not compiled(values):
         values[positions] = new
         return
@@ -64,16 +62,16 @@ def put(values: Tensor, positions: Tensor, new: Tensor) -> None:
 
 
 def undo(values: Tensor, changes: Sequence[tuple[Tensor, Tensor]], kept: Tensor) -> float:
-    """Takes changes back, the last one first, but for some positions, where everything stays.
+    """Reverts changes, the last one first, except at the kept positions.
 
     Args:
-        values: the vector.
-        changes: the positions of each, fastest if they increase, or fall only a few times; and what was there before,
-            shape (k,), of the vector's type.
-        kept: int64, shape (l,), strictly increasing: positions that stay.
+        values: Vector of shape (n,), modified in place.
+        changes: Positions of each change, and earlier entries of shape (k,) and the vector's dtype. Positions are
+            handled fastest if they consist of few increasing runs.
+        kept: int64 positions of shape (l,), strictly increasing, that are not reverted.
 
     Returns:
-        The largest magnitude of what stayed: of all that had changed, at least; NaN if there is one.
+        The largest magnitude of the kept entries (at least of those that had changed); NaN if one is NaN.
     """
     if not compiled(values):
         stays = values[kept]
@@ -91,7 +89,7 @@ def undo(values: Tensor, changes: Sequence[tuple[Tensor, Tensor]], kept: Tensor)
 
 
 def cut(values: Tensor, positions: Tensor) -> Tensor:
-    """The entries, shape (k,), which become zero."""
+    """Returns the entries at ``positions``, shape (k,), and sets them to zero."""
     if not compiled(values):
         out = values[positions]
         values[positions] = 0
@@ -104,10 +102,10 @@ def cut(values: Tensor, positions: Tensor) -> Tensor:
 
 
 def cut_to_bfloat16(values: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Leaves of float32 entries what bfloat16 lacks of them; only where kernels are ``compiled``.
+    """Rounds float32 entries to bfloat16 and keeps the rounding errors in the vector; requires compiled kernels.
 
     Returns:
-        The entries, what bfloat16 makes of them, as ``Wire.rounded`` does, and the difference, which they become.
+        The original entries, the entries rounded like ``Wire.rounded``, and the errors written to the vector.
     """
     from spardl.vector.kernels import entries  # noqa: PLC0415
 
@@ -117,10 +115,10 @@ def cut_to_bfloat16(values: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def add(values: Tensor, positions: Tensor, amounts: Tensor) -> tuple[Tensor, float]:
-    """Adds amounts, shape (k,), of the same type, to the entries.
+    """Adds ``amounts``, shape (k,), of the same dtype, to the entries at ``positions``.
 
     Returns:
-        What they were before, shape (k,), and the largest magnitude of the amounts; NaN if there is one.
+        The previous entries, shape (k,), and the largest magnitude of the amounts (NaN if one is NaN).
     """
     if not compiled(values) or values.itemsize == 2:
         before = values[positions]
@@ -134,27 +132,26 @@ def add(values: Tensor, positions: Tensor, amounts: Tensor) -> tuple[Tensor, flo
 
 
 def _raw(values: Tensor) -> Any:
-    # Copied as they are: numpy has no bfloat16.
     return values.detach().view(_BITS[values.itemsize]).numpy()
 
 
-# Increasing positions: which of them others have, and what is at some places and at all others.
+# Operations on increasing positions.
 
 
 def increasing(positions: Tensor) -> bool:
-    """Whether each of ``positions``, int64, shape (m,), is above the one before."""
+    """Whether ``positions``, int64, shape (m,), are strictly increasing."""
     return bool((positions[1:] > positions[:-1]).all())
 
 
 def within(positions: Tensor, others: Tensor) -> Tensor:
-    """At which places of some positions there are some of others.
+    """Finds which positions occur among others.
 
     Args:
-        positions: int64, shape (m,), no two equal; fastest if they increase, or fall only a few times.
-        others: int64, shape (l,), strictly increasing.
+        positions: Distinct int64 positions of shape (m,); fastest if they consist of few increasing runs.
+        others: int64 positions of shape (l,), strictly increasing.
 
     Returns:
-        int64, shape (found,), strictly increasing: places from 0 to m - 1.
+        int64 tensor of shape (found,), strictly increasing: indices into ``positions``.
     """
     if not compiled(positions):
         return torch.isin(positions, others, assume_unique=True).nonzero().squeeze(1)
@@ -165,14 +162,14 @@ def within(positions: Tensor, others: Tensor) -> Tensor:
 
 
 def split(tensor: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """Cuts a tensor in two.
+    """Splits a tensor into selected and other entries.
 
     Args:
-        tensor: shape (m,).
-        places: int64, shape (l,), strictly increasing, in ``[0, m)``.
+        tensor: Tensor of shape (m,).
+        places: int64 indices of shape (l,), strictly increasing, in ``[0, m)``.
 
     Returns:
-        What is at these places, shape (l,), and what is at all others, shape (m - l,), in their order.
+        The entries at these indices, shape (l,), and all others in order, shape (m - l,).
     """
     if not compiled(tensor):
         others = torch.ones(tensor.numel(), dtype=torch.bool, device=tensor.device)
@@ -187,7 +184,7 @@ def split(tensor: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _raw_bits(tensor: Tensor) -> Any:
-    # Copied as they are; numpy has no bfloat16.
+    # Only 2-byte types need a raw view: numpy has no bfloat16, and indices and floats keep their type.
     same = tensor.detach()
     return (same.view(torch.int16) if same.itemsize == 2 else same).numpy()
 
@@ -197,13 +194,13 @@ _COMPILED_TYPES = (torch.float32, torch.float64)
 
 @dataclass(frozen=True, slots=True)
 class SparseVector:
-    """A vector of which only some entries are stored.
+    """A vector that stores only some of its entries.
 
     Attributes:
-        indices: int64, shape (count,), strictly increasing, in ``[0, length)``. Every operation keeps
-            this order, because an intersection over unsorted indices is silently wrong.
-        values: shape (count,), same device. A stored value may be zero.
-        length: length of the dense vector that this one stands for.
+        indices: int64 tensor of shape (count,), strictly increasing, in ``[0, length)``. Every operation keeps this
+            order, because an intersection of unsorted indices would be silently wrong.
+        values: Tensor of shape (count,), on the same device. A stored value may be zero.
+        length: Length of the dense vector, in entries.
     """
 
     indices: Tensor
@@ -214,7 +211,7 @@ class SparseVector:
         return self.indices.numel()
 
     def top(self, k: int) -> tuple[SparseVector, SparseVector]:
-        """Splits into the ``k`` entries of largest magnitude (ties: lowest index) and the others."""
+        """Splits into the ``k`` entries of largest magnitude (ties: lowest index) and the remaining ones."""
         if k >= len(self):
             return self, self.at(self.indices[:0])
         places = top_k(self.values, k)
@@ -226,36 +223,35 @@ class SparseVector:
         return self if k >= len(self) else self.at(top_k(self.values, k))
 
     def at(self, places: Tensor) -> SparseVector:
-        """Some of the entries that are stored, by their ``places``: int64, shape (m,), increasing."""
+        """Selects stored entries by their ``places``: int64, shape (m,), increasing."""
         return SparseVector(self.indices[places], self.values[places], self.length)
 
     def divided(self, divisor: float) -> SparseVector:
-        """The vector divided by a number, ``divisor``."""
+        """Divides the vector by ``divisor``."""
         return SparseVector(self.indices, self.values / divisor, self.length)
 
     def dense(self) -> Tensor:
-        """The dense vector, shape (length,)."""
+        """Converts to a dense vector, shape (length,)."""
         out = torch.zeros(self.length, dtype=self.values.dtype, device=self.values.device)
         out[self.indices] = self.values
         return out
 
 
 Sum: TypeAlias = SparseVector | Tensor
-"""A sum over all workers: on a sorted set of indices, or dense with shape (n,)."""
+"""Sum over all workers: sparse, or dense of shape (n,)."""
 
 
 def merge(vectors: Sequence[SparseVector]) -> SparseVector:
-    """Adds vectors of one length, in the order given.
+    """Sums vectors of the same length, in the given order.
 
-    Each index is added up from +0 and the first vector to the last, so the result is the same to the last bit
-    wherever the same sequence is merged, on any device (no atomic additions). A sum is never -0; one that overflows is
-    the largest number of its type.
+    Each entry is summed from +0 and from the first vector to the last, without atomic additions, so the result has the
+    same bits on any device. A sum is never -0; a sum that overflows becomes the largest finite number of its dtype.
 
     Args:
-        vectors: at least one vector, all finite.
+        vectors: Finite vectors, at least one.
 
     Returns:
-        Their sum, on the union of their indices.
+        The sum, on the union of the indices.
     """
     values = vectors[0].values
     add = _merge_compiled if compiled(values) and values.dtype in _COMPILED_TYPES else _merge
@@ -289,7 +285,7 @@ def _merge(vectors: Sequence[SparseVector]) -> SparseVector:
 
 
 def concatenate(blocks: Sequence[SparseVector]) -> SparseVector:
-    """Puts vectors end to end: block i starts where block i-1 ends."""
+    """Concatenates vectors: block i starts where block i-1 ends."""
     starts = [0]
     for block in blocks:
         starts.append(starts[-1] + block.length)

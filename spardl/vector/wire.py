@@ -1,6 +1,6 @@
-"""How the values of sparse messages travel: as they are, or rounded to fewer bits.
+"""Wire formats of sparse messages: values in their own dtype, or rounded to fewer bits.
 
-What rounding takes from a value stays with the worker that sends it: error feedback, as for entries that are not sent.
+The sender keeps the rounding errors, as error feedback does for unsent entries.
 """
 
 from __future__ import annotations
@@ -23,46 +23,46 @@ from spardl.vector.sparse import SparseVector, concatenate
 __all__ = ["CHUNK", "COARSE", "EXACT", "TYPES", "Coarse", "CoarseValues", "Form", "Typed", "Wire"]
 
 
-# Values in 8, 4 or 2 bits: of each chunk the smallest and the largest magnitude, of each value a sign and a place.
+# Values in 8, 4 or 2 bits: the smallest and largest magnitude of each chunk, and a sign and a level per value.
 #
-# Made for the values of sparse messages: they were selected because they are large, so levels between zero and the
-# smallest magnitude would be wasted, and none becomes zero. Chunks are cut as the values come, so what was rounded
-# once is rounded no further where it is sent whole.
+# Sparse values were selected for being large, so levels between zero and the smallest magnitude would be wasted, and no
+# value becomes zero. Chunks follow the order of the values, so values that were rounded once and are sent in the same
+# order are not rounded again.
 #
-# Source: the coarse values of SparseLoCo (Sarfi et al., arXiv 2508.15706), which has 2 bits for a value of a top-k;
-# the levels here are our own.
+# Source: the quantized values of SparseLoCo (Sarfi et al., arXiv 2508.15706), with 2 bits per value of a top-k; the
+# levels here differ from theirs.
 
 
 CHUNK = 256
-"""Values with limits of their own."""
+"""Number of values that share limits."""
 
-# Rounding what was rounded changes nothing, but for limits that are only some steps of their type apart.
+# Rounding is idempotent unless the limits of a chunk are only a few units in the last place apart.
 _ROUNDS = 8
 
 
 class CoarseValues(NamedTuple):
-    """How values are written: limits of chunks, in their type, then packed codes.
+    """Encoding of values: limits of the chunks in the dtype of the values, followed by packed codes.
 
     Attributes:
-        bits: of a code: a sign, and a place between the limits; one of 2, 4 and 8.
+        bits: Bits per code (a sign and a level between the limits): 2, 4 or 8.
     """
 
     bits: int
 
     def size(self, count: int, dtype: torch.dtype) -> int:
-        """Bytes of so many values of a type."""
+        """Number of bytes that ``count`` values of type ``dtype`` occupy."""
         return 2 * _chunks(count) * dtype.itemsize + packed_bytes(count, self.bits)
 
     def rounded(self, values: Tensor) -> Tensor:
-        """Values as their receiver will see them; writing these loses nothing.
+        """Rounds values to what the receiver decodes; encoding the result is lossless.
 
-        Where a chunk has an infinity or a NaN, all of it becomes NaN.
+        If a chunk holds an infinity or a NaN, all of its values become NaN.
 
         Args:
-            values: floating point, shape (m,).
+            values: Floating-point tensor of shape (m,).
 
         Returns:
-            Shape (m,), in memory of its own.
+            Tensor of shape (m,), in new memory.
         """
         for _ in range(_ROUNDS):
             again = self._read(*self._code(values), values.dtype)
@@ -72,14 +72,14 @@ class CoarseValues(NamedTuple):
         return again
 
     def write(self, values: Tensor, capacity: int) -> Tensor:
-        """Writes values.
+        """Encodes values.
 
         Args:
-            values: shape (m,), m at most ``capacity``.
-            capacity: how many there is room for; zeros fill it up.
+            values: Tensor of shape (m,), m at most ``capacity``.
+            capacity: Number of values to encode, padded with zeros.
 
         Returns:
-            uint8, shape (size(capacity, values.dtype),).
+            uint8 tensor of shape (size(capacity, values.dtype),).
         """
         limits, codes = self._code(values)
         room = values.new_zeros(_chunks(capacity), 2)
@@ -89,36 +89,36 @@ class CoarseValues(NamedTuple):
         return torch.cat((room.view(-1).view(torch.uint8), pack_codes(filled, self.bits)))
 
     def codes(self, written: Tensor, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The limits and the codes of what was written.
+        """Extracts limits and codes from encoded values.
 
         Args:
-            written: uint8, shape (size(count, dtype),).
-            count: of the values, with those that fill up.
-            dtype: of the values.
+            written: Encoded values as uint8, shape (size(count, dtype),).
+            count: Number of values, including padding.
+            dtype: Type of the values.
 
         Returns:
-            Limits, shape (chunks, 2), and codes, uint8, shape (count,).
+            Limits, shape (chunks, 2), and codes as uint8, shape (count,).
         """
         border = 2 * _chunks(count) * dtype.itemsize
-        # Cut out of a longer message, the limits can start at an offset that their type does not allow.
+        # In a slice of a longer message, the limits may start at an offset that is not aligned for their type.
         limits = written[:border].clone().view(dtype).view(-1, 2)
         return limits, unpack_codes(written[border:], self.bits, count)
 
     def values(self, limits: Tensor, codes: Tensor) -> Tensor:
-        """What codes stand for.
+        """Decodes codes.
 
         Args:
-            limits: of chunks, shape (chunks, 2).
-            codes: uint8, shape (m,): all, or the first ones.
+            limits: Limits of the chunks, shape (chunks, 2).
+            codes: Codes as uint8, shape (m,): all of them, or the first m.
 
         Returns:
-            Of the type of the limits, shape (m,).
+            Values in the dtype of the limits, shape (m,).
         """
         return self._read(limits, codes, limits.dtype)
 
     @property
     def _top(self) -> int:
-        """The place of the upper limit."""
+        """Level of the upper limit."""
         return int(2 ** (self.bits - 1)) - 1
 
     def _code(self, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,7 +133,7 @@ class CoarseValues(NamedTuple):
         places = _rows((codes & self._top).double())
         low, high = (limit.unsqueeze(1) for limit in limits[: len(places)].double().unbind(1))
         between = (high - low) * (places / self._top) + low
-        # The upper limit itself, to the last bit.
+        # The interpolation may miss the upper limit by a rounding error; the limit must be exact.
         magnitudes = torch.where((places == self._top) & low.isfinite(), high, between)
         signs = codes >> (self.bits - 1)
         return magnitudes.view(-1)[: codes.numel()].mul_(1 - 2 * signs.double()).to(dtype)
@@ -144,63 +144,63 @@ def _chunks(count: int) -> int:
 
 
 def _rows(values: Tensor) -> Tensor:
-    """A copy of values, shape (m,), as chunks, the last one filled up with the last value."""
+    """Copies values, shape (m,), into rows of one chunk each; pads the last row with the last value."""
     missing = -values.numel() % CHUNK
     return torch.cat((values, values[-1:].expand(missing))).view(-1, CHUNK) if values.numel() else values.view(0, CHUNK)
 
 
-# The forms of sparse messages: how their values are written beside the indices.
+# Formats of sparse messages: values and indices.
 
 
 class Form(Protocol):
-    """How sparse vectors become bytes, and bytes sparse vectors."""
+    """Encoding of sparse vectors as bytes."""
 
     @abstractmethod
     def __hash__(self) -> int:
-        """Equal forms have equal ones."""
+        """Equal formats have equal hashes."""
 
     @abstractmethod
     def size(self, slot: Slot) -> int:
-        """Bytes of a message with the room of ``slot``."""
+        """Size in bytes of a message for ``slot``."""
 
     @abstractmethod
     def pack(self, vector: SparseVector, slot: Slot) -> Tensor:
-        """Writes a vector.
+        """Encodes a vector.
 
         Args:
-            vector: fits the slot; its values are what rounding made of them, see ``Wire.rounded``.
-            slot: the room; the receiver must know the same.
+            vector: Sparse vector that fits the slot, with values rounded by ``Wire.rounded``.
+            slot: Space for the vector; the receiver must use an equal slot.
 
         Returns:
-            uint8, shape (size(slot),).
+            uint8 tensor of shape (size(slot),).
 
         Raises:
-            ProgramError: if the vector has more entries than its slot.
+            ProgramError: If the vector has more entries than the slot's capacity.
         """
 
     @abstractmethod
     def open(self, messages: Tensor, slots: Sequence[Slot]) -> SparseVector:
-        """Reads messages that lie end to end as one vector: block i starts where block i-1 ends.
+        """Decodes concatenated messages as one vector: block i starts where block i-1 ends.
 
         Args:
-            messages: uint8, shape (bytes,): the messages of the slots in order.
-            slots: their room, at least one.
+            messages: uint8 tensor of shape (bytes,) with the messages of the slots in order.
+            slots: Spaces of the vectors, at least one.
 
         Returns:
-            The blocks end to end, in memory of their own.
+            The concatenated blocks, in new memory.
 
         Raises:
-            ProgramError: if there are fewer bytes than the slots say.
+            ProgramError: If there are fewer bytes than the slots require.
         """
 
 
 class Typed(NamedTuple):
-    """Every value in a type.
+    """Format with one floating-point number per value.
 
     Attributes:
-        own: the type in memory.
-        sent: the type on the wire.
-        step: of the slots of its messages.
+        own: Dtype in memory.
+        sent: Dtype on the wire.
+        step: The number of low bits per index is a multiple of it (see ``Slot``).
     """
 
     own: torch.dtype
@@ -208,26 +208,26 @@ class Typed(NamedTuple):
     step: int = NIBBLE
 
     def size(self, slot: Slot) -> int:
-        """Bytes of a message with the room of ``slot``."""
+        """Size in bytes of a message for ``slot``."""
         return message_bytes(slot._replace(step=self.step), self.sent)
 
     def pack(self, vector: SparseVector, slot: Slot) -> Tensor:
-        """A message, uint8, shape (size(slot),), of a ``vector`` that fits its room, ``slot``."""
+        """Encodes a ``vector`` that fits ``slot`` as a uint8 tensor of shape (size(slot),)."""
         return pack(vector, slot._replace(step=self.step), self.sent)
 
     def open(self, messages: Tensor, slots: Sequence[Slot]) -> SparseVector:
-        """The vectors in ``messages``, uint8, shape (bytes,), end to end; ``slots``: their room."""
+        """Decodes concatenated ``messages``, uint8, shape (bytes,), written for these ``slots``."""
         rooms = [slot if slot.step == self.step else slot._replace(step=self.step) for slot in slots]
         return unpack_all(messages, rooms, self.sent, self.own)
 
 
 class Coarse(NamedTuple):
-    """Every value in a few bits, with limits for each chunk of a message.
+    """Format with a few bits per value and limits for each chunk of a message.
 
     Attributes:
-        own: the type in memory, and of the limits.
-        values: how values are written.
-        step: of the slots of its messages.
+        own: Dtype in memory, and of the limits.
+        values: Encoding of the values.
+        step: The number of low bits per index is a multiple of it (see ``Slot``).
     """
 
     own: torch.dtype
@@ -235,16 +235,16 @@ class Coarse(NamedTuple):
     step: int = NIBBLE
 
     def size(self, slot: Slot) -> int:
-        """Bytes of a message with the room of ``slot``."""
+        """Size in bytes of a message for ``slot``."""
         return self.values.size(slot.capacity, self.own) + index_bytes(slot._replace(step=self.step))
 
     def pack(self, vector: SparseVector, slot: Slot) -> Tensor:
-        """A message, uint8, shape (size(slot),), of a rounded ``vector`` that fits its room, ``slot``."""
+        """Encodes a rounded ``vector`` that fits ``slot`` as a uint8 tensor of shape (size(slot),)."""
         indices = pack_indices(vector.indices, slot._replace(step=self.step))
         return torch.cat((self.values.write(vector.values, slot.capacity), indices))
 
     def open(self, messages: Tensor, slots: Sequence[Slot]) -> SparseVector:
-        """The vectors in ``messages``, uint8, shape (bytes,), end to end; ``slots``: their room."""
+        """Decodes concatenated ``messages``, uint8, shape (bytes,), written for these ``slots``."""
         if sum(map(self.size, slots)) > messages.numel():
             raise too_short(messages)
         blocks, start = [], 0
@@ -257,7 +257,7 @@ class Coarse(NamedTuple):
     def _block(self, message: Tensor, slot: Slot) -> SparseVector:
         border = self.values.size(slot.capacity, self.own)
         limits, codes = self.values.codes(message[:border], slot.capacity, self.own)
-        # Read as a message whose values are the codes.
+        # Reuses the index decoder: the codes take the place of the values.
         found = unpack_all(torch.cat((codes, message[border:])), [slot], torch.uint8, torch.uint8)
         return SparseVector(found.indices, self.values.values(limits, found.values), slot.length)
 
@@ -272,16 +272,16 @@ COARSE: Mapping[str, CoarseValues] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Wire:
-    """The type of values on the wire.
+    """Precision of the values on the wire.
 
     Args:
-        values: ``exact`` (the gradient's own type), ``float32``, ``bfloat16`` or ``float16``, never wider than the
-            gradient's own type; or ``int8``, ``int4``, ``int2``: a sign, and a place between the smallest and the
-            largest magnitude of 256 values, for communicators that send whole what they round (``allgather``,
+        values: ``exact`` (the gradient's dtype), ``float32``, ``bfloat16`` or ``float16``, never wider than the
+            gradient's dtype; or ``int8``, ``int4``, ``int2``: a sign, and a level between the smallest and the
+            largest magnitude of 256 values, for communicators that send rounded values unchanged (``allgather``,
             ``spardl``, ``gtopk``).
 
     Raises:
-        ConfigError: if it is none of these.
+        ConfigError: If ``values`` is none of these.
     """
 
     values: str = "exact"
@@ -291,33 +291,33 @@ class Wire:
 
     @property
     def coarse(self) -> bool:
-        """Whether values share limits with others of their message."""
+        """Whether values share limits with other values of their message."""
         return self.values in COARSE
 
     def dtype(self, own: torch.dtype) -> torch.dtype:
-        """The type on the wire of values that are of type ``own`` in memory and travel alone."""
+        """Wire dtype of a single value that has type ``own`` in memory."""
         wanted = TYPES.get(self.values)
         return own if wanted is None or wanted.itemsize >= own.itemsize else wanted
 
     def rounds(self, own: torch.dtype) -> bool:
-        """Whether values that are of type ``own`` in memory travel as anything else."""
+        """Whether values of type ``own`` are rounded on the wire."""
         return self.coarse or self.dtype(own) != own
 
     def form(self, own: torch.dtype, step: int = NIBBLE) -> Form:
-        """The form of messages with values that are of type ``own`` in memory; ``step``: of their slots."""
+        """Message format for values of type ``own``; ``step``: granularity of the low bits per index (see ``Slot``)."""
         return Coarse(own, COARSE[self.values], step) if self.coarse else Typed(own, self.dtype(own), step)
 
     def rounded(self, values: Tensor) -> Tensor:
-        """Values as their receiver will see them, in their own type.
+        """Rounds values to what the receiver decodes, in their own dtype.
 
-        To the nearest, ties to even. A finite value that would overflow becomes the largest that does not; infinities
-        and NaNs stay what they are, but for ``int8`` and fewer bits, where all 256 values around them become NaN.
+        Rounds to nearest, ties to even. A finite value that would overflow becomes the largest finite number.
+        Infinities and NaNs are kept, except for ``int8`` and below, where all 256 values of the chunk become NaN.
 
         Args:
-            values: of any shape; of ``int8`` and fewer bits all values of a message, shape (m,).
+            values: Tensor of any shape; for ``int8`` and below all values of a message, shape (m,).
 
         Returns:
-            A tensor of that shape; the very tensor, if the type is its own.
+            A tensor of the same shape; the input itself if nothing is rounded.
         """
         if self.coarse:
             return COARSE[self.values].rounded(values)
@@ -325,7 +325,7 @@ class Wire:
             return values
         dtype = self.dtype(values.dtype)
         most = torch.finfo(dtype).max
-        # A look at the largest takes less than to ask each; but it would wait for a GPU.
+        # On the CPU, one pass for the maximum is cheaper than a test per entry; on a GPU it would synchronize.
         if values.device.type != "cpu" or not largest([values]) <= most:
             values = torch.where(values.isfinite(), values.clamp(-most, most), values)
         return values.to(dtype).to(values.dtype)

@@ -64,7 +64,7 @@ def test_hidden_gradients_come_back() -> None:
 
 def test_mixed_types_are_refused() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
-    with pytest.raises(ConfigError, match=r"must all have one type.*torch.float32 on cpu, torch.float64 on cpu"):
+    with pytest.raises(ConfigError, match=r"must share one dtype.*torch.float32 on cpu, torch.float64 on cpu"):
         FlatGradient(model.named_parameters())
-    with pytest.raises(ConfigError, match="found none"):
+    with pytest.raises(ConfigError, match="found no parameters"):
         FlatGradient([])

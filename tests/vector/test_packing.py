@@ -179,7 +179,7 @@ def test_sizes() -> None:
 def test_what_does_not_fit_is_an_error(name: str) -> None:
     vector = SparseVector(torch.tensor([0, 1]), torch.tensor([1.0, 2.0]), 4)
     with path(name):
-        with pytest.raises(ProgramError, match="2 entries do not fit into a message for 1"):
+        with pytest.raises(ProgramError, match="message slot holds at most 1 entries, got 2"):
             pack(vector, Slot(1, 4), torch.float32)
         message = pack(vector, Slot(2, 4), torch.float32)
         with pytest.raises(ProgramError, match=f"{message.numel() - 4} bytes are fewer"):

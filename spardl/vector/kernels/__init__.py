@@ -1,7 +1,7 @@
-"""Inner loops in compiled form: what touches every entry of a gradient, and every entry that is sent.
+"""Compiled kernels for loops over all entries of a gradient, and over all entries sent.
 
-Each has a portable twin in torch, with the same results to the last bit, for other devices and types, and for
-installations without numba. The environment variable ``SPARDL_KERNELS=portable`` turns the compiled ones off.
+Each kernel has a portable counterpart in torch with bit-identical results, for other devices and dtypes and for
+installations without numba. The environment variable ``SPARDL_KERNELS=portable`` disables the compiled kernels.
 """
 
 from __future__ import annotations
@@ -34,23 +34,20 @@ def _wanted() -> bool:
 
 
 def compiled(tensor: Tensor) -> bool:
-    """Whether compiled kernels work on a ``tensor``, of any shape."""
+    """Whether numba kernels are used for ``tensor``, of any shape."""
     return tensor.is_cpu and _wanted() and _is_there("numba")
 
 
 def runs_triton(tensor: Tensor) -> bool:
-    """Whether Triton's kernels work on a ``tensor``, of any shape."""
+    """Whether Triton kernels are used for ``tensor``, of any shape."""
     return tensor.device.type == "cuda" and _wanted() and _is_there("triton")
 
 
 def njit(**options: Any) -> Callable[[Any], Any]:
-    """``numba.njit``, also where numba finds no writable directory for its cache.
-
-    Numba refuses ``cache=True`` if neither the installation nor the user's cache directory is writable. The cache is
-    then in a temporary directory, or, if that is not writable either, each process compiles for itself.
+    """Decorator like ``numba.njit`` that also works where numba finds no writable cache directory.
 
     Args:
-        **options: of ``numba.njit``.
+        **options: Options of ``numba.njit``.
 
     Returns:
         The decorator.
@@ -61,6 +58,8 @@ def njit(**options: Any) -> Callable[[Any], Any]:
         try:
             return numba.njit(**options)(function)
         except RuntimeError as error:
+            # Numba rejects cache=True if neither the installation nor the user's cache directory is writable. Cache in
+            # a temporary directory then; if that is not writable either, each process compiles for itself.
             if not options.get("cache") or "no locator available" not in str(error):
                 raise
         folder = _fallback_cache()
@@ -75,7 +74,7 @@ def njit(**options: Any) -> Callable[[Any], Any]:
 
 @lru_cache
 def _fallback_cache() -> str | None:
-    """Where compiled kernels are cached if numba finds no place; says so once, in one process of a machine."""
+    """Fallback cache directory of the kernels, if any; warns once, in one process per machine."""
     private = own_temporary_folder()
     folder = str(private / "numba") if private else None
     where = f"the kernels are cached in {folder}" if folder else "every process compiles the kernels for itself"

@@ -1,4 +1,4 @@
-"""Indices as bits, and back, in compiled form: what ``spardl.vector.packing`` describes, with the same bytes."""
+"""Compiled kernels that encode and decode messages, levels and 8-bit floats; same bytes as the portable code."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from spardl.vector.kernels.words import lowest_bit, number_of_bits
 __all__ = ["decode", "encode", "pack_float8", "pack_levels", "read_float8", "read_levels", "write"]
 
 
-# Entries as numbers of 8 bits, block by block, in compiled form.
+# 8-bit floating point, block by block.
 
 
-# In float32: 2^-6, below which all numbers of 8 bits are at equal distances, 2^-9; and 2^14, which has that distance.
+# In float32: 2^-6, below which E4M3 numbers are spaced evenly by 2^-9; and 2^14, whose spacing in float32 is 2^-9.
 _LEAST, _EVEN = np.float32(2**-6), np.int32(121 << 23)
 _STEP, _STEP_BITS = np.float32(1 << 14), np.int32(141 << 23)
-# Half of the bits that are cut off, but for the last one; and what makes the exponent of one type that of the other.
+# Half of the dropped bits minus one in the last place; and the difference of the two formats' exponent offsets.
 _HALF, _SHIFT = np.int32((1 << 19) - 1), np.int32(120 << 23)
 
 
@@ -39,21 +39,21 @@ def pack_float8(
     highest: Any,
     packed: Any,
 ) -> None:
-    """Writes the largest magnitude of each block, and the nearest number to each entry's share of it, times 448.
+    """Writes the largest magnitude of each block, and each entry's share of it, times 448, as E4M3.
 
     Args:
-        values: float32 or float64, shape (n,), finite.
-        bits: the same memory, as integers.
-        mask: removes the sign of such integers.
-        leave: whether what a number stands for is taken out of its value.
-        scales: of the same type, a number for each block; to write.
-        scale_bits: the same memory, as integers.
-        near: float32, as many as a block has entries, to work in.
-        near_bits: the same memory, as integers.
-        far: another such.
-        far_bits: the same memory, as integers.
-        highest: 448, of the type of the values.
-        packed: uint8, shape (n,); to write.
+        values: Finite float32 or float64 vector of shape (n,).
+        bits: The same memory, as integers.
+        mask: Mask that removes the sign of such integers.
+        leave: Whether to replace the values by their quantization errors.
+        scales: Output for one scale per block, in the type of the values.
+        scale_bits: The same memory, as integers.
+        near: float32 buffer for the entries of a block.
+        near_bits: The same memory, as integers.
+        far: Another such buffer.
+        far_bits: The same memory, as integers.
+        highest: 448, in the type of the values.
+        packed: uint8 output of shape (n,).
     """
     for block in range(scales.size):
         start, stop = block * near.size, min((block + 1) * near.size, values.size)
@@ -67,7 +67,7 @@ def pack_float8(
             _leave_float8(part, near, near_bits, far, highest, scale)
 
 
-# Loops of their own over parts from their first entry on: only such are made into a few instructions for many entries.
+# Separate loops over slices that start at index 0: only such loops are vectorized.
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -78,7 +78,7 @@ def _find_float8(values: Any, divisor: Any, highest: Any, near: Any) -> None:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _far(near: Any, far: Any) -> None:
-    """Rounds to multiples of 2^-9: their numbers are the last bits."""
+    """Rounds to multiples of 2^-9; the low bits of the result are the multiples."""
     for entry in range(near.size):
         far[entry] = abs(near[entry]) + _STEP
 
@@ -86,7 +86,7 @@ def _far(near: Any, far: Any) -> None:
 @njit(nogil=True, cache=True, error_model="numpy")
 def _code(near: Any, far: Any, packed: Any) -> None:
     for entry in range(packed.size):
-        # 32 bits everywhere: numba makes 64 of what is added, and half as many entries would be done at a time.
+        # The casts keep everything in 32 bits: numba widens sums to 64, which halves the vector width.
         size = np.int32(near[entry] & np.int32(0x7FFFFFFF))
         odd = np.int32(np.int32(size >> 20) & np.int32(1))
         whole = np.int32(np.int32(size + _HALF) + odd)
@@ -106,15 +106,15 @@ def _leave_float8(values: Any, near: Any, near_bits: Any, far: Any, highest: Any
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def read_float8(packed: Any, shares: Any, scales: Any, block: int, add: bool, values: Any) -> None:
-    """Writes, or adds, what numbers stand for.
+    """Decodes E4M3 numbers; writes or adds the result.
 
     Args:
-        packed: uint8, shape (n,), as ``pack_float8`` wrote them.
-        shares: of the type of the values, shape (256,): what each byte stands for.
-        scales: float32 or float64, a number for each block.
-        block: entries of a block.
-        add: whether it is added to what is there.
-        values: of the same type, shape (n,); to write.
+        packed: uint8 codes of shape (n,), as written by ``pack_float8``.
+        shares: Table of the 256 codes' shares, shape (256,), in the type of the values.
+        scales: float32 or float64 scale of each block.
+        block: Number of entries per block.
+        add: Whether to add to ``values`` instead of overwriting them.
+        values: Output of shape (n,), in the type of the scales.
     """
     for row in range(scales.size):
         start, stop = row * block, min((row + 1) * block, values.size)
@@ -131,7 +131,7 @@ def _read_float8(packed: Any, shares: Any, scale: Any, add: bool, values: Any) -
             values[entry] = shares[packed[entry]] * scale
 
 
-# Levels of entries, block by block, in compiled form: what is looked at twice is in the cache the second time.
+# Quantization levels, block by block, so that the second read of an entry hits the cache.
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -149,21 +149,21 @@ def pack_levels(
     row_bits: Any,
     packed: Any,
 ) -> None:
-    """Writes the largest magnitude of each block, and the level of each entry, in planes of packed codes.
+    """Writes the largest magnitude of each block, and the level of each entry, as planes of packed codes.
 
     Args:
-        values: float32 or float64, shape (n,), finite.
-        bits: the same memory, as integers.
-        mask: removes the sign of such integers.
-        top: the highest level, of the type of the values.
-        half: 1.5 times the number from which on the type has whole numbers only: what is added to it is rounded.
-        width: bits of a code.
-        leave: whether what a level stands for is taken out of its value.
-        scales: of the same type, a number for each block; to write.
-        scale_bits: the same memory, as integers.
-        row: of the same type, as many as a block has entries, to work in.
-        row_bits: the same memory, as integers.
-        packed: uint8, all codes, 0 for the lowest level; to write.
+        values: Finite float32 or float64 vector of shape (n,).
+        bits: The same memory, as integers.
+        mask: Mask that removes the sign of such integers.
+        top: Highest level, in the type of the values.
+        half: 1.5 times the smallest number from which on the type holds integers only; adding it rounds to an integer.
+        width: Bits per code.
+        leave: Whether to replace the values by their quantization errors.
+        scales: Output for one scale per block, in the type of the values.
+        scale_bits: The same memory, as integers.
+        row: Buffer for the entries of a block, in the type of the values.
+        row_bits: The same memory, as integers.
+        packed: uint8 output for the codes; the lowest level has code 0.
     """
     for block in range(scales.size):
         start, stop = block * row.size, min((block + 1) * row.size, values.size)
@@ -181,7 +181,7 @@ def pack_levels(
             first = last
 
 
-# Loops of their own over parts from their first entry on: only such are made into a few instructions for many entries.
+# Separate loops over slices that start at index 0: only such loops are vectorized.
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -198,7 +198,7 @@ def _leave_levels(values: Any, row: Any, nought: Any, top: Any, scale: Any) -> N
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _pack(codes: Any, shift: int, packed: Any) -> None:
-    """Of each number the last bits, which are the whole number that was added to half."""
+    # The low bits of each number are the integer that was added to ``half``.
     if shift == 0:
         for entry in range(packed.size):
             packed[entry] = codes[entry]
@@ -209,16 +209,16 @@ def _pack(codes: Any, shift: int, packed: Any) -> None:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def read_levels(packed: Any, width: int, top: Any, scales: Any, block: int, add: bool, values: Any) -> None:
-    """Writes, or adds, what levels stand for.
+    """Decodes levels; writes or adds the result.
 
     Args:
-        packed: uint8, as ``pack_levels`` wrote them.
-        width: bits of a code.
-        top: the highest level, of the type of the values.
-        scales: float32 or float64, a number for each block.
-        block: entries of a block.
-        add: whether it is added to what is there.
-        values: of the same type, shape (n,); to write.
+        packed: uint8 codes, as written by ``pack_levels``.
+        width: Bits per code.
+        top: Highest level, in the type of the values.
+        scales: float32 or float64 scale of each block.
+        block: Number of entries per block.
+        add: Whether to add to ``values`` instead of overwriting them.
+        values: Output of shape (n,), in the type of the scales.
     """
     code = np.uint8((1 << width) - 1)
     for row in range(scales.size):
@@ -243,12 +243,12 @@ def _read_levels(packed: Any, shift: Any, code: Any, top: Any, scale: Any, add: 
             values[entry] = level / top * scale
 
 
-# Numba turns whole numbers of both signs into floating point where they meet.
+# Unsigned constants: numba promotes mixed signed and unsigned integers to floating point.
 _ZERO = np.uint64(0)
 _ONE = np.uint64(1)
 _BYTE = np.uint64(8)
 
-# Of what is left of whole bytes.
+# Widths of the planes that hold the bits beyond whole bytes.
 _WIDTHS = (4, 2, 1)
 
 _low_bits = njit(nogil=True, cache=True)(low_bits)
@@ -256,15 +256,15 @@ _low_bits = njit(nogil=True, cache=True)(low_bits)
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def write(values: Any, indices: Any, capacity: int, length: int, step: int, out: Any) -> None:
-    """Writes a message: values, and the code of their indices.
+    """Writes a message: values, followed by the encoded indices.
 
     Args:
-        values: whole numbers of the size of a value, as many as indices.
-        indices: as for ``encode``.
-        capacity: how many the message is for; zeros fill it up.
-        length: of the dense vector.
-        step: the number of low bits is a multiple of it.
-        out: uint8, aligned as values have to be; what is longer than the message is filled up with zeros.
+        values: Values as integers of their size.
+        indices: Indices as for ``encode``.
+        capacity: Number of entries of the message, padded with zeros.
+        length: Length of the dense vector.
+        step: The number of low bits is a multiple of it.
+        out: uint8 output, aligned for the values; space after the message is filled with zeros.
     """
     border = capacity * values.itemsize
     room = out[:border].view(values.dtype)
@@ -275,14 +275,14 @@ def write(values: Any, indices: Any, capacity: int, length: int, step: int, out:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def encode(indices: Any, capacity: int, length: int, step: int, out: Any) -> None:
-    """Writes the code of indices.
+    """Encodes indices.
 
     Args:
-        indices: int64, strictly increasing, below ``length``, at most ``capacity``.
-        capacity: how many the code is for; indices that are ``length`` fill it up.
-        length: of the dense vector.
-        step: the number of low bits is a multiple of it.
-        out: uint8; what is longer than the code is filled up with zeros.
+        indices: int64 indices, strictly increasing, below ``length``, at most ``capacity`` of them.
+        capacity: Number of indices of the message, padded with the index ``length``.
+        length: Length of the dense vector.
+        step: The number of low bits is a multiple of it.
+        out: uint8 output; space after the code is filled with zeros.
     """
     low = _low_bits(capacity, length, step)
     planes = low // 8
@@ -307,7 +307,7 @@ def _write_plane(indices: Any, length: int, shift: int, out: Any) -> None:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _write_codes(indices: Any, length: int, shift: int, width: int, capacity: int, out: Any) -> None:
-    """Writes a few bits of each index; as many times as they fit into a byte, over the same memory."""
+    """Writes a few bits of each index as a plane (see ``spardl.vector.bits``)."""
     size, mask = out.size, (1 << width) - 1
     filling = (length >> shift) & mask
     out[:] = 0
@@ -322,7 +322,7 @@ def _write_codes(indices: Any, length: int, shift: int, width: int, capacity: in
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _write_bits(indices: Any, length: int, low: int, capacity: int, out: Any) -> None:
-    """Writes the bitmap; a word stays in a register until all its bits are known."""
+    """Writes the bitmap; each word stays in a register until it is complete."""
     place, word = 0, _ZERO
     for entry in range(indices.size):
         bit = (indices[entry] >> low) + entry
@@ -340,7 +340,7 @@ def _write_bits(indices: Any, length: int, low: int, capacity: int, out: Any) ->
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _write_word(word: Any, place: int, out: Any) -> int:
-    """Writes what of a word is within ``out``; returns the place of the next one."""
+    """Writes the bytes of a word that are within ``out``; returns the index of the next word."""
     if 8 * place + 8 <= out.size:
         for byte in range(8):
             out[8 * place + byte] = word >> np.uint64(8 * byte)
@@ -352,16 +352,16 @@ def _write_word(word: Any, place: int, out: Any) -> int:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def decode(messages: Any, slots: Any, indices: Any, values: Any) -> int:
-    """Reads messages that lie end to end, as one vector.
+    """Decodes concatenated messages as one vector.
 
     Args:
-        messages: uint8, aligned as values have to be.
-        slots: int64, shape (messages, 3): capacity, length and step of each.
-        indices: int64, as long as all capacities together; to write.
-        values: whole numbers of the size of a value, as long; to write.
+        messages: uint8 array, aligned for the values.
+        slots: int64 array of shape (messages, 3): capacity, length and step of each message.
+        indices: int64 output, as long as all capacities together.
+        values: Output for the values as integers of their size, of the same length.
 
     Returns:
-        How many entries there are, or -1 if there are fewer bytes than the slots say.
+        Number of entries, or -1 if there are fewer bytes than the slots require.
     """
     raw = messages[: messages.size // values.itemsize * values.itemsize].view(values.dtype)
     begin, start, done = 0, 0, 0
@@ -395,14 +395,14 @@ def _copy(values: Any, out: Any) -> None:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _read_bits(code: Any, low: int, out: Any) -> Any:
-    """Reads upper parts until the room or the bitmap ends; returns how many there are."""
+    """Decodes the high bits until the output or the bitmap ends; returns the number of entries."""
     found = 0
     for place in range(code.size // 8):
         word = _word(code, place)
         end = found + np.int64(number_of_bits(word))
         if end + 3 > out.size:
             return _read_rest(code, place, low, found, out)
-        # Four at a time is faster; up to three too many are written, and overwritten next.
+        # Four at a time is faster; up to three extra entries are written, and overwritten next.
         while found < end:
             first = np.int64(lowest_bit(word))
             word &= word - _ONE
@@ -424,7 +424,7 @@ def _read_bits(code: Any, low: int, out: Any) -> Any:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _read_rest(code: Any, place: int, low: int, found: int, out: Any) -> Any:
-    """Reads upper parts from a word on, one at a time."""
+    """Decodes the high bits from word ``place`` on, one entry at a time."""
     for later in range(place, (code.size + 7) // 8):
         word = _word(code, later)
         while word and found < out.size:
@@ -448,7 +448,7 @@ def _word(code: Any, place: int) -> Any:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _read_lows(code: Any, low: int, length: int, start: int, out: Any, found: int) -> int:
-    """Completes indices, and adds ``start``; returns how many there are before those that fill up."""
+    """Adds the low bits and ``start`` to the indices; returns the number of entries without padding."""
     capacity, planes = out.size, low // 8
     for plane in range(planes):
         part = code[plane * capacity :]

@@ -1,7 +1,6 @@
-"""Single entries of a long vector in compiled form: what torch's indexing does, at several times its speed.
+"""Compiled kernels for sparse vectors: indexed access, sums, and set operations, several times faster than torch.
 
-Positions are trusted: they were found in the vector. They are read as unsigned, or numba would test each for being
-negative, to count it from the end.
+Positions are not checked. They are cast to unsigned integers, because numba tests signed ones for negative indices.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ __all__ = [
 ]
 
 
-# Sums of sorted sparse vectors in compiled form, each index added up from the first vector to the last.
+# Sums of sorted sparse vectors; each entry is summed from the first vector to the last.
 
 
-# So that a word has a bit for each word of marks, and all fits into the first-level cache.
+# Window size: one word has a bit for each word of marks, and all marks fit in the first-level cache.
 _WIDTH = 64 * 64
 _ZERO = np.uint64(0)
 _ONE = np.uint64(1)
@@ -40,28 +39,28 @@ _USED_UP = np.iinfo(np.int64).max
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def add_two(indices: Any, values: Any, other_indices: Any, other_values: Any, out_indices: Any, out_values: Any) -> Any:
-    """Adds two vectors.
+    """Adds two sparse vectors.
 
     Args:
-        indices: int64, strictly increasing: the first vector's.
-        values: float32 or float64, as many.
-        other_indices: the second vector's.
-        other_values: as many.
-        out_indices: int64, as long as both vectors together; to write.
-        out_values: as long; to write.
+        indices: int64 indices of the first vector, strictly increasing.
+        values: float32 or float64 values of the first vector.
+        other_indices: Indices of the second vector.
+        other_values: Values of the second vector.
+        out_indices: int64 output, as long as both vectors together.
+        out_values: Output of the same length.
 
     Returns:
-        How many entries the sum has.
+        Number of entries of the sum.
     """
     nothing = values.dtype.type(0)
     one, other, done = 0, 0, 0
     while one < indices.size and other < other_indices.size:
         index, other_index = indices[one], other_indices[other]
-        # Loaded in any case: which index is lower cannot be foreseen, and half of all branches would be taken wrongly.
+        # Load both: the comparison is unpredictable, and a branch would be mispredicted half of the time.
         value, other_value = values[one], other_values[other]
         first, second = index <= other_index, other_index <= index
         out_indices[done] = min(index, other_index)
-        # Sums begin with 0, as in the portable twin: a value of -0.0 alone becomes 0.0 in both.
+        # Start from +0 like the portable version: a lone value of -0.0 becomes 0.0 in both.
         out_values[done] = (nothing + (value if first else nothing)) + (other_value if second else nothing)
         one += first
         other += second
@@ -81,17 +80,17 @@ def _add_rest(indices: Any, values: Any, out_indices: Any, out_values: Any, done
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def add_all(indices: Any, values: Any, ends: Any, out_indices: Any, out_values: Any) -> int:
-    """Adds any number of vectors, a window of the dense vector after the other; windows without entries cost nothing.
+    """Adds any number of sparse vectors, one window of the dense vector at a time; empty windows cost nothing.
 
     Args:
-        indices: int64, those of all vectors after each other; strictly increasing in each.
-        values: float32 or float64, as many.
-        ends: int64, where each vector ends in them.
-        out_indices: int64, as long as ``indices``; to write.
-        out_values: as long; to write.
+        indices: Concatenated int64 indices of all vectors, strictly increasing in each.
+        values: Concatenated float32 or float64 values.
+        ends: int64 end of each vector in them.
+        out_indices: int64 output, as long as ``indices``.
+        out_values: Output of the same length.
 
     Returns:
-        How many entries the sum has.
+        Number of entries of the sum.
     """
     sums, marks = np.zeros(_WIDTH, values.dtype), np.zeros(_WIDTH // 64, np.uint64)
     places, heads = np.empty_like(ends), np.empty_like(ends)
@@ -117,11 +116,11 @@ def add_all(indices: Any, values: Any, ends: Any, out_indices: Any, out_values: 
 def _add_window(
     indices: Any, values: Any, places: Any, heads: Any, ends: Any, vector: int, stop: int, sums: Any, marks: Any
 ) -> Any:
-    """Adds a vector's entries below ``stop``; returns a bit for each word of marks that was used."""
+    """Adds a vector's entries below ``stop``; returns a bit for each word of marks used."""
     used, entry, end = _ZERO, places[vector], ends[vector]
     index = heads[vector]
     while index < stop:
-        # The same as index - base, but inside the window whatever the index is.
+        # Equals index - base, but stays inside the window for any index.
         position = index & (_WIDTH - 1)
         sums[position] += values[entry]
         marks[position >> 6] |= _ONE << np.uint64(position & 63)
@@ -134,7 +133,7 @@ def _add_window(
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _take_window(sums: Any, marks: Any, used: Any, base: int, out_indices: Any, out_values: Any, done: int) -> int:
-    """Writes the entries of a window in order, and leaves it empty; returns how many there are so far."""
+    """Writes the entries of a window in order, and empties it; returns the number of entries written so far."""
     while used:
         word = np.int64(lowest_bit(used))
         used &= used - _ONE
@@ -149,30 +148,30 @@ def _take_window(sums: Any, marks: Any, used: Any, base: int, out_indices: Any, 
     return done
 
 
-# Increasing positions in compiled form: which of them others have, and what is at some places and at all others.
+# Set operations on increasing positions.
 
 
-# Positions that are marked at a time, a byte each: they fit into a first-level cache.
+# Positions marked at a time, one byte each: the marks fit in a first-level cache.
 _TILE = 1 << 15
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def within(positions: Any, others: Any, out: Any) -> int:
-    """Writes at which places of ``positions`` there are some of ``others``.
+    """Writes the indices of those ``positions`` that occur in ``others``.
 
     Args:
-        positions: int64, some increasing runs end to end.
-        others: int64, strictly increasing.
-        out: int64, as long as ``positions``: gets the places.
+        positions: int64 positions, a few concatenated increasing runs.
+        others: int64 positions, strictly increasing.
+        out: int64 output, as long as ``positions``.
 
     Returns:
-        How many there are.
+        Number of indices written.
     """
     found = np.empty(positions.size, np.bool_)
     among(positions, others, found)
     count = 0
     for place in range(positions.size):
-        # Written always and counted only if it counts: which it is cannot be foreseen.
+        # Write always and count conditionally: a branch would be mispredicted often.
         out[count] = place
         count += np.int64(found[place])
     return count
@@ -180,12 +179,12 @@ def within(positions: Any, others: Any, out: Any) -> int:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def among(positions: Any, others: Any, found: Any) -> None:
-    """Writes which of ``positions`` are among ``others``.
+    """Determines which ``positions`` occur in ``others``.
 
     Args:
-        positions: int64, some increasing runs end to end.
-        others: int64, strictly increasing.
-        found: bool, as long as ``positions``; to write.
+        positions: int64 positions, a few concatenated increasing runs.
+        others: int64 positions, strictly increasing.
+        found: bool output, as long as ``positions``.
     """
     marks = np.zeros(_TILE, np.uint8)
     begin, number = 0, np.uint8(0)
@@ -199,11 +198,9 @@ def among(positions: Any, others: Any, found: Any) -> None:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _among_run(positions: Any, others: Any, marks: Any, number: Any, found: Any) -> Any:
-    """The same of one run, window by window: each look is for itself, where a merge must wait for the one before.
-
-    Marks of a window are its number, which is never 0, so that those of the window before need not be removed; returned
-    is the last one.
-    """
+    """Like ``among`` for one increasing run, window by window; returns the last mark used."""
+    # Lookups in marks are independent of each other, whereas each step of a merge depends on the previous one. Marks
+    # are numbered by window and never 0, so earlier windows need not be cleared.
     while positions.size:
         number = np.uint8(number + 1)
         if not number:
@@ -223,13 +220,13 @@ def _among_run(positions: Any, others: Any, marks: Any, number: Any, found: Any)
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def split(array: Any, places: Any, chosen: Any, others: Any) -> None:
-    """Cuts an array in two.
+    """Splits an array into selected and other entries.
 
     Args:
-        array: shape (m,).
-        places: int64, strictly increasing.
-        chosen: gets what is at these places.
-        others: gets what is at all others.
+        array: Array of shape (m,).
+        places: int64 indices, strictly increasing.
+        chosen: Output for the entries at these indices.
+        others: Output for all other entries.
     """
     begin = 0
     for index in range(places.size):
@@ -243,7 +240,7 @@ def split(array: Any, places: Any, chosen: Any, others: Any) -> None:
 
 
 _CHUNK = 4096
-# So many entries ahead, their memory is asked for: a processor alone waits for a few at a time.
+# Prefetch distance in entries: without prefetching, a processor has only a few loads in flight.
 _AHEAD = 64
 _SIGN, _MAGNITUDE, _INFINITE = np.uint32(1 << 31), np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
 _HALF, _UPPER, _LARGEST = np.uint32(0x7FFF), np.uint32(0xFFFF0000), np.uint32(0x7F7F0000)
@@ -251,7 +248,7 @@ _HALF, _UPPER, _LARGEST = np.uint32(0x7FFF), np.uint32(0xFFFF0000), np.uint32(0x
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def gather(values: Any, positions: Any, out: Any) -> None:
-    """``out`` gets the entries."""
+    """Copies the entries at ``positions`` to ``out``."""
     last = positions.size - 1
     for index in range(positions.size):
         fetch(values, positions[min(index + _AHEAD, last)])
@@ -260,7 +257,7 @@ def gather(values: Any, positions: Any, out: Any) -> None:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def put(values: Any, positions: Any, new: Any) -> None:
-    """The entries become ``new``."""
+    """Sets the entries at ``positions`` to ``new``."""
     last = positions.size - 1
     for index in range(positions.size):
         fetch(values, positions[min(index + _AHEAD, last)])
@@ -269,17 +266,17 @@ def put(values: Any, positions: Any, new: Any) -> None:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def put_others(values: Any, mask: Any, positions: Any, new: Any, kept: Any) -> Any:
-    """The entries become ``new``, but for those at positions that are ``kept``, too.
+    """Sets the entries at ``positions`` to ``new``, except those at ``kept`` positions.
 
     Args:
-        values: shape (n,), as integers.
-        mask: removes the sign.
-        positions: some increasing runs end to end.
-        new: as many, as integers.
-        kept: increasing positions.
+        values: Vector of shape (n,), as integers.
+        mask: Mask that removes the sign.
+        positions: Positions, a few concatenated increasing runs.
+        new: New entries, as integers.
+        kept: Increasing positions that are not changed.
 
     Returns:
-        The bits of the largest magnitude that stayed; a NaN is larger than any number.
+        Bits of the largest magnitude that was kept; a NaN exceeds all numbers.
     """
     stays = np.empty(positions.size, np.bool_)
     among(positions, kept, stays)
@@ -288,7 +285,7 @@ def put_others(values: Any, mask: Any, positions: Any, new: Any, kept: Any) -> A
     for index in range(positions.size):
         fetch(values, positions[min(index + _AHEAD, last)])
         place = np.uint64(positions[index])
-        # Chosen by its bits: no branch to mispredict.
+        # Bit masks instead of a branch, which would be mispredicted often.
         now, changes = values[place], np.int64(stays[index]) - 1
         most = max(most, kind(now & mask & ~changes))
         values[place] = now ^ ((now ^ new[index]) & changes)
@@ -297,7 +294,7 @@ def put_others(values: Any, mask: Any, positions: Any, new: Any, kept: Any) -> A
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def cut(values: Any, positions: Any, out: Any) -> None:
-    """``out`` gets the entries, which become 0."""
+    """Copies the entries at ``positions`` to ``out``, and sets them to zero."""
     last = positions.size - 1
     for index in range(positions.size):
         fetch(values, positions[min(index + _AHEAD, last)])
@@ -308,10 +305,10 @@ def cut(values: Any, positions: Any, out: Any) -> None:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def add(values: Any, positions: Any, amounts: Any, before: Any) -> Any:
-    """``before`` gets the entries, to which ``amounts`` are added then. No position may come twice.
+    """Adds ``amounts`` to the entries at distinct ``positions``, and copies the previous entries to ``before``.
 
     Returns:
-        The largest magnitude of the amounts; NaN if there is one.
+        Largest magnitude of the amounts; NaN if one is NaN.
     """
     last, most, odd = positions.size - 1, amounts.dtype.type(0), False
     for index in range(positions.size):
@@ -326,12 +323,12 @@ def add(values: Any, positions: Any, amounts: Any, before: Any) -> Any:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def cut_to_bfloat16(values: Any, positions: Any, before: Any, sent: Any, errors: Any) -> None:
-    """Rounds float32 entries, ``before``, to what is ``sent``; the difference stays, and goes to ``errors``.
+    """Rounds float32 entries to bfloat16: writes originals, rounded values and errors; the errors replace the entries.
 
-    To the nearest, ties to even; finite numbers stay finite. Infinities and NaNs stay what they are, and leave nothing.
+    Rounds to nearest, ties to even; finite numbers stay finite. Infinities and NaNs are kept and have an error of 0.
     """
-    # A chunk stays in the cache until its errors are written. Plain loops: the first has many loads under way at once,
-    # the next two work on several entries at once.
+    # A chunk stays in the cache until its errors are written. Simple loops: the first one keeps many loads in flight,
+    # the next two are vectorized.
     for begin in range(0, positions.size, _CHUNK):
         end = min(begin + _CHUNK, positions.size)
         places, brief = positions[begin:end], sent[begin:end]
@@ -343,7 +340,7 @@ def cut_to_bfloat16(values: Any, positions: Any, before: Any, sent: Any, errors:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _round(bits: Any, out: Any) -> None:
-    """The bits of float32 numbers, rounded to bfloat16."""
+    """Rounds the bits of float32 numbers to bfloat16."""
     for index in range(bits.size):
         magnitude, sign = np.uint32(bits[index] & _MAGNITUDE), np.uint32(bits[index] & _SIGN)
         odd = np.uint32(np.uint32(magnitude >> np.uint32(16)) & np.uint32(1))
@@ -353,6 +350,6 @@ def _round(bits: Any, out: Any) -> None:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _subtract(values: Any, others: Any, out: Any) -> None:
-    """The differences, 0 where a value is not finite."""
+    """Differences of two arrays, 0 where a value is not finite."""
     for index in range(values.size):
         out[index] = values[index] - others[index] if abs(values[index]) < np.inf else np.float32(0)

@@ -1,10 +1,9 @@
-"""Selection with a carried threshold on a GPU: one pass over memory adds the gradient and marks what is large.
+"""Selection with a reused threshold on a GPU: one pass over memory adds the gradient and marks large entries.
 
-What limits such a step is memory traffic: the gradient is read, the residual read and written, and no entry should
-cross the bus once more because of the selection. So the pass that adds leaves one bit per entry behind (1/32 of a
-float32 vector) and the number of bits set in each tile; their prefix sums are the places of the positions in the
-result. That order is the order of the vector: nothing is sorted, no program waits for another, and no atomic operation
-makes two runs differ.
+Memory traffic limits such a step: it reads the gradient, and reads and writes the residual. Selection should not read
+any entry again. The pass that adds therefore writes one bit per entry (1/32 of a float32 vector) and the number of set
+bits in each tile; their prefix sums are the offsets of the positions in the result. The result is in vector order
+without sorting, programs do not wait for each other, and without atomic operations runs are reproducible.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from torch import Tensor
 
 __all__ = ["add_and_list"]
 
-_TILE = 4096  # entries of one program: 16 per thread and vector, enough loads in flight with a few programs per SM
-_GROUP = 8  # tiles whose bits one program turns into positions: one tile has only 512 bytes of them
+_TILE = 4096  # entries per program: 16 per thread and vector, enough loads in flight with a few programs per SM
+_GROUP = 8  # tiles whose bits one program turns into positions: one tile has only 512 bytes of bits
 _WARPS = 8
-_EXACT = False  # no multiplication is fused with an addition; to say so spares users a warning of Triton's
-_END = 2**63 - 1  # no position is behind it: where the last segment ends
+_EXACT = False  # disables fused multiply-add; passing it explicitly avoids a Triton warning
+_END = 2**63 - 1  # end of the last segment, after all positions
 
 
 def add_and_list(
@@ -37,21 +36,21 @@ def add_and_list(
 ) -> tuple[Tensor, list[int]]:
     """Adds a gradient to a residual in place, and lists the entries of some ranges that reach a magnitude.
 
-    The sum has the bits of ``memory.add_(gradient)``. Entries in no range are added, too, and not listed. An infinity
-    is large; a NaN would not be listed. The host waits for the device once, for the counts; the positions may still be
-    on their way when this returns, in the order of the current stream. Scratch space is n/8 bytes.
+    The sum has the bits of ``memory.add_(gradient)``. Entries outside all ranges are added as well, but not listed.
+    Infinities are listed, NaNs are not. The host synchronizes with the device once, for the counts; the kernel that
+    writes the positions may still be running on the current stream on return. Scratch space is n/8 bytes.
 
     Args:
-        memory: float32, bfloat16 or float64, shape (n,), contiguous, on a GPU; changed.
-        gradient: shape (n,), like ``memory``; ``None`` to add nothing.
-        starts: where each range begins; ranges are in order and do not overlap.
-        stops: where each range ends, itself not in it.
-        bounds: the least magnitude to list, of each range, exactly representable in the type of ``memory``.
-        room: how many positions there may be in all ranges together.
+        memory: float32, bfloat16 or float64 GPU tensor of shape (n,), contiguous; modified in place.
+        gradient: Tensor like ``memory``, shape (n,); ``None`` to add nothing.
+        starts: Starts of the ranges, which are in order and do not overlap.
+        stops: Ends of the ranges, exclusive.
+        bounds: Least magnitude to list for each range, exactly representable in the dtype of ``memory``.
+        room: Maximum number of positions in all ranges together.
 
     Returns:
-        The positions, int64, shape (found,), strictly increasing, and how many of them are in each range. A range that
-        has more than the ranges before it have left room for has -1, and no positions.
+        int64 positions of shape (found,), strictly increasing, and the number of positions in each range. A range with
+        more entries than the room left by earlier ranges has -1 and no positions.
     """
     with torch.cuda.device_of(memory):
         tiles = triton.cdiv(memory.numel(), _TILE)
@@ -66,22 +65,21 @@ def add_and_list(
 
 
 def _on(memory: Tensor, numbers: list[int] | list[float], dtype: torch.dtype = torch.int64) -> Tensor:
-    """A table beside ``memory``. From pageable memory this is safe, and does not make the host wait for the device."""
+    """Copies a table to the device of ``memory``. From pageable memory, this neither races nor blocks the host."""
     return torch.tensor(numbers, dtype=dtype).to(memory.device, non_blocking=True)
 
 
 def _add(
     memory: Tensor, gradient: Tensor | None, edges: Tensor, bounds: Sequence[float], tiles: int
 ) -> tuple[Tensor, Tensor]:
-    """The pass over memory.
-
-    The edges of the ranges cut the line into segments, ranges and gaps by turns, some of them empty. A gap has a bound
-    that nothing reaches: NaN. So has what lies behind the vector, and the last tile needs no other care.
+    """Runs the kernel that adds and marks entries.
 
     Returns:
-        One bit per entry, int32, shape (tiles * _TILE / 32,), and how many are set before each tile and in all, int64,
-        shape (tiles + 1,).
+        One bit per entry, int32, shape (tiles * _TILE / 32,), and the number of set bits before each tile and in
+        total, int64, shape (tiles + 1,).
     """
+    # The edges of the ranges split the vector into segments: alternating gaps and ranges, some of them empty. Gaps, and
+    # positions after the end of the vector, have the bound NaN, which no entry reaches.
     nan = float("nan")
     by_segment = [nan, *(bound for both in ((bound, nan) for bound in bounds) for bound in both)]
     wide = torch.float64 if memory.dtype == torch.float64 else torch.float32
@@ -107,20 +105,18 @@ def _add(
 def _positions(
     words: Tensor, before: Tensor, starts: Sequence[int], stops: Sequence[int], hits: list[int], room: int
 ) -> tuple[Tensor, list[int]]:
-    """Turns bits into positions, of all ranges that fit.
-
-    Neighbours that fit are one run, with one launch: nothing is set in the gaps between them.
+    """Turns bits into positions, for all ranges that fit.
 
     Args:
-        words: one bit per entry.
-        before: the bits set before each tile, and in all.
-        starts: where each range begins.
-        stops: where each range ends.
-        hits: the bits set before each start and stop, in that order by range.
-        room: how many positions there may be.
+        words: One bit per entry.
+        before: Number of set bits before each tile, and in total.
+        starts: Starts of the ranges.
+        stops: Ends of the ranges.
+        hits: Number of set bits before each start and stop, range by range.
+        room: Maximum number of positions.
 
     Returns:
-        The positions, and how many of each range, or -1.
+        The positions, and the number of positions in each range, or -1.
     """
     tiles, counts, used = len(before) - 1, [], 0
     for index in range(len(starts)):
@@ -129,6 +125,7 @@ def _positions(
         used += max(counts[-1], 0)
     positions = torch.empty(used, dtype=torch.int64, device=words.device)
     listed = 0
+    # Adjacent ranges that fit share one launch: no bits are set in the gaps between them.
     for fits, members in groupby(range(len(counts)), key=lambda index: counts[index] >= 0):
         first, *others = members
         last = others[-1] if others else first
@@ -154,10 +151,8 @@ def _positions(
 
 
 def _kernel(function: Callable[..., object]) -> Any:
-    """Compiles a function for the device, at its first launch.
-
-    Its integers differ from call to call: each new property of theirs (one, a multiple of 16) would compile it anew.
-    """
+    """Compiles a function for the device at its first launch."""
+    # Specialization on integers (equal to 1, multiple of 16) would recompile the kernel: they differ from call to call.
     integers = [name for name, kind in function.__annotations__.items() if kind == "int"]
     return triton.jit(function, do_not_specialize=integers)
 
@@ -174,13 +169,13 @@ def _add_tile(
     counts: tl.tensor,
     tile: tl.constexpr,
 ) -> None:
-    """Adds one tile, and stores its bits and their number. Segment i begins at ``edges[i]``."""
+    """Adds one tile; stores its bits and their number. Segment i starts at ``edges[i]``."""
     number = tl.program_id(0)
     start = number.to(tl.int64) * tile
     stop = start + tile
     at = start + tl.arange(0, tile)
     wide: tl.constexpr = bounds.dtype.element_ty
-    # Only full tiles go without a mask, which would keep loads from being 16 bytes wide: its end could be anywhere.
+    # Only full tiles avoid the mask, which may end anywhere and would prevent 16-byte loads.
     if stop <= length:
         magnitude = _added(memory, gradient, at, None, wide)
     else:
@@ -195,11 +190,11 @@ def _add_tile(
     bits = _packed(magnitude, tl.load(bounds + segment), tile)
     edge = tl.load(edges + segment + 1)
     first = start + 32 * tl.arange(0, tile // 32)
-    while edge < stop:  # a tile across edges: each further segment has its say about what is behind its edge
+    while edge < stop:  # a tile across edges: each further segment decides the bits after its start
         segment += 1
         settled = _below(edge - first)
         behind = _packed(magnitude, tl.load(bounds + segment), tile)
-        bits = behind ^ ((bits ^ behind) & settled)  # ~ of unsigned numbers fails in the interpreter
+        bits = behind ^ ((bits ^ behind) & settled)  # avoids ~, which fails for unsigned numbers in the interpreter
         edge = tl.load(edges + segment + 1)
     tl.store(words + first // 32, bits.to(tl.int32, bitcast=True))
     tl.store(counts + number, tl.sum(_ones(bits)))
@@ -209,7 +204,7 @@ def _add_tile(
 def _added(
     memory: tl.tensor, gradient: tl.tensor | None, at: tl.tensor, inside: tl.tensor | None, wide: tl.constexpr
 ) -> tl.tensor:
-    """Adds in place, and gives magnitudes as they were stored, in the type of the bounds."""
+    """Adds in place; returns the stored magnitudes in the dtype of the bounds."""
     stored = tl.load(memory + at, mask=inside)
     value = _widened(stored, wide)
     if gradient is not None:
@@ -220,7 +215,7 @@ def _added(
 
 @_kernel
 def _widened(stored: tl.tensor, wide: tl.constexpr) -> tl.tensor:
-    """A value in the type of the bounds."""
+    """Converts a value to the dtype of the bounds."""
     value = stored
     if stored.dtype != wide:
         value = (stored.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(wide, bitcast=True)
@@ -229,12 +224,10 @@ def _widened(stored: tl.tensor, wide: tl.constexpr) -> tl.tensor:
 
 @_kernel
 def _rounded(value: tl.tensor, narrow: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """A sum in the type of memory, and the same number in the type of the bounds.
-
-    To bfloat16 it is rounded in whole numbers: Triton's interpreter rounds conversions otherwise than a GPU does, and
-    bits that no test can see are not to be relied upon. Adding 0x7FFF, and one more if the last bit to stay is set,
-    carries into that bit where rounding to nearest, ties to even, goes up. It would carry out of a NaN: that is kept.
-    """
+    """Rounds a sum to the dtype of memory; returns it in that dtype and in the dtype of the bounds."""
+    # bfloat16 is rounded in integer arithmetic, because Triton's interpreter rounds conversions differently from a GPU
+    # and the tests run in the interpreter. Adding 0x7FFF, plus 1 if the last kept bit is set, carries into that bit
+    # exactly where rounding to nearest, ties to even, goes up. NaNs are kept: the carry would destroy them.
     stored = value
     if value.dtype != narrow:
         raw = value.to(tl.uint32, bitcast=True)
@@ -246,14 +239,14 @@ def _rounded(value: tl.tensor, narrow: tl.constexpr) -> tuple[tl.tensor, tl.tens
 
 @_kernel
 def _packed(magnitude: tl.tensor, bound: tl.tensor, tile: tl.constexpr) -> tl.tensor:
-    """One bit per entry that reaches the bound, shape (tile / 32,); the first is the lowest of the first word."""
+    """One bit per entry that reaches the bound, shape (tile / 32,); the lowest bit of the first word comes first."""
     rows = tl.reshape(magnitude >= bound, [tile // 32, 32])
     return tl.sum(rows.to(tl.uint32) << tl.arange(0, 32).to(tl.uint32)[None, :], axis=1)
 
 
 @_kernel
 def _ones(word: tl.tensor) -> tl.tensor:
-    """How many bits are set in each word of 32, int32. Source: Warren, Hacker's Delight, 2nd edition, section 5-1."""
+    """Number of set bits in each 32-bit word, int32. Source: Warren, Hacker's Delight, 2nd edition, section 5-1."""
     word = word - ((word >> 1) & 0x55555555)
     word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
     word = (word + (word >> 4)) & 0x0F0F0F0F
@@ -263,7 +256,8 @@ def _ones(word: tl.tensor) -> tl.tensor:
 
 @_kernel
 def _below(bit: tl.tensor) -> tl.tensor:
-    """A word with all bits set that are below one, which may lie outside of it. 64 bits: no shift by 32 in a word."""
+    """Word in which all bits below ``bit`` are set; ``bit`` may lie outside of the word."""
+    # In 64 bits, because a shift by 32 is undefined in a 32-bit word.
     one = tl.full([1], 1, tl.int64)
     return ((one << tl.minimum(tl.maximum(bit, 0), 32)) - 1).to(tl.uint32)
 
@@ -272,9 +266,9 @@ def _below(bit: tl.tensor) -> tl.tensor:
 def _bits(
     words: tl.tensor, first: tl.tensor, tiles: int, size: tl.constexpr, tile: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Some words from one on, those behind the last tile 0; and the position of the first bit of each."""
-    # Said to be scattered, as the positions are: else threads would hold neighbours, for wide loads of these few bytes,
-    # and hand them to each other at every store.
+    """Loads words from ``first`` on, 0 after the last tile; returns them and the position of their first bits."""
+    # Declared non-contiguous like the positions. Otherwise, threads would hold neighboring words, for wide loads of few
+    # bytes, and exchange them at every store.
     at = tl.max_contiguous(first + tl.arange(0, size), 1)
     word = tl.load(words + at, mask=at < tl.cast(tiles, tl.int64) * (tile // 32), other=0)
     return word.to(tl.uint32, bitcast=True), at * 32
@@ -284,11 +278,11 @@ def _bits(
 def _count_below(
     words: tl.tensor, before: tl.tensor, tiles: int, edges: tl.tensor, hits: tl.tensor, tile: tl.constexpr
 ) -> None:
-    """How many bits are set before one edge of a range (edge 0 belongs to no range)."""
+    """Counts the set bits before one edge of a range (edge 0 belongs to no range)."""
     number = tl.program_id(0)
     edge = tl.load(edges + number + 1)
     block = edge // tile
-    # An edge at the end of the vector may belong to no tile.
+    # An edge at the end of the vector may be outside of all tiles.
     word, start = _bits(words, block * (tile // 32), tiles, tile // 32, tile)
     inside = tl.sum(_ones(word & _below(edge - start)))
     tl.store(hits + number, tl.load(before + block) + inside)
@@ -310,12 +304,12 @@ def _list_group(
     """Lists the positions in [lower, upper) of one group of tiles; ``earlier`` bits are set before ``lower``."""
     first = (tl.program_id(0) + offset).to(tl.int64) * group
     rank = tl.load(before + first)
-    if tl.load(before + tl.minimum(first + group, tiles)) > rank:  # where little is listed, most groups end here
+    if tl.load(before + tl.minimum(first + group, tiles)) > rank:  # most groups are empty if little is listed
         word, start = _bits(words, first * (tile // 32), tiles, group * (tile // 32), tile)
         word = word & (_below(upper - start) ^ _below(lower - start))
         count = _ones(word)
         place = tl.maximum(rank - earlier, 0) + tl.cumsum(count) - count
-        for _ in range(tl.max(count)):  # each turn takes the lowest bit of every word
+        for _ in range(tl.max(count)):  # each iteration takes the lowest bit of every word
             lowest = _ones((word - 1) ^ (word & (word - 1)))
             tl.store(positions + place, start + lowest, mask=word != 0)
             word = word & (word - 1)

@@ -1,7 +1,7 @@
-"""The selection in compiled form: exact top-k of ranges.
+"""Compiled kernels for selection: threshold lists, the largest magnitude, and exact top-k of ranges.
 
-Magnitudes are compared as whole numbers: without its sign bit, the bits of a floating-point number grow with its
-magnitude. Vectors of bfloat16 and float16 come as in ``spardl.vector.kernels.words``.
+Magnitudes are compared as integers: without its sign bit, the bits of a floating-point number increase with its
+magnitude. Vectors of bfloat16 and float16 are passed as described in ``spardl.vector.kernels.words``.
 """
 
 from __future__ import annotations
@@ -19,17 +19,14 @@ from spardl.vector.kernels.words import fetch, is_short, lowest_bit, number_of_b
 __all__ = ["add_and_list", "collect", "divide", "largest", "list_of", "search"]
 
 
-# One pass over memory in compiled form: adds a gradient, clears it, and lists which entries are large then.
-#
-# Vectors of bfloat16 and float16 come as in ``spardl.vector.kernels.words``.
+# One pass over memory that adds a gradient, clears it, and lists the entries that are large afterwards.
 
 
-# Entries that are tested together, without a branch: the results fit into one word.
+# Entries tested together without a branch: the results fit in one word.
 _STRIDE = 64
-# Entries of float32 in a line of a cache, and how many entries ahead memory is asked for: a processor alone stops at
-# the end of every page.
+# float32 entries per cache line, and the prefetch distance in entries: hardware prefetchers stop at the end of a page.
 _LINE, _AHEAD = 16, 1024
-# Entries that are added up before they are compared, where one loop does not become wide instructions for both.
+# Entries that are added before they are compared, for types where a single loop is not vectorized for both.
 _NEAR = 4096
 
 
@@ -37,9 +34,9 @@ _NEAR = 4096
 def _add_and_list_range(
     memory: Any, gradient: Any, clear: bool, first: int, bound: Any, places: Any, values: Any, count: int
 ) -> int:
-    """Lists places, counted from ``first``, behind the first ``count``; returns how many are listed then, or -1."""
+    """Appends positions, counted from ``first``, to a list of ``count``; returns the new number of entries, or -1."""
     full = memory.size // _STRIDE * _STRIDE
-    # A list that is full is given up, but the adding goes on: the vector is changed in place.
+    # A full list is abandoned, but the addition continues because the vector is modified in place.
     fits = True
     for base in range(0, full, _STRIDE):
         _fetch(memory, base + _AHEAD)
@@ -76,7 +73,7 @@ def _add_and_list_range(
 def _add_near_and_list_range(
     memory: Any, gradient: Any, clear: bool, first: int, bound: Any, places: Any, values: Any, count: int
 ) -> int:
-    """The same; entries are looked at once more while they are in the cache."""
+    """Like ``_add_and_list_range``, but compares entries in a second loop, while they are in the cache."""
     for begin in range(0, memory.size, _NEAR):
         end = min(begin + _NEAR, memory.size)
         near = memory[begin:end]
@@ -87,7 +84,7 @@ def _add_near_and_list_range(
 
 
 def _range(memory: Any, gradient: Any, clear: Any, first: Any, bound: Any, places: Any, values: Any, count: Any) -> Any:
-    raise NotImplementedError("compiled only")
+    raise NotImplementedError("_range() works only in compiled code")
 
 
 @overload(_range, inline="always")
@@ -122,11 +119,11 @@ def _clear(vector: Any, start: int, stop: int) -> None:
 
 
 def _part(vector: Any, start: Any, stop: Any) -> Any:
-    raise NotImplementedError("compiled only")
+    raise NotImplementedError("_part() works only in compiled code")
 
 
-# Not a branch, as elsewhere: numba drops the one for a gradient where that is ``None``, but keeps the one for ``None``
-# where it is an array, and parts of an array would get a type of their own.
+# An overload instead of a branch: numba drops the branch for a gradient where it is ``None``, but keeps the branch for
+# ``None`` where it is an array, and slices of an array would then have another type.
 @overload(_part, inline="always")
 def _part_for(vector: Any, start: Any, stop: Any) -> Any:
     return _no_part if isinstance(vector, types.NoneType) else _array_part
@@ -162,20 +159,20 @@ def add_and_list(
     firsts: Any,
     lasts: Any,
 ) -> None:
-    """Adds a gradient, or ``None``, to a vector, and lists what then reaches the bound of its range.
+    """Adds a gradient, or ``None``, to a vector, and lists the entries that then reach the bound of their range.
 
     Args:
-        memory: shape (n,), changed in place.
-        gradient: shape (n,), or ``None``.
-        clear: whether it becomes zero; it is in the cache when it has been added.
-        starts: int64, increasing: of the ranges, which do not overlap; what lies in none is added, too.
-        stops: int64.
-        bounds: magnitudes, one per range, comparable with the vector's entries.
-        rooms: int64: how many entries of each range may be listed.
-        places: integers: gets positions, increasing; has the sum of all rooms.
-        values: gets the entries there.
-        firsts: int64: gets where each range's begin in the list; -1 if they did not fit.
-        lasts: int64: and where they end.
+        memory: Vector of shape (n,), modified in place.
+        gradient: Gradient of shape (n,), or ``None``.
+        clear: Whether to set the gradient to zero, while it is in the cache.
+        starts: int64 starts of the ranges, increasing; ranges do not overlap. Entries outside are added as well.
+        stops: int64 ends of the ranges.
+        bounds: Least magnitude per range, comparable with the vector's entries.
+        rooms: int64 maximum number of listed entries per range.
+        places: Integer output for the listed positions, increasing; as long as the sum of all rooms.
+        values: Output for the listed entries.
+        firsts: int64 output for the start of each range's list; -1 if it overflowed.
+        lasts: int64 output for the end of each range's list.
     """
     count = before = 0
     for number in range(starts.size):
@@ -191,28 +188,28 @@ def add_and_list(
     _add(memory[before:], _part(gradient, before, memory.size), clear)
 
 
-# The largest magnitude of a vector in compiled form, found among its bits as whole numbers.
+# Largest magnitude.
 
 
 _IN_CACHE = 4096
-"""Entries that are looked at twice in a row."""
+"""Number of entries read twice in a row, so that the second read hits the cache."""
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def largest_magnitude(bits: Any, mask: Any) -> Any:
-    """The bits of the largest magnitude; a NaN is larger than any number.
+    """Finds the bits of the largest magnitude; a NaN exceeds all numbers.
 
     Args:
-        bits: integers of the entries' size, shape (n,).
-        mask: removes the sign.
+        bits: Vector of shape (n,), as integers.
+        mask: Mask that removes the sign.
     """
-    # Of the entries' own type, throughout: numba would compare in 64 bits.
+    # Everything in the type of the entries: numba would compare in 64 bits otherwise.
     kind = bits.dtype.type
     one = two = three = four = kind(0)
-    # From four places on at once: memory answers several streams faster than one.
+    # Four streams at once: memory serves several streams faster than one.
     quarter = bits.size // 4
     second, third, fourth = bits[quarter:], bits[2 * quarter :], bits[3 * quarter :]
-    # Place by place: a loop over the entries themselves compares fewer at a time.
+    # Indexed: a loop over the entries themselves is vectorized less.
     for place in range(quarter):
         one = max(one, kind(bits[place] & mask))
         two = max(two, kind(second[place] & mask))
@@ -225,17 +222,17 @@ def largest_magnitude(bits: Any, mask: Any) -> Any:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def divide(values: Any, bits: Any, mask: Any, divisor: Any) -> Any:
-    """Divides entries by a number; returns the bits of what was the largest magnitude, as ``largest`` does.
+    """Divides entries by a number; returns the bits of the largest magnitude before.
 
     Args:
-        values: float32 or float64, shape (n,).
-        bits: the same memory, as integers.
-        mask: removes the sign.
-        divisor: of the type of the values.
+        values: float32 or float64 vector of shape (n,).
+        bits: The same memory, as integers.
+        mask: Mask that removes the sign.
+        divisor: Divisor, in the type of the values.
     """
     found = bits.dtype.type(0)
     for start in range(0, values.size, _IN_CACHE):
-        # Looked at while it is in the cache, and not in the same loop, which would not be made into wide instructions.
+        # Read again while in the cache, but in a separate loop: a combined one would not be vectorized.
         found = max(found, largest_magnitude(bits[start : start + _IN_CACHE], mask))
         _divide(values[start : start + _IN_CACHE], divisor)
     return found
@@ -247,28 +244,26 @@ def _divide(values: Any, divisor: Any) -> None:
         values[place] /= divisor
 
 
-# What reaches a bound, in compiled form: of a list, and of all entries of a block.
-#
-# Magnitudes are compared as whole numbers, as in ``spardl.vector.kernels.selection``.
+# Entries that reach a bound, in a list and in a block.
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def collect(places: Any, listed: Any, mask: Any, bound: int, out: Any) -> int:
-    """Writes which places of a list have entries that reach a bound.
+    """Writes the positions of a list whose entries reach a bound.
 
     Args:
-        places: positions.
-        listed: the entries there, as integers.
-        mask: removes the sign.
-        bound: key of the least magnitude.
-        out: int64, one longer than the list: gets the positions.
+        places: Listed positions.
+        listed: Entries at these positions, as integers.
+        mask: Mask that removes the sign.
+        bound: Bits of the least magnitude.
+        out: int64 output, one longer than the list.
 
     Returns:
-        How many there are.
+        Number of positions written.
     """
     count = 0
     for index in range(places.size):
-        # Written always and counted only if it counts: no branch to mispredict.
+        # Write always and count conditionally: a branch would be mispredicted often.
         out[count] = places[index]
         count += np.int64(np.int64(listed[index] & mask) >= bound)
     return count
@@ -276,22 +271,22 @@ def collect(places: Any, listed: Any, mask: Any, bound: int, out: Any) -> int:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def search(bits: Any, mask: Any, bound: Any, out: Any) -> int:
-    """Writes where a block's entries reach a bound.
+    """Writes the positions of a block's entries that reach a bound.
 
     Args:
-        bits: the entries, as integers.
-        mask: removes the sign.
-        bound: key of the least magnitude.
-        out: int64, at least as long as the block: gets the positions in it.
+        bits: Entries of the block, as integers.
+        mask: Mask that removes the sign.
+        bound: Bits of the least magnitude.
+        out: int64 output, at least as long as the block.
 
     Returns:
-        How many there are.
+        Number of positions written.
     """
-    # Of the entries' own type: numba would compare in 64 bits, fewer at a time.
+    # In the type of the entries: numba would compare in 64 bits, fewer entries at a time.
     kind = bits.dtype.type
     count, least, full = 0, kind(bound), bits.size // _STRIDE * _STRIDE
     for base in range(0, full, _STRIDE):
-        # With places from 0 on: of others, numba would test each for being negative.
+        # Slices keep indices non-negative: numba would test others for being negative.
         part, hits = bits[base : base + _STRIDE], np.uint64(0)
         for offset in range(_STRIDE):
             hits |= np.uint64(kind(part[offset] & mask) >= least) << np.uint64(offset)
@@ -306,18 +301,17 @@ def search(bits: Any, mask: Any, bound: Any, out: Any) -> int:
     return count
 
 
-# Entries that are tested together, without a branch: the results fit into one word.
-# Bits that one pass of the radix selection looks at: its counters stay in the first-level cache; and of few entries,
-# where to clear the counters would take longer than to look at the entries once more.
+# Bits per pass of the radix selection: the counters stay in the first-level cache. Few entries use a smaller digit,
+# because clearing the counters would take longer than another pass over the entries.
 _DIGIT, _SMALL_DIGIT, _FEW = 11, 8, 8192
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _kth(bits: Any, mask: Any, k: int, counters: Any) -> tuple[Any, int]:
-    """The k-th largest key, and how many of those equal to it belong to the k largest.
+    """Finds the k-th largest key, and how many keys equal to it belong to the k largest.
 
-    It is found digit by digit of how far it is above the least key, from the highest digit on. Where a digit cuts
-    exactly between the k largest and the others, the rest need not be looked at: all that begin like it belong.
+    Radix selection on the distance from the smallest key, from the highest digit down. If a digit separates the k
+    largest keys exactly, the lower digits are not examined: all keys with this prefix belong to the k largest.
     """
     least, span = _span(bits, mask)
     left, wanted = 0, k
@@ -340,7 +334,8 @@ def _kth(bits: Any, mask: Any, k: int, counters: Any) -> tuple[Any, int]:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _span(bits: Any, mask: Any) -> tuple[Any, Any]:
-    """The least key, and how far the largest is above it."""
+    """Smallest key, and distance of the largest key from it."""
+    # In the type of the entries, here and below: numba would compare in 64 bits, fewer entries at a time.
     # Of the entries' own type, throughout: numba would compare in 64 bits, fewer at a time. So below.
     kind = bits.dtype.type
     least, most = mask, kind(0)
@@ -352,10 +347,10 @@ def _span(bits: Any, mask: Any) -> tuple[Any, Any]:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _count(bits: Any, mask: Any, least: Any, shift: int, counters: Any) -> None:
-    """Counts how many keys have which distance from ``least``, in units of 2^shift; others do not count."""
+    """Histogram of the keys' distances from ``least``, in units of 2^shift; keys out of range are not counted."""
     counters[:] = 0
     for place in range(bits.size):
-        # What is below is far above as an unsigned number.
+        # As an unsigned number, a negative distance is huge and falls out of range.
         distance = np.uint64(np.int64(bits[place] & mask) - least) >> np.uint64(shift)
         if distance < np.uint64(counters.size):
             counters[distance] += 1
@@ -363,10 +358,10 @@ def _count(bits: Any, mask: Any, least: Any, shift: int, counters: Any) -> None:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _collect(bits: Any, mask: Any, cut: Any, ties: int, out: Any) -> Any:
-    """Writes where the keys exceed the cut, and the first so many that equal it, which fill all room.
+    """Writes the indices of keys above the cut, and of the first ``ties`` keys equal to it; they fill ``out``.
 
     Returns:
-        The least key among them.
+        The smallest key among them.
     """
     kind = bits.dtype.type
     count, least, cut = 0, mask, kind(cut)
@@ -387,7 +382,7 @@ def _collect(bits: Any, mask: Any, cut: Any, ties: int, out: Any) -> Any:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _compare(bits: Any, mask: Any, cut: Any) -> tuple[Any, Any]:
-    """A bit for each of at most 64 keys that exceed the cut, and for each that equals it."""
+    """Bit masks of at most 64 keys: those above the cut, and those equal to it."""
     kind, above, equal = bits.dtype.type, np.uint64(0), np.uint64(0)
     for offset in range(bits.size):
         key = kind(bits[offset] & mask)
@@ -398,34 +393,34 @@ def _compare(bits: Any, mask: Any, cut: Any) -> tuple[Any, Any]:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _choose(bits: Any, mask: Any, counters: Any, out: Any) -> Any:
-    """Fills ``out`` with where the largest keys are, increasing; returns the least of these keys."""
+    """Fills ``out`` with the indices of the largest keys, increasing; returns the smallest of these keys."""
     cut, ties = _kth(bits, mask, out.size, counters)
     return _collect(bits, mask, cut, ties, out)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _refresh(mask: Any, places: Any, listed: Any, touched: Any, now: Any, bound: Any, united: Any, fresh: Any) -> int:
-    """Unites a list with positions whose entries may have changed; both increase.
+    """Merges a list with positions whose entries may have changed; both are increasing.
 
     Args:
-        mask: removes the sign.
-        places: listed positions.
-        listed: the entries there, as they were.
-        touched: positions.
-        now: the entries there, as they are.
-        bound: what does not reach it is left out.
-        united: gets the positions; has room for one more than all.
-        fresh: gets the entries.
+        mask: Mask that removes the sign.
+        places: Listed positions.
+        listed: Entries at these positions when they were listed.
+        touched: Positions that may have changed.
+        now: Current entries at these positions.
+        bound: Bits of the least magnitude; touched entries below are dropped.
+        united: Output for the positions, one longer than both inputs together.
+        fresh: Output for the entries.
 
     Returns:
-        How many there are.
+        Number of positions written.
     """
     here = there = count = 0
     while here < places.size and there < touched.size:
         old, new = np.int64(places[here]), touched[there]
-        # Written always and counted only if it counts: no branch to mispredict.
+        # Write always and count conditionally: a branch would be mispredicted often.
         place, changed = min(old, new), new <= old
-        # Both are loaded: which it is cannot be foreseen.
+        # Load both, because the comparison is unpredictable.
         fresher, older = now[there], listed[here]
         entry = fresher if changed else older
         united[count], fresh[count] = place, entry
@@ -453,18 +448,18 @@ def _candidates(
     united: Any,
     fresh: Any,
 ) -> tuple[Any, Any]:
-    """The positions and entries of a range that are listed or were touched since.
+    """Positions and entries of a range that are listed or may have changed.
 
     Args:
-        bits: the vector.
-        mask: removes the sign.
-        places: listed positions of the range.
-        listed: the entries there, as they were.
-        touched: positions, some increasing sequences end to end.
-        ends: of these sequences.
-        limits: where the range begins and ends, and the bound: what does not reach it is left out.
-        united: shape (2, room): gets positions, in turns.
-        fresh: shape (2, room): gets entries, in turns.
+        bits: Vector of shape (n,), as integers.
+        mask: Mask that removes the sign.
+        places: Listed positions of the range.
+        listed: Entries at these positions when they were listed.
+        touched: Positions that may have changed, concatenated increasing sequences.
+        ends: Ends of these sequences.
+        limits: Start, stop and bound of the range; touched entries below the bound are dropped.
+        united: Two alternating buffers for positions, shape (2, room).
+        fresh: Two alternating buffers for entries, shape (2, room).
     """
     before = turn = 0
     for end in ends:
@@ -490,7 +485,7 @@ def _longest(lists: Any) -> Any:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def list_of(lists: Any, start: int, stop: int) -> tuple[int, int, int]:
-    """Where the list of a range begins and ends, and its bound; begins at -1 if there is none."""
+    """Start, end and bound of the list of a range; -1 without a list."""
     row = np.searchsorted(lists[0], start)
     if row == lists.shape[1] or lists[0, row] != start or lists[1, row] != stop:
         return -1, -1, -1
@@ -511,24 +506,22 @@ def largest(
     counts: Any,
     cuts: Any,
 ) -> None:
-    """The positions of the largest magnitudes of some ranges; ties: the lowest positions.
+    """Finds the positions of the largest magnitudes of some ranges; ties go to the lowest positions.
 
     Args:
-        bits: integers of the entries' size, shape (n,).
-        mask: removes the sign.
-        ranges: int64, shape (3, r): where they start, where they stop, and how many entries are wanted of each; none is
-            negative or exceeds the range's length.
-        places: listed positions.
-        listed: the entries there, as integers.
-        lists: int64, shape (5, l): of which ranges entries are listed, where these start, increasing, and stop; where
-            each list begins, -1 if it was given up, and ends; and the key of the magnitude from which on entries are
-            listed. All that reach it are listed or touched.
-        touched: int64: positions whose entries may have changed since, some increasing sequences end to end.
-        ends: int64: of these sequences.
-        out: int64, shape (sum of wanted,): gets the positions, range by range, increasing.
-        counts: int64: gets how many candidates were looked at in each range; -1 for all entries.
-        cuts: integers of the entries' size: gets the key of the smallest entry chosen in each range; 0 if there was no
-            choice.
+        bits: Vector of shape (n,), as integers of the entries' size.
+        mask: Mask that removes the sign.
+        ranges: int64 array of shape (3, r): starts, stops, and number of entries wanted, from 0 to the range's length.
+        places: Listed positions.
+        listed: Entries at these positions, as integers.
+        lists: int64 array of shape (5, l), a column per listed range: start (increasing) and stop of the range; start
+            (-1 if dropped) and end of its list; bits of the least listed magnitude. Entries that reach it are listed
+            or touched.
+        touched: int64 positions that may have changed since, concatenated increasing sequences.
+        ends: int64 ends of these sequences.
+        out: int64 output of shape (sum of wanted,): positions range by range, increasing within each.
+        counts: int64 output: number of candidates compared per range; -1 for all entries.
+        cuts: Integer output: bits of the smallest selected magnitude per range; 0 where nothing was compared.
     """
     counters = np.empty(1 << _DIGIT, np.int64)
     room = _longest(lists) + touched.size + 1 if ends.size else 0

@@ -1,4 +1,4 @@
-"""Instructions of the processor that numba has no name for: of words of 64 bits, and of the caches."""
+"""LLVM intrinsics and typed additions that numba lacks: bit counts, prefetches, and 16-bit floats."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ from numba.extending import intrinsic, overload
 __all__ = ["adds_halves", "fetch", "is_short", "lowest_bit", "number_of_bits", "reaches", "sum_at"]
 
 
-# Sums and comparisons of single entries in compiled form, for types that numba has no name for as well.
+# Typed sums and comparisons of single entries.
 #
-# A vector of bfloat16 comes as uint16, one of float16 as int16: numpy has no bfloat16, and numba adds up no float16.
+# Vectors of bfloat16 are passed as uint16 and those of float16 as int16: numpy has no bfloat16, and numba cannot add
+# float16.
 
 
 def adds_halves() -> bool:
-    """Whether this processor turns float16 into float32 and back; elsewhere there may be nothing to call instead."""
+    """Whether this processor converts between float16 and float32; without that, compiled code may not link."""
     features = binding.get_host_cpu_features()
     return bool(features.get("f16c") or features.get("fullfp16"))
 
 
 def is_short(dtype: Any) -> bool:
-    """Whether numba's ``dtype`` stands for one of two bytes, of which a sum is some instructions."""
+    """Whether numba's ``dtype`` represents a 16-bit float, whose sum takes several instructions."""
     return dtype in (types.uint16, types.int16)
 
 
 def sum_at(memory: Any, gradient: Any, place: Any) -> Any:
-    """The entry of ``memory`` at a ``place``, plus that of ``gradient``, if that is not ``None``."""
-    raise NotImplementedError("compiled only")
+    """Sum of the entries of ``memory`` and ``gradient`` at ``place``; ``gradient`` may be ``None``."""
+    raise NotImplementedError("sum_at() works only in compiled code")
 
 
 def reaches(value: Any, bound: Any) -> Any:
-    """Whether the magnitude of a ``value`` is at least a ``bound``, of the same type."""
-    raise NotImplementedError("compiled only")
+    """Whether the magnitude of ``value`` is at least ``bound``, of the same type."""
+    raise NotImplementedError("reaches() works only in compiled code")
 
 
 @overload(sum_at, inline="always")
@@ -62,7 +63,7 @@ def _half_sum_at(memory: Any, gradient: Any, place: Any) -> Any:
 
 @intrinsic
 def _half_sum(typing: Any, value: Any, other: Any) -> Any:
-    """The bits of the sum of two float16 numbers, given as int16: a float32, rounded to the nearest, ties to even."""
+    """Bits of the sum of two float16 numbers given as int16: added in float32, rounded to nearest, ties to even."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         half, single = ir.HalfType(), ir.FloatType()
@@ -73,11 +74,11 @@ def _half_sum(typing: Any, value: Any, other: Any) -> Any:
 
 
 def _brain_sum_at(memory: Any, gradient: Any, place: Any) -> Any:
-    # Numba widens what it shifts.
+    # The casts keep numba from widening shifted integers.
     one = np.uint32(np.uint32(memory[place]) << np.uint32(16)).view(np.float32)
     other = np.uint32(np.uint32(gradient[place]) << np.uint32(16)).view(np.float32)
     bits = np.float32(one + other).view(np.uint32)
-    # To the nearest, ties to even. Finite numbers add up to no NaN, which this would not keep.
+    # Rounds to nearest, ties to even. Finite numbers add up to no NaN, which this rounding would destroy.
     odd = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(1))
     return np.uint16(np.uint32(bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
 
@@ -103,11 +104,10 @@ def _brain_reaches(value: Any, bound: Any) -> Any:
 
 @intrinsic
 def lowest_bit(typing: Any, word: Any) -> Any:
-    """The position of the lowest bit of a uint64 that is set; 64 if none is."""
+    """Position of the lowest set bit of a uint64; 64 if no bit is set."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        # False: a word without bits gives 64, where it would be undefined otherwise. Decoding four bits at a time asks
-        # that of words that have run empty.
+        # False: the result for 0 is 64 instead of undefined. Decoding four bits at a time passes words without bits.
         return builder.cttz(arguments[0], cgutils.false_bit)
 
     return types.uint64(types.uint64), generate
@@ -115,7 +115,7 @@ def lowest_bit(typing: Any, word: Any) -> Any:
 
 @intrinsic
 def number_of_bits(typing: Any, word: Any) -> Any:
-    """How many bits of a uint64 are set."""
+    """Number of set bits of a uint64."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.ctpop(arguments[0])
@@ -125,13 +125,13 @@ def number_of_bits(typing: Any, word: Any) -> Any:
 
 @intrinsic
 def fetch(typing: Any, array: Any, place: Any) -> Any:
-    """Asks for what is at a place of an array, and is about to be read or written; does nothing, wherever that is."""
+    """Prefetches an array element that is about to be read or written; does nothing for invalid positions."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         start = context.make_array(signature.args[0])(context, builder, arguments[0]).data
         address = builder.bitcast(builder.gep(start, [arguments[1]]), cgutils.voidptr_t)
         whole = ir.IntType(32)
-        # For a write, to be kept in all caches, of data.
+        # Arguments: prefetch for a write, keep in all cache levels, data cache.
         how = [ir.Constant(whole, number) for number in (1, 3, 1)]
         kind = ir.FunctionType(ir.VoidType(), [address.type, whole, whole, whole])
         builder.call(builder.module.declare_intrinsic("llvm.prefetch", [address.type], kind), [address, *how])

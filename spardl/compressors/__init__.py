@@ -1,4 +1,4 @@
-"""Compressors: what one worker sends of a gradient. One published operator is one file."""
+"""Compressors: what each worker sends of its gradient. Each published operator has its own module."""
 
 from spardl.compressors.arc_topk import ARCTopK
 from spardl.compressors.arc_topk_ef21 import ARCTopKEF21

@@ -1,11 +1,11 @@
-"""ARC-Top-K: rows of matrices that all workers choose alike, by a sketch of their sum; no index travels.
+"""ARC-Top-K: matrix rows selected identically on all workers, from a sketch of their sum, so no indices are sent.
 
 Source: Chen et al., An All-Reduce Compatible Top-K Compressor for Communication-Efficient Distributed Learning, 2025
-(arXiv 2510.26709). Each worker multiplies its matrix by the same thin random one; the sum of these products is the
-product of the sum, and the lengths of its rows tell which rows of the sum are large. Two dense sums: with ``dense``
-4(P-1) rounds and 2(P-1)/P (s + m) words per worker, s being the sum of sketch * rows over the compressed matrices and m
-the number of entries that are sent. Here error feedback is a residual, as for most methods; the paper's own, EF21 with
-momentum, is ``arc_topk_ef21``.
+(arXiv 2510.26709). Each worker multiplies its matrix by the same thin random matrix; the sum of the products is the
+product of the sum, and its row norms show which rows of the sum are large. Two dense sums: with ``dense`` 4(P-1) rounds
+and 2(P-1)/P (s + m) words per worker, where s is the sum of sketch * rows over the compressed matrices and m the number
+of entries sent. Error feedback uses a residual here, as for most methods; the paper's variant, EF21 with momentum, is
+``arc_topk_ef21``.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ METHODS = (Combination("arc_topk", compressor="arc_topk", communicator="dense", 
 
 
 class _Matrix(NamedTuple):
-    """A tensor with at least two dimensions, seen as a matrix: the first one by the rest.
+    """A tensor with at least two dimensions, as a matrix of its first dimension by the rest.
 
     Attributes:
-        start: where it begins in the vector.
-        rows: how many there are.
-        cols: entries of a row.
-        k: rows that are sent; all of them, if it is not compressed.
+        start: Position in the vector where it starts.
+        rows: Number of rows.
+        cols: Number of columns.
+        k: Number of rows to send; all of them if it is not compressed.
     """
 
     start: int
@@ -48,28 +48,28 @@ class _Matrix(NamedTuple):
 
     @property
     def part(self) -> Part:
-        """Where it is, and how many of its entries are sent."""
+        """Range of the matrix, and the number of entries to send."""
         return Part(self.start, self.start + self.rows * self.cols, self.k * self.cols)
 
     @property
     def compressed(self) -> bool:
-        """Whether some of it is not sent."""
+        """Whether some rows are not sent."""
         return self.k < self.rows
 
 
 @dataclass(frozen=True)
 class ARCTopK(DenseCompressor):
-    """Sends the largest rows of the sum of every matrix, found by a random sketch of it.
+    """Sends the largest rows of the sum of every matrix, found with a random sketch of the sum.
 
-    What has fewer than two dimensions, or would not shrink, is sent as it is.
+    Tensors with fewer than two dimensions, and those that would not shrink, are sent uncompressed.
 
     Args:
-        density: share of the rows of a matrix that is sent, at least one, in (0, 1]; lower is more aggressive.
-        sketch: columns of the sketch; fewer are cheaper and tell rows less well apart.
-        seed: of the random matrices, equal on all workers.
+        density: Share of the rows of a matrix to send, at least one row, in (0, 1]; lower is more aggressive.
+        sketch: Number of columns of the sketch; fewer are cheaper but distinguish rows less well.
+        seed: Seed of the random matrices, equal on all workers.
 
     Raises:
-        ConfigError: if a value is out of range.
+        ConfigError: If a value is out of range.
     """
 
     density: float = 0.01
@@ -90,11 +90,11 @@ class ARCTopK(DenseCompressor):
         check_whole("compressor.seed", self.seed)
 
     def parts(self, context: Context) -> list[Part]:
-        """Every tensor that has entries, with those of its rows that are sent."""
+        """Range of every non-empty tensor, and the number of entries in the rows to send."""
         return [matrix.part for matrix in _matrices(context.layout, self.density, self.sketch)]
 
     def sizes(self, context: Context) -> list[int]:
-        """The sketches, if any, and the rows with what is sent as it is."""
+        """Number of entries of the sketches, if any, and of the rows with the uncompressed tensors."""
         sketched = self.sketch * sum(matrix.rows for matrix in self._compressed(context))
         return [sketched, self.count(context)] if sketched else [self.count(context)]
 
@@ -102,22 +102,22 @@ class ARCTopK(DenseCompressor):
         return [matrix for matrix in _matrices(context.layout, self.density, self.sketch) if matrix.compressed]
 
     def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
-        """The sum of the sketches, then that of the rows which are large in it."""
+        """Sums the sketches, then the rows that are large in the sum."""
         positions = yield from self.agree(accumulated.values, context, total)
-        # The sum may overwrite its argument, and the accumulator remembers what it handed out.
+        # Clone: the sum may overwrite its argument, and the accumulator logs the tensor that it returned.
         values = accumulated.take_at(positions).clone()
         return SparseVector(positions, (yield from total(values)), context.layout.length)
 
     def agree(self, values: Tensor, context: Context, total: Total) -> Program[Tensor]:
-        """Which entries all workers send.
+        """Agrees with all workers on the entries to send.
 
         Args:
-            values: of one worker, shape (n,).
-            context: of this synchronization.
-            total: the sum over all workers.
+            values: Vector of this worker, shape (n,).
+            context: Context of this synchronization.
+            total: Function that sums a dense tensor over all workers.
 
         Returns:
-            int64, shape (m,): increasing positions, the same on every worker.
+            int64 positions of shape (m,), increasing, equal on every worker.
         """
         yield Phase.SELECT
         sketches = torch.empty(0)
@@ -127,7 +127,8 @@ class ARCTopK(DenseCompressor):
         return self._positions(sketches, context, values.device)
 
     def _sketches(self, values: Tensor, context: Context) -> Tensor:
-        """Every matrix that is compressed times a random one, row after row."""
+        """Products of the compressed matrices with random ones, row by row."""
+        # Computed in float32 at least: products in half precision would overflow.
         # Products of half precision would overflow.
         wide = torch.promote_types(values.dtype, torch.float32)
         randoms: dict[int, Tensor] = {}
@@ -145,7 +146,7 @@ class ARCTopK(DenseCompressor):
         return seeded_generator(self.seed, context.step, cols)
 
     def _positions(self, sketches: Tensor, context: Context, device: torch.device) -> Tensor:
-        """Of all entries that are sent, increasing."""
+        """Positions of all entries to send, increasing."""
         found, begin = [torch.empty(0, dtype=torch.int64, device=device)], 0
         for matrix in _matrices(context.layout, self.density, self.sketch):
             if not matrix.compressed:
@@ -159,7 +160,7 @@ class ARCTopK(DenseCompressor):
 
 
 def _longest(rows: Tensor, k: int) -> Tensor:
-    """Numbers of the k longest rows, increasing; of two as long, the first."""
+    """Indices of the k rows with the largest norms, increasing; ties go to the first row."""
     largest = rows.abs().amax()
     lengths = torch.linalg.vector_norm(rows / torch.where(largest > 0, largest, 1), dim=1)
     return torch.sort(lengths, descending=True, stable=True).indices[:k].sort().values
@@ -167,7 +168,7 @@ def _longest(rows: Tensor, k: int) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _matrices(layout: Layout, density: float, sketch: int) -> tuple[_Matrix, ...]:
-    """All tensors that have entries, in order; what would not shrink, and vectors, with all their rows."""
+    """All non-empty tensors in order; vectors, and matrices that would not shrink, with all of their rows."""
     found = []
     for shape, (start, stop) in zip(layout.shapes, layout.tensors, strict=True):
         if stop == start:

@@ -1,13 +1,14 @@
-"""ARC-Top-K as published: rows of what has changed since they were last sent, with momentum (EF21M).
+"""ARC-Top-K as published: sends matrix rows of the change since the last transmission, with momentum (EF21M).
 
 Source: Chen et al., An All-Reduce Compatible Top-K Compressor for Communication-Efficient Distributed Learning, 2025
 (arXiv 2510.26709), with EF21-SGDM of Fatkhullin, Tyurin and Richtarik, Momentum Provably Improves Error Feedback,
-NeurIPS 2023 (arXiv 2305.15155, algorithm 1). Worker i keeps a running mean of its gradients and what all have of it,
+NeurIPS 2023 (arXiv 2305.15155, algorithm 1). Worker i keeps a running mean v_i of its gradients, and the other workers'
+estimate h_i of it,
 
-    v_i <- (1 - share) v_i + share gradient_i,    h_i <- h_i + C(v_i - h_i),
+    v_i <- (1 - share) v_i + share gradient_i,    h_i <- h_i + C(v_i - h_i).
 
-and what is applied is the mean of all h_i, which every worker has, since only the differences C(v_i - h_i) travel. A
-residual would send a row that waited with the sum of all its steps; this sends where it now stands.
+The mean of all h_i is applied. Every worker knows it, since only the differences C(v_i - h_i) are sent. A residual
+would send a delayed row with the sum of all its steps; this method sends its current value.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ METHODS = (Combination("arc_topk_ef21", compressor="arc_topk_ef21", communicator
 
 @dataclass
 class EF21State(State):
-    """What one worker carries.
+    """State of one worker.
 
     Attributes:
-        mean: of its gradients, shape (n,).
-        sent: what the others have of it, shape (n,).
-        total: the sum of that over all workers, shape (n,); the same on every one.
-        begun: whether there was a gradient yet.
+        mean: Running mean of its gradients, shape (n,).
+        sent: Estimate of the mean that the other workers have, shape (n,).
+        total: Sum of the estimates over all workers, shape (n,); equal on all workers.
+        begun: Whether there was a gradient yet.
     """
 
     mean: Tensor
@@ -49,22 +50,22 @@ class EF21State(State):
     begun: bool = False
 
     def rescale(self, factor: float) -> None:
-        """All three are in the units of gradients."""
+        """Scales all tensors: they are in the units of gradients."""
         self.mean, self.sent, self.total = (clip_overflow(each * factor) for each in (self.mean, self.sent, self.total))
 
 
 @dataclass(frozen=True)
 class ARCTopKEF21(ARCTopK):
-    """Sends the largest rows of what has changed in every matrix, and averages all that was ever sent.
+    """Sends the largest rows of the change of every matrix, and averages everything sent so far.
 
-    The average is a momentum: give it to an optimizer without one, such as SGD with ``momentum=0``. Where the number of
-    workers changes, it begins anew. See :class:`ARCTopK` for the other arguments.
+    The average includes momentum: use an optimizer without momentum, such as SGD with ``momentum=0``. If the number of
+    workers changes, the average restarts from zero. The other arguments are those of :class:`ARCTopK`.
 
     Args:
-        share: share of a new gradient in the running mean, in (0, 1]; 1 is EF21 without momentum.
+        share: Share of a new gradient in the running mean, in (0, 1]; 1 is EF21 without momentum.
 
     Raises:
-        ConfigError: if a value is out of range.
+        ConfigError: If a value is out of range.
     """
 
     share: float = 0.1
@@ -82,20 +83,20 @@ class ARCTopKEF21(ARCTopK):
 
     @property
     def smooths(self) -> bool:
-        """Unless the mean is the last gradient."""
+        """Whether the mean covers more than the last gradient."""
         return self.share < 1
 
     def init_state(self, layout: Layout, dtype: torch.dtype, device: torch.device | str) -> EF21State:
-        """Zeros."""
+        """Creates a state of zeros."""
         mean, sent, total = (torch.zeros(layout.length, dtype=dtype, device=device) for _ in range(3))
         return EF21State(mean, sent, total)
 
     def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
-        """The rows in which the means have moved most away from what was sent, added to all that was sent before."""
+        """Sums the rows whose means differ most from the sent estimates, and adds them to everything sent before."""
         assert isinstance(state, EF21State)
         yield Phase.SELECT
-        # The first gradient is the mean of what there is: a mean that begins at zero would take 1/share steps to grow.
-        # Nothing is changed in place: saved states share their tensors.
+        # The first gradient initializes the mean: from zero, the mean would take 1/share steps to grow. Tensors are not
+        # modified in place, because saved states share them.
         state.mean = state.mean.lerp(accumulated.values, self.share if state.begun else 1.0)
         state.begun = True
         moved = clip_overflow(state.mean - state.sent)

@@ -1,4 +1,4 @@
-"""What every compressor declares, so that parts fit together by declaration and not by name."""
+"""Base classes of compressors, and the properties that they declare so that methods can combine them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from spardl.vector.sparse import Sum
 __all__ = ["CodeCompressor", "Compressor", "DenseCompressor", "Mass", "Output", "SparseCompressor", "Total"]
 
 Total: TypeAlias = Callable[[Tensor], Program[Tensor]]
-"""``yield from total(tensor)``: the sum of a dense 1-D tensor over all workers; the argument may be overwritten."""
+"""``yield from total(tensor)``: sum of a dense 1-D tensor over all workers; the argument may be overwritten."""
 
 
 class Output(Enum):
-    """What a compressor makes of a gradient."""
+    """Form of a compressed gradient."""
 
     DENSE = "dense tensors that add up entry by entry"
     AT_MOST_K = "a sorted sparse vector of at most k entries"
@@ -33,26 +33,26 @@ class Output(Enum):
 
 
 class Mass(Enum):
-    """What becomes of the part of a gradient that is not sent."""
+    """Treatment of the part of a gradient that is not sent."""
 
-    KEPT = "there is none"
-    LEFT = "it stays with the worker, and a residual can keep it"
-    OWED = "the compressor itself sends it later"
-    UNBIASED = "noise, zero on average"
-    CLIPPED = "noise, and what is clipped, lost"
-    ROUNDED = "rounding errors, lost"
+    KEPT = "nothing"
+    LEFT = "stays with the worker, and a residual can keep it"
+    OWED = "is sent later by the compressor itself"
+    UNBIASED = "becomes noise with zero mean"
+    CLIPPED = "becomes noise with zero mean, and clipped amounts are lost"
+    ROUNDED = "rounding errors, which are lost"
 
 
 class Compressor(ABC):
-    """What one worker sends of a gradient.
+    """Base class of compressors, which determine what a worker sends of its gradient.
 
     Attributes:
-        name: how configurations call it.
-        output: what it makes of a gradient; a communicator must be able to sum that.
-        mass: what becomes of the rest, whatever the options are; see ``own_mass``.
-        sparsifies: whether it sends some entries at their own value and nothing of the others.
-        by_matrix: whether how much it sends depends on the shapes of the tensors, which it takes for matrices.
-        absolute: whether it compares gradients with a number of its own, so that their scale matters.
+        name: Name in configurations.
+        output: Form of a compressed gradient; the communicator must be able to sum it.
+        mass: Treatment of the unsent part that holds for all options; ``own_mass`` depends on the options.
+        sparsifies: Whether it sends some entries unchanged and nothing of the others.
+        by_matrix: Whether the amount sent depends on the shapes of the tensors, which are treated as matrices.
+        absolute: Whether it compares gradients with a fixed number, so that their scale matters.
     """
 
     name: ClassVar[str]
@@ -64,68 +64,68 @@ class Compressor(ABC):
 
     @property
     def own_mass(self) -> Mass:
-        """What becomes of the rest with this one's options, which may do better than ``mass`` promises."""
+        """Treatment of the unsent part with this compressor's options; may be better than ``mass``."""
         return self.mass
 
     @property
     def smooths(self) -> bool:
-        """Whether averages are running means of gradients, so that the optimizer should have no momentum."""
+        """Whether averages are running means of gradients, so that the optimizer should not use momentum."""
         return False
 
     def init_state(self, layout: Layout, dtype: torch.dtype, device: torch.device | str) -> State:
-        """A fresh state for one worker, for gradients of this ``layout``, ``dtype`` and ``device``."""
+        """Creates the initial state of a worker for gradients of this ``layout``, ``dtype`` and ``device``."""
         return State()
 
     def parts(self, context: Context) -> list[Part]:
-        """How many entries of which ranges are meant to be sent in ``context`` at their own value.
+        """Ranges of the vector, and the number of entries to send unchanged from each, in ``context``.
 
-        All, unless it sparsifies.
+        All entries, unless the compressor sparsifies.
         """
         return [Part(0, context.layout.length, context.layout.length)]
 
     def count(self, context: Context) -> int:
-        """How many entries that are in all in ``context``."""
+        """Total number of entries to send unchanged in ``context``."""
         return sum(part.k for part in self.parts(context))
 
 
 class SparseCompressor(Compressor):
-    """Keeps some entries of a vector."""
+    """Base class of compressors that select entries of a vector."""
 
     mass = Mass.LEFT
     sparsifies = True
 
     def capacity(self, context: Context) -> int | None:
-        """The most entries that a selection can have in ``context``; ``None``: only the selection tells."""
+        """Maximum number of selected entries in ``context``; ``None`` if it is known only after the selection."""
         return self.count(context) if self.output is Output.AT_MOST_K else None
 
     def whole(self, context: Context) -> Part:
-        """The whole vector as one range, with all entries that are meant to be sent in ``context``."""
+        """The whole vector as one range, with the number of entries to send in ``context``."""
         return Part(0, context.layout.length, self.count(context))
 
     @property
     def index_step(self) -> int:
-        """Bits that the low ones of an index are a multiple of, see ``Slot``."""
+        """Number of bits that the low bits of an index are a multiple of (see ``Slot``)."""
         return NIBBLE
 
     @abstractmethod
     def selector(self, context: Context, state: State) -> Select:
-        """The selection, bound to one worker's state.
+        """Returns the selection function of one worker.
 
         Args:
-            context: of this synchronization.
-            state: this worker's.
+            context: Context of this synchronization.
+            state: State of this worker.
 
         Returns:
-            ``select(accumulated, parts)``: what to keep of some ranges of the vector: at most, or about, their k
-            entries, as ``output`` says.
+            ``select(accumulator, parts)``, which selects entries of some ranges: at most, or about, k of each, as
+            ``output`` states.
         """
 
 
 class DenseCompressor(Compressor):
-    """Turns a vector into dense tensors that can be summed as they are.
+    """Base class of compressors whose output is dense tensors that can be summed directly.
 
     Attributes:
-        one_sum: whether it asks for a single sum, of entries of the vector, so that a part of that sum is a part of
+        one_sum: Whether it needs a single sum, over entries of the vector, so that a slice of the sum gives a slice of
             the result.
     """
 
@@ -134,104 +134,105 @@ class DenseCompressor(Compressor):
 
     @abstractmethod
     def sizes(self, context: Context) -> list[int]:
-        """Entries of each tensor that ``rounds`` sums in ``context``, in order."""
+        """Number of entries of each tensor that ``rounds`` sums in ``context``, in order."""
 
     @abstractmethod
     def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
-        """Sums a vector over all workers, calling ``total`` once per round of communication.
+        """Sums a vector over all workers, with one call of ``total`` per round of communication.
 
         Args:
-            accumulated: gradient plus residual. If ``mass`` is left behind, what this worker contributed is
-                taken out of it.
-            context: of this synchronization.
-            total: sums a dense tensor over all workers.
-            state: this worker's.
+            accumulated: Gradient plus residual. If ``mass`` is ``LEFT``, this worker's contribution is removed from it.
+            context: Context of this synchronization.
+            total: Function that sums a dense tensor over all workers.
+            state: State of this worker.
 
         Returns:
-            The (approximate) sum, bit-identical on all workers; a dense one has shape (n,).
+            The (approximate) sum, bit-identical on all workers; a dense sum has shape (n,).
         """
 
     def summed_as(self, dtype: torch.dtype) -> torch.dtype:
-        """The type in which vectors of type ``dtype`` are summed, and sent."""
+        """Dtype in which vectors of type ``dtype`` are summed and sent."""
         return dtype
 
     def entries(self, part: Tensor, context: Context, dtype: torch.dtype) -> Tensor:
-        """Entries of the result from the same part of its one sum; called if ``one_sum``.
+        """Converts a slice of the single sum to a slice of the result; called only if ``one_sum``.
 
         Args:
-            part: of the sum, shape (m,).
-            context: of this synchronization.
-            dtype: type of the result.
+            part: Slice of the sum, shape (m,).
+            context: Context of this synchronization.
+            dtype: Type of the result.
 
         Returns:
-            Shape (m,).
+            Slice of the result, shape (m,).
         """
         return part
 
 
 class CodeCompressor(Compressor):
-    """Turns a vector into a message of known size that only decoding makes numbers of again."""
+    """Base class of compressors whose output is a message of known size that must be decoded before it is summed."""
 
     output = Output.CODES
 
     @property
     def lessens(self) -> bool:
-        """Whether what a message lacks is never above the vector's largest magnitude, but for what its type rounds."""
+        """Whether compression errors never exceed the vector's largest magnitude, apart from rounding."""
         return False
 
     @abstractmethod
     def size(self, context: Context, dtype: torch.dtype = torch.float32) -> int:
-        """Bytes of a message in ``context``, for vectors of type ``dtype``: scales among the codes have it, too."""
+        """Size in bytes of a message in ``context``, for vectors (and thus scales) of type ``dtype``."""
 
     @abstractmethod
     def encode(self, vector: Tensor, context: Context, state: State) -> Tensor:
-        """Writes a worker's message.
+        """Encodes a worker's message.
 
         Args:
-            vector: shape (n,), not changed.
-            context: of this synchronization.
-            state: this worker's.
+            vector: Vector of shape (n,), not modified.
+            context: Context of this synchronization.
+            state: State of this worker.
 
         Returns:
-            uint8, shape (size(context, vector.dtype),).
+            uint8 tensor of shape (size(context, vector.dtype),).
         """
 
     @abstractmethod
     def decode(self, message: Tensor, context: Context, dtype: torch.dtype) -> Tensor:
-        """What a message stands for, the same on every worker that decodes it.
+        """Decodes a message; the result is the same on every worker.
 
         Args:
-            message: uint8, shape (size(context, dtype),).
-            context: of this synchronization.
-            dtype: type of the result.
+            message: uint8 tensor of shape (size(context, dtype),).
+            context: Context of this synchronization.
+            dtype: Type of the result.
 
         Returns:
-            Shape (n,).
+            Decoded vector of shape (n,).
         """
 
     def take(self, vector: Tensor, context: Context, state: State) -> Tensor:
-        """Writes a worker's message, and takes what it stands for out of the vector, to the same bits as in two steps.
+        """Encodes a worker's message, and subtracts the decoded message from the vector.
+
+        The result has the same bits as ``encode`` followed by a subtraction of ``decode``.
 
         Args:
-            vector: shape (n,), contiguous; what the message lacks is left.
-            context: of this synchronization.
-            state: this worker's.
+            vector: Contiguous vector of shape (n,); holds the compression error afterwards.
+            context: Context of this synchronization.
+            state: State of this worker.
 
         Returns:
-            uint8, shape (size(context, vector.dtype),).
+            uint8 tensor of shape (size(context, vector.dtype),).
         """
         message = self.encode(vector, context, state)
         vector.sub_(self.decode(message, context, vector.dtype))
         return message
 
     def decode_into(self, vector: Tensor, message: Tensor, context: Context, *, add: bool = False) -> None:
-        """Writes what a message stands for into a vector, or adds it, to the same bits as in two steps.
+        """Decodes a message into a vector; the result has the same bits as that of ``decode``.
 
         Args:
-            vector: shape (n,), contiguous.
-            message: uint8, shape (size(context, vector.dtype),).
-            context: of this synchronization.
-            add: whether it is added.
+            vector: Contiguous vector of shape (n,) to write to.
+            message: uint8 tensor of shape (size(context, vector.dtype),).
+            context: Context of this synchronization.
+            add: Whether to add to ``vector`` instead of overwriting it.
         """
         decoded = self.decode(message, context, vector.dtype)
         if add:

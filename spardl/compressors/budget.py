@@ -1,6 +1,6 @@
-"""How many entries are sent, and of which parts of the gradient: what all sparsifiers with a density share.
+"""Density and scope: how many entries sparsifiers send, and which entries compete with each other.
 
-The density may start higher and fall exponentially, as in the warm-up of Deep Gradient Compression (Lin et al.,
+The density may start higher and decrease exponentially, as in the warm-up of Deep Gradient Compression (Lin et al.,
 ICLR 2018, section 3.4).
 """
 
@@ -28,18 +28,18 @@ from spardl.vector.packing import NIBBLE
 __all__ = ["AUTO", "CHUNK", "SCOPES", "Budget", "BudgetedCompressor", "Piece", "Pieces", "PiecewiseCompressor", "Scope"]
 
 CHUNK = 4096
-"""Entries of a chunk, as in SparseLoCo (Sarfi et al., arXiv 2508.15706)."""
+"""Number of entries per chunk, as in SparseLoCo (Sarfi et al., arXiv 2508.15706)."""
 AUTO = "auto"
-"""The scope that was not chosen."""
+"""Default scope, resolved from the other settings."""
 
 
 class Scope(NamedTuple):
-    """What is compared with what.
+    """Division of the vector into parts whose entries compete with each other.
 
     Attributes:
-        cut: ranges of a layout's vector, in order; told how many entries a bucket has.
-        index_step: bits that the low ones of an index are a multiple of, see ``Slot``. For chunks, which are coded for
-            the smallest message, 64 of 4,096 entries take 8 bits an index.
+        cut: Function of a layout and the entries per bucket that returns ranges of the vector, in order.
+        index_step: Number of bits that the low bits of an index are a multiple of (see ``Slot``). Chunks use the
+            smallest messages: 64 of 4,096 entries take 8 bits per index.
     """
 
     cut: Callable[[Layout, int], list[tuple[int, int]]]
@@ -65,23 +65,23 @@ SCOPES: Mapping[str, Scope] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Budget:
-    """How many entries of which parts.
+    """Share of the entries to send, and the parts that it applies to.
 
     Args:
-        density: k / n, the share of entries that is sent, in (0, 1]; lower is more aggressive.
-        scope: what is compared with what: the whole ``model``, or each ``layer`` (tensor), ``bucket`` of neighbouring
-            tensors or ``chunk`` of 4,096 entries alone. Each part gets at least one entry. ``auto``: the whole model;
-            but for ``TopK`` each chunk, where the updates of Adam or AdamW are compressed (``momentum=auto``), unless
-            the density is below one entry of a chunk.
-        bucket_entries: size of a bucket, in entries; used by ``scope=bucket`` only.
-        warmup_steps: synchronizations in which the density falls exponentially to its final value.
-        warmup_density: k / n at the first of them.
+        density: Share of entries to send, k / n, in (0, 1]; lower is more aggressive.
+        scope: Entries that compete with each other: those of the whole ``model``, or of each ``layer`` (tensor),
+            ``bucket`` of adjacent tensors or ``chunk`` of 4,096 entries. Each part sends at least one entry. ``auto``
+            means the whole model, except for ``TopK`` on the updates of Adam or AdamW (``momentum=auto``): there it
+            means chunks, unless the density is below one entry per chunk.
+        bucket_entries: Number of entries per bucket; used only with ``scope=bucket``.
+        warmup_steps: Number of synchronizations in which the density decreases exponentially to its final value.
+        warmup_density: Density k / n of the first of them.
 
     Attributes:
-        chunks_updates: whether ``auto`` can stand for chunks.
+        chunks_updates: Whether ``auto`` can mean chunks.
 
     Raises:
-        ConfigError: if a value is out of range.
+        ConfigError: If a value is out of range.
 
     Example:
         >>> budget = spardl.TopK(density=0.01, warmup_steps=4)
@@ -110,29 +110,29 @@ class Budget:
 
     @classmethod
     def takes_chunks(cls, scope: Any, density: Any) -> bool:
-        """Looks up what an open scope comes to.
+        """Resolves ``scope=auto`` for compressed updates of Adam.
 
         Args:
-            scope: of such a budget.
-            density: of the same; neither has been checked.
+            scope: Scope of the budget, not yet validated.
+            density: Density of the budget, k / n, not yet validated.
 
         Returns:
-            Whether the scope stands for chunks where Adam's updates are compressed.
+            Whether the scope means chunks.
         """
         return cls.chunks_updates and scope == AUTO and is_a(float, density) and density * CHUNK >= 1
 
     def density_at(self, step: int) -> float:
-        """The density, k / n, at ``step``: a geometric sequence from ``warmup_density`` to ``density``."""
+        """Density k / n at ``step``: a geometric sequence from ``warmup_density`` to ``density``."""
         if step >= self.warmup_steps:
             return self.density
         return float(self.warmup_density * (self.density / self.warmup_density) ** (step / self.warmup_steps))
 
     def parts(self, context: Context) -> list[Part]:
-        """The parts of the vector in ``context`` and their budgets, in order; parts without entries are left out."""
+        """Parts of the vector in ``context``, and the number of entries to send of each, without empty parts."""
         return list(_budgets(*self._key(context)))
 
     def pieces(self, blocks: Sequence[Part], context: Context) -> Pieces:
-        """What of the vector in ``context`` lies in some ``blocks``, in their order, but where nothing is sent."""
+        """Intersections of the parts with ``blocks`` of the vector in ``context``, except those that send nothing."""
         key = self._key(context)
         if len(_budgets(*key)) == 1:
             whole = Parts.of(blocks).sending
@@ -149,7 +149,7 @@ class Budget:
 
 @lru_cache(maxsize=16)
 def _budgets(scope: str, layout: Layout, bucket_entries: int, density: float) -> tuple[Part, ...]:
-    """There can be thousands, and every step asks for them several times."""
+    # Cached: there can be thousands of parts, and every step needs them several times.
     ranges = SCOPES[scope].cut(layout, bucket_entries)
     return tuple(Part(start, stop, _share(density, stop - start)) for start, stop in ranges if stop > start)
 
@@ -159,30 +159,30 @@ def _share(density: float, length: int) -> int:
 
 
 class BudgetedCompressor(Budget, SparseCompressor):
-    """A sparse compressor whose choice is made in each part of a budget alone."""
+    """Base class of sparse compressors that select entries within each part of a budget."""
 
     @property
     def index_step(self) -> int:
-        """Bits that the low ones of an index are a multiple of: as the scope has it."""
+        """Number of bits that the low bits of an index are a multiple of, as determined by the scope."""
         return SCOPES[self.scope].index_step
 
     @abstractmethod
     def choose_all(self, accumulated: Accumulator, pieces: Pieces, context: Context, state: State) -> list[Tensor]:
-        """Picks the entries to keep of some pieces.
+        """Selects entries of some pieces.
 
         Args:
-            accumulated: gradient plus residual.
-            pieces: where, and how many.
-            context: of this synchronization.
-            state: this worker's.
+            accumulated: Gradient plus residual.
+            pieces: Pieces of the vector, and the number of entries to send of each.
+            context: Context of this synchronization.
+            state: State of this worker.
 
         Returns:
-            For each piece int64 positions in the whole vector, shape (m,) with m <= k or about k as ``output`` says,
-            increasing.
+            For each piece, increasing int64 positions in the whole vector, shape (m,), with m at most or about k, as
+            ``output`` states.
         """
 
     def selector(self, context: Context, state: State) -> Select:
-        """Cuts blocks at the borders of the parts, and chooses in each piece."""
+        """Returns a function that splits ranges at the borders of the parts, and selects entries of each piece."""
 
         def select(accumulated: Accumulator, parts: Sequence[Part]) -> Tensor:
             chosen = self.choose_all(accumulated, self.pieces(parts, context), context, state)
@@ -195,25 +195,25 @@ class BudgetedCompressor(Budget, SparseCompressor):
 
 
 class PiecewiseCompressor(BudgetedCompressor):
-    """One that looks at a piece at a time."""
+    """Base class of sparse compressors that select entries of one piece at a time."""
 
     @abstractmethod
     def choose(self, values: Tensor, k: int, part: int, context: Context, state: State) -> Tensor:
-        """Picks the entries to keep of one piece.
+        """Selects entries of one piece.
 
         Args:
-            values: shape (m,), m >= 1: a part, or the piece of it that lies in one block.
-            k: entries wanted, at least 1 and at most m.
-            part: number of the part.
-            context: of this synchronization.
-            state: this worker's.
+            values: Entries of the piece, shape (m,), m >= 1: a part, or its intersection with a block.
+            k: Number of entries to select, at least 1 and at most m.
+            part: Index of the part, a number from 0.
+            context: Context of this synchronization.
+            state: State of this worker.
 
         Returns:
-            int64, shape (count,): strictly increasing positions in ``values``.
+            int64 positions in ``values``, shape (count,), strictly increasing.
         """
 
     def choose_all(self, accumulated: Accumulator, pieces: Pieces, context: Context, state: State) -> list[Tensor]:
-        """Piece by piece."""
+        """Selects entries piece by piece."""
         values = accumulated.values
         return [
             self.choose(values[piece.start : piece.stop], piece.k, piece.part, context, state) + piece.start
@@ -222,13 +222,13 @@ class PiecewiseCompressor(BudgetedCompressor):
 
 
 class Piece(NamedTuple):
-    """What of a part lies in one block.
+    """Intersection of a part with a block.
 
     Attributes:
-        part: number of the part.
-        start: first position.
-        stop: the position after the last.
-        k: entries to send of it.
+        part: Index of the part.
+        start: First position.
+        stop: Position after the last one.
+        k: Number of entries to send.
     """
 
     part: int
@@ -238,11 +238,11 @@ class Piece(NamedTuple):
 
 
 class Pieces(Sequence[Piece]):
-    """Pieces in columns; of each, entries are sent.
+    """Sequence of pieces that send entries, stored as columns.
 
     Args:
-        numbers: of the parts.
-        ranges: where they lie, and how many entries are sent of each.
+        numbers: Indices of the parts.
+        ranges: Ranges of the pieces, and the number of entries to send of each.
     """
 
     def __init__(self, numbers: Sequence[int], ranges: Parts) -> None:
@@ -270,13 +270,13 @@ class _Overlap(NamedTuple):
     part: int
     start: int
     stop: int
-    # The part's budget, in proportion.
+    # Share of the part's budget, in proportion to the length.
     wanted: float
 
 
 @lru_cache(maxsize=128)
 def _pieces(scope: str, layout: Layout, bucket_entries: int, density: float, block: Part) -> Pieces:
-    """The pieces of all parts in a block, with their shares of the block's budget; there can be thousands."""
+    """Intersections of all parts with a block, and their shares of the block's budget."""
     found = []
     for number, part in enumerate(_budgets(scope, layout, bucket_entries, density)):
         low, high = max(part.start, block.start), min(part.stop, block.stop)
@@ -288,7 +288,7 @@ def _pieces(scope: str, layout: Layout, bucket_entries: int, density: float, blo
 
 
 def _shares(overlaps: Sequence[_Overlap], k: int) -> Iterator[int]:
-    """Deals k entries out, or all there are; to whole parts their budgets, if k is the sum of these."""
+    """Distributes k entries, or all of them if there are fewer; a whole part gets its budget if k is their sum."""
     total, room = sum(each.wanted for each in overlaps), sum(each.stop - each.start for each in overlaps)
     left, due = min(k, room), 0.0
     wanted = left

@@ -1,7 +1,7 @@
-"""Casts: the gradient as 16-bit floating-point numbers, summed as such.
+"""Casts: the gradient as 16-bit floating-point numbers, also summed in 16 bits.
 
 Source: the communication hooks ``fp16_compress_hook`` and ``bf16_compress_hook`` of torch's DistributedDataParallel.
-One dense sum: 2(P-1) rounds with ``dense`` and 2n(P-1)/P words of two bytes per worker.
+One dense sum: with ``dense`` 2(P-1) rounds and 2n(P-1)/P two-byte words per worker.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ METHODS = (
 )
 
 FORMATS: Mapping[str, torch.dtype] = MappingProxyType({"fp16": torch.float16, "bf16": torch.bfloat16})
-# Entries that stay in a processor's cache from one operation to the next.
+# Number of entries that stay in the processor's cache from one operation to the next.
 _CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
 class Cast(DenseCompressor):
-    """Sends every entry in half the bits, and adds up in them, too.
+    """Sends and sums all entries in 16 bits.
 
-    Gradients are divided by P first, so only an average that is too large for the format overflows. In fp16 that is
-    anything above 65504; it becomes an infinity, which the averaged gradient shows, as with torch's hooks. And what is
-    below 6e-8 becomes zero. bf16 has the range of float32, but only 8 bits of precision to fp16's 11.
+    Gradients are divided by P first, so only an average that exceeds the format overflows. In fp16, magnitudes above
+    65504 become infinite, which the averaged gradient shows as with torch's hooks, and magnitudes below 6e-8 become
+    zero. bf16 has the range of float32, but a precision of 8 bits instead of fp16's 11.
 
     Args:
-        format: ``fp16`` or ``bf16``.
+        format: Number format, ``fp16`` or ``bf16``.
 
     Raises:
-        ConfigError: if the format is another.
+        ConfigError: If the format is not one of them.
     """
 
     format: str = "bf16"
@@ -58,11 +58,11 @@ class Cast(DenseCompressor):
         check_choice("compressor.format", self.format, FORMATS)
 
     def sizes(self, context: Context) -> list[int]:
-        """The whole vector."""
+        """Number of entries of the whole vector."""
         return [context.layout.length]
 
     def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
-        """One dense sum of averages."""
+        """Sums the gradients divided by P in 16 bits, and multiplies the result by P."""
         values, workers = accumulated.values, context.worker.size
         shares = torch.empty_like(values, dtype=FORMATS[self.format])
         for value, share in _chunks(values, shares):
@@ -74,15 +74,15 @@ class Cast(DenseCompressor):
         return sums
 
     def summed_as(self, dtype: torch.dtype) -> torch.dtype:
-        """The format."""
+        """Dtype of the format."""
         return FORMATS[self.format]
 
     def entries(self, part: Tensor, context: Context, dtype: torch.dtype) -> Tensor:
-        """Sums of averages, as sums."""
+        """Converts averages to sums."""
         return part.to(dtype).mul_(context.worker.size)
 
 
 def _chunks(one: Tensor, other: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
-    """Parts of two vectors, the same of both; a GPU gets them whole."""
+    """Corresponding chunks of two vectors; whole vectors on a GPU."""
     size = _CHUNK if one.device.type == "cpu" else max(len(one), 1)
     return zip(one.split(size), other.split(size), strict=True)

@@ -1,10 +1,10 @@
-"""Count-sketch compression: large entries are found in a small table that adds up over workers like a dense gradient.
+"""Count-sketch compression: large entries are found in a small table that is summed like a dense gradient.
 
 Source: Ivkin, Rothchild, Ullah, Braverman, Stoica and Arora, Communication-efficient Distributed SGD with Sketching
 (Sketched-SGD), NeurIPS 2019; the compressor of Dai, Gong, An, Xu and Diao, Sketch-Fusion SGD, JPDC 185, 2024.
 
 Two sums, of r * c and of candidates * k values: with ``dense`` 4(P-1) rounds and 2(P-1)/P (r * c + candidates * k)
-words per worker, whatever the number of workers. Work: O(r * n) hashes, twice; memory: one vector of estimates, and
+words per worker, for any number of workers. Work: O(r * n) hashes, twice; memory: one vector of estimates, and the
 hashes of one block.
 """
 
@@ -31,14 +31,13 @@ from spardl.vector.sparse import SparseVector, Sum
 __all__ = ["METHODS", "CountSketch", "Sketch", "SketchedPart", "derive", "rankable"]
 
 
-# Count sketch: a small linear summary of a long vector, from which its large entries can be found again.
+# Count sketch: a small linear summary of a long vector, from which large entries can be recovered.
 #
 # Source: Charikar, Chen and Farach-Colton, Finding Frequent Items in Data Streams, ICALP 2002. A table has r rows of c
 # buckets; each row adds every entry, with a random sign, to a random bucket. An entry is estimated by the median over
-# the rows of its signed buckets. Tables of two vectors add up to the table of their sum.
+# the rows of its signed buckets. The tables of two vectors add up to the table of their sum.
 #
-# No hash is stored: bucket and sign are computed where they are needed. All numbers are unsigned with 64 bits, and
-# wrap::
+# Hashes are not stored but computed when needed. All numbers are unsigned 64-bit integers with wrap-around::
 #
 #     G = 0x9E3779B97F4A7C15
 #     mix(z) = z ^= z >> 30; z *= 0xBF58476D1CE4E5B9; z ^= z >> 27; z *= 0x94D049BB133111EB; z ^= z >> 31
@@ -48,8 +47,8 @@ __all__ = ["METHODS", "CountSketch", "Sketch", "SketchedPart", "derive", "rankab
 #     bucket = slot / 2, rounded down; the sign is + if the slot is even, else -
 #
 # ``mix`` is the finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014); the rows are multiply-shift hashes
-# (Dietzfelbinger et al., Journal of Algorithms 1997) of its words. Statistically good, but not a family with a proof
-# of as much independence as the bounds of the paper ask for.
+# (Dietzfelbinger et al., Journal of Algorithms 1997) of its words. The hashes are statistically good, but have no proof
+# of the independence that the bounds of the paper require.
 
 
 GOLDEN = 0x9E3779B97F4A7C15
@@ -57,12 +56,12 @@ MIXER = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
 WORD = (1 << 64) - 1
 HALF = (1 << 32) - 1
 MOST_COLUMNS = 1 << 30
-# What a block needs stays in a core's cache; a GPU wants fewer, longer operations.
+# The data of a block stays in a core's cache; a GPU needs fewer, longer operations.
 CPU_BLOCK, OTHER_BLOCK = 1 << 16, 1 << 22
 
 
 def derive(*numbers: int) -> int:
-    """A 64-bit number that looks random, from whole numbers in a fixed order."""
+    """Pseudo-random 64-bit number derived from integers in a fixed order."""
     state = 0
     for number in numbers:
         state = (state + (number + 1) * GOLDEN) & WORD
@@ -72,23 +71,23 @@ def derive(*numbers: int) -> int:
 
 
 def rankable(values: Tensor) -> Tensor:
-    """The ``values``, in their shape, as they can be ranked by magnitude.
+    """Replaces NaN by infinity, so that ``values``, of any shape, can be ranked by magnitude.
 
-    A NaN, which only an overflow can make, counts as infinite.
+    A NaN can result only from an overflow.
     """
     return values.nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf)
 
 
 @dataclass(frozen=True)
 class Sketch:
-    """The shape and the hashes of a table.
+    """Shape and hashes of a table.
 
-    A query only moves, negates and compares numbers, so equal tables give equal answers on any device.
+    Queries only move, negate and compare numbers, so equal tables give equal answers on any device.
 
     Args:
-        rows: odd, so that a median is one of the estimates.
-        columns: buckets in a row, at most 2^30.
-        seed: of the hashes; tables add up only if it is the same.
+        rows: Number of rows, odd so that a median is one of the estimates.
+        columns: Number of buckets per row, at most 2^30.
+        seed: Seed of the hashes; only tables with the same seed can be summed.
     """
 
     rows: int
@@ -97,17 +96,17 @@ class Sketch:
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.rows % 2 == 0 or not 1 <= self.columns <= MOST_COLUMNS:
-            raise ValueError(f"a sketch needs an odd number of rows and 1 to 2^30 columns, got {self}")
+            raise ValueError(f"a sketch must have an odd number of rows and 1 to 2^30 columns, got {self}")
 
     def insert(self, values: Tensor, start: int = 0) -> Tensor:
-        """The table of a vector.
+        """Computes the table of a vector.
 
         Args:
-            values: shape (m,): the entries at the positions ``start``, ``start + 1``, ...
-            start: position of the first one.
+            values: Entries of shape (m,) at the positions ``start``, ``start + 1``, ...
+            start: Position of the first entry.
 
         Returns:
-            Shape (rows * columns,), row by row, of the same type and on the same device.
+            Table of shape (rows * columns,), row by row, of the same dtype and on the same device.
         """
         table = values.new_zeros(self.rows, 2 * self.columns)
         for begin, all_slots in self._blocks(start, start + values.numel(), values.device):
@@ -117,12 +116,12 @@ class Sketch:
         return plus - minus
 
     def estimate(self, table: Tensor, start: int, stop: int) -> Tensor:
-        """What the entries at the positions ``[start, stop)`` probably are: shape (stop - start,).
+        """Estimates the entries at the positions ``[start, stop)``, shape (stop - start,).
 
         Args:
-            table: shape (rows * columns,): as ``insert`` makes it, or a sum of such tables.
-            start: first position.
-            stop: the position after the last.
+            table: Table of shape (rows * columns,) from ``insert``, or a sum of such tables.
+            start: First position.
+            stop: Position after the last one.
         """
         signed = torch.stack((table, -table), dim=1).view(self.rows, 2 * self.columns)
         estimates = table.new_empty(stop - start)
@@ -132,21 +131,21 @@ class Sketch:
         return estimates
 
     def largest(self, table: Tensor, start: int, stop: int, count: int) -> Tensor:
-        """The positions whose estimates have the largest magnitude; ties go to the lowest position.
+        """Positions with the largest estimated magnitudes; ties go to the lowest position.
 
         Args:
-            table: shape (rows * columns,): as ``insert`` makes it, or a sum of such tables.
-            start: first position.
-            stop: the position after the last.
-            count: how many.
+            table: Table of shape (rows * columns,) from ``insert``, or a sum of such tables.
+            start: First position.
+            stop: Position after the last one.
+            count: Number of positions.
 
         Returns:
-            int64, shape (min(count, stop - start),), strictly increasing, in ``[start, stop)``.
+            int64 positions of shape (min(count, stop - start),), strictly increasing, in ``[start, stop)``.
         """
         return top_k(rankable(self.estimate(table, start, stop)), count) + start
 
     def _blocks(self, start: int, stop: int, device: torch.device) -> Iterator[tuple[int, list[Tensor]]]:
-        """Cuts positions into blocks: the first position of each, and its slots in each row."""
+        """Yields blocks of positions: the first position of each, and its slots in each row."""
         size = CPU_BLOCK if device.type == "cpu" else OTHER_BLOCK
         steps = torch.arange(min(size, stop - start), device=device).mul_(_signed(GOLDEN))
         for begin in range(start, stop, size):
@@ -160,7 +159,8 @@ class Sketch:
 
 
 def _median(estimates: Sequence[Tensor]) -> Tensor:
-    """The median of an odd number of tensors, entry by entry: a bubble sort that stops in the middle."""
+    """Entry-wise median of an odd number of tensors."""
+    # A bubble sort that stops at the middle: unlike torch.median, it needs no stacked copy.
     rows = list(estimates)
     middle = len(rows) // 2
     for last in range(len(rows) - 1, middle - 1, -1):
@@ -171,7 +171,7 @@ def _median(estimates: Sequence[Tensor]) -> Tensor:
 
 
 def _mix_(words: Tensor) -> Tensor:
-    """``mix`` of the module's description, in place, in signed numbers with the same bits."""
+    """Applies ``mix`` (defined above) in place, to signed numbers with the same bits."""
     for shift, factor in MIXER:
         shifted = (words >> shift).bitwise_and_(WORD >> shift)
         words.bitwise_xor_(shifted).mul_(_signed(factor))
@@ -179,7 +179,7 @@ def _mix_(words: Tensor) -> Tensor:
 
 
 def _signed(number: int) -> int:
-    """The signed 64-bit number with the bits of an unsigned one, after wrapping."""
+    """Signed 64-bit number with the bits of an unsigned one, after wrap-around."""
     number &= WORD
     return number - (1 << 64) if number >> 63 else number
 
@@ -196,9 +196,9 @@ class SketchedPart(NamedTuple):
     """How one part of the gradient is sent.
 
     Attributes:
-        part: its range and its budget.
-        columns: of its table; 0 if there is none.
-        candidates: entries whose exact sums are asked for; all of them if there is no table.
+        part: Range of the part, and number of entries to send.
+        columns: Number of columns of its table; 0 without a table.
+        candidates: Number of entries whose exact sums are computed; all of them without a table.
     """
 
     part: Part
@@ -208,26 +208,26 @@ class SketchedPart(NamedTuple):
 
 @dataclass(frozen=True)
 class CountSketch(Budget, DenseCompressor):
-    """Sketches, sums the sketches, and asks for the exact sums of those that seem largest.
+    """Sums sketches, then computes the exact sums of the entries that seem largest.
 
-    We know no published sizes; the defaults are measured (``scripts/bench_sketch.py``). They send 20 values for each
-    entry of the budget: 20% of a dense gradient at a density of 1%. Of the mass of the 1% largest entries they find
-    77% if all follow Student's t with 3 degrees of freedom, and 81% (85% with corrected momentum) of what 8 workers
-    accumulate when training ResNet-20. Such vectors have light tails, so that many candidates do more than many rows.
-    With 2 columns and 6 candidates, 12 values, it is 58%, 71% and 78%, and training suffers: in 10 epochs on the
-    digits, 8 workers, 2 seeds, the accuracy is 0.82, instead of 0.94 with the defaults, 0.96 with exact top-k
-    gathered from all, and 0.98 with dense gradients.
+    No sizes are published; the defaults are measured (``scripts/bench_sketch.py``). They send 20 values per entry of
+    the budget, which is 20% of a dense gradient at a density of 1%. Of the total magnitude of the 1% largest entries,
+    they recover 77% if all entries follow Student's t-distribution with 3 degrees of freedom, and 81% (85% with
+    corrected momentum) of the gradients that 8 workers accumulate while training ResNet-20. Such vectors have light
+    tails, so more candidates help more than more rows. With 2 columns and 6 candidates (12 values), the shares are 58%,
+    71% and 78%, and training suffers: after 10 epochs on the digits (8 workers, 2 seeds), the accuracy is 0.82,
+    compared with 0.94 with the defaults, 0.96 with exact top-k and an all-gather, and 0.98 with dense gradients.
 
     Args:
-        rows: r, an odd number.
-        columns_per_entry: c / k: columns of the table for each entry of the budget.
-        candidates: how many entries' exact sums are asked for, for each entry of the budget; at least 1.
-        fresh_hashes: whether each step draws new hashes. With the published fixed ones, entries whose buckets keep
+        rows: Number of rows r, odd.
+        columns_per_entry: Number of table columns per entry of the budget, c / k.
+        candidates: Number of entries whose exact sums are computed, per entry of the budget; at least 1.
+        fresh_hashes: Whether each step uses new hashes. With fixed hashes, as published, entries whose buckets keep
             cancelling may never be found, however large they grow.
-        seed: of the hashes.
+        seed: Seed of the hashes.
 
     Raises:
-        ConfigError: if a value is out of range.
+        ConfigError: If a value is out of range.
     """
 
     rows: int = 3
@@ -252,7 +252,7 @@ class CountSketch(Budget, DenseCompressor):
         check_whole("compressor.seed", self.seed, least=0)
 
     def plan(self, context: Context) -> list[SketchedPart]:
-        """How each part is sent in ``context``: by way of a table only where that means fewer words than without."""
+        """Plan for each part in ``context``: a table is used only where it reduces the number of words."""
         return [self._plan(part) for part in self.parts(context)]
 
     def _plan(self, part: Part) -> SketchedPart:
@@ -263,13 +263,13 @@ class CountSketch(Budget, DenseCompressor):
         return SketchedPart(part, columns, candidates)
 
     def sizes(self, context: Context) -> list[int]:
-        """All tables, unless no part has one; all candidates."""
+        """Number of entries of all tables, if any, and of all candidates."""
         plan = self.plan(context)
         tables, candidates = sum(self.rows * each.columns for each in plan), sum(each.candidates for each in plan)
         return [tables, candidates] if tables else [candidates]
 
     def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
-        """One sum of tables, one of the candidates' values; the largest sums leave the accumulated vector."""
+        """Sums the tables, then the candidates; removes the entries with the largest sums from the accumulator."""
         plan, values = self.plan(context), accumulated.values
         seed = derive(self.seed, context.step) if self.fresh_hashes else self.seed
         tables = torch.cat([values[:0], *(self._table(values, each, seed) for each in plan)])
@@ -288,7 +288,7 @@ class CountSketch(Budget, DenseCompressor):
         return Sketch(self.rows, each.columns, seed).insert(values[start:stop], start) if each.columns else values[:0]
 
     def _candidates(self, tables: Tensor, plan: Sequence[SketchedPart], seed: int) -> Tensor:
-        """Positions in the whole vector, part by part, in increasing order."""
+        """Positions of the candidates in the whole vector, part by part, increasing."""
         found, begin = [torch.empty(0, dtype=torch.int64, device=tables.device)], 0
         for each in plan:
             start, stop, _ = each.part
@@ -302,7 +302,7 @@ class CountSketch(Budget, DenseCompressor):
 
 
 def _largest(sums: Tensor, plan: Sequence[SketchedPart]) -> Tensor:
-    """Which of the candidates have the largest sums, in each part as many as its budget."""
+    """Indices of the candidates with the largest sums, as many per part as its budget allows."""
     found, begin = [torch.empty(0, dtype=torch.int64, device=sums.device)], 0
     for each in plan:
         found.append(top_k(rankable(sums[begin : begin + each.candidates]), each.part.k) + begin)

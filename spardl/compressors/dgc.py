@@ -1,8 +1,7 @@
-"""The selection of Deep Gradient Compression: a threshold from a sample, then exact top-k among what exceeds it.
+"""Selection of Deep Gradient Compression: a sampled threshold, then exact top-k among the entries above it.
 
 Source: Lin et al., Deep Gradient Compression, ICLR 2018 (hierarchical selection of the threshold). The method's other
-parts are momentum correction with factor masking (``momentum=corrected``) and the warm-up of the density
-(``warmup_steps``).
+parts are momentum correction with factor masking (``momentum=corrected``) and density warm-up (``warmup_steps``).
 """
 
 from __future__ import annotations
@@ -36,20 +35,20 @@ METHODS = (
 
 @dataclass(frozen=True)
 class SampledTopK(PiecewiseCompressor):
-    """Keeps at most k entries, nearly always among the largest; see ``Budget`` for the other arguments.
+    """Keeps at most k entries, nearly always among the largest; ``Budget`` describes the other arguments.
 
-    The threshold is that of top-k in a sample of every so-many-th entry. Too many entries above it are cut down to
-    the k largest; while there are far too few of them, it is lowered.
+    The threshold is the k-th largest magnitude of a strided sample, with k scaled to its size. If too many entries
+    exceed it, the k largest of them are kept; while far too few exceed it, it is lowered.
 
     Args:
-        sample_ratio: entries in the sample / entries; lower is faster and less exact.
-        least_sample: entries in the sample at least; where there are no more than that, top-k is exact.
-        low: share of k below which the threshold is lowered.
-        factor: factor that the threshold is multiplied by to lower it.
-        lowerings: how often at most.
+        sample_ratio: Share of the entries in the sample; lower is faster and less exact.
+        least_sample: Minimum number of entries in the sample; for at most this number of entries, top-k is exact.
+        low: Share of k below which the threshold is lowered.
+        factor: Factor that the threshold is multiplied by to lower it.
+        lowerings: Maximum number of times that the threshold is lowered.
 
     Raises:
-        ConfigError: if a value is out of range.
+        ConfigError: If a value is out of range.
     """
 
     sample_ratio: float = 0.01
@@ -73,7 +72,7 @@ class SampledTopK(PiecewiseCompressor):
             raise ConfigError(f"compressor.factor must be above 0 and below 1, got {self.factor!r}")
 
     def choose(self, values: Tensor, k: int, part: int, context: Context, state: State) -> Tensor:
-        """Sampled threshold, candidates, and top-k of these; exact top-k where all would be in the sample."""
+        """Selects the top k of the candidates above a sampled threshold; exact top-k if the sample has all entries."""
         stride = self._stride(values.numel())
         if stride == 1 or k == values.numel():
             return top_k(values, k)
@@ -82,15 +81,15 @@ class SampledTopK(PiecewiseCompressor):
         return candidates[top_k(magnitude[candidates], k)]
 
     def _stride(self, length: int) -> int:
-        """Distance of the sampled entries."""
+        """Stride of the sampled entries."""
         return max(1, length // max(self.least_sample, math.ceil(self.sample_ratio * length)))
 
     def _start(self, stride: int, part: int, context: Context) -> int:
-        """The first sampled entry, at another place in each step, so that no regularity of the layer is met twice."""
+        """First sampled entry; differs in each step, so that periodic structure of a layer does not bias the sample."""
         return int(torch.randint(stride, (), generator=seeded_generator(context.step, part)))
 
     def _candidates(self, magnitude: Tensor, sample: Tensor, k: int) -> Tensor:
-        """The positions above the sample's own threshold, or above a lower one."""
+        """Positions above the sample's threshold, or above a lower one."""
         kept = max(1, round(k * sample.numel() / magnitude.numel()))
         threshold = sample.kthvalue(sample.numel() - kept + 1).values
         candidates = (magnitude >= threshold).nonzero().squeeze(1)

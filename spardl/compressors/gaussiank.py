@@ -1,4 +1,4 @@
-"""Gaussian-k: about k entries, above a threshold that a normal distribution fitted to the values suggests.
+"""Gaussian-k: about k entries, above a threshold estimated from a normal distribution fitted to the values.
 
 Source: Shi et al., Understanding Top-k Sparsification in Distributed Deep Learning, 2019 (arXiv 1911.08772). The bounds
 and steps of the corrections are those of the baseline in Li and Hoefler, Ok-Topk, PPoPP 2022.
@@ -30,24 +30,25 @@ METHODS = (
 
 @dataclass(frozen=True)
 class GaussianK(PiecewiseCompressor):
-    """Keeps the entries above ``abs(mean) + z * standard deviation``; see ``Budget`` for the other arguments.
+    """Keeps the entries above ``abs(mean) + z * standard deviation``; ``Budget`` describes the other arguments.
 
-    z is the quantile beyond which, on both sides together, a share k / n of a normal distribution lies. Gradients are
-    not normal, so the threshold is raised or lowered step by step while too many or too few entries exceed it. If in
-    the end none does (values without any spread, or a distribution far from normal), the k largest are kept.
+    z is the two-sided quantile of a normal distribution beyond which a share k / n lies. Gradients are not normal, so
+    the threshold is raised or lowered in steps while too many or too few entries exceed it. If none exceeds the final
+    threshold (constant values, or a distribution far from normal), the k largest entries are kept.
 
-    Of heavy tails it selects too many at low densities, as 20 corrections raise the threshold by less than a half: at
-    0.1% 3.2 k of Student's t with three degrees of freedom, and 3 to 6 k of the gradients of a small convolutional
-    network on digits; at 5% too few, down to 0.3 k of the latter. With more ``corrections`` the count comes near k.
+    For heavy tails and low densities it selects too many entries, because 20 corrections raise the threshold by less
+    than half: at 0.1%, 3.2 k entries of Student's t-distribution with three degrees of freedom, and 3 to 6 k of the
+    gradients of a small convolutional network on digits. At 5% it selects too few, down to 0.3 k of these gradients.
+    With more ``corrections`` the count approaches k.
 
     Args:
-        corrections: the most steps by which the threshold is corrected.
-        factor: size of a step, as a share of the threshold.
-        low: share of k below which the threshold is lowered.
-        high: multiple of k above which the threshold is raised.
+        corrections: Maximum number of steps by which the threshold is corrected.
+        factor: Size of a step, as a share of the threshold.
+        low: Share of k below which the threshold is lowered.
+        high: Multiple of k above which the threshold is raised.
 
     Raises:
-        ConfigError: if a value is out of range.
+        ConfigError: If a value is out of range.
     """
 
     corrections: int = 20
@@ -69,7 +70,7 @@ class GaussianK(PiecewiseCompressor):
             raise ConfigError(f"compressor.high must be a number, at least 1, got {self.high!r}")
 
     def choose(self, values: Tensor, k: int, part: int, context: Context, state: State) -> Tensor:
-        """All positions above the corrected threshold; everything, if k is all there is."""
+        """Selects all entries above the corrected threshold, or all entries if k is their number."""
         if k == values.numel():
             return torch.arange(k, device=values.device)
         magnitude, ladder = values.abs(), self._ladder(values, k)
@@ -80,7 +81,7 @@ class GaussianK(PiecewiseCompressor):
         return chosen if chosen.numel() else top_k(values, k)
 
     def _ladder(self, values: Tensor, k: int) -> Tensor:
-        """All thresholds that corrections can lead to, increasing; the uncorrected one is in the middle."""
+        """All thresholds that corrections can reach, increasing, with the uncorrected one in the middle."""
         z = -NormalDist().inv_cdf(k / values.numel() / 2)
         deviation, mean = torch.std_mean(values, correction=0)
         down = [(1 - self.factor) ** step for step in range(self.corrections, 0, -1)]
@@ -88,13 +89,13 @@ class GaussianK(PiecewiseCompressor):
         return (mean.abs() + z * deviation) * torch.tensor(down + up, dtype=values.dtype, device=values.device)
 
     def _rung(self, exceeding: Sequence[int], k: int) -> int:
-        """Which threshold to use, if so many entries exceed each of them."""
+        """Index of the threshold to use; ``exceeding``: number of entries above each threshold."""
         rung = self.corrections
         step = 1 if exceeding[rung] > k else -1
         while not self._fits(exceeding[rung], k) and 0 <= rung + step < len(exceeding):
             before, rung = rung, rung + step
             if (exceeding[rung] - k) * step < 0 and not self._fits(exceeding[rung], k):
-                # From too many to too few in one step, or the other way round: no threshold lies between.
+                # One step leads from too many to too few, or vice versa: no threshold in between fits.
                 return min(before, rung, key=lambda either: abs(exceeding[either] - k))
         return rung
 

@@ -1,6 +1,6 @@
-"""No compression: the dense gradient, the baseline of every comparison.
+"""No compression: the dense gradient, the baseline of all comparisons.
 
-Source: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training, VLDB 2020: what
+Source: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training, VLDB 2020; this is what
 DistributedDataParallel sends without a hook.
 """
 
@@ -20,16 +20,16 @@ METHODS = (Combination("none", compressor="none", communicator="dense", residual
 
 @dataclass(frozen=True)
 class NoCompression(DenseCompressor):
-    """Sends the gradient as it is."""
+    """Sends the gradient unchanged."""
 
     name = "none"
     mass = Mass.KEPT
     one_sum = True
 
     def sizes(self, context: Context) -> list[int]:
-        """The whole vector."""
+        """Number of entries of the whole vector."""
         return [context.layout.length]
 
     def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
-        """One dense sum."""
+        """Sums the vectors."""
         return (yield from total(accumulated.values))

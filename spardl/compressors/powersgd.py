@@ -1,11 +1,11 @@
-"""PowerSGD: every matrix of the gradient as the product of two thin ones, found by one subspace iteration per step.
+"""PowerSGD: low-rank approximation of each gradient matrix, with one subspace iteration per step.
 
 Source: Vogels, Karimireddy and Jaggi, PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization,
-NeurIPS 2019, Algorithms 1 and 2. Two dense sums: with ``dense`` 4(P-1) rounds and 2(P-1)/P (s + m) words per worker, s
-being the sum of rank * (rows + columns) over the compressed matrices and m the number of entries outside of them.
+NeurIPS 2019, Algorithms 1 and 2. Two dense sums: with ``dense`` 4(P-1) rounds and 2(P-1)/P (s + m) words per worker,
+where s is the sum of rank * (rows + columns) over the compressed matrices and m the number of other entries.
 
-The paper applies a basis that fades as the singular values do; here its columns are made orthonormal after each step,
-as torch's communication hook does before. Both span the same space; this one also works for very small gradients.
+In the paper, the basis decays with the singular values. Here its columns are orthonormalized after each step; torch's
+communication hook does so before. Both span the same space, but this variant also works for very small gradients.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ METHODS = (Combination("powersgd", compressor="powersgd", communicator="dense", 
 
 @dataclass
 class PowerSGDState(State):
-    """What lasts: equal on all workers.
+    """State of PowerSGD, equal on all workers.
 
     Attributes:
-        basis: shape (sum of rank * columns,): orthonormal columns for each compressed matrix, which span what the last
-            step saw of its rows; empty without warm start.
+        basis: Tensor of shape (sum of rank * columns,): orthonormal columns for each compressed matrix that span the
+            row space found in the last step; empty without warm start.
     """
 
     basis: Tensor
@@ -44,21 +44,21 @@ class PowerSGDState(State):
 
 @dataclass(frozen=True)
 class PowerSGD(DenseCompressor):
-    """Sends two thin factors of every tensor with at least two dimensions, seen as a matrix: the first one by the rest.
+    """Sends two thin factors of every matrix: a tensor with at least two dimensions, the first one by the rest.
 
-    What has fewer dimensions, or would not shrink, is sent as it is. Each worker computes orthonormal columns and
-    products from equal sums, and relies on the others finding the same bits: all need the same kind of processor, the
-    same libraries and the same number of threads.
+    Tensors with fewer dimensions, and those that would not shrink, are sent uncompressed. Where a product overflows,
+    nothing is sent and nothing is kept.
 
-    Where a product overflows, nothing is sent and nothing kept.
+    Workers compute orthonormal columns and products from equal sums and rely on bit-identical results, so all workers
+    need the same kind of processor, the same libraries and the same number of threads.
 
     Args:
-        rank: columns of the factors; lower is more aggressive.
-        warm_start: whether a step starts from what the last one found, or from random columns.
-        seed: of the random columns, the same on all workers.
+        rank: Number of columns of the factors; lower is more aggressive.
+        warm_start: Whether a step starts from the result of the last one instead of random columns.
+        seed: Seed of the random columns, equal on all workers.
 
     Raises:
-        ConfigError: if a value is out of range.
+        ConfigError: If a value is out of range.
     """
 
     rank: int = 4
@@ -75,19 +75,19 @@ class PowerSGD(DenseCompressor):
         check_flag("compressor.warm_start", self.warm_start)
 
     def init_state(self, layout: Layout, dtype: torch.dtype, device: torch.device | str) -> PowerSGDState:
-        """Random columns, if there is a warm start."""
+        """Creates random orthonormal columns, or an empty basis without warm start."""
         if not self.warm_start:
             return PowerSGDState(torch.empty(0, dtype=dtype, device=device))
         return PowerSGDState(self._random(_Plan.of(layout, self.rank), 0, dtype, device))
 
     def sizes(self, context: Context) -> list[int]:
-        """The left factors with what is sent as it is, and the right factors, if any."""
+        """Number of entries of the left factors with the uncompressed tensors, and of the right factors, if any."""
         plan = _Plan.of(context.layout, self.rank)
         first = plan.left_size + sum(stop - start for start, stop in plan.others)
         return [first, plan.right_size] if plan.stacks else [first]
 
     def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
-        """Left factors from the basis, right factors from the orthonormal left ones; both summed."""
+        """Sums left factors computed from the basis, then right factors computed from the orthonormalized sum."""
         assert isinstance(state, PowerSGDState)
         yield Phase.SELECT
         values, plan = accumulated.values, _Plan.of(context.layout, self.rank)
@@ -106,7 +106,7 @@ class PowerSGD(DenseCompressor):
         if plan.stacks:
             right = yield from total(right)
         yield Phase.MERGE
-        # The sign of an infinite factor says nothing of what it stands for.
+        # The sign of an infinite factor is meaningless, so mark it as NaN.
         right = right.masked_fill(~right.isfinite(), math.nan)
         approximation = plan.expand(left, right, others, into=torch.empty_like(values))
         plan.leave(values, approximation, context.worker.size)
@@ -122,12 +122,12 @@ class PowerSGD(DenseCompressor):
 
 
 class _Stack(NamedTuple):
-    """Matrices of one shape.
+    """Matrices of equal shape.
 
     Attributes:
-        rows: of each.
-        cols: of each.
-        starts: where they begin in the vector.
+        rows: Number of rows per matrix.
+        cols: Number of columns per matrix.
+        starts: Positions in the vector where they start.
     """
 
     rows: int
@@ -135,18 +135,18 @@ class _Stack(NamedTuple):
     starts: list[int]
 
     def matrices(self, vector: Tensor) -> list[Tensor]:
-        """Views of a vector."""
+        """Views of the matrices in a vector."""
         return [vector[start : start + self.rows * self.cols].view(self.rows, self.cols) for start in self.starts]
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is compressed, and how the factors lie in one tensor: matrix after matrix, those of one shape together.
+    """Compressed matrices, and the memory layout of their factors: in sequence, grouped by shape.
 
     Attributes:
-        rank: columns of the factors.
-        stacks: the matrices that are compressed.
-        others: the ranges of the other tensors.
+        rank: Number of columns of the factors.
+        stacks: Compressed matrices, grouped by shape.
+        others: Ranges of the uncompressed tensors.
     """
 
     rank: int
@@ -155,7 +155,7 @@ class _Plan:
 
     @classmethod
     def of(cls, layout: Layout, rank: int) -> _Plan:
-        """Compresses what gets smaller by it: such a matrix has more than ``rank`` rows and columns."""
+        """Plans to compress every tensor that shrinks; such a matrix has more than ``rank`` rows and columns."""
         starts: dict[tuple[int, int], list[int]] = {}
         others = []
         for shape, (start, stop) in zip(layout.shapes, layout.tensors, strict=True):
@@ -168,20 +168,20 @@ class _Plan:
 
     @property
     def left_size(self) -> int:
-        """Entries of all left factors."""
+        """Number of entries of all left factors."""
         return self.rank * sum(stack.rows * len(stack.starts) for stack in self.stacks)
 
     @property
     def right_size(self) -> int:
-        """Entries of all right factors."""
+        """Number of entries of all right factors."""
         return self.rank * sum(stack.cols * len(stack.starts) for stack in self.stacks)
 
     def lefts(self, flat: Tensor) -> list[Tensor]:
-        """Views of the left factors: one of shape (matrices, rows, rank) per stack."""
+        """Views of the left factors, one of shape (matrices, rows, rank) per stack."""
         return self._views(flat, [stack.rows for stack in self.stacks])
 
     def rights(self, flat: Tensor) -> list[Tensor]:
-        """Views of the right factors: one of shape (matrices, columns, rank) per stack."""
+        """Views of the right factors, one of shape (matrices, columns, rank) per stack."""
         return self._views(flat, [stack.cols for stack in self.stacks])
 
     def _views(self, flat: Tensor, lengths: list[int]) -> list[Tensor]:
@@ -190,12 +190,12 @@ class _Plan:
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def triples(self, vector: Tensor, left: Tensor, right: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Every compressed matrix in a vector, with its two factors: all of them views."""
+        """Yields views of each compressed matrix in a vector and of its two factors."""
         for stack, lefts, rights in zip(self.stacks, self.lefts(left), self.rights(right), strict=True):
             yield from zip(stack.matrices(vector), lefts, rights, strict=True)
 
     def expand(self, left: Tensor, right: Tensor, others: Tensor, into: Tensor) -> Tensor:
-        """Writes the vector that factors and uncompressed entries stand for, shape (n,)."""
+        """Writes the vector that factors and uncompressed entries represent, shape (n,)."""
         for matrix, p, q in self.triples(into, left, right):
             torch.mm(p, q.t(), out=matrix)
         parts = others.split([stop - start for start, stop in self.others])
@@ -204,13 +204,13 @@ class _Plan:
         return into
 
     def leave(self, values: Tensor, approximation: Tensor, workers: int) -> None:
-        """Takes out of one worker's vector its share of an approximated sum, in place."""
+        """Subtracts this worker's share of the approximated sum from its vector, in place."""
         values.sub_(approximation, alpha=1 / workers)
         for start, stop in self.others:
             values[start:stop] = 0
 
     def renew(self, right: Tensor, basis: Tensor) -> Tensor:
-        """The next basis. What this step saw nothing of, or too much, stays as it was."""
+        """Computes the next basis; keeps columns for which this step gave zeros or overflow."""
         renewed = torch.empty_like(basis)
         for new, q, old in zip(self.rights(renewed), self.rights(right), self.rights(basis), strict=True):
             largest = q.abs().amax(dim=-2, keepdim=True)
@@ -219,10 +219,8 @@ class _Plan:
 
 
 def _orthonormal(factors: Tensor) -> Tensor:
-    """Orthonormal columns whose span holds that of the factors, shape (..., length, rank) with length > rank.
-
-    Householder's reflections give such columns for any finite matrix: of too low a rank, or all zeros, too.
-    """
+    """Orthonormal columns whose span contains that of the factors, shape (..., length, rank) with length > rank."""
+    # Householder QR works for any finite matrix, including rank-deficient and zero ones.
     wide = factors.to(torch.promote_types(factors.dtype, torch.float32))
     largest = wide.abs().amax(dim=-2, keepdim=True)
     columns: Tensor = torch.linalg.qr(wide / largest.masked_fill(largest == 0, 1)).Q

@@ -1,8 +1,8 @@
-"""QSGD: stochastic rounding to few levels, bucket by bucket.
+"""QSGD: stochastic rounding to a few levels per bucket.
 
 Source: Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, NeurIPS 2017, section
-3 (the quantizer), section 4 (buckets, and the largest magnitude in place of the norm). Levels have a fixed number of
-bits here; the paper's Elias code is not used.
+3 (the quantizer), section 4 (buckets, and the largest magnitude instead of the norm). Codes have a fixed number of bits
+here; the paper's Elias coding is not used.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ NORMS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
         "max": lambda rows: torch.linalg.vector_norm(rows, ord=torch.inf, dim=1),
     }
 )
-"""The norm of every row, shape (rows, entries)."""
+"""Norm of each row of a tensor of shape (rows, entries)."""
 
 
 @dataclass(frozen=True)
 class QSGD(CodeCompressor):
-    """Sends the norm of each bucket, and of each entry its sign and its level below the norm.
+    """Sends the norm of each bucket, and the sign and level of each entry relative to the norm.
 
-    With s = 2^(bits-1) - 1 levels, entry v of a bucket with norm N becomes N/s times a whole number that is v s/N on
-    average. A 2-norm beyond the largest number of the type is sent as that number, which is no less than any entry: so
-    decoding is finite for all finite vectors, and still right on average. Below the smallest normal number, values
-    are as coarse as the type makes them.
+    With s = 2^(bits-1) - 1 levels, entry v of a bucket with norm N becomes N/s times a random integer with mean v s/N.
+    A 2-norm above the largest number of the dtype is sent as that number, which no entry exceeds. Decoding is therefore
+    finite for all finite vectors, and still unbiased. Below the smallest normal number, values are as coarse as the
+    dtype.
 
     Args:
-        bits: bits of a code: 2, 4 or 8; lower is more aggressive.
-        bucket_entries: entries with a norm of their own; higher is more aggressive.
-        norm: ``l2`` or ``max``, the largest magnitude: less noise, fewer zeros.
-        seed: of the random numbers.
+        bits: Bits per code: 2, 4 or 8; lower is more aggressive.
+        bucket_entries: Number of entries per norm; higher is more aggressive.
+        norm: Norm of a bucket: ``l2``, or ``max`` (largest magnitude), with less noise and fewer zeros.
+        seed: Seed of the random numbers.
 
     Raises:
-        ConfigError: if a value is out of range.
+        ConfigError: If a value is out of range.
     """
 
     bits: int = 4
@@ -71,11 +71,11 @@ class QSGD(CodeCompressor):
 
     @property
     def levels(self) -> int:
-        """The highest level s; the lowest is -s."""
+        """Highest level, s; the lowest level is -s."""
         return int(2 ** (self.bits - 1)) - 1
 
     def size(self, context: Context, dtype: torch.dtype = torch.float32) -> int:
-        """Bytes of a message: the norms have the type of the vector."""
+        """Size of a message in bytes; the norms have the type of the vector."""
         return self._form(context).size(dtype)
 
     def _form(self, context: Context) -> ScaledCodes:
@@ -83,7 +83,7 @@ class QSGD(CodeCompressor):
         return ScaledCodes(-(-length // self.bucket_entries), length, self.bits)
 
     def encode(self, vector: Tensor, context: Context, state: State) -> Tensor:
-        """Norms, then codes from 0 (level -s) to 2s (level s)."""
+        """Encodes norms, then codes from 0 (level -s) to 2s (level s)."""
         form = self._form(context)
         padded = F.pad(vector, (0, form.scales * self.bucket_entries - form.codes))
         norms = self._scale(padded.view(form.scales, self.bucket_entries))
@@ -92,7 +92,8 @@ class QSGD(CodeCompressor):
         return form.write(norms, levels.add_(self.levels).to(torch.uint8))
 
     def _scale(self, rows: Tensor) -> Tensor:
-        """Divides rows by their norms and multiplies by s, in place, so that nothing over- or underflows."""
+        """Divides rows by their norms and multiplies them by s, in place; returns the norms."""
+        # Relative to the largest magnitude, so that nothing overflows or underflows.
         largest = torch.linalg.vector_norm(rows, ord=torch.inf, dim=1)
         some = largest > 0
         rows.div_(torch.where(some, largest, 1).unsqueeze(1))
@@ -101,7 +102,7 @@ class QSGD(CodeCompressor):
         return norms
 
     def decode(self, message: Tensor, context: Context, dtype: torch.dtype) -> Tensor:
-        """Levels / s, times the norms."""
+        """Decodes levels / s, times the norms."""
         form = self._form(context)
         norms, codes = form.read(message, dtype)
         padded = torch.zeros(form.scales * self.bucket_entries, dtype=dtype, device=message.device)

@@ -1,8 +1,9 @@
-"""Block quantization: every entry in 8, 4 or 2 bits, with a scale for each block of entries.
+"""Block quantization: 8, 4 or 2 bits per entry, with one scale per block.
 
-Source: the quantizers of ZeRO++ (Wang et al., ICLR 2024: a scale per block), LoCo (Xie et al., arXiv 2407.04480: error
-feedback) and SDP4Bit (Jia et al., NeurIPS 2024, arXiv 2410.15526: 4 bits, rotated by Hadamard's matrix); with E4M3,
-that of FP8-LM (Peng et al., arXiv 2310.18313). By ``allreduce_codes``: 2(P-1)/P (n bits/32 + n/block) words per worker.
+Source: the quantizers of ZeRO++ (Wang et al., ICLR 2024: one scale per block), LoCo (Xie et al., arXiv 2407.04480:
+error feedback) and SDP4Bit (Jia et al., NeurIPS 2024, arXiv 2410.15526: 4 bits after a Hadamard rotation); with E4M3,
+that of FP8-LM (Peng et al., arXiv 2310.18313). With ``allreduce_codes``: 2(P-1)/P (n bits/32 + n/block) words per
+worker.
 """
 
 from __future__ import annotations
@@ -44,80 +45,81 @@ METHODS = (
 
 
 class _Format(Protocol):
-    """How blocks of entries are written in a few bits each."""
+    """Number format of quantized entries."""
 
     @property
     def bits(self) -> int:
-        """Of a code."""
+        """Bits per code."""
 
     def write(
         self, values: Tensor, block: int, generator: torch.Generator | None, into: Written | None = None
     ) -> Written:
-        """Scales and packed codes of values, shape (n,): the nearest ones, or drawn by a generator.
+        """Quantizes values, shape (n,), to the nearest codes, or at random with a generator.
 
-        Values keep what their codes lack, if it is said where to write these.
+        With ``into``, values are replaced by their quantization errors.
         """
 
     def read(self, scales: Tensor, packed: Tensor, block: int, values: Tensor, *, add: bool) -> None:
-        """Writes, or adds, what these stand for, of the type of the scales."""
+        """Decodes codes; writes or adds the result."""
 
 
 class _Integers(NamedTuple):
-    """Levels at equal distances, as many below zero as above it, and zero itself."""
+    """Evenly spaced levels, symmetric about zero."""
 
     bits: int
 
     def write(
         self, values: Tensor, block: int, generator: torch.Generator | None, into: Written | None = None
     ) -> Written:
-        """See :meth:`_Format.write`."""
+        """Quantizes to levels."""
         rounded = partial(round_stochastically, generator=generator) if generator else None
         return pack_levels(values, block, self.bits, rounded, leave=into is not None, into=into)
 
     def read(self, scales: Tensor, packed: Tensor, block: int, values: Tensor, *, add: bool) -> None:
-        """See :meth:`_Format.read`."""
+        """Decodes levels; writes or adds the result."""
         read_levels(scales, packed, block, self.bits, values, add=add)
 
 
 class _Float8(NamedTuple):
-    """Floating-point numbers of 8 bits, E4M3: finer near zero, and never drawn."""
+    """E4M3: 8-bit floating point, finer near zero, without stochastic rounding."""
 
     bits: int = 8
 
     def write(
         self, values: Tensor, block: int, generator: torch.Generator | None, into: Written | None = None
     ) -> Written:
-        """See :meth:`_Format.write`."""
+        """Quantizes to E4M3."""
         return pack_float8(values, block, leave=into is not None, into=into)
 
     def read(self, scales: Tensor, packed: Tensor, block: int, values: Tensor, *, add: bool) -> None:
-        """See :meth:`_Format.read`."""
+        """Decodes E4M3; writes or adds the result."""
         read_float8(scales, packed, block, values, add=add)
 
 
 FORMATS: Mapping[str, _Format] = MappingProxyType(
     {"int8": _Integers(8), "int4": _Integers(4), "int2": _Integers(2), "fp8": _Float8()}
 )
-# Vectors are padded to whole blocks, so a larger one would only take memory: 64 MiB in float32 at most.
+# Vectors are padded to whole blocks, so larger blocks would only waste memory; a block takes 64 MiB in float32.
 _LARGEST_BLOCK = 1 << 24
 ROUNDINGS = ("nearest", "stochastic")
 
 
 @dataclass(frozen=True)
 class Quantized(CodeCompressor):
-    """Sends the largest magnitude of each block, and each entry's share of it in a few bits.
+    """Sends the largest magnitude of each block, and the ratio of each entry to it in a few bits.
 
     Args:
-        format: ``int8``, ``int4``, ``int2`` (-1, 0 and 1), or ``fp8``; fewer bits are more aggressive.
-        block: entries with a scale of their own; higher is more aggressive.
-        rounding: ``nearest``, or ``stochastic``: right on average, with more noise.
-        rotate: whether each block is turned by Hadamard's matrix first, which spreads single large entries; needs a
-            block that is a power of two.
-        exempt: tensors of one dimension with at most so many entries (norms, biases) are sent as they are; 0: none.
-        seed: of the random numbers.
+        format: Number format: ``int8``, ``int4``, ``int2`` (-1, 0 and 1) or ``fp8``; fewer bits are more aggressive.
+        block: Number of entries per scale; higher is more aggressive.
+        rounding: Rounding mode: ``nearest``, or ``stochastic``, which is unbiased but noisier.
+        rotate: Whether to multiply each block by a Hadamard matrix first, which spreads outliers; requires a block size
+            that is a power of two.
+        exempt: One-dimensional tensors (norms, biases) of at most this number of entries are sent uncompressed; 0 for
+            none.
+        seed: Seed of the random numbers.
 
     Raises:
-        ConfigError: if a value is out of range, or two do not fit.
+        ConfigError: If a value is out of range, or two values conflict.
     """
 
     format: str = "int8"
@@ -138,27 +140,27 @@ class Quantized(CodeCompressor):
         check_whole("compressor.exempt", self.exempt, least=0)
         check_whole("compressor.seed", self.seed)
         if self.rotate and self.block & (self.block - 1):
-            raise ConfigError(f"compressor.rotate needs a block that is a power of two, got {self.block}; use 256")
+            raise ConfigError(f"compressor.block must be a power of two with rotate, got {self.block}; use 256")
         if self.format == "fp8" and self.rounding != "nearest":
-            raise ConfigError("compressor.format=fp8 rounds to the nearest; use compressor.rounding=nearest, or int8")
+            raise ConfigError("compressor.format=fp8 requires compressor.rounding=nearest; set it, or use format=int8")
 
     @property
     def lessens(self) -> bool:
-        """Less than a level is lacking, and none is above the largest magnitude of its block."""
+        """Whether errors stay below the largest magnitude: they do, being less than one level, unless rotated."""
         return not self.rotate
 
     def size(self, context: Context, dtype: torch.dtype = torch.float32) -> int:
-        """Bytes of a message: scales and what is exempt have the type of the vector."""
+        """Size of a message in bytes; scales and exempt tensors have the type of the vector."""
         coded, exempt = _parts(context.layout, self.exempt)
         return self._form(coded.entries).size(dtype) + exempt.entries * dtype.itemsize
 
     def _form(self, count: int) -> ScaledCodes:
         scales = -(-count // self.block)
-        # A block that was turned is nowhere zero, also where it was filled up.
+        # A rotated block is non-zero everywhere, including its padding.
         return ScaledCodes(scales, scales * self.block if self.rotate else count, FORMATS[self.format].bits)
 
     def encode(self, vector: Tensor, context: Context, state: State) -> Tensor:
-        """Scales, codes, then what is exempt."""
+        """Encodes scales, then codes, then exempt tensors."""
         coded, exempt = _parts(context.layout, self.exempt)
         values = coded.of(vector)
         wide, turned = values.to(_wide(values.dtype)), None
@@ -172,7 +174,7 @@ class Quantized(CodeCompressor):
         return _joined(scales.to(vector.dtype), codes, exempt.of(vector))
 
     def take(self, vector: Tensor, context: Context, state: State) -> Tensor:
-        """In one go, where scales stay as they were found."""
+        """Encodes in one pass if the scales need no conversion."""
         if self.rotate or _wide(vector.dtype) != vector.dtype:
             return super().take(vector, context, state)
         coded, exempt = _parts(context.layout, self.exempt)
@@ -191,13 +193,13 @@ class Quantized(CodeCompressor):
         return seeded_generator(self.seed, context.step, context.worker.rank)
 
     def decode(self, message: Tensor, context: Context, dtype: torch.dtype) -> Tensor:
-        """Shares times scales, and what is exempt."""
+        """Decodes the entries, and copies exempt tensors."""
         vector = message.new_empty(context.layout.length, dtype=dtype)
         self.decode_into(vector, message, context)
         return vector
 
     def decode_into(self, vector: Tensor, message: Tensor, context: Context, *, add: bool = False) -> None:
-        """See :meth:`decode`."""
+        """Decodes into ``vector``; adds to it with ``add``."""
         coded, exempt = _parts(context.layout, self.exempt)
         border = self._form(coded.entries).size(vector.dtype)
         scales, codes = self._form(coded.entries).cut(message[:border], vector.dtype)
@@ -213,17 +215,17 @@ class Quantized(CodeCompressor):
             values = wide.new_empty(count)
             form.read(wide, codes, self.block, values, add=False)
             return values.to(scales.dtype)
-        # Turned back before they are multiplied, since sums of large numbers could overflow.
+        # Rotate back before scaling, because sums of large numbers could overflow.
         shares = wide.new_empty(wide.numel() * self.block)
         form.read(torch.ones_like(wide), codes, self.block, shares, add=False)
         turned = hadamard(shares.view(-1, self.block)).mul_(wide.unsqueeze(1)).view(-1)[:count]
-        # A scale as large as the type allows can stand for more than that.
+        # With a scale near the largest number of the dtype, a decoded value can exceed that number.
         limit = torch.finfo(scales.dtype).max
         return turned.clamp_(-limit, limit).to(scales.dtype)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The type to compute in."""
+    """Dtype to compute in."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -232,13 +234,13 @@ def _joined(scales: Tensor, codes: Tensor, exempt: Tensor) -> Tensor:
 
 
 def hadamard(rows: Tensor) -> Tensor:
-    """Rows times Hadamard's matrix in Sylvester's order, divided by the root of its size: its own inverse.
+    """Multiplies rows by the orthonormal Hadamard matrix in Sylvester's order, which is its own inverse.
 
     Args:
-        rows: shape (rows, size); the size is a power of two.
+        rows: Tensor of shape (rows, size), with a size that is a power of two.
 
     Returns:
-        The same shape, (rows, size), in memory of its own.
+        The product in new memory, shape (rows, size).
     """
     size = rows.shape[1]
     turned, width = rows.clone(), 1
@@ -251,14 +253,14 @@ def hadamard(rows: Tensor) -> Tensor:
 
 
 class _Ranges(NamedTuple):
-    """Some ranges of a vector."""
+    """Disjoint ranges of a vector."""
 
     borders: tuple[tuple[int, int], ...]
     entries: int
 
     @classmethod
     def joined(cls, ranges: Iterable[tuple[int, int]]) -> _Ranges:
-        """The same ranges, neighbours as one."""
+        """Merges adjacent ranges."""
         found: list[tuple[int, int]] = []
         for start, stop in ranges:
             first = found.pop()[0] if found and found[-1][1] == start else start
@@ -266,13 +268,13 @@ class _Ranges(NamedTuple):
         return cls(tuple(found), sum(stop - start for start, stop in found))
 
     def of(self, vector: Tensor) -> Tensor:
-        """What a vector has there; its own memory, if that is one range."""
+        """Entries of a vector in these ranges; a view if there is a single range."""
         if len(self.borders) == 1:
             return vector[slice(*self.borders[0])]
         return torch.cat([vector[start:stop] for start, stop in self.borders]) if self.borders else vector[:0]
 
     def put(self, values: Tensor, vector: Tensor, *, add: bool = False) -> None:
-        """Writes what ``of`` gave into a vector, or adds it; nothing, if that is the vector's own memory."""
+        """Writes or adds values to these ranges of a vector; skips the copy if they are views of it."""
         pieces = values.split([stop - start for start, stop in self.borders]) if self.borders else ()
         for (start, stop), piece in zip(self.borders, pieces, strict=True):
             place = vector[start:stop]
@@ -282,14 +284,14 @@ class _Ranges(NamedTuple):
                 place.copy_(piece)
 
     def clear(self, vector: Tensor) -> None:
-        """Writes zeros."""
+        """Sets the entries in these ranges to zero."""
         for start, stop in self.borders:
             vector[start:stop] = 0
 
 
 @lru_cache(maxsize=256)
 def _parts(layout: Layout, limit: int) -> tuple[_Ranges, _Ranges]:
-    """What is coded, and what is exempt: tensors of one dimension with at most ``limit`` entries."""
+    """Ranges of quantized and of exempt tensors; one-dimensional ones of at most ``limit`` entries are exempt."""
     found: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
     for shape, border, entries in zip(layout.shapes, layout.tensors, layout.wholes, strict=True):
         found[len(shape) < 2 and entries <= limit].append(border)

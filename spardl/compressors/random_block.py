@@ -1,7 +1,7 @@
-"""Random-block sparsification: a contiguous block at a random place, the same on all workers.
+"""Random-block sparsification: a contiguous block at a random position, equal on all workers.
 
-Source: Foroutan Eghlidi and Jaggi, Sparse Communication for Training Deep Networks, 2020 (arXiv 2009.09271). Nothing is
-compared or searched, and k neighbouring entries are copied. One dense sum of k values: on a ring 2(P-1) rounds and
+Source: Foroutan Eghlidi and Jaggi, Sparse Communication for Training Deep Networks, 2020 (arXiv 2009.09271). Entries
+are not compared or searched, only k adjacent ones copied. One dense sum of k values: on a ring 2(P-1) rounds and
 2k(P-1)/P words per worker.
 """
 
@@ -31,23 +31,23 @@ METHODS = (
 
 @dataclass(frozen=True)
 class RandomBlock(SharedChoice):
-    """Sends a random block of the model, or of each layer or bucket; see ``SharedChoice`` for the arguments.
+    """Sends a random block of the model, or of each layer or bucket; ``SharedChoice`` describes the arguments.
 
-    A block that reaches beyond the end of its part goes on at the part's beginning, so that every entry is sent
-    equally often. As published, each layer is a part (``scope=layer``).
+    A block that exceeds the end of its part wraps around to the part's start, so that every entry is sent equally
+    often. The published method has one part per layer (``scope=layer``).
     """
 
     name = "random_block"
 
     def positions(self, context: Context, device: torch.device) -> Tensor:
-        """The block of each part."""
+        """Positions of the block of each part."""
         pieces = [torch.empty(0, dtype=torch.int64, device=device)]
         for part, start in zip(self.parts(context), self.starts(context), strict=True):
             pieces += _block(part, start, device)
         return torch.cat(pieces)
 
     def starts(self, context: Context) -> list[int]:
-        """Where the block of each part begins in ``context``, counted from the part's first entry.
+        """Start of the block of each part in ``context``, relative to the part's first entry.
 
         Drawn from the seed and the step, uniformly over all entries of the part.
         """
@@ -58,7 +58,7 @@ class RandomBlock(SharedChoice):
 
 
 def _block(part: Part, start: int, device: torch.device) -> list[Tensor]:
-    """What goes on at the part's beginning, then the block up to the part's end."""
+    """Positions of a block: the wrapped-around end at the part's start, then the rest."""
     first = part.start + start
     beyond = max(0, first + part.k - part.stop)
     return [

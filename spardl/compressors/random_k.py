@@ -1,7 +1,7 @@
-"""Random-k sparsification: k entries drawn at random, the same on all workers.
+"""Random-k sparsification: k random entries, equal on all workers.
 
-Source: Stich et al., Sparsified SGD with Memory, NeurIPS 2018 (rand-k); with a seed shared by all workers, so that
-no position is sent, Foroutan Eghlidi and Jaggi, Sparse Communication for Training Deep Networks, 2020 (arXiv
+Source: Stich et al., Sparsified SGD with Memory, NeurIPS 2018 (rand-k); with a seed shared by all workers, so that no
+positions are sent, Foroutan Eghlidi and Jaggi, Sparse Communication for Training Deep Networks, 2020 (arXiv
 2009.09271). One dense sum of k values: with ``dense`` 2(P-1) rounds and 2k(P-1)/P words per worker.
 """
 
@@ -23,18 +23,18 @@ METHODS = (
     ),
 )
 
-# From this share on, shuffling all positions costs less than drawing until enough differ.
+# From this density on, a shuffle of all positions is cheaper than drawing until enough positions differ.
 _DENSE = 0.25
 
 
 @dataclass(frozen=True)
 class RandomK(SharedChoice):
-    """Sends k random entries of the model, or of each layer or bucket; see ``SharedChoice`` for the arguments."""
+    """Sends k random entries of the model, or of each layer or bucket; ``SharedChoice`` describes the arguments."""
 
     name = "random_k"
 
     def positions(self, context: Context, device: torch.device) -> Tensor:
-        """For each part a draw of its own, from the seed, the step and the part's number."""
+        """Positions drawn for each part, from the seed, the step and the part's index."""
         drawn = []
         for number, part in enumerate(self.parts(context)):
             generator = seeded_generator(self.seed, context.step, number)
@@ -43,23 +43,23 @@ class RandomK(SharedChoice):
 
 
 def draw_distinct(length: int, k: int, generator: torch.Generator) -> Tensor:
-    """Draws without replacement; every choice of k out of all is equally likely.
+    """Draws without replacement; every subset of k numbers is equally likely.
 
-    Takes O(k log k) time and O(k) memory where k is small.
+    Takes O(k log k) time and O(k) memory for small k.
 
     Args:
-        length: how many there are to choose from.
-        k: how many to choose, at most ``length``.
-        generator: on the CPU.
+        length: Number of elements to draw from.
+        k: Number of elements to draw, at most ``length``.
+        generator: CPU generator.
 
     Returns:
-        int64, shape (k,), strictly increasing, in ``[0, length)``.
+        int64 tensor of shape (k,), strictly increasing, in ``[0, length)``.
     """
     if k >= _DENSE * length:
         return torch.randperm(length, generator=generator)[:k].sort().values
     found = torch.empty(0, dtype=torch.int64)
     while found.numel() < k:
-        # A quarter more than is missing: then the first round is enough, nearly always.
+        # Draw a quarter more than missing: then one round nearly always suffices.
         missing = k - found.numel()
         more = torch.randint(length, (missing + missing // 4 + 1,), generator=generator)
         found = torch.cat((found, more)).unique(sorted=True)

@@ -1,8 +1,8 @@
-"""Top-k by a threshold that is found exactly once per period, and used again in between.
+"""Top-k with a threshold that is computed exactly once per period and reused in between.
 
 Source: the local selection of Li and Hoefler, Near-Optimal Sparse Allreduce for Distributed Deep Learning (Ok-Topk),
-PPoPP 2022, section 3; corrections between two evaluations after its official code. Selects about k entries, in time
-O(n) without sorting.
+PPoPP 2022, section 3; corrections between evaluations follow its official code. Selects about k entries in O(n) time,
+without sorting.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spardl.vector.layout import Layout, Part
 
 __all__ = ["METHODS", "ReusedThreshold", "ReusedThresholdState"]
 
-# The most that lists are made longer, as a multiple of k.
+# Maximum factor, relative to k, by which candidate lists are extended.
 _SPARE = 1.5
 
 METHODS = (
@@ -35,36 +35,37 @@ METHODS = (
 
 @dataclass
 class ReusedThresholdState(State):
-    """The thresholds in use.
+    """Thresholds in use.
 
     Attributes:
-        thresholds: float64, shape (parts of the budget,); 0 where there is none to use again.
+        thresholds: float64 tensor of shape (parts of the budget,); 0 where no threshold can be reused.
     """
 
     thresholds: Tensor
 
     def rescale(self, factor: float) -> None:
-        """Thresholds are in the units of gradients."""
+        """Scales the thresholds, which are in the units of gradients."""
         self.thresholds = self.thresholds * factor
 
     def set(self, part: int, threshold: float) -> None:
-        """Replaces one threshold. The tensor is a new one, since a saved state may share the old."""
+        """Replaces one threshold."""
+        # In a new tensor, because a saved state may share the old one.
         self.thresholds = self.thresholds.clone()
         self.thresholds[part] = threshold
 
 
 @dataclass(frozen=True)
 class ReusedThreshold(Reuse, BudgetedCompressor):
-    """Keeps the entries above a threshold; see ``Budget`` and ``Reuse`` for the other arguments.
+    """Keeps the entries above a threshold; ``Budget`` and ``Reuse`` describe the other arguments.
 
     Args:
-        period: tau', steps from one exact evaluation to the next, in which exactly k entries are kept.
-        pre_corrections: how often at most a threshold that selects too many is raised before it is used.
-        pre_limit: multiple of k that is too many.
-        pre_factor: factor that raises it.
+        period: Number of steps tau' from one exact evaluation, which keeps exactly k entries, to the next.
+        pre_corrections: Maximum number of times that a threshold is raised before use if it selects too many.
+        pre_limit: Multiple of k above which a selection is too large.
+        pre_factor: Factor that raises the threshold.
 
     Raises:
-        ConfigError: if a value is out of range.
+        ConfigError: If a value is out of range.
     """
 
     period: int = 32
@@ -84,15 +85,15 @@ class ReusedThreshold(Reuse, BudgetedCompressor):
             check_number("compressor", name, getattr(self, name), 1)
 
     def init_state(self, layout: Layout, dtype: torch.dtype, device: torch.device | str) -> ReusedThresholdState:
-        """No threshold yet, for each part."""
+        """Creates a state without thresholds."""
         parts = self.parts(Context(Worker(0, 1), layout, 0))
         return ReusedThresholdState(torch.zeros(len(parts), dtype=torch.float64))
 
     def choose_all(self, accumulated: Accumulator, pieces: Pieces, context: Context, state: State) -> list[Tensor]:
-        """Exactly k entries at the beginning of a period, else about k; never a zero unless all are wanted."""
+        """Selects exactly k entries at the start of a period, else about k; no zeros unless all entries are sent."""
         assert isinstance(state, ReusedThresholdState)
-        # Little work among the listed entries: an evaluation is at hand when it is due, and the next step's list
-        # follows the k largest, wherever the threshold is. It tells as well when a threshold selects too many.
+        # A search among the listed candidates is cheap, and always needed: for a due evaluation, for the next step's
+        # lists, which follow the k largest wherever the threshold is, and to notice a threshold that selects too many.
         wanted = pieces.ranges.columns[2].tolist()
         largest = accumulated.largest(pieces.ranges, min(self.pre_limit, _SPARE)).split(wanted)
         due = context.step % self.period == 0
@@ -104,7 +105,7 @@ class ReusedThreshold(Reuse, BudgetedCompressor):
     def _choose(
         self, accumulated: Accumulator, part: Part, exact: Tensor, due: bool, state: ReusedThresholdState, number: int
     ) -> Tensor:
-        """Of one range, whose k largest entries are ``exact``."""
+        """Selects entries of one range, whose k largest entries are ``exact``."""
         if part.k >= part.stop - part.start:
             return exact
         chosen, threshold = exact, float(state.thresholds[number])
@@ -115,15 +116,15 @@ class ReusedThreshold(Reuse, BudgetedCompressor):
         if due:
             values = sparse.gather(accumulated.values, exact)
             chosen = exact[values != 0]
-            # With fewer than k entries to choose from, the smallest of them says nothing about the next step.
+            # With fewer than k non-zero entries, the smallest of them is no useful threshold for the next step.
             threshold = smallest_magnitude(values) if chosen.numel() == part.k else 0.0
         state.set(number, self.corrected(threshold, chosen.numel(), part.k))
         return chosen
 
     def _above(self, accumulated: Accumulator, part: Part, threshold: float) -> tuple[Tensor, float]:
-        """The entries above the threshold, which is raised while they are too many; and what became of it."""
+        """Entries above the threshold, which is raised while it selects too many; and the final threshold."""
         kind = torch.finfo(accumulated.values.dtype)
-        # In the type of the values a small threshold can be 0, which all zeros reach.
+        # In the dtype of the values, a small threshold can round to 0, which all zeros would reach.
         least = kind.tiny * kind.eps
         for _ in range(self.pre_corrections):
             found = accumulated.reaching(part, max(threshold, least), int(self.pre_limit * part.k))

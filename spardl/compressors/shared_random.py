@@ -1,4 +1,4 @@
-"""Random choices that all workers make alike: no position travels, and values are summed as they are."""
+"""Base class of random selections that are equal on all workers, so that no positions are sent."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["SharedChoice"]
 
 @dataclass(frozen=True)
 class SharedChoice(Budget, DenseCompressor):
-    """Sends the entries at positions that all workers draw alike; see ``Budget`` for the other arguments.
+    """Sends entries at random positions that are equal on all workers; ``Budget`` describes the other arguments.
 
     Args:
-        seed: of the choice, equal on all workers.
+        seed: Seed of the positions, equal on all workers.
 
     Raises:
-        ConfigError: if a value is out of range.
+        ConfigError: If a value is out of range.
     """
 
     seed: int = 0
@@ -41,23 +41,23 @@ class SharedChoice(Budget, DenseCompressor):
 
     @abstractmethod
     def positions(self, context: Context, device: torch.device) -> Tensor:
-        """What is sent in a step.
+        """Positions to send in a step.
 
         Args:
-            context: of this synchronization.
-            device: where the result is wanted.
+            context: Context of this synchronization.
+            device: Device of the result.
 
         Returns:
-            int64, shape (count(context),), strictly increasing, the same on all workers.
+            int64 positions of shape (count(context),), strictly increasing, equal on all workers.
         """
 
     def sizes(self, context: Context) -> list[int]:
-        """All values of all parts at once."""
+        """Number of values sent of all parts."""
         return [self.count(context)]
 
     def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
-        """One dense sum of the chosen values."""
+        """Sums the selected values."""
         positions = self.positions(context, accumulated.values.device)
-        # The sum may overwrite its argument, and the accumulator remembers what it handed out.
+        # Clone: the sum may overwrite its argument, and the accumulator logs the tensor that it returned.
         values = accumulated.take_at(positions).clone()
         return SparseVector(positions, (yield from total(values)), context.layout.length)

@@ -1,7 +1,7 @@
 """Scaled signs: one bit per entry, and the mean magnitude of each layer.
 
 Source: Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes, ICML 2019. With the
-local residual it is their EF-signSGD, without a residual their scaled signSGD.
+local residual this is their EF-signSGD, without a residual their scaled signSGD.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ METHODS = (Combination("signsgd", compressor="signsgd", communicator="allgather_
 
 @dataclass(frozen=True)
 class SignSGD(CodeCompressor):
-    """Sends the mean magnitude of each layer or of the model, and the sign of each entry; that of a zero is +.
+    """Sends the mean magnitude of each layer or of the model, and the sign of each entry (+ for zero).
 
     Args:
-        scope: what shares a mean: ``layer`` or ``model``.
+        scope: Entries that share a mean: those of each ``layer`` or of the ``model``.
 
     Raises:
-        ConfigError: if it is neither.
+        ConfigError: If ``scope`` is neither.
     """
 
     scope: str = "layer"
@@ -42,7 +42,7 @@ class SignSGD(CodeCompressor):
         check_choice("compressor.scope", self.scope, ("layer", "model"))
 
     def size(self, context: Context, dtype: torch.dtype = torch.float32) -> int:
-        """Bytes of a message: the scales have the type of the vector."""
+        """Size of a message in bytes; the scales have the type of the vector."""
         return self._form(context).size(dtype)
 
     def _form(self, context: Context) -> ScaledCodes:
@@ -52,7 +52,7 @@ class SignSGD(CodeCompressor):
         return SCOPES[self.scope].cut(context.layout, 1)
 
     def encode(self, vector: Tensor, context: Context, state: State) -> Tensor:
-        """Scales, then a 1 for each entry that is not below zero."""
+        """Encodes scales, then a 1 for each non-negative entry."""
         parts = self._parts(context)
         scales = vector.new_zeros(len(parts))
         for number, (start, stop) in enumerate(parts):
@@ -61,7 +61,7 @@ class SignSGD(CodeCompressor):
         return self._form(context).write(scales, (vector >= 0).view(torch.uint8))
 
     def decode(self, message: Tensor, context: Context, dtype: torch.dtype) -> Tensor:
-        """Signs times scales."""
+        """Decodes signs times scales."""
         scales, codes = self._form(context).read(message, dtype)
         vector = codes.to(dtype).mul_(2).sub_(1)
         for scale, (start, stop) in zip(scales, self._parts(context), strict=True):
@@ -70,7 +70,7 @@ class SignSGD(CodeCompressor):
 
 
 def _mean_magnitude(values: Tensor) -> Tensor:
-    """Relative to the largest magnitude, so that no sum overflows."""
+    # Relative to the largest magnitude, so that the sum cannot overflow.
     magnitude = values.abs()
     largest = magnitude.max()
     return magnitude.div_(torch.where(largest > 0, largest, 1)).mean() * largest

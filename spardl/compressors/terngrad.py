@@ -2,7 +2,7 @@
 
 Source: Wen et al., TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning, NeurIPS 2017,
 section 3.1 (ternary gradients), section 3.3 (layer-wise ternarizing, gradient clipping). Scales are not shared between
-workers: the paper does that so that a server's sum has few levels, and an all-gather has no server.
+workers: the paper does so to limit the levels of a parameter server's sum, but an all-gather has no server.
 """
 
 from __future__ import annotations
@@ -29,17 +29,16 @@ METHODS = (Combination("terngrad", compressor="terngrad", communicator="allgathe
 class TernGrad(CodeCompressor):
     """Sends the scale of each layer, and two bits per entry.
 
-    An entry is not 0 with the probability of its magnitude / the scale, so it is right on average. Clipping is not: it
-    makes a layer's largest entries smaller in every step, for less noise in all others. So by default, which is the
-    published one, the result is biased.
+    An entry is non-zero with probability magnitude / scale, so this step is unbiased. Clipping is biased: it reduces a
+    layer's largest entries in every step, in exchange for less noise in all others. The published default clips.
 
     Args:
-        clip: largest magnitude, in standard deviations of the layer about zero; null: no clipping, all is right on
-            average.
-        seed: of the random numbers.
+        clip: Largest magnitude, in standard deviations of the layer about zero; ``null`` disables clipping, which makes
+            the result unbiased.
+        seed: Seed of the random numbers.
 
     Raises:
-        ConfigError: if a value is out of range.
+        ConfigError: If a value is out of range.
     """
 
     clip: float | None = 2.5
@@ -50,7 +49,7 @@ class TernGrad(CodeCompressor):
 
     @property
     def own_mass(self) -> Mass:
-        """Without clipping nothing is lost on average."""
+        """Treatment of the unsent part: without clipping, nothing is lost on average."""
         return Mass.UNBIASED if self.clip is None else self.mass
 
     def __post_init__(self) -> None:
@@ -59,11 +58,11 @@ class TernGrad(CodeCompressor):
         check_whole("compressor.seed", self.seed)
 
     def size(self, context: Context, dtype: torch.dtype = torch.float32) -> int:
-        """Bytes of a message: the scales have the type of the vector."""
+        """Size of a message in bytes; the scales have the type of the vector."""
         return _form(context).size(dtype)
 
     def encode(self, vector: Tensor, context: Context, state: State) -> Tensor:
-        """Scales, then codes: 0 for -1, 1 for 0, 2 for 1."""
+        """Encodes scales, then codes: 0 for -1, 1 for 0, 2 for 1."""
         ratios = vector.clone()
         scales = vector.new_zeros(len(context.layout.tensors))
         for layer, (start, stop) in enumerate(context.layout.tensors):
@@ -74,7 +73,8 @@ class TernGrad(CodeCompressor):
         return _form(context).write(scales, signs.add_(1).to(torch.uint8))
 
     def _scale(self, layer: Tensor) -> Tensor:
-        """Clips a layer and divides it by its largest magnitude, in place; nothing over- or underflows."""
+        """Clips a layer and divides it by its largest magnitude, in place; returns the scale."""
+        # Relative to the largest magnitude, so that nothing overflows or underflows.
         largest: Tensor = torch.linalg.vector_norm(layer, ord=torch.inf)
         layer.div_(torch.where(largest > 0, largest, 1))
         if self.clip is None:
@@ -85,7 +85,7 @@ class TernGrad(CodeCompressor):
         return largest * limit
 
     def decode(self, message: Tensor, context: Context, dtype: torch.dtype) -> Tensor:
-        """Signs times scales."""
+        """Decodes signs times scales."""
         scales, codes = _form(context).read(message, dtype)
         vector = codes.to(dtype).sub_(1)
         for scale, (start, stop) in zip(scales, context.layout.tensors, strict=True):

@@ -1,7 +1,7 @@
-"""Threshold sparsification: all entries that are large enough, as many as there are.
+"""Threshold sparsification: all entries of at least a given magnitude, in any number.
 
-Source: Strom, Scalable Distributed DNN Training Using Commodity GPU Cloud Computing, Interspeech 2015. There, what is
-sent is cut to the threshold's magnitude; here it keeps its value, as for all other sparsifiers.
+Source: Strom, Scalable Distributed DNN Training Using Commodity GPU Cloud Computing, Interspeech 2015. There, sent
+entries are cut to the magnitude of the threshold; here they keep their value, as with all other sparsifiers.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ METHODS = (Combination("threshold", compressor="threshold", communicator="allgat
 class Threshold(SparseCompressor):
     """Keeps the entries of at least a fixed magnitude.
 
-    How many that are depends on model, loss, batch size and residual, and changes in the course of training: a
-    threshold has to be found for each of them. With error feedback each entry is sent once enough has gathered.
+    The number of such entries depends on the model, loss, batch size and residual, and changes during training, so the
+    threshold must be tuned for each setting. With error feedback, each entry is sent once its sum is large enough.
 
     Args:
-        threshold: smallest magnitude that is sent; higher is more aggressive, 0 sends everything. With 0.07 and error
+        threshold: Smallest magnitude to send; higher is more aggressive, 0 sends everything. With 0.07 and error
             feedback, ResNet-20 sends about 1% of its entries in 10 epochs of digits: more at first, less at the end.
 
     Raises:
-        ConfigError: if the threshold is not a number, at least 0.
+        ConfigError: If the threshold is not a number of at least 0.
     """
 
     threshold: float = 0.07
@@ -54,7 +54,7 @@ class Threshold(SparseCompressor):
             )
 
     def selector(self, context: Context, state: State) -> Select:
-        """Compares each entry with the threshold, whatever the budget."""
+        """Returns a function that compares each entry with the threshold, regardless of the budget."""
 
         def select(accumulated: Accumulator, parts: Sequence[Part]) -> Tensor:
             return torch.cat([reaching(accumulated.values, *part[:2], self.threshold) for part in parts])

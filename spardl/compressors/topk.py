@@ -1,7 +1,7 @@
 """Top-k sparsification: the entries of largest magnitude, found exactly.
 
-Source: Aji and Heafield, Sparse Communication for Distributed Gradient Descent, EMNLP 2017; with error
-feedback Stich et al., Sparsified SGD with Memory, NeurIPS 2018.
+Source: Aji and Heafield, Sparse Communication for Distributed Gradient Descent, EMNLP 2017; with error feedback, Stich
+et al., Sparsified SGD with Memory, NeurIPS 2018.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ METHODS = (Combination("topk", compressor="topk", communicator="allgather", resi
 
 @dataclass(frozen=True)
 class TopK(BudgetedCompressor):
-    """Keeps the k largest entries of the model, or of each layer or bucket; see ``Budget`` for the arguments."""
+    """Keeps the k largest entries of the model, or of each layer or bucket; ``Budget`` describes the arguments."""
 
     name = "topk"
     chunks_updates = True
     output = Output.AT_MOST_K
 
     def choose_all(self, accumulated: Accumulator, pieces: Pieces, context: Context, state: State) -> list[Tensor]:
-        """Exact top-k, ties to the lowest index."""
+        """Selects the k largest entries exactly; ties go to the lowest index."""
         return [accumulated.largest(pieces.ranges)]

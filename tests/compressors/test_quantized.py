@@ -156,8 +156,8 @@ def test_finite_for_all_finite_vectors(numbers: list[float], name: str, rotate: 
         ({"format": "int3"}, "compressor.format must be"),
         ({"block": 0}, "compressor.block must be"),
         ({"rounding": "up"}, "compressor.rounding must be"),
-        ({"rotate": True, "block": 100}, "needs a block that is a power of two, got 100; use 256"),
-        ({"format": "fp8", "rounding": "stochastic"}, "fp8 rounds to the nearest; use"),
+        ({"rotate": True, "block": 100}, "block must be a power of two with rotate, got 100; use 256"),
+        ({"format": "fp8", "rounding": "stochastic"}, "fp8 requires compressor.rounding=nearest; set it"),
         ({"exempt": -1}, "compressor.exempt must be"),
     ],
 )

@@ -145,7 +145,7 @@ def test_options_say_what_they_are() -> None:
         "compressor",
         "float",
         0.01,
-        "k / n, the share of entries that is sent, in (0, 1]; lower is more aggressive.",
+        "Share of entries to send, k / n, in (0, 1]; lower is more aggressive.",
     )
     assert (found["momentum_factor"].part, found["momentum_factor"].default) == ("method", 0.9)
     assert "beta2" not in found

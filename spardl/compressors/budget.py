@@ -84,7 +84,7 @@ class Budget:
         ConfigError: If a value is out of range.
 
     Example:
-        >>> budget = spardl.TopK(density=0.01, warmup_steps=4)
+        >>> budget = spardl.compressors.TopK(density=0.01, warmup_steps=4)
         >>> [round(budget.density_at(step), 3) for step in range(6)]
         [0.25, 0.112, 0.05, 0.022, 0.01, 0.01]
     """
@@ -204,7 +204,7 @@ class PiecewiseCompressor(BudgetedCompressor):
         Args:
             values: Entries of the piece, shape (m,), m >= 1: a part, or its intersection with a block.
             k: Number of entries to select, at least 1 and at most m.
-            part: Index of the part, a number from 0.
+            part: Number of the part, from 0.
             context: Context of this synchronization.
             state: State of this worker.
 
@@ -225,7 +225,7 @@ class Piece(NamedTuple):
     """Intersection of a part with a block.
 
     Attributes:
-        part: Index of the part.
+        part: Number of the part, from 0.
         start: First position.
         stop: Position after the last one.
         k: Number of entries to send.
@@ -241,7 +241,7 @@ class Pieces(Sequence[Piece]):
     """Sequence of pieces that send entries, stored as columns.
 
     Args:
-        numbers: Indices of the parts.
+        numbers: Numbers of the parts, from 0.
         ranges: Ranges of the pieces, and the number of entries to send of each.
     """
 

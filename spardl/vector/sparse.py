@@ -227,7 +227,7 @@ class SparseVector:
         return SparseVector(self.indices[places], self.values[places], self.length)
 
     def divided(self, divisor: float) -> SparseVector:
-        """Divides the vector by ``divisor``."""
+        """Divides the vector by a number, ``divisor``."""
         return SparseVector(self.indices, self.values / divisor, self.length)
 
     def dense(self) -> Tensor:

@@ -182,7 +182,7 @@ def test_what_does_not_fit_is_an_error(name: str) -> None:
         with pytest.raises(ProgramError, match="message slot holds at most 1 entries, got 2"):
             pack(vector, Slot(1, 4), torch.float32)
         message = pack(vector, Slot(2, 4), torch.float32)
-        with pytest.raises(ProgramError, match=f"{message.numel() - 4} bytes are fewer"):
+        with pytest.raises(ProgramError, match=f"{message.numel() - 4} bytes, fewer"):
             unpack_all(message[:-4], [Slot(2, 4)], torch.float32, torch.float32)
 
 

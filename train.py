@@ -85,7 +85,7 @@ from trainer.lr import LrSchedule
 from trainer.memory import check_address_space
 from trainer.observers import Logger, Wandb, without_run_id
 from trainer.runs import Run, UnfinishedError, finished_run
-from trainer.targets import Kind, check_switches, public, settled, whole
+from trainer.targets import Kind, check_switches, importable, public, settled, whole
 from trainer.task import Task
 
 CONFIGURATIONS = Path(__file__).resolve().parent / "conf"
@@ -200,7 +200,7 @@ def _make(plain: Mapping[str, Any], name: str, **extra: Any) -> Any:
     KINDS[name].check(name, node)
     check_switches(name, node)
     try:
-        return instantiate(node, **extra, _convert_="all")
+        return instantiate(importable(node), **extra, _convert_="all")
     except HydraException as error:
         cause = error.__cause__ or error
         if isinstance(cause, SpardlError):

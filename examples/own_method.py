@@ -14,7 +14,9 @@ import torch.distributed as dist
 from torch import nn
 
 import spardl
+from spardl.communicators import Dense
 from spardl.compressors import SharedChoice
+from spardl.method import LocalResidual
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class RoundRobin(SharedChoice):
 
 def make(density=0.01):
     """The whole method: what is sent, how it is added up, and where the rest goes."""
-    return spardl.Method(RoundRobin(density), spardl.Dense(), spardl.LocalResidual())
+    return spardl.Method(RoundRobin(density), Dense(), LocalResidual())
 
 
 if __name__ == "__main__":

@@ -67,6 +67,7 @@ from spardl.schedules import AfterBackward, Engine, Schedule, Training
 from spardl.schedules.fusion import Linear
 from spardl.vector.flat import FlatGradient
 from spardl.vector.layout import Layout
+from trainer.targets import importable
 
 Clusters = Mapping[int, ProcessGroupCluster]
 SOURCES = {**MODELS, "profile": from_profile}
@@ -136,7 +137,7 @@ def make_case(method: str, schedule: str, streams: int, clusters: Clusters, argu
     job = make_job(arguments)
     choice, _, option = schedule.partition(":")
     config = compose("train", [f"schedule={choice}", *([f"schedule.{option}"] if option else [])])
-    chosen: Schedule = instantiate(config.schedule)
+    chosen: Schedule = instantiate(importable(config.schedule))
     made = choices.build(method, "warmup.steps=0")
     chosen.check(made, clips=False)
     optimizer = torch.optim.SGD(job.model.parameters(), lr=1e-6, momentum=0.9)

@@ -31,6 +31,7 @@ from spardl.basics.errors import ConfigError
 from spardl.basics.files import read_json, write_atomically
 from spardl.clusters.network import PRESETS, Network
 from spardl.clusters.profile import Profile
+from spardl.diagnostics import Advice, Choice
 from spardl.diagnostics.choosing import Compressing
 from spardl.diagnostics.commands.timeline import markdown
 from spardl.diagnostics.timeline.measure import measure_compression
@@ -150,7 +151,7 @@ def measure() -> dict[str, Any]:
     return {"device": "cpu, threads: 1", "workers": found}
 
 
-def _line(choice: spardl.Choice, workers: int) -> dict[str, Any]:
+def _line(choice: Choice, workers: int) -> dict[str, Any]:
     """The least of some turns: whatever else a machine does takes time, and never gives any."""
     method, sizes = spardl.make_method(choice.method, **choice.options), [total // workers for total in SIZES]
     turns = [measure_compression(method, workers, sizes)[1] for _ in range(TURNS)]
@@ -175,14 +176,14 @@ def devices() -> Iterator[Device]:
 # --- what wins
 
 
-def gains(advice: spardl.Advice) -> tuple[spardl.Choice, float, float]:
+def gains(advice: Advice) -> tuple[Choice, float, float]:
     """The fastest sparse choice, and how many times as fast as dense are it and the cast to 16 bits."""
     dense, short = (next(choice for choice in advice.choices if choice.method == name) for name in (DENSE, SHORT))
     sparse = next(choice for choice in advice.choices if choice.method not in (DENSE, SHORT))
     return sparse, dense.seconds / sparse.seconds, dense.seconds / short.seconds
 
 
-def winner(advice: spardl.Advice) -> str:
+def winner(advice: Advice) -> str:
     """What to use, in a cell: the least that is lost for a clear gain."""
     sparse, gain, cast = gains(advice)
     if gain >= CLEAR * max(1.0, cast):

@@ -15,15 +15,16 @@ import spardl
 from scripts import break_even as tables
 from spardl.clusters import Network
 from spardl.clusters.profile import Profile
+from spardl.diagnostics import Advice, Choice
 from spardl.schedules.fusion import Linear
 from tests.labs import ROOT
 
 
-def advice(**seconds: float) -> spardl.Advice:
+def advice(**seconds: float) -> Advice:
     """Methods that take so many seconds."""
-    choices = [spardl.Choice(name, {}, "wfbp", taken, 0.0, 0.0) for name, taken in seconds.items()]
+    choices = [Choice(name, {}, "wfbp", taken, 0.0, 0.0) for name, taken in seconds.items()]
     ordered = tuple(sorted(choices, key=lambda choice: choice.seconds))
-    return spardl.Advice(ordered, Network(0, 1), 4, 1000, 1.0, baseline=ordered[0])
+    return Advice(ordered, Network(0, 1), 4, 1000, 1.0, baseline=ordered[0])
 
 
 @pytest.mark.parametrize(

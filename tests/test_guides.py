@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import spardl
 from spardl.clusters import ProcessGroupCluster
+from spardl.hooks.averager import Stats
 from tests.harness import run_workers
 from tests.labs import ROOT, in_a_lab
 from tests.test_docs import blocks
@@ -55,7 +56,7 @@ class Setting:
         return torch.cat([parameter.detach().flatten() for parameter in self.names["model"].parameters()])
 
 
-def _two_trainings(cluster: ProcessGroupCluster) -> tuple[Tensor, Tensor, spardl.Stats]:
+def _two_trainings(cluster: ProcessGroupCluster) -> tuple[Tensor, Tensor, Stats]:
     """The quickstart from its first line to its last but one: without a break, and cut in the middle."""
     attach, loop, look, save, resume, _ = blocks(QUICKSTART, "python")
     straight = Setting(cluster.local_ranks[0])

@@ -42,7 +42,7 @@ from spardl.vector.layout import Layout
 length, options, turns = int(sys.argv[1]), json.loads(sys.argv[2]), 20
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
-cluster = spardl.ProcessGroupCluster()
+cluster = spardl.clusters.ProcessGroupCluster()
 (worker,), (ledger,) = cluster.local_workers, cluster.ledgers
 method = spardl.make_method(**options)
 state = method.init_state(Layout.flat(length), torch.float32)

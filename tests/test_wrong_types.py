@@ -15,10 +15,12 @@ from torch import nn
 
 import spardl
 from spardl.basics.errors import ConfigError
+from spardl.clusters import Network, ProcessGroupCluster, SimulatedCluster
 from spardl.clusters.profile import Profile
-from spardl.method import registry
+from spardl.method import Warmup, registry
 from spardl.method.recipes import recipes
 from spardl.schedules.engine import Schedule
+from spardl.vector import Wire
 from tests.harness import run_workers
 
 # Of each plain type, values that are not of it; what is no number of any kind is last.
@@ -76,8 +78,8 @@ def places(target: Callable[..., Any], name: str, **needed: Any) -> Iterator[Pla
 def parts() -> Iterator[type]:
     for found in (registry.compressors, registry.communicators, registry.residual_rules, registry.momentum_rules):
         yield from found().values()  # type: ignore[operator]
-    yield spardl.Wire
-    yield spardl.Warmup
+    yield Wire
+    yield Warmup
     yield from (
         each for each in vars(spardl.schedules).values() if inspect.isclass(each) and issubclass(each, Schedule)
     )
@@ -87,9 +89,9 @@ def all_places() -> Iterator[Place]:
     for part in parts():
         if not inspect.isabstract(part):
             yield from places(part, part.__name__)
-    yield from places(spardl.Network, "Network", alpha=1e-4, gbit=1)
-    network = {"workers": 2, "network": spardl.Network(alpha=1e-4, gbit=1)}
-    simulated = places(spardl.SimulatedCluster, "SimulatedCluster", **network)
+    yield from places(Network, "Network", alpha=1e-4, gbit=1)
+    network = {"workers": 2, "network": Network(alpha=1e-4, gbit=1)}
+    simulated = places(SimulatedCluster, "SimulatedCluster", **network)
     yield from (place for place in simulated if place.name.split(".")[1] in {*network, "count_local"})
     yield from places(spardl.Method, "Method", **vars(spardl.make_method("spardl")))
     yield from places(recipes()["dgc"].__call__, "Recipe")
@@ -113,7 +115,7 @@ def test_a_wrong_type_is_refused(place: Place) -> None:
             pytest.fail(f"{value!r} is taken: {made}")
 
 
-def _refused_by_handles(cluster: spardl.ProcessGroupCluster) -> list[tuple[str, str]]:
+def _refused_by_handles(cluster: ProcessGroupCluster) -> list[tuple[str, str]]:
     """What one option of a handle, or of a cluster of processes, is, and what is said of it."""
     model = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))
     attached = places(spardl.attach, "attach", ddp=model)
@@ -121,7 +123,7 @@ def _refused_by_handles(cluster: spardl.ProcessGroupCluster) -> list[tuple[str, 
     alone = places(spardl.Synchronizer, "Synchronizer", **own)
     outer = places(spardl.Outer, "Outer", **own, optimizer=torch.optim.SGD(model.parameters()), method="none")
     called = places(spardl.all_reduce, "all_reduce", tensor=torch.ones(3))
-    processes = places(spardl.ProcessGroupCluster, "ProcessGroupCluster")
+    processes = places(ProcessGroupCluster, "ProcessGroupCluster")
     told = []
     for place in (*attached, *alone, *outer, *called, *processes):
         # Any tensor, any group, and any device that torch knows, will do; torch's own words are enough for others.
@@ -131,7 +133,7 @@ def _refused_by_handles(cluster: spardl.ProcessGroupCluster) -> list[tuple[str, 
                 told.append((place.name, f"takes {value!r}"))
             except ConfigError as error:
                 told.append((place.name, str(error)))
-    for make in (spardl.ProcessGroupCluster, partial(spardl.Synchronizer, own["parameters"])):
+    for make in (ProcessGroupCluster, partial(spardl.Synchronizer, own["parameters"])):
         with pytest.raises(ConfigError, match="group must be a ProcessGroup or None, got 'gloo'"):
             make(group="gloo")
     other = torch.optim.SGD([nn.Parameter(torch.ones(1))])

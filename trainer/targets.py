@@ -25,7 +25,7 @@ from spardl.method.momentum import AutoMomentum, OptimizerMomentum
 from spardl.method.recipes import RECIPES
 from spardl.schedules.outer import OuterSteps
 
-__all__ = ["Kind", "check_switches", "editions", "first_edition", "public", "scoped", "settled", "whole"]
+__all__ = ["Kind", "check_switches", "editions", "first_edition", "importable", "public", "scoped", "settled", "whole"]
 
 
 _TARGET = "_target_"
@@ -103,6 +103,29 @@ def public(config: Any) -> Any:
         config: plain data.
     """
     return _renamed(config, lambda name: _NAMES.get(name, name))
+
+
+# Packages of the parts that configurations name as ``spardl.NAME``.
+_PACKAGES = ("compressors", "communicators", "method", "schedules", "vector", "clusters")
+
+
+def importable(config: Any) -> Any:
+    """A configuration in which the short public names of parts, such as ``spardl.TopK``, are paths to import.
+
+    Args:
+        config: Plain data.
+    """
+    return _renamed(config, _import_path)
+
+
+def _import_path(target: str) -> str:
+    # Short names outlive their deprecated counterparts in ``spardl``, because ids and saved configurations have them.
+    package, _, name = target.rpartition(".")
+    if package == "spardl":
+        for place in _PACKAGES:
+            if name in import_module(f"spardl.{place}").__all__:
+                return f"spardl.{place}.{name}"
+    return target
 
 
 def _renamed(value: Any, rename: Callable[[str], str]) -> Any:
@@ -270,7 +293,7 @@ def _targets(value: Any, place: str) -> Iterator[str]:
 
 def _find(target: str) -> Any:
     """What a dotted name stands for."""
-    module, _, rest = target.rpartition(".")
+    module, _, rest = _import_path(target).rpartition(".")
     names = [rest]
     while True:
         try:

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import spardl
 from spardl.basics.errors import ConfigError
+from spardl.hooks.hook import Hook
 
 __all__ = ["ALONE", "DENSE", "TIMEOUT", "WAYS", "Handle", "Way", "attached", "moves_optimizer", "parsed"]
 
@@ -24,7 +25,7 @@ MOVED = "optimizer"  # the option of our ways that gives attach() the optimizer
 
 
 # What averages: nothing of ours, a hook, or steps that are local for a while.
-Handle: TypeAlias = spardl.Hook | spardl.Outer | None
+Handle: TypeAlias = Hook | spardl.Outer | None
 
 
 class Trained(NamedTuple):
@@ -73,7 +74,7 @@ def _torch_powersgd(trained: Trained, rank: int = 1, start: int = 2) -> None:
     _ddp(trained).register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
-def _ours(method: str, trained: Trained, *, optimizer: bool = False, **options: Any) -> spardl.Hook:
+def _ours(method: str, trained: Trained, *, optimizer: bool = False, **options: Any) -> Hook:
     if optimizer and trained.optimizer is None:
         raise ValueError(f"{MOVED}=True where there is no optimizer")
     attach = partial(spardl.attach, _ddp(trained), method, timeout=TIMEOUT)

@@ -38,7 +38,7 @@ class Network:
         ConfigError: if a value is negative, or the bandwidth zero.
 
     Example:
-        >>> network = spardl.Network(alpha=50e-6, gbit=1)
+        >>> network = spardl.clusters.Network(alpha=50e-6, gbit=1)
         >>> print(f"a message of a million bytes takes {1e3 * (network.alpha + 1e6 * network.beta):.2f} ms")
         a message of a million bytes takes 8.05 ms
     """

@@ -325,7 +325,8 @@ class SimulatedCluster(Cluster):
     Example:
         >>> from spardl.vector.layout import Layout
         >>> method = spardl.make_method("spardl", density=0.01)
-        >>> cluster = spardl.SimulatedCluster(8, spardl.Network(alpha=50e-6, gbit=1), count_local=False)
+        >>> network = spardl.clusters.Network(alpha=50e-6, gbit=1)
+        >>> cluster = spardl.clusters.SimulatedCluster(8, network, count_local=False)
         >>> states = [method.init_state(Layout.flat(100_000), torch.float32) for _ in cluster.local_ranks]
         >>> for state in states:
         ...     method.accumulate(torch.randn(100_000), state)

@@ -67,7 +67,7 @@ class _Bucket(NamedTuple):
 
 
 class Hook(Discarding):
-    """What a communication hook carries from step to step: ``ddp.register_comm_hook(state, spardl.hook)``.
+    """What a communication hook carries from step to step: ``ddp.register_comm_hook(state, hook)``.
 
     DDP rebuilds its buckets after the first step. Groups do not follow them, so training continues bit for bit.
 
@@ -458,7 +458,8 @@ def attach(
         scaler: the ``GradScaler`` that scales the loss, if there is one: residuals then follow its scale, and a step
             in which some worker's gradient overflowed is skipped by all, without loss.
         schedule: ``"wfbp"`` (groups of ``bucket_mb``), ``"mg_wfbp"`` or ``"layer_fusion"`` (groups as measured in the
-            first steps), ``"dear"`` (sends during the next forward pass as well), or a schedule: ``spardl.Wfbp(50)``.
+            first steps), ``"dear"`` (sends during the next forward pass as well), or a schedule
+            such as ``spardl.schedules.Wfbp(50)``.
         optimizer: of the model, SGD, Adam or AdamW: most sparse methods then average its updates instead of gradients.
             Each worker keeps moments of its own, taken over from a trained optimizer, and ``step()`` only applies
             averages. With ``"dear"`` it orders an

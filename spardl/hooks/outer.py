@@ -1,6 +1,7 @@
 """Outer steps: workers train alone for some steps, then average how far each has come, through any method.
 
-Source: that of :class:`spardl.OuterSteps`, which does the same in the trainer, for real and simulated workers.
+Source: that of :class:`spardl.schedules.OuterSteps`, which does the same in the trainer, for real and simulated
+workers.
 """
 
 from __future__ import annotations

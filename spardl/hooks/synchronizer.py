@@ -58,7 +58,7 @@ class Synchronizer(Discarding):
         find_unused: whether workers ask one another in every step which parameters nobody used; otherwise only until a
             step in which all used all. One that is left out later then gets zeros for a gradient.
         schedule: in which groups: ``"wfbp"`` (of ``bucket_mb``), ``"mg_wfbp"`` or ``"layer_fusion"`` (as measured in
-            the first steps), or a schedule such as ``spardl.Wfbp(bucket_mb=50)``.
+            the first steps), or a schedule such as ``spardl.schedules.Wfbp(bucket_mb=50)``.
         optimizer: of these parameters. Where the method moves its state before compression (``recipe="recommended"`` of
             most sparse ones), its ``step()`` only applies averages from here on.
         clip_norm: largest 2-norm of this worker's own gradient, where that is so.

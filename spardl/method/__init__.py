@@ -1,1 +1,34 @@
 """A method: a compressor, a communicator, a residual and a momentum that fit together, by name or one by one."""
+
+from spardl.method.method import Method
+from spardl.method.momentum import (
+    AdamMomentum,
+    AutoMomentum,
+    CorrectedMomentum,
+    LocalMomentum,
+    OptimizerMomentum,
+    SgdMomentum,
+)
+from spardl.method.names import MethodName
+from spardl.method.recipes import Option, Recipe
+from spardl.method.residuals import GlobalResidual, LocalResidual, NoResidual, PartialResidual, RescaledResidual
+from spardl.method.warmup import Warmup
+
+__all__ = [
+    "AdamMomentum",
+    "AutoMomentum",
+    "CorrectedMomentum",
+    "GlobalResidual",
+    "LocalMomentum",
+    "LocalResidual",
+    "Method",
+    "MethodName",
+    "NoResidual",
+    "OptimizerMomentum",
+    "Option",
+    "PartialResidual",
+    "Recipe",
+    "RescaledResidual",
+    "SgdMomentum",
+    "Warmup",
+]

@@ -227,10 +227,12 @@ class Method:
         ConfigError: if a part is something else, or they do not fit; the message names those that do.
 
     Example:
-        >>> from spardl.protocol.programs import Context
+        >>> from spardl.communicators import SparDL
+        >>> from spardl.compressors import TopK
+        >>> from spardl.method import GlobalResidual
+        >>> from spardl.protocol.programs import Context, Worker
         >>> from spardl.vector.layout import Layout
-        >>> from spardl.protocol.programs import Worker
-        >>> sparse = spardl.Method(spardl.TopK(density=0.01), spardl.SparDL(teams=2), spardl.GlobalResidual())
+        >>> sparse = spardl.Method(TopK(density=0.01), SparDL(teams=2), GlobalResidual())
         >>> for method in (sparse, spardl.make_method("none")):
         ...     rounds, words = method.cost(Context(Worker(rank=0, size=8), Layout.flat(1_000_000), step=0))
         ...     print(f"{rounds.high} rounds, at most {words.high} words")

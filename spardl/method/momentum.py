@@ -345,7 +345,7 @@ class AdamMomentum(Momentum):
         ConfigError: if a value is out of range.
 
     Example:
-        >>> rule = spardl.AdamMomentum(betas=(0.0, 0.95))
+        >>> rule = spardl.method.AdamMomentum(betas=(0.0, 0.95))
         >>> moments = rule.init_moments(torch.zeros(3))
         >>> rule.apply(torch.tensor([0.5, -100.0, 0.0]), moments).round(decimals=3)
         tensor([ 1., -1.,  0.])

@@ -1,1 +1,1 @@
-"""What parts agree on: programs of messages, the step they belong to, what they cost, and what they carry over."""
+"""Common vocabulary of the parts of a method: programs of messages, contexts, costs and state."""

@@ -107,9 +107,9 @@ class Training(NamedTuple):
     Example:
         >>> model = nn.Linear(100, 10)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> training = spardl.Training(model, spardl.FlatGradient(model.named_parameters()), optimizer)
-        >>> cluster = spardl.SimulatedCluster(2, spardl.Network(alpha=50e-6, gbit=1))
-        >>> synchronizer = spardl.Wfbp(bucket_mb=1).start(spardl.make_method("spardl"), cluster, training)
+        >>> training = spardl.schedules.Training(model, spardl.vector.FlatGradient(model.named_parameters()), optimizer)
+        >>> cluster = spardl.clusters.SimulatedCluster(2, spardl.clusters.Network(alpha=50e-6, gbit=1))
+        >>> synchronizer = spardl.schedules.Wfbp(bucket_mb=1).start(spardl.make_method("spardl"), cluster, training)
         >>> for local in range(2):  # the workers that this process plays
         ...     synchronizer.begin(local)
         ...     loss = model(torch.randn(5, 100)).square().mean()

@@ -222,7 +222,7 @@ class FlatGradient(Storage):
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
-        >>> gradient = spardl.FlatGradient(model.named_parameters())
+        >>> gradient = spardl.vector.FlatGradient(model.named_parameters())
         >>> print([f"layer {layer.name}: {layer.entries} entries" for layer in gradient.layers])
         ['layer 0: 15 entries', 'layer 1: 8 entries']
         >>> model(torch.ones(1, 4)).sum().backward()

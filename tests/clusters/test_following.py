@@ -18,6 +18,9 @@ import spardl
 from spardl.basics.errors import ConfigError
 from spardl.clusters import Cluster, Network, SimulatedCluster, gather_rows
 from spardl.clusters.ledger import LOGGER, VARIABLE, follower
+from spardl.communicators import Backend
+from spardl.compressors import NoCompression
+from spardl.method import NoResidual
 from spardl.method.method import Method
 from tests.harness import NETWORK, layout_of, run_workers
 
@@ -28,7 +31,7 @@ METHODS = (
     spardl.make_method("oktopk", density=0.1),
     spardl.make_method("gtopk", density=0.1, wire="bfloat16"),
     spardl.make_method("qsgd"),
-    spardl.Method(spardl.NoCompression(), spardl.Backend(), spardl.NoResidual()),
+    spardl.Method(NoCompression(), Backend(), NoResidual()),
 )
 
 
@@ -147,7 +150,7 @@ SCRIPT = """
 import torch, spardl
 from spardl.vector.layout import Layout
 method = spardl.make_method("spardl", density=0.01)
-cluster = spardl.SimulatedCluster(4, spardl.Network(alpha=1e-4, gbit=1))
+cluster = spardl.clusters.SimulatedCluster(4, spardl.clusters.Network(alpha=1e-4, gbit=1))
 states = [method.init_state(Layout.flat(1000), torch.float32) for _ in cluster.local_ranks]
 for state in states:
     method.accumulate(torch.randn(1000), state)

@@ -16,6 +16,7 @@ from spardl.method.method import Method
 from spardl.method.residuals import PartialResidual, Residual
 from spardl.vector.sparse import SparseVector, Sum
 from tests.harness import Bench
+from trainer.targets import importable
 
 CONF = Path(__file__).parents[2] / "conf"
 WORKERS = [1, 2, 3, 5, 8]
@@ -26,7 +27,9 @@ def published(name: str) -> dict[str, Any]:
     """The parts that a configuration names."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("train", [f"compressor={name}"])
-    return {part: instantiate(config[part]) for part in ("compressor", "communicator", "residual", "warmup")}
+    return {
+        part: instantiate(importable(config[part])) for part in ("compressor", "communicator", "residual", "warmup")
+    }
 
 
 def cluster(

@@ -18,6 +18,7 @@ from scripts.exhibits.records import on_record
 from spardl.basics.errors import ConfigError
 from spardl.clusters import Network
 from spardl.clusters.profile import Profile
+from spardl.diagnostics import Advice, Choice
 from spardl.diagnostics.choosing import LEFT, measured
 from spardl.diagnostics.timeline.model import MethodCosts, in_backward
 from spardl.schedules.fusion import Linear, by_size
@@ -174,20 +175,20 @@ def test_schedules_are_those_of_attach() -> None:
     ],
 )
 def test_what_is_no_clear_gain_is_no_advice(seconds: float, method: str, said: str) -> None:
-    plain = spardl.Choice("none", {}, "wfbp", 2.0, 1e6, 0.0)
-    best = spardl.Choice(method, {}, "wfbp", seconds, plain.bytes_sent, 0.0)
-    text = str(spardl.Advice((best, plain), Network(0, 1), 4, 1000, 1.0, baseline=plain))
+    plain = Choice("none", {}, "wfbp", 2.0, 1e6, 0.0)
+    best = Choice(method, {}, "wfbp", seconds, plain.bytes_sent, 0.0)
+    text = str(Advice((best, plain), Network(0, 1), 4, 1000, 1.0, baseline=plain))
     assert said in text
     assert " 1 times" not in text
 
 
 @pytest.mark.parametrize(("seconds", "advised"), [(1.0, "topka"), (0.96, "bf16")])
 def test_what_learns_as_dense_is_advised_where_it_is_about_as_fast(seconds: float, advised: str) -> None:
-    plain = spardl.Choice("none", {}, "wfbp", 2.0, 1e6, 0.0)
-    cast = spardl.Choice("bf16", {}, "wfbp", seconds, 5e5, 0.0)
-    sparse = spardl.Choice("topka", {"density": 0.002}, "wfbp", 0.95, 1e4, 0.0, moves=True)
+    plain = Choice("none", {}, "wfbp", 2.0, 1e6, 0.0)
+    cast = Choice("bf16", {}, "wfbp", seconds, 5e5, 0.0)
+    sparse = Choice("topka", {"density": 0.002}, "wfbp", 0.95, 1e4, 0.0, moves=True)
     ordered = tuple(sorted([cast, sparse, plain], key=lambda choice: choice.seconds))
-    advice = spardl.Advice(ordered, Network(0, 1), 4, 1000, 1.0, baseline=plain)
+    advice = Advice(ordered, Network(0, 1), 4, 1000, 1.0, baseline=plain)
     assert (advice.best, advice.advised.method) == (sparse, advised)
     learning = [line for line in str(advice).splitlines() if "learning:" in line]
     if advised == "bf16":
@@ -207,9 +208,9 @@ def test_what_learns_as_dense_is_advised_where_it_is_about_as_fast(seconds: floa
 @pytest.mark.parametrize(("compute", "every"), [(1.0, 9), (1.9, None), (0.0, None)])
 def test_after_how_many_local_steps_the_network_is_hardly_waited_for(compute: float, every: int | None) -> None:
     """0.45 s of an exchange are a 20th of 9 s; 1.95 s of a step that computes for 1.9 s wait for less."""
-    plain = spardl.Choice("none", {}, "wfbp", 3.0, 1e6, 0.0, exchange=2.0)
-    sparse = spardl.Choice("topka", {"density": 0.01}, "wfbp", 1.95, 1e4, 0.0, exchange=0.45)
-    advice = spardl.Advice((sparse, plain), Network(0, 1), 4, 1000, compute, baseline=plain)
+    plain = Choice("none", {}, "wfbp", 3.0, 1e6, 0.0, exchange=2.0)
+    sparse = Choice("topka", {"density": 0.01}, "wfbp", 1.95, 1e4, 0.0, exchange=0.45)
+    advice = Advice((sparse, plain), Network(0, 1), 4, 1000, compute, baseline=plain)
     assert advice.every == every
     lines = [line for line in str(advice).splitlines() if "local steps:" in line]
     said = (
@@ -282,10 +283,10 @@ def test_ranges_span_the_repetitions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_gain_is_a_range_of_two_digits() -> None:
-    plain = spardl.Choice("none", {}, "wfbp", 2.0, 1e6, 0.0)
+    plain = Choice("none", {}, "wfbp", 2.0, 1e6, 0.0)
     for between, said in (((0.5, 1.0), "2.0 to 4.0 times as fast as"), ((0.7, 1.9), "5% to 186% faster than")):
-        best = spardl.Choice("topka", {}, "wfbp", 0.9, 1e5, 0.0, between=between)
-        text = str(spardl.Advice((best, plain), Network(0, 1), 4, 1000, 1.0, baseline=plain))
+        best = Choice("topka", {}, "wfbp", 0.9, 1e5, 0.0, between=between)
+        text = str(Advice((best, plain), Network(0, 1), 4, 1000, 1.0, baseline=plain))
         assert f'schedule="wfbp"), {said} plain DDP' in text
 
 

@@ -10,9 +10,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import spardl
+from spardl.communicators import SparDL
+from spardl.compressors import TopK
+from spardl.method import AutoMomentum, GlobalResidual
 from tests.hooks.loops import weights
 
-WHOLE = spardl.Method(spardl.TopK(1.0), spardl.SparDL(), spardl.GlobalResidual(), spardl.AutoMomentum())
+WHOLE = spardl.Method(TopK(1.0), SparDL(), GlobalResidual(), AutoMomentum())
 DENSE = spardl.make_method("none")
 
 

@@ -16,8 +16,13 @@ from torch.nn.parallel import DistributedDataParallel
 import spardl
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
+from spardl.communicators import AllGather
+from spardl.compressors import TopK
 from spardl.hooks.fsdp import attach_fsdp
+from spardl.method import LocalResidual
 from spardl.method.provenance import facts_of, first_difference
+from spardl.schedules import AfterBackward, Training, Wfbp
+from spardl.vector import FlatGradient
 from tests.harness import run_workers
 from tests.hooks.loops import Hooks, batches, made
 
@@ -57,7 +62,7 @@ def sharded(method: str, **options: Any) -> None:
 def scheduled(schedule: Any) -> None:
     model = nn.Sequential(nn.Linear(20, 5), nn.Linear(5, 5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    training = spardl.Training(model, spardl.FlatGradient(model.named_parameters()), optimizer)
+    training = Training(model, FlatGradient(model.named_parameters()), optimizer)
     schedule.start(spardl.make_method("spardl"), ProcessGroupCluster(), training)
 
 
@@ -113,11 +118,11 @@ HANDLES: list[tuple[Callable[[int], Any], str]] = [
         "rank 1 has density=0.02, rank 0 has density=0.01",
     ),
     (
-        lambda rank: scheduled([spardl.AfterBackward(), spardl.Wfbp(bucket_mb=0.0001)][rank]),
+        lambda rank: scheduled([AfterBackward(), Wfbp(bucket_mb=0.0001)][rank]),
         "rank 1 has handle=InBackward, rank 0 has handle=AtTheEnd",
     ),
     (
-        lambda rank: scheduled(spardl.Wfbp(bucket_mb=[25, 0.0001][rank])),
+        lambda rank: scheduled(Wfbp(bucket_mb=[25, 0.0001][rank])),
         "rank 1 has groups=[(0, 1), (1, 2)], rank 0 has groups=[(0, 2)]",
     ),
     (
@@ -172,7 +177,7 @@ def test_all_reduce_need_not_compare() -> None:
     assert run_workers(2, work) == [True] * 2
 
 
-class Handmade(spardl.LocalResidual):
+class Handmade(LocalResidual):
     """What users may put into a part: nothing of it may differ between two processes that were given the same."""
 
     def __init__(self) -> None:
@@ -182,7 +187,7 @@ class Handmade(spardl.LocalResidual):
 
 
 def test_what_is_compared_is_plain() -> None:
-    method = spardl.Method(spardl.TopK(0.5), spardl.AllGather(), Handmade())
+    method = spardl.Method(TopK(0.5), AllGather(), Handmade())
     facts = facts_of(method)
     assert facts["density"] == "0.5"
     assert facts["chosen"] == "{'a', 'b'}"

@@ -17,6 +17,7 @@ from spardl.clusters import ProcessGroupCluster
 from spardl.communicators import Backend, Dense
 from spardl.hooks import buckets
 from spardl.hooks.choosing import choose_method
+from spardl.schedules import Dear, Wfbp
 from tests.harness import run_workers
 from tests.hooks.loops import Ddp, Hooks, Path, batches, loss_of, made, train, weights
 
@@ -42,9 +43,7 @@ def test_the_backend_unless_asked_otherwise(name: str) -> None:
     assert choose_method(name, {"communicator": "dense"}).communicator == Dense()
     assert choose_method(name, {"communicator": "backend", "halves": True}).communicator == Backend(halves=True)
     # What can be cut in two is asked of, and what is given whole stays as it is.
-    assert (
-        choose_method(name, {}, "dear").communicator == choose_method(name, {}, spardl.Dear()).communicator == Dense()
-    )
+    assert choose_method(name, {}, "dear").communicator == choose_method(name, {}, Dear()).communicator == Dense()
     assert choose_method(spardl.make_method(name), {}).communicator == Dense()
 
 
@@ -171,7 +170,7 @@ def test_from_the_second_step_on_gradients_stay_in_ddps_buckets(view: bool) -> N
     assert run_workers(2, work) == [([(0, 2), (2, 2), (2, 2)], True)] * 2
 
 
-@pytest.mark.parametrize("options", [{"bucket_mb": 25.0}, {"schedule": spardl.Wfbp()}, {"method": "spardl"}], ids=str)
+@pytest.mark.parametrize("options", [{"bucket_mb": 25.0}, {"schedule": Wfbp()}, {"method": "spardl"}], ids=str)
 def test_who_asks_for_groups_gets_them(options: dict[str, Any]) -> None:
     def work(cluster: ProcessGroupCluster) -> tuple[int, int]:
         model = made("cnn")

@@ -15,11 +15,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 import spardl
 from spardl.basics.errors import ConfigError
+from spardl.communicators import SparDL
+from spardl.compressors import TopK
+from spardl.method import AutoMomentum, GlobalResidual
 from tests.harness import run_workers
 from tests.hooks.loops import weights
 from tests.hooks.small import Loop
 
-PART = spardl.Method(spardl.TopK(0.2), spardl.SparDL(), spardl.GlobalResidual(), spardl.AutoMomentum())
+PART = spardl.Method(TopK(0.2), SparDL(), GlobalResidual(), AutoMomentum())
 STEPS = 5
 
 

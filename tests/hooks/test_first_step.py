@@ -16,6 +16,9 @@ from torch import nn
 
 import spardl
 from spardl.clusters import ProcessGroupCluster, precompile
+from spardl.communicators import AllGather
+from spardl.compressors import TopK
+from spardl.method import LocalResidual
 from spardl.vector import kernels
 from tests.harness import run_workers
 from tests.hooks.loops import Ddp, Hooks, Path
@@ -96,13 +99,13 @@ def test_more_than_a_second_is_told_once(monkeypatch: pytest.MonkeyPatch, caplog
 def test_parts_of_others_are_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
     """They may count how often they are."""
 
-    class Theirs(spardl.TopK):
+    class Theirs(TopK):
         name = "theirs"
 
         def count(self, context: Any) -> int:
             raise AssertionError
 
-    method = spardl.Method(Theirs(0.5), spardl.AllGather(), spardl.LocalResidual())
+    method = spardl.Method(Theirs(0.5), AllGather(), LocalResidual())
     precompile.prepare(method, 2, [torch.empty(0)])
 
 

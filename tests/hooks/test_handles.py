@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import spardl
 from spardl.basics.errors import ConfigError, SpardlError, WorkerError
 from spardl.clusters import ProcessGroupCluster
+from spardl.hooks.hook import Hook, hook
 from tests.harness import run_workers
 from tests.hooks.loops import Ddp, Hooks, batches, loss_of, made, overflow_is_told, train, weights
 
@@ -32,8 +33,8 @@ def test_the_hook_itself_can_be_registered() -> None:
         one, other = made("cnn"), made("cnn")
         attached = train(Ddp(one, SPARSE), one, range(3))
         path = Ddp(other, None)
-        state = spardl.Hook(path.called, spardl.make_method("spardl", density=0.1), bucket_mb=0.001)
-        path.called.register_comm_hook(state, spardl.hook)
+        state = Hook(path.called, spardl.make_method("spardl", density=0.1), bucket_mb=0.001)
+        path.called.register_comm_hook(state, hook)
         return torch.equal(train(path, other, range(3)), attached)
 
     assert all(run_workers(2, work))

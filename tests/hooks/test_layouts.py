@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import spardl
+from spardl.communicators import SparDL
+from spardl.compressors import TopK
+from spardl.method import AutoMomentum, GlobalResidual
 from tests.harness import run_workers
 from tests.hooks.loops import weights
 
@@ -56,7 +59,7 @@ def trained(
 
 
 def whole(**more: Any) -> Callable[[nn.Module, torch.optim.Optimizer], Any]:
-    method = spardl.Method(spardl.TopK(1.0), spardl.SparDL(), spardl.GlobalResidual(), spardl.AutoMomentum())
+    method = spardl.Method(TopK(1.0), SparDL(), GlobalResidual(), AutoMomentum())
     return lambda ddp, optimizer: spardl.attach(ddp, method, optimizer=optimizer, **more)
 
 

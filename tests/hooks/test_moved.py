@@ -19,14 +19,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 import spardl
 from spardl.basics.errors import ConfigError
+from spardl.communicators import SparDL
+from spardl.compressors import TopK
+from spardl.method import AdamMomentum, AutoMomentum, GlobalResidual
 from tests.harness import run_workers
 from tests.hooks.loops import batches, loss_of, made, weights
 
 STEPS = 8
 # Some gradients of attention are rounding errors of zero, which Adam would make as large as others.
 EPS = 1e-4
-PART = spardl.Method(spardl.TopK(0.1), spardl.SparDL(), spardl.GlobalResidual(), spardl.AutoMomentum())
-MEASURED = replace(PART, momentum=spardl.AutoMomentum(update_scale="measured"))
+PART = spardl.Method(TopK(0.1), SparDL(), GlobalResidual(), AutoMomentum())
+MEASURED = replace(PART, momentum=AutoMomentum(update_scale="measured"))
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -61,9 +64,9 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 
 def whole(name: str) -> spardl.Method:
     """Sends all, and does what an optimizer would do."""
-    rules = {"adam": spardl.AdamMomentum((0.9, 0.999), EPS), "adamw": spardl.AdamMomentum((0.8, 0.9), EPS)}
-    rule = rules.get(name, spardl.AutoMomentum())
-    return spardl.Method(spardl.TopK(1.0), spardl.SparDL(), spardl.GlobalResidual(), rule)
+    rules = {"adam": AdamMomentum((0.9, 0.999), EPS), "adamw": AdamMomentum((0.8, 0.9), EPS)}
+    rule = rules.get(name, AutoMomentum())
+    return spardl.Method(TopK(1.0), SparDL(), GlobalResidual(), rule)
 
 
 @dataclass
@@ -377,7 +380,7 @@ def with_another(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW([*model.parameters(), nn.Parameter(torch.zeros(3))])
 
 
-ADAM = spardl.Method(spardl.TopK(0.1), spardl.SparDL(), spardl.GlobalResidual(), spardl.AdamMomentum())
+ADAM = spardl.Method(TopK(0.1), SparDL(), GlobalResidual(), AdamMomentum())
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ import pytest
 
 import spardl
 from spardl.basics.errors import ConfigError
-from spardl.compressors import SampledTopK
-from spardl.method import registry
+from spardl.communicators import GTopk, SparDL
+from spardl.compressors import SampledTopK, TopK
+from spardl.method import CorrectedMomentum, Option, PartialResidual, registry
 from spardl.method.names import MethodName
 from spardl.method.recipes import GROUP, recipes
 from spardl.protocol.programs import Combination
@@ -53,18 +54,18 @@ def test_a_name_means_the_same_to_the_trainer(name: str) -> None:
 
 def test_options_reach_their_parts() -> None:
     method = spardl.make_method("spardl", density=0.2, teams=3, residual="partial", wire="bfloat16", dense_steps=7)
-    assert (method.compressor, method.communicator) == (spardl.TopK(0.2), spardl.SparDL(teams=3))
-    assert isinstance(method.residual, spardl.PartialResidual)
+    assert (method.compressor, method.communicator) == (TopK(0.2), SparDL(teams=3))
+    assert isinstance(method.residual, PartialResidual)
     assert (method.warmup.steps, method.wire.values) == (7, "bfloat16")
     assert spardl.make_method(method) is method
 
 
 def test_the_factor_of_momentum_is_not_that_of_a_compressor() -> None:
     method = spardl.make_method("dgc", factor=0.7, momentum_factor=0.5)
-    assert method.momentum == spardl.CorrectedMomentum(factor=0.5)
+    assert method.momentum == CorrectedMomentum(factor=0.5)
     assert method.compressor == SampledTopK(factor=0.7, scope="layer")
-    assert spardl.make_method("dgc", factor=0.7).momentum == spardl.CorrectedMomentum()
-    assert spardl.make_method("dgc", momentum_factor=0.0).momentum == spardl.CorrectedMomentum(factor=0.0)
+    assert spardl.make_method("dgc", factor=0.7).momentum == CorrectedMomentum()
+    assert spardl.make_method("dgc", momentum_factor=0.0).momentum == CorrectedMomentum(factor=0.0)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_misspelt_options_are_corrected_and_parts_are_pointed_to_method() -> Non
     cases = {
         "did you mean density?": lambda: spardl.make_method("spardl", densty=0.1),
         "did you mean optimizer?": lambda: spardl.make_method("spardl", optimiser=None),
-        "combine parts with spardl.Method(": lambda: spardl.make_method(spardl.TopK(0.1)),  # type: ignore[arg-type]
+        "combine parts with spardl.Method(": lambda: spardl.make_method(TopK(0.1)),  # type: ignore[arg-type]
     }
     for words, call in cases.items():
         with pytest.raises(ConfigError) as caught:
@@ -140,7 +141,7 @@ def test_a_share_of_squares_that_cannot_be(name: str, options: dict[str, Any], w
 def test_options_say_what_they_are() -> None:
     found = {option.name: option for option in spardl.method_options("dgc")}
     assert found["scope"].default == "layer"
-    assert found["density"] == spardl.Option(
+    assert found["density"] == Option(
         "density",
         "compressor",
         "float",
@@ -193,7 +194,7 @@ def test_a_file_declares_a_method(monkeypatch: pytest.MonkeyPatch, fresh: None) 
     declaring(
         monkeypatch, Combination("added", "topk", "gtopk", "global", communicator_options={"variant": "doubling"})
     )
-    assert spardl.make_method("added", density=0.5).communicator == spardl.GTopk("doubling")
+    assert spardl.make_method("added", density=0.5).communicator == GTopk("doubling")
 
 
 @pytest.mark.parametrize(
@@ -217,6 +218,9 @@ def test_a_file_that_declares_what_cannot_be(
 
 MODULE = '''
 import spardl
+from spardl.communicators import AllGather
+from spardl.compressors import TopK
+from spardl.method import LocalResidual
 
 def keep_one(density: float = 0.5):
     """Keeps a share.
@@ -225,7 +229,7 @@ def keep_one(density: float = 0.5):
         density: share of
             entries.
     """
-    return spardl.Method(spardl.TopK(density), spardl.AllGather(), spardl.LocalResidual())
+    return spardl.Method(TopK(density), AllGather(), LocalResidual())
 
 def nothing():
     pass
@@ -251,8 +255,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 def test_other_packages_add_methods(install: Callable[[str], None]) -> None:
     install("keep_one = theirs:keep_one")
     assert "keep_one" in spardl.method_names()
-    assert spardl.make_method("keep_one", density=0.25).compressor == spardl.TopK(0.25)
-    assert spardl.method_options("keep_one") == [spardl.Option("density", "method", "float", 0.5, "share of entries.")]
+    assert spardl.make_method("keep_one", density=0.25).compressor == TopK(0.25)
+    assert spardl.method_options("keep_one") == [Option("density", "method", "float", 0.5, "share of entries.")]
 
 
 @pytest.mark.parametrize(

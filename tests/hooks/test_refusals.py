@@ -14,6 +14,7 @@ from torch import nn
 import spardl
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
+from spardl.hooks.hook import Hook
 from spardl.vector.layout import Layout
 from tests.harness import run_workers
 from tests.hooks.refused import refusals
@@ -137,8 +138,8 @@ def test_models_and_parameters_that_would_go_wrong_later_are_refused() -> None:
         plain, shared = nn.parallel.DistributedDataParallel(nn.Linear(2, 2)), nn.Parameter(torch.ones(3))
         calls = [
             lambda: spardl.attach(ddp),
-            lambda: spardl.Hook(plain, "spardl"),
-            lambda: spardl.Hook(nn.Linear(2, 2), spardl.make_method("none")),
+            lambda: Hook(plain, "spardl"),
+            lambda: Hook(nn.Linear(2, 2), spardl.make_method("none")),
             lambda: spardl.Synchronizer([("encoder", shared), ("decoder", shared)]),
         ]
         return refusals(calls)

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 import spardl
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
+from spardl.schedules import AfterBackward, Wfbp
 from tests.harness import run_workers
 from tests.schedules.loops import SETTINGS, loss_of, make_model, weights
 
@@ -279,12 +280,12 @@ def test_a_model_that_changes_its_way_is_refused() -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"schedule": "after_backward"}, "there is no schedule 'after_backward' for this handle; use one of wfbp"),
     (
-        {"schedule": spardl.AfterBackward()},
+        {"schedule": AfterBackward()},
         "schedule must be one of wfbp, mg_wfbp, layer_fusion, dear, or",
     ),
     ({"schedule": 3}, "schedule must be one of wfbp"),
     ({"schedule": "layer_fusion", "bucket_mb": 5}, "schedule=layer_fusion chooses the sizes of groups itself"),
-    ({"schedule": spardl.Wfbp(), "bucket_mb": 5}, "bucket_mb is for schedules that are given by name"),
+    ({"schedule": Wfbp(), "bucket_mb": 5}, "bucket_mb is for schedules that are given by name"),
     ({"schedule": "dear"}, "schedule=dear takes over the optimizer's step; give attach() a torch.optim.Optimizer"),
     ({"schedule": "dear", "optimizer": 3}, "optimizer must be a Optimizer or None, got 3"),
     ({"clip_norm": 1.0}, "clip_norm=1.0 needs optimizer= (SGD, Adam or AdamW of torch.optim)"),

@@ -12,7 +12,7 @@ from torch import nn
 import spardl
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.ledger import Ledger
-from spardl.hooks.averager import Meter
+from spardl.hooks.averager import Meter, Stats
 from spardl.protocol.programs import Phase
 from tests.harness import run_workers
 
@@ -61,7 +61,7 @@ def test_counting_that_begins_anew_before_the_first_step_leaves_it_out() -> None
 
 def test_the_table() -> None:
     seconds = {"select": 0.00125, "pack": 0.0, "communicate": 1.5, "merge": 0.0}
-    stats = spardl.Stats(12, 2.5, 1234.0, 4000.0, 128_000.0, seconds, 3, 5.25, 41.7)
+    stats = Stats(12, 2.5, 1234.0, 4000.0, 128_000.0, seconds, 3, 5.25, 41.7)
     assert str(stats).splitlines() == [
         "steps        12",
         "rounds       2.5 a step",
@@ -80,7 +80,7 @@ def test_the_table() -> None:
 def test_one_worker_alone() -> None:
     """Sends nothing, of nothing."""
 
-    def work(cluster: ProcessGroupCluster) -> spardl.Stats:
+    def work(cluster: ProcessGroupCluster) -> Stats:
         found = spardl.all_reduce(torch.ones(10), "spardl", density=0.1).cost
         assert "0 bytes a step, 0.00% of dense (0)" in str(found)
         return found

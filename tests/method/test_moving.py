@@ -10,10 +10,21 @@ from torch import nn
 
 import spardl
 from spardl.basics.errors import ConfigError
+from spardl.communicators import AllGather, SparDL
+from spardl.compressors import ReusedThreshold, TopK
+from spardl.method import (
+    AdamMomentum,
+    AutoMomentum,
+    GlobalResidual,
+    LocalMomentum,
+    LocalResidual,
+    OptimizerMomentum,
+    SgdMomentum,
+)
 from spardl.method.moving import coupled_decay, definite
 from spardl.schedules.plain import PlainSteps
 
-AUTO = spardl.Method(spardl.TopK(0.1), spardl.SparDL(), spardl.GlobalResidual(), spardl.AutoMomentum())
+AUTO = spardl.Method(TopK(0.1), SparDL(), GlobalResidual(), AutoMomentum())
 
 
 def optimizer(kind: type[torch.optim.Optimizer], **options: Any) -> torch.optim.Optimizer:
@@ -23,16 +34,16 @@ def optimizer(kind: type[torch.optim.Optimizer], **options: Any) -> torch.optim.
 @pytest.mark.parametrize(
     ("kind", "options", "momentum", "decay"),
     [
-        (torch.optim.SGD, {"lr": 0.1}, spardl.OptimizerMomentum(), None),
-        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.8}, spardl.SgdMomentum(0.8), None),
+        (torch.optim.SGD, {"lr": 0.1}, OptimizerMomentum(), None),
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.8}, SgdMomentum(0.8), None),
         (
             torch.optim.SGD,
             {"lr": 0.1, "momentum": 0.9, "nesterov": True},
-            spardl.SgdMomentum(0.9, nesterov=True),
+            SgdMomentum(0.9, nesterov=True),
             None,
         ),
-        (torch.optim.Adam, {}, spardl.AdamMomentum((0.0, 0.99)), 0.98),
-        (torch.optim.AdamW, {"betas": (0.5, 0.9), "eps": 1e-5}, spardl.AdamMomentum((0.0, 0.9), 1e-5), 0.98),
+        (torch.optim.Adam, {}, AdamMomentum((0.0, 0.99)), 0.98),
+        (torch.optim.AdamW, {"betas": (0.5, 0.9), "eps": 1e-5}, AdamMomentum((0.0, 0.9), 1e-5), 0.98),
     ],
 )
 def test_what_the_optimizer_has_is_the_workers(
@@ -42,39 +53,39 @@ def test_what_the_optimizer_has_is_the_workers(
     assert type(found.momentum) is type(momentum)
     assert found.momentum == momentum or not momentum.moved
     assert found.residual.decay == decay
-    assert found.compressor == spardl.TopK(0.1, scope="chunk" if isinstance(momentum, spardl.AdamMomentum) else "auto")
+    assert found.compressor == TopK(0.1, scope="chunk" if isinstance(momentum, AdamMomentum) else "auto")
     assert found.communicator == AUTO.communicator
 
 
 @pytest.mark.parametrize(
     ("compressor", "scope"),
     [
-        (spardl.TopK(0.1, scope="model"), "model"),
-        (spardl.TopK(0.1, scope="layer"), "layer"),
-        (spardl.TopK(0.1, scope="chunk"), "chunk"),
+        (TopK(0.1, scope="model"), "model"),
+        (TopK(0.1, scope="layer"), "layer"),
+        (TopK(0.1, scope="chunk"), "chunk"),
         # Of a chunk less than one entry would be sent.
-        (spardl.TopK(0.0002), "auto"),
+        (TopK(0.0002), "auto"),
         # A threshold for each chunk would be too much work.
-        (spardl.ReusedThreshold(0.1), "auto"),
+        (ReusedThreshold(0.1), "auto"),
     ],
     ids=["model", "layer", "chunk", "a low density", "thresholds"],
 )
 def test_a_scope_that_was_chosen_stays_and_a_memory_of_squares_with_it(compressor: Any, scope: str) -> None:
-    method = spardl.Method(compressor, spardl.AllGather(), spardl.LocalResidual(), spardl.AutoMomentum())
+    method = spardl.Method(compressor, AllGather(), LocalResidual(), AutoMomentum())
     found = definite(method, optimizer(torch.optim.AdamW))
     assert found.compressor == compressor
     assert found.compressor.scope == scope
-    assert found.momentum == spardl.AdamMomentum((0.0, 0.95))
+    assert found.momentum == AdamMomentum((0.0, 0.95))
 
 
 def test_a_decay_that_was_chosen_stays() -> None:
-    method = spardl.Method(spardl.TopK(0.1), spardl.SparDL(), spardl.GlobalResidual(0.5), spardl.AutoMomentum())
-    assert definite(method, optimizer(torch.optim.AdamW)).residual == spardl.GlobalResidual(0.5)
+    method = spardl.Method(TopK(0.1), SparDL(), GlobalResidual(0.5), AutoMomentum())
+    assert definite(method, optimizer(torch.optim.AdamW)).residual == GlobalResidual(0.5)
 
 
 def test_a_share_of_squares_that_was_chosen_stays() -> None:
     method = spardl.make_method("spardl", beta2=0.99)
-    assert definite(method, optimizer(torch.optim.AdamW)).momentum == spardl.AdamMomentum((0.0, 0.99))
+    assert definite(method, optimizer(torch.optim.AdamW)).momentum == AdamMomentum((0.0, 0.99))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +98,7 @@ def test_a_share_of_squares_without_any_is_refused(kind: type[torch.optim.Optimi
 
 def test_a_scale_of_updates_that_was_chosen_stays() -> None:
     method = spardl.make_method("spardl", update_scale="measured")
-    expected = spardl.AdamMomentum((0.0, 0.99), update_scale="measured")
+    expected = AdamMomentum((0.0, 0.99), update_scale="measured")
     assert definite(method, optimizer(torch.optim.AdamW)).momentum == expected
 
 
@@ -100,9 +111,9 @@ def test_a_scale_without_updates_of_adam_is_refused(kind: type[torch.optim.Optim
 
 
 def test_other_momenta_and_unknown_optimizers_stay() -> None:
-    method = spardl.Method(AUTO.compressor, AUTO.communicator, AUTO.residual, spardl.LocalMomentum())
+    method = spardl.Method(AUTO.compressor, AUTO.communicator, AUTO.residual, LocalMomentum())
     assert definite(method, optimizer(torch.optim.AdamW)) is method
-    assert type(definite(AUTO, None).momentum) is spardl.OptimizerMomentum
+    assert type(definite(AUTO, None).momentum) is OptimizerMomentum
 
 
 @pytest.mark.parametrize(
@@ -125,7 +136,7 @@ def test_a_factor_beside_an_optimizer_without_one() -> None:
     """Nobody has changed the optimizer, whose own factor is 0."""
     weights = nn.Parameter(torch.ones(3))
     made = torch.optim.SGD([weights], lr=0.5)
-    steps = PlainSteps(made, spardl.SgdMomentum(0.9))
+    steps = PlainSteps(made, SgdMomentum(0.9))
     for _ in range(2):
         weights.grad = torch.ones(3)
         made.step()

@@ -15,6 +15,7 @@ from torch import Tensor
 import spardl
 from spardl.basics.errors import ConfigError, StoppedError
 from spardl.clusters import Cluster, ProcessGroupCluster, SimulatedCluster
+from spardl.method import LocalMomentum
 from spardl.method.method import Method
 from spardl.schedules import AfterBackward, OuterSteps, Training
 from spardl.vector.flat import FlatGradient
@@ -58,7 +59,7 @@ def finished(loop: Loop, steps: range) -> Tensor:
 def test_an_exchange_after_every_step_is_plain_training_to_the_last_bit(workers: int) -> None:
     """With SGD without momentum, an outer rate of 1, and numbers that can be told exactly."""
 
-    def trained(schedule: spardl.AfterBackward | OuterSteps) -> Tensor:
+    def trained(schedule: AfterBackward | OuterSteps) -> Tensor:
         model = torch.nn.Linear(3, 2, bias=False).double()
         torch.nn.init.zeros_(model.weight)
         gradient, cluster = FlatGradient(model.named_parameters()), SimulatedCluster(workers, NETWORK)
@@ -287,7 +288,7 @@ def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> No
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    moved = replace(sparse(0.1), momentum=spardl.LocalMomentum(0.9))
+    moved = replace(sparse(0.1), momentum=LocalMomentum(0.9))
     with pytest.raises(ConfigError, match="momentum=local comes on top of the outer SGD's"):
         OuterSteps().check(moved, clips=False)
     model = make_model()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-import spardl
+from spardl.method import SgdMomentum
 from spardl.schedules.plain import decay_of
 
 
 def test_weight_decay_is_that_of_the_optimizer_after_a_state_was_loaded() -> None:
     parameter, late = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9, weight_decay=0.5)
-    decay = decay_of(spardl.SgdMomentum(0.9), optimizer)
+    decay = decay_of(SgdMomentum(0.9), optimizer)
     assert decay is not None
     assert decay(parameter) == 0.5
 

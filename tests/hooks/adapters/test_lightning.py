@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import spardl
 from spardl.basics.errors import CheckpointError, ConfigError
+from spardl.schedules import Dear
 from tests.hooks.adapters.workers import imported, launched
 from tests.hooks.loops import weights
 
@@ -280,7 +281,7 @@ def test_what_does_not_fit_an_update_is_refused(tmp_path: Path, what: str) -> No
 
 
 def test_dear_is_refused() -> None:
-    for schedule in ("dear", spardl.Dear()):
+    for schedule in ("dear", Dear()):
         with pytest.raises(ConfigError, match=r"^schedule=dear updates in the next forward pass, and Lightning runs"):
             ours(method="spardl", schedule=schedule)
 

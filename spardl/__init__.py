@@ -1,134 +1,80 @@
-"""Sparse gradient communication for distributed training: methods, clusters, schedules."""
+"""Sparse gradient communication for distributed training.
+
+This package has the functions that training loops call, and the errors that they catch. The parts that methods consist
+of are in ``spardl.compressors``, ``spardl.communicators`` and ``spardl.method``; schedules are in ``spardl.schedules``,
+and process groups and simulated networks in ``spardl.clusters``.
+"""
+
+import warnings
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any
 
 from spardl.basics.errors import ConfigError, PeerError, SpardlError
 from spardl.basics.version import __version__
-from spardl.clusters import Network, ProcessGroupCluster, SimulatedCluster
-from spardl.communicators import (
-    AllGather,
-    AllGatherCodes,
-    AllGatherDense,
-    AllReduceCodes,
-    Backend,
-    Dense,
-    GTopk,
-    OkTopk,
-    SparDL,
-    TopkDSA,
-)
-from spardl.compressors import (
-    QSGD,
-    ARCTopK,
-    ARCTopKEF21,
-    Cast,
-    CountSketch,
-    GaussianK,
-    NoCompression,
-    PowerSGD,
-    Quantized,
-    RandomBlock,
-    RandomK,
-    ReusedThreshold,
-    SampledTopK,
-    SignSGD,
-    TernGrad,
-    Threshold,
-    TopK,
-)
-from spardl.diagnostics.choosing import Advice, Choice, advise
-from spardl.hooks.averager import Stats
-from spardl.hooks.collective import Reduced, all_reduce
-from spardl.hooks.hook import Hook, attach, hook
+from spardl.diagnostics.choosing import advise
+from spardl.hooks.collective import all_reduce
+from spardl.hooks.fsdp import attach_fsdp
+from spardl.hooks.hook import attach
 from spardl.hooks.outer import Outer
 from spardl.hooks.synchronizer import Synchronizer
 from spardl.method.method import Method
-from spardl.method.momentum import (
-    AdamMomentum,
-    AutoMomentum,
-    CorrectedMomentum,
-    LocalMomentum,
-    OptimizerMomentum,
-    SgdMomentum,
-)
-from spardl.method.names import MethodName
-from spardl.method.recipes import Option, Recipe, make_method, method_names, method_options
-from spardl.method.residuals import GlobalResidual, LocalResidual, NoResidual, PartialResidual, RescaledResidual
-from spardl.method.warmup import Warmup
-from spardl.schedules import AfterBackward, Dear, LayerFusion, MgWfbp, OuterSteps, Training, Wfbp
-from spardl.vector.flat import FlatGradient
-from spardl.vector.wire import Wire
+from spardl.method.recipes import make_method, method_names, method_options
 
 __all__ = [
-    "QSGD",
-    "ARCTopK",
-    "ARCTopKEF21",
-    "AdamMomentum",
-    "Advice",
-    "AfterBackward",
-    "AllGather",
-    "AllGatherCodes",
-    "AllGatherDense",
-    "AllReduceCodes",
-    "AutoMomentum",
-    "Backend",
-    "Cast",
-    "Choice",
     "ConfigError",
-    "CorrectedMomentum",
-    "CountSketch",
-    "Dear",
-    "Dense",
-    "FlatGradient",
-    "GTopk",
-    "GaussianK",
-    "GlobalResidual",
-    "Hook",
-    "LayerFusion",
-    "LocalMomentum",
-    "LocalResidual",
     "Method",
-    "MethodName",
-    "MgWfbp",
-    "Network",
-    "NoCompression",
-    "NoResidual",
-    "OkTopk",
-    "OptimizerMomentum",
-    "Option",
     "Outer",
-    "OuterSteps",
-    "PartialResidual",
     "PeerError",
-    "PowerSGD",
-    "ProcessGroupCluster",
-    "Quantized",
-    "RandomBlock",
-    "RandomK",
-    "Recipe",
-    "Reduced",
-    "RescaledResidual",
-    "ReusedThreshold",
-    "SampledTopK",
-    "SgdMomentum",
-    "SignSGD",
-    "SimulatedCluster",
-    "SparDL",
     "SpardlError",
-    "Stats",
     "Synchronizer",
-    "TernGrad",
-    "Threshold",
-    "TopK",
-    "TopkDSA",
-    "Training",
-    "Warmup",
-    "Wfbp",
-    "Wire",
     "__version__",
     "advise",
     "all_reduce",
     "attach",
-    "hook",
+    "attach_fsdp",
     "make_method",
     "method_names",
     "method_options",
 ]
+
+_MOVED_BY_MODULE = {
+    "spardl.clusters": ("Network", "ProcessGroupCluster", "SimulatedCluster"),
+    "spardl.communicators": (
+        *("AllGather", "AllGatherCodes", "AllGatherDense", "AllReduceCodes", "Backend", "Dense", "GTopk", "OkTopk"),
+        *("SparDL", "TopkDSA"),
+    ),
+    "spardl.compressors": (
+        *("QSGD", "ARCTopK", "ARCTopKEF21", "Cast", "CountSketch", "GaussianK", "NoCompression", "PowerSGD"),
+        *("Quantized", "RandomBlock", "RandomK", "ReusedThreshold", "SampledTopK", "SignSGD", "TernGrad", "Threshold"),
+        "TopK",
+    ),
+    "spardl.diagnostics": ("Advice", "Choice"),
+    "spardl.hooks.averager": ("Stats",),
+    "spardl.hooks.collective": ("Reduced",),
+    "spardl.hooks.hook": ("Hook", "hook"),
+    "spardl.method": (
+        *("AdamMomentum", "AutoMomentum", "CorrectedMomentum", "LocalMomentum", "OptimizerMomentum", "SgdMomentum"),
+        *("GlobalResidual", "LocalResidual", "NoResidual", "PartialResidual", "RescaledResidual"),
+        *("MethodName", "Option", "Recipe", "Warmup"),
+    ),
+    "spardl.schedules": ("AfterBackward", "Dear", "LayerFusion", "MgWfbp", "OuterSteps", "Training", "Wfbp"),
+    "spardl.vector": ("FlatGradient", "Wire"),
+}
+# Names that this package had up to version 0.1, and the modules that they are imported from now.
+_MOVED: Mapping[str, str] = MappingProxyType(
+    {name: module for module, names in _MOVED_BY_MODULE.items() for name in names}
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MOVED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = _MOVED[name]
+    warnings.warn(
+        f"spardl.{name} is deprecated and will be removed; use `from {module} import {name}`",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return getattr(import_module(module), name)

@@ -44,10 +44,10 @@ EXEMPLIFIED = {
     "spardl.method_names",
     "spardl.Method",
     "spardl.advise",
-    "spardl.SimulatedCluster",
-    "spardl.FlatGradient",
-    "spardl.Training",
-    "spardl.Network",
+    "spardl.clusters.SimulatedCluster",
+    "spardl.vector.FlatGradient",
+    "spardl.schedules.Training",
+    "spardl.clusters.Network",
     "spardl.compressors.Budget",
 }
 DIMENSIONLESS = {"eps", "seed", "levels", "decay", "clip_norm", "gradient_norm"}

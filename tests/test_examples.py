@@ -17,6 +17,8 @@ from tests.labs import ROOT
 from tests.test_docs import blocks
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+# Makes the use of a deprecated name of this library an error.
+NO_DEPRECATED_NAMES = "error:spardl.:DeprecationWarning"
 # What an example prints, among other things.
 PRINTS = {"ddp": blocks(ROOT / "docs" / "quickstart.md", "text")[0], "resume": "\nstep 100: sum of all weights"}
 # Those that do not train, or print something else that is compared.
@@ -45,7 +47,7 @@ def start(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(Path(sys.executable).parent / program), *place, *rest],
         cwd=folder,
-        env={**environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        env={**environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": NO_DEPRECATED_NAMES},
         capture_output=True,
         text=True,
         timeout=120,

@@ -11,7 +11,7 @@ from hydra.utils import get_class
 from tests.driver import composed
 from train import CONFIGURATIONS, build_method
 from trainer.experiment import experiment_id
-from trainer.targets import first_edition, public
+from trainer.targets import first_edition, importable, public
 
 TARGET = re.compile(r"_target_: ((?:spardl|trainer)\.\S+)")
 NAMED = sorted({name for path in CONFIGURATIONS.rglob("*.yaml") for name in TARGET.findall(path.read_text())})
@@ -20,7 +20,8 @@ NAMED = sorted({name for path in CONFIGURATIONS.rglob("*.yaml") for name in TARG
 @pytest.mark.parametrize("name", NAMED)
 def test_a_configuration_names_what_is_public(name: str) -> None:
     assert re.fullmatch(r"(spardl|trainer)\.[A-Z]\w+", name)
-    assert get_class(name).__name__ == name.rpartition(".")[2]
+    path = importable({"_target_": name})["_target_"]
+    assert get_class(path).__name__ == name.rpartition(".")[2]
 
 
 def test_ids_are_made_from_the_places_of_the_first_edition() -> None:

@@ -27,7 +27,7 @@ __all__ = [
 AVERAGED = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 
 # About eleven days: libraries count timeouts in milliseconds, in 31 bits.
-_LONGEST = 1_000_000
+_MAX_SECONDS = 1_000_000
 
 
 def is_a(kind: type[int | float], value: Any) -> bool:
@@ -132,5 +132,5 @@ def check_seconds(name: str, value: Any) -> None:
     Raises:
         ConfigError: If ``value`` is not a number, not above 0, or too large for the libraries that wait.
     """
-    if not is_a(float, value) or not 0 < value <= _LONGEST:
-        raise ConfigError(f"{name} must be above 0 seconds, and at most {_LONGEST}, got {value!r}")
+    if not is_a(float, value) or not 0 < value <= _MAX_SECONDS:
+        raise ConfigError(f"{name} must be above 0 seconds, and at most {_MAX_SECONDS}, got {value!r}")

@@ -163,19 +163,19 @@ class Quantized(CodeCompressor):
         """Encodes scales, then codes, then exempt tensors."""
         coded, exempt = _parts(context.layout, self.exempt)
         values = coded.of(vector)
-        wide, turned = values.to(_wide(values.dtype)), None
+        wide, magnitudes = values.to(_compute_dtype(values.dtype)), None
         if self.rotate:
             rows = in_blocks(wide, self.block)
-            turned = divide_rows(rows)
+            magnitudes = divide_rows(rows)
             wide = hadamard(rows).view(-1)
         scales, codes = FORMATS[self.format].write(wide, self.block, self._generator(context))
-        if turned is not None:
-            scales.mul_(turned).clamp_(max=torch.finfo(vector.dtype).max)
+        if magnitudes is not None:
+            scales.mul_(magnitudes).clamp_(max=torch.finfo(vector.dtype).max)
         return _joined(scales.to(vector.dtype), codes, exempt.of(vector))
 
     def take(self, vector: Tensor, context: Context, state: State) -> Tensor:
         """Encodes in one pass if the scales need no conversion."""
-        if self.rotate or _wide(vector.dtype) != vector.dtype:
+        if self.rotate or _compute_dtype(vector.dtype) != vector.dtype:
             return super().take(vector, context, state)
         coded, exempt = _parts(context.layout, self.exempt)
         values = coded.of(vector)
@@ -203,14 +203,14 @@ class Quantized(CodeCompressor):
         coded, exempt = _parts(context.layout, self.exempt)
         border = self._form(coded.entries).size(vector.dtype)
         scales, codes = self._form(coded.entries).cut(message[:border], vector.dtype)
-        if len(coded.borders) == 1 and not self.rotate and _wide(vector.dtype) == vector.dtype:
+        if len(coded.borders) == 1 and not self.rotate and _compute_dtype(vector.dtype) == vector.dtype:
             FORMATS[self.format].read(scales, codes, self.block, coded.of(vector), add=add)
         else:
             coded.put(self._values(scales, codes, coded.entries), vector, add=add)
         exempt.put(message[border:].clone().view(vector.dtype), vector, add=add)
 
     def _values(self, scales: Tensor, codes: Tensor, count: int) -> Tensor:
-        wide, form = scales.to(_wide(scales.dtype)), FORMATS[self.format]
+        wide, form = scales.to(_compute_dtype(scales.dtype)), FORMATS[self.format]
         if not self.rotate:
             values = wide.new_empty(count)
             form.read(wide, codes, self.block, values, add=False)
@@ -218,13 +218,13 @@ class Quantized(CodeCompressor):
         # Rotate back before scaling, because sums of large numbers could overflow.
         shares = wide.new_empty(wide.numel() * self.block)
         form.read(torch.ones_like(wide), codes, self.block, shares, add=False)
-        turned = hadamard(shares.view(-1, self.block)).mul_(wide.unsqueeze(1)).view(-1)[:count]
+        rotated = hadamard(shares.view(-1, self.block)).mul_(wide.unsqueeze(1)).view(-1)[:count]
         # With a scale near the largest number of the dtype, a decoded value can exceed that number.
         limit = torch.finfo(scales.dtype).max
-        return turned.clamp_(-limit, limit).to(scales.dtype)
+        return rotated.clamp_(-limit, limit).to(scales.dtype)
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """Dtype to compute in."""
     return torch.promote_types(dtype, torch.float32)
 
@@ -243,13 +243,13 @@ def hadamard(rows: Tensor) -> Tensor:
         The product in new memory, shape (rows, size).
     """
     size = rows.shape[1]
-    turned, width = rows.clone(), 1
+    rotated, width = rows.clone(), 1
     while width < size:
-        pairs = turned.view(-1, 2, width)
+        pairs = rotated.view(-1, 2, width)
         first, second = pairs.unbind(1)
-        turned = torch.stack((first + second, first - second), dim=1)
+        rotated = torch.stack((first + second, first - second), dim=1)
         width *= 2
-    return turned.view(rows.shape).div_(math.sqrt(size))
+    return rotated.view(rows.shape).div_(math.sqrt(size))
 
 
 class _Ranges(NamedTuple):

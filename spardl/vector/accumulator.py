@@ -59,15 +59,15 @@ class Accumulator:
         self.overflowed = False
         self._settled = False
         # Upper bound of the magnitudes after additions.
-        self._reach = self.bound.value
+        self._largest_possible = self.bound.value
         self._candidates = candidates or Candidates()
-        self._before: list[tuple[Tensor, Tensor]] = []
+        self._log: list[tuple[Tensor, Tensor]] = []
         self._taken: list[Tensor] = []
         # Whether entries were taken after a block was added.
-        self._cut_late = False
+        self._taken_late = False
         self._errors: list[tuple[Tensor, Tensor]] = []
         # Changes since the candidates were listed: a range, and increasing positions in it.
-        self._touched: list[tuple[int, int, Tensor]] = []
+        self._changes: list[tuple[int, int, Tensor]] = []
 
     def largest(self, parts: Sequence[Part], spare: float = 1.0) -> Tensor:
         """Finds the k largest entries of each range; ties go to the lowest positions.
@@ -97,7 +97,7 @@ class Accumulator:
     def _changed(self, parts: Sequence[Part]) -> list[Tensor]:
         """Positions in the given ranges that may have changed since candidates were listed."""
         spans, found = Parts.of(parts).spans, []
-        for start, stop, positions in self._touched:
+        for start, stop, positions in self._changes:
             for begin, end in spans:
                 if start < end and begin < stop:
                     found.append(positions)
@@ -120,7 +120,7 @@ class Accumulator:
         if start + length > self.values.numel():
             indices = torch.where(indices < 0, indices + self.values.numel(), indices)
         taken = SparseVector(indices, self._cut(positions), length)
-        self._touch(start, positions, taken)
+        self._note_change(start, positions, taken)
         return taken
 
     def take_at(self, positions: Tensor) -> Tensor:
@@ -132,14 +132,14 @@ class Accumulator:
         Returns:
             Their values, shape (m,), as rounded for the receivers.
         """
-        self._touched.append((0, self.values.numel(), positions))
+        self._changes.append((0, self.values.numel(), positions))
         return self._cut(positions)
 
     def _cut(self, positions: Tensor) -> Tensor:
-        self._cut_late = self._cut_late or len(self._before) > len(self._taken)
+        self._taken_late = self._taken_late or len(self._log) > len(self._taken)
         values, sent, error = self._cut_rounded(positions)
         self._taken.append(positions)
-        self._before.append((positions, values))
+        self._log.append((positions, values))
         if error is not None:
             self._errors.append((positions, error))
         return sent
@@ -188,11 +188,11 @@ class Accumulator:
         if start + block.length > length:
             where = torch.where(where < length, where, where - length)
         before, peak = sparse.add(self.values, where, block.values)
-        self._before.append((where, before))
-        self._reach += peak
-        if not fits(self._reach, self.values.dtype):
+        self._log.append((where, before))
+        self._largest_possible += peak
+        if not fits(self._largest_possible, self.values.dtype):
             self._cut_at(where)
-        self._touch(start, where, block)
+        self._note_change(start, where, block)
 
     def _cut_at(self, positions: Tensor) -> None:
         sums = sparse.gather(self.values, positions)
@@ -200,15 +200,15 @@ class Accumulator:
             self.overflowed = True
             sparse.put(self.values, positions, clip_overflow(sums))
 
-    def _touch(self, start: int, positions: Tensor, block: SparseVector) -> None:
+    def _note_change(self, start: int, positions: Tensor, block: SparseVector) -> None:
         """Logs changed positions, which increase except where the block wraps around the end of the vector."""
         length = self.values.numel()
         stop = start + block.length
         if stop <= length:
-            self._touched.append((start, stop, positions))
+            self._changes.append((start, stop, positions))
             return
         last = int(torch.searchsorted(block.indices, length - start))
-        self._touched += [(start, length, positions[:last]), (0, stop - length, positions[last:])]
+        self._changes += [(start, length, positions[:last]), (0, stop - length, positions[last:])]
 
     def taken(self) -> Tensor:
         """All positions taken so far: int64, shape (m,), strictly increasing."""
@@ -220,9 +220,9 @@ class Accumulator:
 
     def restore(self) -> None:
         """Restores the original value at every changed position."""
-        for where, old in reversed(self._before):
+        for where, old in reversed(self._log):
             sparse.put(self.values, where, old)
-        self._before.clear()
+        self._log.clear()
 
     def restore_others(self, final: Tensor) -> None:
         """Restores the original values except at the positions of the final result; clears overflow there.
@@ -230,8 +230,8 @@ class Accumulator:
         Args:
             final: int64 indices of the final result, shape (m,), strictly increasing.
         """
-        peak = sparse.undo(self.values, self._before, final)
-        self._before.clear()
+        peak = sparse.undo(self.values, self._log, final)
+        self._log.clear()
         if not math.isfinite(peak):
             # Partial sums of finite numbers can overflow; the final result already accounts for that.
             kept = sparse.gather(self.values, final)
@@ -248,22 +248,22 @@ class Accumulator:
             whole: Whether all taken entries are settled, or only those in the final result.
         """
         cuts = len(self._taken)
-        if self._cut_late or (self._errors and cuts > 1):
+        if self._taken_late or (self._errors and cuts > 1):
             self.restore()
             settled = self.taken() if whole else self.taken()[within(self.taken(), final)]
             sparse.put(self.values, settled, self.values.new_zeros(settled.numel()))
             return
         # Once later changes are undone, taken entries hold zero or their rounding error already: no second write.
-        for where, old in reversed(self._before[cuts:]):
+        for where, old in reversed(self._log[cuts:]):
             sparse.put(self.values, where, old)
         if self._errors or not whole:
-            for where, old in reversed(self._before[:cuts]):
+            for where, old in reversed(self._log[:cuts]):
                 places = within(where, final)
                 others = split(where, places)[1]
                 new = old.new_zeros(others.numel()) if whole else split(old, places)[1]
                 sparse.put(self.values, others, new)
         del self._errors[:cuts]
-        self._before.clear()
+        self._log.clear()
 
     def add_errors(self, final: Tensor) -> None:
         """Adds the rounding errors of entries at the given positions.

@@ -112,7 +112,7 @@ _MANY, _FEW, _SHRINK, _GROW = 1.5, 1.2, 0.8, 1.15
 # Factors for the slack if a list overflowed, or held fewer than k candidates; both cost extra passes over the range.
 _OVERFLOW, _MISS = 0.4, 3.0
 # List capacity: a multiple of k, plus a constant for small ranges.
-_ROOM, _SPARE = 4, 64
+_CAPACITY, _EXTRA = 4, 64
 
 
 class Candidates:
@@ -121,7 +121,7 @@ class Candidates:
     def __init__(self) -> None:
         self._finder: Finder | None = None
         self._found: list[Chosen] = []
-        self._lesson: _Lesson | None = None
+        self._statistics: _Statistics | None = None
         self._listed: Integers = np.empty(0, np.int64)
 
     def add(self, values: Tensor, gradient: Tensor | None, *, clear: bool = False) -> None:
@@ -132,17 +132,17 @@ class Candidates:
             gradient: Gradient of shape (n,), or ``None`` to list only.
             clear: Whether to set the gradient to zero.
         """
-        before, lesson = self._lesson, _Lesson.of(self._found, values)
-        bounds = lesson.cuts
-        if before is not None and np.array_equal(before.ranges, lesson.ranges):
-            lesson.slack = before.adapted(lesson, self._listed)
+        before, statistics = self._statistics, _Statistics.of(self._found, values)
+        bounds = statistics.cuts
+        if before is not None and np.array_equal(before.ranges, statistics.ranges):
+            statistics.slack = before.adapted(statistics, self._listed)
             # Until error feedback reaches a steady state, magnitudes grow by less in each step.
-            bounds = bounds * (1 + _TREND * (lesson.cuts / before.cuts - 1).clamp(-1, 1))
-        bounds = bounds * (1 - torch.from_numpy(lesson.slack)).to(bounds.dtype)
-        starts, stops = lesson.ranges.T.copy()
-        ranges = Ranges(starts, stops, bounds, _ROOM * lesson.wanted + _SPARE)
+            bounds = bounds * (1 + _TREND * (statistics.cuts / before.cuts - 1).clamp(-1, 1))
+        bounds = bounds * (1 - torch.from_numpy(statistics.slack)).to(bounds.dtype)
+        starts, stops = statistics.ranges.T.copy()
+        ranges = Ranges(starts, stops, bounds, _CAPACITY * statistics.wanted + _EXTRA)
         self._listed = self._of(values).add(values, gradient, ranges, clear=clear)
-        self._lesson = lesson
+        self._statistics = statistics
         self._found.clear()
 
     def largest(self, values: Tensor, parts: Sequence[Part], touched: Sequence[Tensor], spare: float = 1.0) -> Tensor:
@@ -188,7 +188,7 @@ class Candidates:
 
 
 @dataclass
-class _Lesson:
+class _Statistics:
     """Statistics of the selections in one step, used to list candidates in the next.
 
     Attributes:
@@ -206,7 +206,7 @@ class _Lesson:
     slack: NDArray[Any]
 
     @classmethod
-    def of(cls, found: Sequence[Chosen], values: Tensor) -> _Lesson:
+    def of(cls, found: Sequence[Chosen], values: Tensor) -> _Statistics:
         """Collects the statistics of all selections in a vector."""
         parts = np.concatenate([np.empty((0, 3), np.int64), *(chosen.parts for chosen in found)])
         cuts = torch.cat([values.new_empty(0, device="cpu"), *(chosen.cuts for chosen in found)])
@@ -220,7 +220,7 @@ class _Lesson:
         slack = np.full(order.size, _SLACK)
         return cls(parts[order, :2], parts[order, 2], cuts[torch.from_numpy(order)], looked[order], slack)
 
-    def adapted(self, after: _Lesson, listed: Integers) -> NDArray[Any]:
+    def adapted(self, after: _Statistics, listed: Integers) -> NDArray[Any]:
         """Adapts the slack to the outcome of a step.
 
         Args:

@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 # Integer types for raw copies of values, by size in bytes: numpy has no bfloat16.
-_RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_RAW_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 NIBBLE = 4
@@ -68,7 +68,7 @@ class Slot(NamedTuple):
     step: int = NIBBLE
 
 
-class _Form(NamedTuple):
+class _IndexSizes(NamedTuple):
     """Sizes of the index parts of a message.
 
     Attributes:
@@ -94,8 +94,8 @@ def message_bytes(slot: Slot, dtype: torch.dtype) -> int:
 
 def index_bytes(slot: Slot) -> int:
     """Size of the indices of a message, in bytes."""
-    form = _form(slot)
-    return form.lows + form.uppers
+    sizes = _index_sizes(slot)
+    return sizes.lows + sizes.uppers
 
 
 def pack_indices(indices: Tensor, slot: Slot) -> Tensor:
@@ -111,14 +111,14 @@ def pack_indices(indices: Tensor, slot: Slot) -> Tensor:
     Raises:
         ProgramError: If there are more indices than the slot's capacity.
     """
-    _check_room(indices.numel(), slot)
+    _check_capacity(indices.numel(), slot)
     out = torch.empty(index_bytes(slot), dtype=torch.uint8, device=indices.device)
     write = _encode_compiled if compiled(indices) else _encode
     write(indices, slot, out)
     return out
 
 
-def _check_room(count: int, slot: Slot) -> None:
+def _check_capacity(count: int, slot: Slot) -> None:
     if count > slot.capacity:
         raise ProgramError(f"message slot holds at most {slot.capacity} entries, got {count}")
 
@@ -138,7 +138,7 @@ def pack(vector: SparseVector, slot: Slot, dtype: torch.dtype, out: Tensor | Non
     Raises:
         ProgramError: If the vector has more entries than the slot's capacity.
     """
-    _check_room(len(vector), slot)
+    _check_capacity(len(vector), slot)
     if out is None:
         out = torch.empty(message_bytes(slot, dtype), dtype=torch.uint8, device=vector.indices.device)
     elif out.storage_offset() % dtype.itemsize:
@@ -157,7 +157,7 @@ def pack(vector: SparseVector, slot: Slot, dtype: torch.dtype, out: Tensor | Non
 def _pack_compiled(vector: SparseVector, slot: Slot, dtype: torch.dtype, out: Tensor) -> None:
     from spardl.vector.kernels import codec  # noqa: PLC0415 - takes seconds to import
 
-    values = vector.values.to(dtype).view(_RAW[dtype.itemsize])
+    values = vector.values.to(dtype).view(_RAW_DTYPES[dtype.itemsize])
     codec.write(values.numpy(), vector.indices.numpy(), *slot, out.numpy())
 
 
@@ -202,13 +202,13 @@ def unpack_all(messages: Tensor, slots: Sequence[Slot], dtype: torch.dtype, into
 
 
 @lru_cache(maxsize=1 << 12)
-def _form(slot: Slot) -> _Form:
+def _index_sizes(slot: Slot) -> _IndexSizes:
     capacity, length, step = slot
     if not capacity:
-        return _Form(0, 0, 0)
+        return _IndexSizes(0, 0, 0)
     low = low_bits(capacity, length, step)
     lows = sum(packed_bytes(capacity, width) for _, width in _planes(low))
-    return _Form(low, lows, packed_bytes(capacity + (length >> low), 1))
+    return _IndexSizes(low, lows, packed_bytes(capacity + (length >> low), 1))
 
 
 def _planes(low: int) -> list[tuple[int, int]]:
@@ -238,7 +238,7 @@ def _decode_compiled(messages: Tensor, slots: Sequence[Slot], dtype: torch.dtype
     from spardl.vector.kernels import codec  # noqa: PLC0415
 
     table, capacity, length = _table(tuple(slots))
-    indices, values = torch.empty(capacity, dtype=torch.int64), torch.empty(capacity, dtype=_RAW[dtype.itemsize])
+    indices, values = torch.empty(capacity, dtype=torch.int64), torch.empty(capacity, dtype=_RAW_DTYPES[dtype.itemsize])
     count = codec.decode(messages.numpy(), table, indices.numpy(), values.numpy())
     if count < 0:
         raise too_short(messages)
@@ -255,18 +255,18 @@ def _table(slots: tuple[Slot, ...]) -> tuple[NDArray[np.int64], int, int]:
 
 def _encode(indices: Tensor, slot: Slot, out: Tensor) -> None:
     """Encodes indices in torch, without synchronizing with the device."""
-    form = _form(slot)
+    sizes = _index_sizes(slot)
     filled = indices.new_full((slot.capacity,), slot.length)
     filled[: indices.numel()] = indices
     begin = 0
-    for first, width in _planes(form.low):
+    for first, width in _planes(sizes.low):
         end = begin + packed_bytes(slot.capacity, width)
         out[begin:end] = pack_codes(((filled >> first) & (2**width - 1)).to(torch.uint8), width)
         begin = end
-    bits = out.new_zeros(8 * form.uppers)
-    bits[(filled >> form.low) + torch.arange(slot.capacity, device=out.device)] = 1
-    border = form.lows + form.uppers
-    out[form.lows : border] = (bits.view(-1, 8) << _eight(out)).sum(1, dtype=torch.uint8)
+    bits = out.new_zeros(8 * sizes.uppers)
+    bits[(filled >> sizes.low) + torch.arange(slot.capacity, device=out.device)] = 1
+    border = sizes.lows + sizes.uppers
+    out[sizes.lows : border] = (bits.view(-1, 8) << _eight_bits(out)).sum(1, dtype=torch.uint8)
     out[border:] = 0
 
 
@@ -289,18 +289,18 @@ def _decode(messages: Tensor, slots: Sequence[Slot], dtype: torch.dtype, into: t
 
 def _indices(code: Tensor, slot: Slot) -> Tensor:
     """Decodes all indices of a message, including padding."""
-    form = _form(slot)
-    border = form.lows + form.uppers
-    bits = (code[form.lows : border].unsqueeze(1) >> _eight(code)) & 1
+    sizes = _index_sizes(slot)
+    border = sizes.lows + sizes.uppers
+    bits = (code[sizes.lows : border].unsqueeze(1) >> _eight_bits(code)) & 1
     places = torch.nonzero_static(bits.view(-1), size=slot.capacity, fill_value=8 * border).squeeze(1)
-    indices = places.sub_(torch.arange(slot.capacity, device=code.device)) << form.low
+    indices = places.sub_(torch.arange(slot.capacity, device=code.device)) << sizes.low
     begin = 0
-    for first, width in _planes(form.low):
+    for first, width in _planes(sizes.low):
         end = begin + packed_bytes(slot.capacity, width)
         indices |= unpack_codes(code[begin:end], width, slot.capacity).long() << first
         begin = end
     return indices
 
 
-def _eight(like: Tensor) -> Tensor:
+def _eight_bits(like: Tensor) -> Tensor:
     return torch.arange(8, dtype=torch.uint8, device=like.device)

@@ -22,10 +22,10 @@ from spardl.vector.kernels import compiled, runs_triton
 from spardl.vector.layout import Part, Parts
 
 __all__ = [
-    "Adding",
     "Chosen",
     "Finder",
     "Integers",
+    "LazyAddition",
     "Ranges",
     "block_of",
     "finder_for",
@@ -50,7 +50,7 @@ def block_of(values: Tensor) -> int:
     return _BLOCK if values.device.type == "cpu" else max(1, values.numel())
 
 
-class Adding:
+class LazyAddition:
     """Lazy addition of a gradient, as far as positions are needed.
 
     Args:
@@ -62,7 +62,7 @@ class Adding:
     def __init__(self, values: Tensor, gradient: Tensor | None, clear: bool) -> None:
         self._values, self._gradient, self._clear, self._done = values, gradient, clear, 0
 
-    def reach(self, stop: int) -> None:
+    def advance(self, stop: int) -> None:
         """Adds the gradient at least up to the position ``stop``."""
         length = self._values.numel()
         while self._gradient is not None and self._done < stop:
@@ -320,14 +320,14 @@ class PortableFinder(Finder):
 
     def _add(self, values: Tensor, gradient: Tensor | None, ranges: Ranges, clear: bool) -> list[int]:
         # Block by block: sums are compared while they are in the cache.
-        adding, counts = Adding(values, gradient, clear), []
+        addition, counts = LazyAddition(values, gradient, clear), []
         for start, stop, bound, room in zip(*(each.tolist() for each in ranges), strict=True):
-            positions = _reaching(values, start, stop, bound, adding)
+            positions = _reaching(values, start, stop, bound, addition)
             fits = positions.numel() <= room
             counts.append(positions.numel() if fits else -1)
             if fits:
                 self._lists[start, stop] = (positions, bound)
-        adding.reach(values.numel())
+        addition.advance(values.numel())
         return counts
 
     def largest(self, values: Tensor, parts: Sequence[Part], touched: Sequence[Tensor]) -> Chosen:
@@ -410,7 +410,7 @@ _KINDS: Mapping[torch.dtype, _Kind] = MappingProxyType(
         torch.float16: _Kind(torch.int16, np.int16(2**15 - 1), torch.int16),
     }
 )
-_NOWHERE: Integers = np.empty(0, np.int64)
+_NO_POSITIONS: Integers = np.empty(0, np.int64)
 
 
 class CompiledFinder(Finder):
@@ -472,7 +472,7 @@ class CompiledFinder(Finder):
             self._places,
             self._listed.view(bits).numpy(),
             self._lists,
-            *_end_to_end(touched),
+            *_concatenated(touched),
             out.numpy(),
             looked,
             keys.numpy(),
@@ -496,12 +496,12 @@ class CompiledFinder(Finder):
         return out[:count] if count <= most else None
 
 
-def _end_to_end(positions: Sequence[Tensor]) -> tuple[Integers, Integers]:
+def _concatenated(positions: Sequence[Tensor]) -> tuple[Integers, Integers]:
     """Concatenates sequences; returns the result and the end of each sequence."""
     if len(positions) == 1:
         return positions[0].numpy(), np.array([positions[0].numel()])
     ends = np.fromiter(accumulate(part.numel() for part in positions), np.int64, len(positions))
-    return torch.cat(list(positions)).numpy() if positions else _NOWHERE, ends
+    return torch.cat(list(positions)).numpy() if positions else _NO_POSITIONS, ends
 
 
 def reaching(values: Tensor, start: int, stop: int, bound: float) -> Tensor:
@@ -516,10 +516,10 @@ def reaching(values: Tensor, start: int, stop: int, bound: float) -> Tensor:
     Returns:
         int64 positions of shape (found,), increasing.
     """
-    return _reaching(values, start, stop, bound, Adding(values, None, False))
+    return _reaching(values, start, stop, bound, LazyAddition(values, None, False))
 
 
-def _reaching(values: Tensor, start: int, stop: int, bound: float, adding: Adding) -> Tensor:
+def _reaching(values: Tensor, start: int, stop: int, bound: float, addition: LazyAddition) -> Tensor:
     if compiled(values) and values.dtype in _KINDS:
         search = _search_compiled
     else:
@@ -527,7 +527,7 @@ def _reaching(values: Tensor, start: int, stop: int, bound: float, adding: Addin
     block, found = block_of(values), [torch.empty(0, dtype=torch.int64, device=values.device)]
     for begin in range(start, stop, block):
         end = min(begin + block, stop)
-        adding.reach(end)
+        addition.advance(end)
         found.append(search(values[begin:end], bound) + begin)
     return torch.cat(found)
 

@@ -43,13 +43,13 @@ def reaches(value: Any, bound: Any) -> Any:
 @overload(sum_at, inline="always")
 def _sum_at_for(memory: Any, gradient: Any, place: Any) -> Any:
     if isinstance(gradient, types.NoneType):
-        return _alone_at
+        return _entry_at
     if isinstance(memory.dtype, types.Float):
         return _float_sum_at
-    return _half_sum_at if memory.dtype == types.int16 else _brain_sum_at
+    return _float16_sum_at if memory.dtype == types.int16 else _bfloat16_sum_at
 
 
-def _alone_at(memory: Any, gradient: Any, place: Any) -> Any:
+def _entry_at(memory: Any, gradient: Any, place: Any) -> Any:
     return memory[place]
 
 
@@ -57,12 +57,12 @@ def _float_sum_at(memory: Any, gradient: Any, place: Any) -> Any:
     return memory[place] + gradient[place]
 
 
-def _half_sum_at(memory: Any, gradient: Any, place: Any) -> Any:
-    return _half_sum(memory[place], gradient[place])
+def _float16_sum_at(memory: Any, gradient: Any, place: Any) -> Any:
+    return _float16_sum(memory[place], gradient[place])
 
 
 @intrinsic
-def _half_sum(typing: Any, value: Any, other: Any) -> Any:
+def _float16_sum(typing: Any, value: Any, other: Any) -> Any:
     """Bits of the sum of two float16 numbers given as int16: added in float32, rounded to nearest, ties to even."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -73,7 +73,7 @@ def _half_sum(typing: Any, value: Any, other: Any) -> Any:
     return types.int16(types.int16, types.int16), generate
 
 
-def _brain_sum_at(memory: Any, gradient: Any, place: Any) -> Any:
+def _bfloat16_sum_at(memory: Any, gradient: Any, place: Any) -> Any:
     # The casts keep numba from widening shifted integers.
     one = np.uint32(np.uint32(memory[place]) << np.uint32(16)).view(np.float32)
     other = np.uint32(np.uint32(gradient[place]) << np.uint32(16)).view(np.float32)
@@ -87,18 +87,18 @@ def _brain_sum_at(memory: Any, gradient: Any, place: Any) -> Any:
 def _reaches_for(value: Any, bound: Any) -> Any:
     if isinstance(value, types.Float):
         return _float_reaches
-    return _half_reaches if value == types.int16 else _brain_reaches
+    return _float16_reaches if value == types.int16 else _bfloat16_reaches
 
 
 def _float_reaches(value: Any, bound: Any) -> Any:
     return abs(value) >= bound
 
 
-def _half_reaches(value: Any, bound: Any) -> Any:
+def _float16_reaches(value: Any, bound: Any) -> Any:
     return (value & np.int16(0x7FFF)) >= bound
 
 
-def _brain_reaches(value: Any, bound: Any) -> Any:
+def _bfloat16_reaches(value: Any, bound: Any) -> Any:
     return (value & np.uint16(0x7FFF)) >= bound
 
 

@@ -32,6 +32,7 @@ _MAX_SECONDS = 1_000_000
 
 def is_a(kind: type[int | float], value: Any) -> bool:
     """Whether ``value`` is an integer (``kind=int``) or any real number (``kind=float``); booleans are neither."""
+    # bool is a subclass of int.
     return isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
 
 
@@ -86,6 +87,7 @@ def check_kind(name: str, value: Any, kind: type, *, optional: bool = False) -> 
         ConfigError: If ``value`` is anything else, including the class itself.
     """
     if not isinstance(value, kind) and not (optional and value is None):
+        # Representations of modules span several lines, but a message is one line.
         wanted, given = kind.__name__ + " or None" * optional, " ".join(repr(value).split())
         raise ConfigError(f"{name} must be a {wanted}, got {given}")
 

@@ -43,12 +43,14 @@ def write_atomically(path: Path, data: bytes | memoryview) -> None:
     Raises:
         OSError: If the file cannot be written. The error names the file, and no temporary file remains.
     """
+    # The process id keeps concurrent writers of the same file apart.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with naming(path):
         try:
             with temporary.open("wb") as file:
                 file.write(data)
                 file.flush()
+                # Before the rename: after a power failure, the new name must not refer to an empty file.
                 os.fsync(file.fileno())
             temporary.replace(path)
         finally:
@@ -179,6 +181,7 @@ def bounded_yaml(text: str) -> str:
     if len(text) > _YAML_BYTES:
         raise ValueError(f"longer than {_YAML_BYTES:,} characters")
     try:
+        # Composing does not expand aliases, so nested aliases cannot exhaust the memory here.
         root = yaml.compose(text, yaml.SafeLoader)
         nodes = _expanded(root, {}) if root else 0
     except RecursionError:

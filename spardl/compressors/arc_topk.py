@@ -136,6 +136,7 @@ class ARCTopK(DenseCompressor):
         for matrix in self._compressed(context):
             if matrix.cols not in randoms:
                 generator = self._generator(context, matrix.cols)
+                # On the CPU, so that all devices draw equal numbers.
                 drawn = torch.randn(matrix.cols, self.sketch, generator=generator, dtype=torch.float32)
                 randoms[matrix.cols] = drawn.to(values.device, wide)
             rows = values[matrix.part.start : matrix.part.stop].view(matrix.rows, matrix.cols).to(wide)
@@ -163,6 +164,7 @@ def _longest(rows: Tensor, k: int) -> Tensor:
     """Indices of the k rows with the largest norms, increasing; ties go to the first row."""
     largest = rows.abs().amax()
     lengths = torch.linalg.vector_norm(rows / torch.where(largest > 0, largest, 1), dim=1)
+    # Stable: equal lengths give equal choices on all workers.
     return torch.sort(lengths, descending=True, stable=True).indices[:k].sort().values
 
 

@@ -119,6 +119,7 @@ class Budget:
         Returns:
             Whether the scope means chunks.
         """
+        # Below one entry per chunk, chunks would send more than the density asks for.
         return cls.chunks_updates and scope == AUTO and is_a(float, density) and density * CHUNK >= 1
 
     def density_at(self, step: int) -> float:
@@ -296,6 +297,7 @@ def _shares(overlaps: Sequence[_Overlap], k: int) -> Iterator[int]:
         room -= each.stop - each.start
         due += each.wanted
         ideal = round(wanted * due / total) - (wanted - left)
+        # At least the rest that later pieces cannot hold, so that exactly k entries are dealt out.
         share = min(each.stop - each.start, max(ideal, left - room, 0))
         left -= share
         yield share

@@ -65,6 +65,7 @@ class Cast(DenseCompressor):
         """Sums the gradients divided by P in 16 bits, and multiplies the result by P."""
         values, workers = accumulated.values, context.worker.size
         shares = torch.empty_like(values, dtype=FORMATS[self.format])
+        # Chunk by chunk, so that the division and the cast read an entry from memory once.
         for value, share in _chunks(values, shares):
             share.copy_(value.div_(workers))
         average = yield from total(shares)

@@ -123,6 +123,7 @@ class Sketch:
             start: First position.
             stop: Position after the last one.
         """
+        # Signs are looked up with the bucket: a slot is a bucket with a sign.
         signed = torch.stack((table, -table), dim=1).view(self.rows, 2 * self.columns)
         estimates = table.new_empty(stop - start)
         for begin, all_slots in self._blocks(start, stop, table.device):
@@ -154,6 +155,7 @@ class Sketch:
     def _slots(self, begin: int, steps: Tensor) -> list[Tensor]:
         words = _mix_(steps + _signed(derive(self.seed, 0) + begin * GOLDEN))
         factors = [_signed(derive(self.seed, row + 1) | 1) for row in range(self.rows)]
+        # The mask turns the arithmetic shift of signed numbers into a logical one.
         halves = [(words * factor).bitwise_right_shift_(32).bitwise_and_(HALF) for factor in factors]
         return [half.mul_(2 * self.columns).bitwise_right_shift_(32) for half in halves]
 

@@ -75,6 +75,7 @@ class GaussianK(PiecewiseCompressor):
             return torch.arange(k, device=values.device)
         magnitude, ladder = values.abs(), self._ladder(values, k)
         candidates = (magnitude > ladder[0]).nonzero().squeeze(1)
+        # One pass counts the entries above all thresholds, instead of one pass per correction.
         passed = torch.searchsorted(ladder, magnitude[candidates])
         exceeding = torch.bincount(passed, minlength=ladder.numel() + 1).flip(0).cumsum(0).flip(0)[1:]
         chosen = candidates[passed > self._rung(exceeding.tolist(), k)]

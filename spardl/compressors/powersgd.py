@@ -115,6 +115,7 @@ class PowerSGD(DenseCompressor):
         return approximation
 
     def _random(self, plan: _Plan, step: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        # On the CPU and in float64, so that all devices and dtypes start from equal columns.
         basis = torch.randn(plan.right_size, generator=seeded_generator(self.seed, step), dtype=torch.float64)
         for q in plan.rights(basis):
             q.copy_(_orthonormal(q))
@@ -205,6 +206,7 @@ class _Plan:
 
     def leave(self, values: Tensor, approximation: Tensor, workers: int) -> None:
         """Subtracts this worker's share of the approximated sum from its vector, in place."""
+        # The residual of all workers together must equal the error of the sum.
         values.sub_(approximation, alpha=1 / workers)
         for start, stop in self.others:
             values[start:stop] = 0

@@ -183,6 +183,7 @@ class Quantized(CodeCompressor):
         places = form.places(message, vector.dtype)
         FORMATS[self.format].write(values, self.block, self._generator(context), places)
         message[form.size(vector.dtype) :] = exempt.of(vector).view(torch.uint8)
+        # A copy only if the coded tensors are not one range; otherwise their errors are in place already.
         coded.put(values, vector)
         exempt.clear(vector)
         return message

@@ -52,6 +52,7 @@ class RandomBlock(SharedChoice):
         Drawn from the seed and the step, uniformly over all entries of the part.
         """
         lengths = torch.tensor([part.stop - part.start for part in self.parts(context)], dtype=torch.int64)
+        # 2^62 is so much larger than any part that the modulo is practically unbiased.
         drawn = torch.randint(2**62, lengths.shape, generator=seeded_generator(self.seed, context.step))
         starts: list[int] = (drawn % lengths).tolist()
         return starts

@@ -63,6 +63,7 @@ def draw_distinct(length: int, k: int, generator: torch.Generator) -> Tensor:
         missing = k - found.numel()
         more = torch.randint(length, (missing + missing // 4 + 1,), generator=generator)
         found = torch.cat((found, more)).unique(sorted=True)
+    # Dropping the excess at random keeps all choices equally likely.
     kept = torch.ones_like(found, dtype=torch.bool)
     kept[torch.randperm(found.numel(), generator=generator)[k:]] = False
     return found[kept]

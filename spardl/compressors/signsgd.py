@@ -58,6 +58,7 @@ class SignSGD(CodeCompressor):
         for number, (start, stop) in enumerate(parts):
             if stop > start:
                 scales[number] = _mean_magnitude(vector[start:stop])
+        # A view of the booleans: they are bytes of 0 and 1 already.
         return self._form(context).write(scales, (vector >= 0).view(torch.uint8))
 
     def decode(self, message: Tensor, context: Context, dtype: torch.dtype) -> Tensor:

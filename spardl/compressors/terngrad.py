@@ -80,6 +80,7 @@ class TernGrad(CodeCompressor):
         if self.clip is None:
             return largest
         deviation = torch.linalg.vector_norm(layer) / math.sqrt(layer.numel())
+        # At least the smallest normal number, because the layer is divided by the limit.
         limit: Tensor = torch.where(largest > 0, (self.clip * deviation).clamp_(torch.finfo(layer.dtype).tiny, 1), 1)
         layer.clamp_(-limit, limit).div_(limit)
         return largest * limit

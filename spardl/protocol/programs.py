@@ -393,10 +393,12 @@ def copied(values: Any) -> Any:
 def same_kind(value: Any, mine: Any) -> bool:
     """Whether a saved ``value`` can replace ``mine``: a number of the same kind, or a tensor of the same dtype."""
     if isinstance(mine, Tensor):
+        # Sparse and meta tensors have no values that a field could hold.
         fits = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_meta
         return fits and (value.dtype, value.dim()) == (mine.dtype, mine.dim())
     if isinstance(mine, float):
         return isinstance(value, int | float) and not isinstance(value, bool)
+    # Strict, because True is an int and loading it as a count would hide a damaged checkpoint.
     return type(value) is type(mine)
 
 

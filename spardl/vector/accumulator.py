@@ -118,6 +118,7 @@ class Accumulator:
         positions, start, length = select(self, ranges), ranges.start, ranges.length
         indices = positions - start if start else positions
         if start + length > self.values.numel():
+            # Entries after the wrap-around have lower positions than the start.
             indices = torch.where(indices < 0, indices + self.values.numel(), indices)
         taken = SparseVector(indices, self._cut(positions), length)
         self._note_change(start, positions, taken)
@@ -186,6 +187,7 @@ class Accumulator:
         """
         where, length = block.indices + start if start else block.indices, self.values.numel()
         if start + block.length > length:
+            # The block wraps around the end of the vector.
             where = torch.where(where < length, where, where - length)
         before, peak = sparse.add(self.values, where, block.values)
         self._log.append((where, before))
@@ -248,6 +250,7 @@ class Accumulator:
             whole: Whether all taken entries are settled, or only those in the final result.
         """
         cuts = len(self._taken)
+        # Taken entries may hold other values than zero and their own error, so start from the original values.
         if self._taken_late or (self._errors and cuts > 1):
             self.restore()
             settled = self.taken() if whole else self.taken()[within(self.taken(), final)]

@@ -33,6 +33,7 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
         uint8 tensor of shape (packed_bytes(count, bits),), in new memory.
     """
     size = packed_bytes(codes.numel(), bits)
+    # Not a view: the bits of the other planes are added in place.
     packed = codes[:size].clone()
     for place in range(1, 8 // bits):
         plane = codes[place * size : (place + 1) * size]

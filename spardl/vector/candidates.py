@@ -91,6 +91,7 @@ def check_number(group: str, name: str, value: object, low: float, high: float =
     Raises:
         ConfigError: If it is not.
     """
+    # NaN fails the comparison; infinity is rejected even without an upper limit.
     if not is_a(float, value) or not low <= value <= high or value == math.inf:  # type: ignore[operator]
         limits = f"at least {low}" if high == math.inf else f"from {low} to {high}"
         raise ConfigError(f"{group}.{name} must be a number, {limits}, got {value!r}")
@@ -139,6 +140,7 @@ class Candidates:
             # Until error feedback reaches a steady state, magnitudes grow by less in each step.
             bounds = bounds * (1 + _TREND * (statistics.cuts / before.cuts - 1).clamp(-1, 1))
         bounds = bounds * (1 - torch.from_numpy(statistics.slack)).to(bounds.dtype)
+        # Copied because kernels need contiguous arrays.
         starts, stops = statistics.ranges.T.copy()
         ranges = Ranges(starts, stops, bounds, _CAPACITY * statistics.wanted + _EXTRA)
         self._listed = self._of(values).add(values, gradient, ranges, clear=clear)

@@ -137,6 +137,7 @@ class Storage:
         try:
             yield
         finally:
+            # Restored as the same objects, because gradients may be views of a storage.
             for parameter, gradient in taken:
                 parameter.grad = gradient
 
@@ -185,6 +186,7 @@ class CopiedGradient(Storage):
             for begin, end, vector in bounds
             if begin < entries[1] and entries[0] < end
         ]
+        # An empty range has no parts.
         return torch.cat(parts) if parts else self.cut(vectors, entries).clone()
 
     def put(self, number: int, gradient: Tensor | None) -> None:

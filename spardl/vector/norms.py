@@ -93,6 +93,7 @@ def divide(values: Tensor, count: int) -> float:
         The largest magnitude before the division, like ``largest``.
     """
     raw = _raw(values)
+    # numpy has no bfloat16, and numba cannot divide float16.
     if raw is None or raw.shift or values.dtype == torch.float16:
         peak = largest([values])
         values.div_(count)
@@ -105,6 +106,7 @@ def divide(values: Tensor, count: int) -> float:
 
 def _raw(part: Tensor) -> Magnitudes | None:
     """Representation for the compiled kernel; ``None`` where torch is faster or nothing is compiled."""
+    # Kernels run on one thread; torch uses all of them.
     small = part.numel() < _SMALL or torch.get_num_threads() > 1
     return None if small or not compiled(part) else _RAW.get(part.dtype)
 
@@ -165,7 +167,9 @@ def norm_of(total: int, peak: float, length: int) -> float:
 
 def clip_factor(norm: float, limit: float) -> float:
     """Factor that limits the norm of a gradient to ``limit``, as in ``torch.nn.utils.clip_grad_norm_``."""
+    # 1e-6 as in torch, for equal factors.
     factor = limit / (norm + 1e-6)
+    # min(1.0, nan) would be 1.0 and hide the NaN.
     return factor if math.isnan(factor) else min(1.0, factor)
 
 
@@ -205,6 +209,7 @@ class Bound:
         Returns:
             Whether an entry had overflowed.
         """
+        # Adding up rounds, possibly down, so the bound is increased by the rounding error.
         self.value = (self.value + most) * (1 + torch.finfo(values.dtype).eps)
         return not fits(self.value, values.dtype) and self.look(values)
 

@@ -142,6 +142,7 @@ def pack(vector: SparseVector, slot: Slot, dtype: torch.dtype, out: Tensor | Non
     if out is None:
         out = torch.empty(message_bytes(slot, dtype), dtype=torch.uint8, device=vector.indices.device)
     elif out.storage_offset() % dtype.itemsize:
+        # A misaligned buffer cannot be viewed as values.
         return out.copy_(pack(vector, slot, dtype))
     if compiled(out):
         _pack_compiled(vector, slot, dtype, out)
@@ -149,6 +150,7 @@ def pack(vector: SparseVector, slot: Slot, dtype: torch.dtype, out: Tensor | Non
     border = slot.capacity * dtype.itemsize
     values = out[:border].view(dtype)
     values[: len(vector)] = vector.values
+    # Equal vectors must give equal bytes, so the padding is not left uninitialized.
     values[len(vector) :] = 0
     _encode(vector.indices, slot, out[border:])
     return out
@@ -283,6 +285,7 @@ def _decode(messages: Tensor, slots: Sequence[Slot], dtype: torch.dtype, into: t
         parts.append(torch.where(indices < slot.length, indices + start, -1))
         start += slot.length
     found = torch.cat(parts)
+    # The only synchronization with the device.
     kept = (found >= 0).nonzero().squeeze(1)
     return SparseVector(found[kept], torch.cat(values)[kept].to(into), start)
 
@@ -292,6 +295,7 @@ def _indices(code: Tensor, slot: Slot) -> Tensor:
     sizes = _index_sizes(slot)
     border = sizes.lows + sizes.uppers
     bits = (code[sizes.lows : border].unsqueeze(1) >> _eight_bits(code)) & 1
+    # A static size avoids a synchronization. Missing bits give places beyond the bitmap, and thus dropped indices.
     places = torch.nonzero_static(bits.view(-1), size=slot.capacity, fill_value=8 * border).squeeze(1)
     indices = places.sub_(torch.arange(slot.capacity, device=code.device)) << sizes.low
     begin = 0

@@ -384,6 +384,7 @@ class GpuFinder(PortableFinder):
         bounds: list[float] = ranges.bounds.tolist()
         starts, stops = ranges.starts.tolist(), ranges.stops.tolist()
         positions, counts = add_and_list(values, gradient, starts, stops, bounds, int(ranges.rooms.sum()))
+        # The kernel only reads the gradient.
         if clear and gradient is not None:
             gradient.zero_()
         parts = positions.split([max(0, count) for count in counts])
@@ -490,6 +491,7 @@ class CompiledFinder(Finder):
         key = int(values.new_tensor(bound).view(self._kind.bits))
         if first < 0 or touched or (key < least and last - first <= most):
             return super().reaching(values, part, bound, most, touched)
+        # One entry longer than the list: the kernel writes before it decides whether an entry counts.
         out = torch.empty(last - first + 1, dtype=torch.int64)
         listed = self._listed[first:last].view(self._kind.bits).numpy()
         count = collect(self._places[first:last], listed, self._kind.mask, key, out.numpy())
@@ -546,6 +548,7 @@ def _search_compiled(values: Tensor, bound: float) -> Tensor:
 
 def finder_for(values: Tensor) -> Finder:
     """Fastest finder for vectors like ``values``, shape (n,)."""
+    # Compiled addition of float16 needs processor support; the GPU kernel does not support it.
     half = values.dtype == torch.float16
     if compiled(values) and values.dtype in _KINDS:
         from spardl.vector.kernels.words import adds_halves  # noqa: PLC0415 - takes seconds to import

@@ -120,6 +120,7 @@ def add(values: Tensor, positions: Tensor, amounts: Tensor) -> tuple[Tensor, flo
     Returns:
         The previous entries, shape (k,), and the largest magnitude of the amounts (NaN if one is NaN).
     """
+    # numba cannot add 16-bit floats.
     if not compiled(values) or values.itemsize == 2:
         before = values[positions]
         values[positions] = before + amounts

@@ -124,8 +124,10 @@ class CoarseValues(NamedTuple):
     def _code(self, values: Tensor) -> tuple[Tensor, Tensor]:
         rows = _rows(values.abs())
         limits = torch.stack(rows.aminmax(dim=1), dim=1)
+        # In float64, so that narrower dtypes round to the nearest level.
         low, high = (limit.unsqueeze(1) for limit in limits.double().unbind(1))
         shares = (rows.double() - low).div_(torch.where(high > low, high - low, 1))
+        # NaN becomes 0 because it has no integer value; the limits of its chunk are NaN.
         places = shares.mul_(self._top).round_().nan_to_num_(0).to(torch.uint8).view(-1)[: values.numel()]
         return limits, places | (values.signbit().to(torch.uint8) << (self.bits - 1))
 

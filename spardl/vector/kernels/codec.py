@@ -374,6 +374,7 @@ def decode(messages: Any, slots: Any, indices: Any, values: Any) -> int:
             if low & width:
                 uppers += (capacity * width + 7) // 8
         end = uppers + (capacity + (length >> low) + 7) // 8 if capacity else begin
+        # Checked before anything is read: messages come from other processes and may be truncated.
         if end > messages.size:
             return -1
         room = indices[done : done + capacity]
@@ -383,6 +384,7 @@ def decode(messages: Any, slots: Any, indices: Any, values: Any) -> int:
         _copy(raw[first : first + found], values[done : done + found])
         done += found
         start += length
+        # The next message starts at a multiple of the value size.
         begin = (end + raw.itemsize - 1) // raw.itemsize * raw.itemsize
     return done
 
@@ -461,6 +463,7 @@ def _read_lows(code: Any, low: int, length: int, start: int, out: Any, found: in
             _read_codes(code[begin : begin + size], first, width, out[:found])
             begin += size
             first += width
+    # Padding has the index ``length`` and comes last.
     while found and out[found - 1] >= length:
         found -= 1
     if start:

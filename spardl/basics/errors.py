@@ -1,4 +1,4 @@
-"""Errors that a user can act on: each message says what is wrong, where, and the way out."""
+"""Exceptions that users can act on; each message says what is wrong, where, and what to do."""
 
 from __future__ import annotations
 

@@ -290,14 +290,14 @@ def _pieces(scope: str, layout: Layout, bucket_entries: int, density: float, blo
 
 def _shares(overlaps: Sequence[_Overlap], k: int) -> Iterator[int]:
     """Distributes k entries, or all of them if there are fewer; a whole part gets its budget if k is their sum."""
-    total, room = sum(each.wanted for each in overlaps), sum(each.stop - each.start for each in overlaps)
-    left, due = min(k, room), 0.0
+    total, available = sum(each.wanted for each in overlaps), sum(each.stop - each.start for each in overlaps)
+    left, due = min(k, available), 0.0
     wanted = left
     for each in overlaps:
-        room -= each.stop - each.start
+        available -= each.stop - each.start
         due += each.wanted
         ideal = round(wanted * due / total) - (wanted - left)
         # At least the rest that later pieces cannot hold, so that exactly k entries are dealt out.
-        share = min(each.stop - each.start, max(ideal, left - room, 0))
+        share = min(each.stop - each.start, max(ideal, left - available, 0))
         left -= share
         yield share

@@ -19,6 +19,7 @@ __all__ = [
     "HIGHEST",
     "RAW",
     "Written",
+    "allocate",
     "divide_rows",
     "highest",
     "in_blocks",
@@ -26,7 +27,6 @@ __all__ = [
     "pack_levels",
     "read_float8",
     "read_levels",
-    "room",
     "round_stochastically",
 ]
 
@@ -104,7 +104,7 @@ def pack_levels(
     Returns:
         Scales, shape (ceil(n / block),), and levels offset by the highest one, as uint8 packed by ``pack_codes``.
     """
-    scales, packed = into or room(values, block, bits)
+    scales, packed = into or allocate(values, block, bits)
     if rounded is None and compiled(values):
         _pack_levels(values, block, bits, leave, scales, packed)
         return scales, packed
@@ -118,7 +118,7 @@ def pack_levels(
     return scales, packed
 
 
-def room(values: Tensor, block: int, bits: int) -> Written:
+def allocate(values: Tensor, block: int, bits: int) -> Written:
     """Allocates scales for ``values``, shape (n,), per ``block`` entries, and packed codes of ``bits`` bits."""
     packed = torch.empty(packed_bytes(values.numel(), bits), dtype=torch.uint8, device=values.device)
     return values.new_empty(-(-values.numel() // block)), packed
@@ -197,7 +197,7 @@ def pack_float8(values: Tensor, block: int, *, leave: bool = False, into: Writte
     Returns:
         Scales, shape (ceil(n / block),), and the E4M3 bits as uint8, shape (n,).
     """
-    scales, packed = into or room(values, block, 8)
+    scales, packed = into or allocate(values, block, 8)
     if compiled(values):
         _pack_float8(values, block, leave, scales, packed)
         return scales, packed

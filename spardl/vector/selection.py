@@ -220,8 +220,8 @@ def _least_of_rows(values: Tensor, wanted: Integers) -> tuple[Tensor, Tensor]:
 def _drop_late_row_ties(magnitude: Tensor, least: Tensor, count: Tensor) -> Tensor:
     """Keeps the entries above their row's threshold, and the first of those equal to it, as many as are wanted."""
     above, ties = magnitude > least[:, None], magnitude == least[:, None]
-    room = (count - above.sum(1))[:, None]
-    return (above | (ties & (ties.cumsum(1) <= room))).view(-1).nonzero().squeeze(1)
+    remaining = (count - above.sum(1))[:, None]
+    return (above | (ties & (ties.cumsum(1) <= remaining))).view(-1).nonzero().squeeze(1)
 
 
 class Ranges(NamedTuple):
@@ -321,9 +321,9 @@ class PortableFinder(Finder):
     def _add(self, values: Tensor, gradient: Tensor | None, ranges: Ranges, clear: bool) -> list[int]:
         # Block by block: sums are compared while they are in the cache.
         addition, counts = LazyAddition(values, gradient, clear), []
-        for start, stop, bound, room in zip(*(each.tolist() for each in ranges), strict=True):
+        for start, stop, bound, capacity in zip(*(each.tolist() for each in ranges), strict=True):
             positions = _reaching(values, start, stop, bound, addition)
-            fits = positions.numel() <= room
+            fits = positions.numel() <= capacity
             counts.append(positions.numel() if fits else -1)
             if fits:
                 self._lists[start, stop] = (positions, bound)
@@ -433,11 +433,11 @@ class CompiledFinder(Finder):
         """Adds and lists in one kernel; reuses the lists' memory from step to step."""
         from spardl.vector.kernels.selection import add_and_list  # noqa: PLC0415 - takes seconds to import
 
-        room = int(ranges.rooms.sum())
-        if self._places.size < room:
+        capacity = int(ranges.rooms.sum())
+        if self._places.size < capacity:
             small = values.numel() < 2**31
-            self._places = np.empty(room, np.int32 if small else np.int64)
-            self._listed = values.new_empty(room)
+            self._places = np.empty(capacity, np.int32 if small else np.int64)
+            self._listed = values.new_empty(capacity)
         self._lists = lists = np.empty((5, ranges.starts.size), np.int64)
         lists[0], lists[1] = ranges.starts, ranges.stops
         lists[4] = ranges.bounds.view(self._kind.bits).numpy()
@@ -597,5 +597,5 @@ def _least_of_top(magnitude: Tensor, k: int) -> Tensor:
 
 def _drop_late_ties(candidates: Tensor, above: Tensor, k: int) -> Tensor:
     """Keeps the candidates above the threshold, and the first of those equal to it, k in total."""
-    room = k - int(above.sum())
-    return candidates[above | (torch.cumsum(~above, 0) <= room)]
+    remaining = k - int(above.sum())
+    return candidates[above | (torch.cumsum(~above, 0) <= remaining)]

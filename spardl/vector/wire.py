@@ -82,11 +82,11 @@ class CoarseValues(NamedTuple):
             uint8 tensor of shape (size(capacity, values.dtype),).
         """
         limits, codes = self._code(values)
-        room = values.new_zeros(_chunks(capacity), 2)
-        room[: len(limits)] = limits
+        padded = values.new_zeros(_chunks(capacity), 2)
+        padded[: len(limits)] = limits
         filled = codes.new_zeros(capacity)
         filled[: codes.numel()] = codes
-        return torch.cat((room.view(-1).view(torch.uint8), pack_codes(filled, self.bits)))
+        return torch.cat((padded.view(-1).view(torch.uint8), pack_codes(filled, self.bits)))
 
     def codes(self, written: Tensor, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Extracts limits and codes from encoded values.
@@ -219,8 +219,8 @@ class Typed(NamedTuple):
 
     def open(self, messages: Tensor, slots: Sequence[Slot]) -> SparseVector:
         """Decodes concatenated ``messages``, uint8, shape (bytes,), written for these ``slots``."""
-        rooms = [slot if slot.step == self.step else slot._replace(step=self.step) for slot in slots]
-        return unpack_all(messages, rooms, self.sent, self.own)
+        own_slots = [slot if slot.step == self.step else slot._replace(step=self.step) for slot in slots]
+        return unpack_all(messages, own_slots, self.sent, self.own)
 
 
 class Coarse(NamedTuple):

@@ -267,9 +267,9 @@ def write(values: Any, indices: Any, capacity: int, length: int, step: int, out:
         out: uint8 output, aligned for the values; space after the message is filled with zeros.
     """
     border = capacity * values.itemsize
-    room = out[:border].view(values.dtype)
-    _copy(values, room[: values.size])
-    room[values.size :] = 0
+    value_part = out[:border].view(values.dtype)
+    _copy(values, value_part[: values.size])
+    value_part[values.size :] = 0
     encode(indices, capacity, length, step, out[border:])
 
 
@@ -377,9 +377,9 @@ def decode(messages: Any, slots: Any, indices: Any, values: Any) -> int:
         # Checked before anything is read: messages come from other processes and may be truncated.
         if end > messages.size:
             return -1
-        room = indices[done : done + capacity]
-        found = _read_bits(messages[uppers:end], low, room)
-        found = _read_lows(messages[lows:uppers], low, length, start, room, found)
+        target = indices[done : done + capacity]
+        found = _read_bits(messages[uppers:end], low, target)
+        found = _read_lows(messages[lows:uppers], low, length, start, target, found)
         first = begin // raw.itemsize
         _copy(raw[first : first + found], values[done : done + found])
         done += found

@@ -32,7 +32,7 @@ def add_and_list(
     starts: Sequence[int],
     stops: Sequence[int],
     bounds: Sequence[float],
-    room: int,
+    capacity: int,
 ) -> tuple[Tensor, list[int]]:
     """Adds a gradient to a residual in place, and lists the entries of some ranges that reach a magnitude.
 
@@ -46,11 +46,11 @@ def add_and_list(
         starts: Starts of the ranges, which are in order and do not overlap.
         stops: Ends of the ranges, exclusive.
         bounds: Least magnitude to list for each range, exactly representable in the dtype of ``memory``.
-        room: Maximum number of positions in all ranges together.
+        capacity: Maximum number of positions in all ranges together.
 
     Returns:
         int64 positions of shape (found,), strictly increasing, and the number of positions in each range. A range with
-        more entries than the room left by earlier ranges has -1 and no positions.
+        more entries than the capacity left by earlier ranges has -1 and no positions.
     """
     with torch.cuda.device_of(memory):
         tiles = triton.cdiv(memory.numel(), _TILE)
@@ -61,7 +61,7 @@ def add_and_list(
             _count_below[(hits.numel(),)](
                 words, before, tiles, edges, hits, _TILE, num_warps=1, enable_fp_fusion=_EXACT
             )
-        return _positions(words, before, starts, stops, hits.tolist(), room)
+        return _positions(words, before, starts, stops, hits.tolist(), capacity)
 
 
 def _on(memory: Tensor, numbers: list[int] | list[float], dtype: torch.dtype = torch.int64) -> Tensor:
@@ -103,7 +103,7 @@ def _add(
 
 
 def _positions(
-    words: Tensor, before: Tensor, starts: Sequence[int], stops: Sequence[int], hits: list[int], room: int
+    words: Tensor, before: Tensor, starts: Sequence[int], stops: Sequence[int], hits: list[int], capacity: int
 ) -> tuple[Tensor, list[int]]:
     """Turns bits into positions, for all ranges that fit.
 
@@ -113,7 +113,7 @@ def _positions(
         starts: Starts of the ranges.
         stops: Ends of the ranges.
         hits: Number of set bits before each start and stop, range by range.
-        room: Maximum number of positions.
+        capacity: Maximum number of positions.
 
     Returns:
         The positions, and the number of positions in each range, or -1.
@@ -121,7 +121,7 @@ def _positions(
     tiles, counts, used = len(before) - 1, [], 0
     for index in range(len(starts)):
         count = hits[2 * index + 1] - hits[2 * index]
-        counts.append(count if used + count <= room else -1)
+        counts.append(count if used + count <= capacity else -1)
         used += max(counts[-1], 0)
     positions = torch.empty(used, dtype=torch.int64, device=words.device)
     listed = 0

@@ -153,7 +153,7 @@ def add_and_list(
     starts: Any,
     stops: Any,
     bounds: Any,
-    rooms: Any,
+    capacities: Any,
     places: Any,
     values: Any,
     firsts: Any,
@@ -168,8 +168,8 @@ def add_and_list(
         starts: int64 starts of the ranges, increasing; ranges do not overlap. Entries outside are added as well.
         stops: int64 ends of the ranges.
         bounds: Least magnitude per range, comparable with the vector's entries.
-        rooms: int64 maximum number of listed entries per range.
-        places: Integer output for the listed positions, increasing; as long as the sum of all rooms.
+        capacities: int64 maximum number of listed entries per range.
+        places: Integer output for the listed positions, increasing; as long as the sum of all capacities.
         values: Output for the listed entries.
         firsts: int64 output for the start of each range's list; -1 if it overflowed.
         lasts: int64 output for the end of each range's list.
@@ -179,7 +179,7 @@ def add_and_list(
         start, stop = starts[number], stops[number]
         _add(memory[before:start], _part(gradient, before, start), clear)
         part = _part(gradient, start, stop)
-        limit = count + rooms[number]
+        limit = count + capacities[number]
         reached = _range(memory[start:stop], part, clear, start, bounds[number], places[:limit], values[:limit], count)
         firsts[number] = count if reached >= 0 else -1
         count = max(count, reached)
@@ -458,8 +458,8 @@ def _candidates(
         touched: Positions that may have changed, concatenated increasing sequences.
         ends: Ends of these sequences.
         limits: Start, stop and bound of the range; touched entries below the bound are dropped.
-        united: Two alternating buffers for positions, shape (2, room).
-        fresh: Two alternating buffers for entries, shape (2, room).
+        united: Two alternating buffers for positions, shape (2, capacity).
+        fresh: Two alternating buffers for entries, shape (2, capacity).
     """
     before = turn = 0
     for end in ends:
@@ -524,8 +524,8 @@ def largest(
         cuts: Integer output: bits of the smallest selected magnitude per range; 0 where nothing was compared.
     """
     counters = np.empty(1 << _DIGIT, np.int64)
-    room = _longest(lists) + touched.size + 1 if ends.size else 0
-    united, fresh = np.empty((2, room), places.dtype), np.empty((2, room), bits.dtype)
+    capacity = _longest(lists) + touched.size + 1 if ends.size else 0
+    united, fresh = np.empty((2, capacity), places.dtype), np.empty((2, capacity), bits.dtype)
     begin = 0
     for number in range(ranges.shape[1]):
         start, stop, k = ranges[0, number], ranges[1, number], ranges[2, number]

@@ -20,7 +20,7 @@ from spardl.protocol.programs import Worker, seeded_generator
 from spardl.vector.layout import Layout
 from tests.harness import NETWORK, Bench, context, same_bits, to_dense
 
-# Two matrices with as many columns, a convolution, and what is sent as it is: vectors, a scalar, what would not shrink.
+# Two matrices of equal width, a convolution, and uncompressed tensors: vectors, a scalar, a matrix that would grow.
 LAYOUT = Layout.of([(20, 30), (20,), (), (0,), (10, 4, 3, 3), (40, 30), (6, 2), (7,)])
 MATRICES = {0: (20, 30), 4: (10, 36), 5: (40, 30)}
 
@@ -79,7 +79,7 @@ def test_a_wide_sketch_finds_the_largest_rows() -> None:
 
 @pytest.mark.parametrize("sketch", [1, 4])
 def test_contracts_at_least_as_much_as_random_rows(sketch: int) -> None:
-    """On average over the sketches, what is left of a matrix is at most 1 - k / rows of it."""
+    """On average over the sketches, the residual of a matrix is at most 1 - k / rows of it."""
     compressor = ARCTopK(density=0.1, sketch=sketch)
     found, (gradient,) = bench(1, compressor, residual=False), drawn(1, 1)
     start, stop = LAYOUT.tensors[5]
@@ -90,7 +90,7 @@ def test_contracts_at_least_as_much_as_random_rows(sketch: int) -> None:
         left.append(float(lost.square().sum() / gradient[start:stop].square().sum()))
     assert max(left) < 1
     assert np.mean(left) < 1 - 4 / 40
-    assert len(set(left)) > 1, "each step has a sketch of its own"
+    assert len(set(left)) > 1, "each step has another sketch"
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
@@ -117,7 +117,7 @@ def test_other_types(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e30])
 def test_matrices_of_any_size(size: float) -> None:
-    """Of zeros, too small to be squared, too large to be squared."""
+    """Matrices of zeros, and of entries whose squares underflow or overflow."""
     gradients = [gradient * size for gradient in drawn(2, 4, torch.float32)]
     (average, _) = bench(2, ARCTopK(density=0.1), torch.float32).step(gradients)
     assert to_dense(average).isfinite().all()

@@ -84,7 +84,7 @@ def test_the_largest_numbers_do_not_stay_forever(dtype: torch.dtype) -> None:
         assert to_dense(averages[0]).isfinite().all()
 
 
-def test_it_goes_on_where_it_was_saved_and_begins_anew_with_other_workers() -> None:
+def test_it_resumes_but_restarts_with_another_world_size() -> None:
     one, other = bench(2), bench(2)
     for step in range(2):
         one.step(drawn(2, step))

@@ -1,4 +1,4 @@
-"""Casts: by hand, against torch's communication hooks in real processes, and what a format cannot hold."""
+"""Casts: known results, comparison with torch's communication hooks, and values that a format cannot represent."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def test_any_values(numbers: list[float], data: st.DataObject) -> None:
     positions = choose(GaussianK(), values, k)
     assert positions.tolist() == sorted(set(positions.tolist()))
     assert len(positions) >= 1
-    # Nothing that is left out is larger than what is kept.
+    # No unsent entry is larger than a sent one.
     left = torch.ones(len(numbers), dtype=torch.bool)
     left[positions] = False
     assert not left.any() or values[left].abs().max() <= values[positions].abs().min()

@@ -27,7 +27,7 @@ from spardl.vector.layout import Layout
 from tests.harness import NETWORK, Bench, context, run_method, run_workers, same_bits, to_dense
 from tests.quick import some_quick
 
-# Two convolutions of one shape, another, a wide and a tall matrix, and what is sent as it is: vectors, a scalar,
+# Two convolutions of one shape, another, a wide and a tall matrix, and uncompressed tensors: vectors, a scalar,
 # matrices that would not shrink, empty tensors.
 CONVOLUTIONS = [(8, 4, 3, 3), (8,), (0,), (8, 4, 3, 3), (), (6, 8, 2)]
 LAYOUT = Layout.of([*CONVOLUTIONS, (3, 4), (5, 40), (11,), (4, 4), (40, 7), (0, 5), (5, 0), (9, 1)])
@@ -190,7 +190,7 @@ def test_warm_start_converges_to_the_best_approximation() -> None:
     assert torch.dist(found[False], matrix) > 1.05 * torch.dist(best, matrix)
 
 
-def test_the_result_does_not_depend_on_the_number_of_equal_workers() -> None:
+def test_equal_workers_give_the_result_of_one_worker() -> None:
     one, many = Cluster(powersgd(2), LAYOUT, 1), Cluster(powersgd(2), LAYOUT, 6)
     for step in range(4):
         (gradient,) = gradients_of(LAYOUT, 1, seed=step)

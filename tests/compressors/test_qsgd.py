@@ -120,7 +120,7 @@ def test_the_ends_of_the_range(dtype: torch.dtype) -> None:
 
 
 def test_levels_are_exact() -> None:
-    """What is a whole number of levels arrives as it is."""
+    """Values that are an integer number of levels are sent exactly."""
     vector = torch.tensor([7.0, -7.0, 3.0, 0.0, -0.0, -1.0, 14.0, 2.0])
     for step in range(20):
         assert sent(QSGD(4, 6, "max"), vector, step).tolist() == [7.0, -7.0, 3.0, 0.0, 0.0, -1.0, 14.0, 2.0]

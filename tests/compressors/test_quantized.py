@@ -93,7 +93,7 @@ def test_exemption_has_a_limit() -> None:
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("workers", [2, 4, 7])
 def test_bytes_are_those_of_the_bits_and_scales(name: str, workers: int) -> None:
-    """Within 2% of 2(P-1)/P x (n bits/8 + scales), what is exempt besides."""
+    """Within 2% of 2(P-1)/P x (n bits/8 + scales), plus exempt tensors."""
     method, entries = spardl.make_method(name), 100_000
     found = Bench.build(method, workers, entries, torch.float32)
     found.step([torch.randn(entries) for _ in range(workers)])

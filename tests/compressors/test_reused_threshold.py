@@ -56,7 +56,7 @@ def test_an_evaluation_keeps_exactly_k_and_gives_the_threshold() -> None:
     assert line.thresholds == [4.0]
 
 
-def test_too_many_are_cut_before_use_and_raise_the_threshold_after() -> None:
+def test_too_large_a_selection_raises_the_threshold() -> None:
     line = Line(published(pre_corrections=5, pre_limit=4 / 3, pre_factor=1.5), Layout.flat(6))
     line.select(torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0]))
     # 1 selects six, 1.5 five, 2.25 four, which is not more than 4/3 of three.

@@ -80,7 +80,7 @@ def test_by_hand() -> None:
 
 
 def test_error_feedback_sends_all_in_the_end() -> None:
-    """Of one gradient again and again: the mean of what is sent comes near to it, and without feedback does not."""
+    """With one constant gradient, the mean of the messages approaches it, but not without error feedback."""
     gradient, steps = torch.linspace(-1, 3, 50, dtype=torch.float64), 100
     gaps = []
     for residual in (LocalResidual(), NoResidual()):
@@ -98,7 +98,7 @@ def test_error_feedback_sends_all_in_the_end() -> None:
     st.sampled_from(DTYPES),
 )
 def test_finite_for_all_finite_vectors(numbers: list[float], scope: str, dtype: torch.dtype) -> None:
-    """From the smallest denormal to the largest number, zeros, and no entries at all; and what stays is finite, too."""
+    """From the smallest denormal to the largest number, zeros, and no entries; the residual stays finite."""
     vector = torch.tensor(numbers, dtype=dtype)
     copy = vector.clone()
     found = sent(SignSGD(scope), vector, layout_of(len(numbers)))

@@ -1,4 +1,4 @@
-"""Law 5 for every method: what is sent is what the formula says."""
+"""Law 5 for every method: the number of words sent matches the formula."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A vector that knows what was done to it: around its end, undone, and rounded on the way."""
+"""The accumulator: wrap-around, undo, and rounding on the wire."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_around_the_end_is_like_anywhere_else(wire: Wire, seed: int, length: int
         stop = data.draw(st.integers(start + 1, length))
         k = data.draw(st.integers(0, stop - start))
         block = Part(start, stop, k)
-        # What is cut at the end of the vector is chosen from as one range: all or nothing, so that it is the same.
+        # A block that wraps around selects from two ranges; all or nothing gives the same result for both.
         picked = straight.largest([block])
         whole = [part._replace(k=0) for part in around(start + shift, stop - start, length)]
         one = straight.take([block], lambda accumulated, parts, picked=picked: picked)
@@ -175,7 +175,7 @@ def test_what_rounding_takes_stays_in_the_vector() -> None:
     assert vector.values.tolist() == [FINE + 2.0**-9, -4.0 + 2.0**-10, 2.0, -FINE]
 
 
-def test_an_overflow_of_the_wire_stays_in_the_vector_and_an_infinity_does_not() -> None:
+def test_wire_overflow_is_kept_but_infinity_is_not() -> None:
     vector = Accumulator(torch.tensor([1e6, -INFINITY, 1e-9, 1.0]), wire=Wire("float16"))
     taken = vector.take_at(torch.tensor([0, 1, 2]))
     assert taken.tolist() == [65504.0, -INFINITY, 0.0]

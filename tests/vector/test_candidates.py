@@ -1,4 +1,4 @@
-"""Candidates carried over from step to step: always exact, and nearly always few."""
+"""Candidates reused from step to step: always exact, and nearly always few."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Watched(Finder):
 
 
 class Line:
-    """Error feedback on one vector: what is selected is cut out, and something else comes back."""
+    """Error feedback on one vector: selected entries are removed, and others are added."""
 
     def __init__(self, length: int = LENGTH, dtype: torch.dtype = torch.float32) -> None:
         self.memory = torch.zeros(length, dtype=dtype)
@@ -147,7 +147,7 @@ def test_exact_whatever_the_gradients(name: str, scales: list[float], dtype: tor
 
 
 def test_steps_without_a_gradient_or_a_selection(name: str) -> None:
-    """A gradient that was refused, and dense steps, which select nothing: what was learnt is forgotten or kept."""
+    """Skipped gradients and dense steps select nothing: statistics are dropped or kept."""
     line = Line()
     for step in range(30):
         found = line.step(None if step % 5 == 4 else line.gradient(), HALVES if step % 7 else [])

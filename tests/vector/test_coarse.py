@@ -1,4 +1,4 @@
-"""Values in a few bits: what is sent is what rounding made of it, and rounding is done once."""
+"""Values in a few bits: messages decode to the rounded values, and rounding is idempotent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entries as numbers of 8 bits: the compiled form and its portable twin."""
+"""8-bit floating point: compiled and portable code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DTYPES = [torch.float32, torch.float64]
 
 
 def drawn(dtype: torch.dtype) -> Tensor:
-    """Entries of all sizes, all numbers of 8 bits, and what is in the middle between two of them."""
+    """Entries of all magnitudes, all E4M3 numbers, and midpoints between adjacent ones."""
     source = torch.Generator().manual_seed(0)
     values = torch.randn(3000, generator=source, dtype=torch.float64)
     values[:1000] *= torch.exp(20 * torch.randn(1000, generator=source, dtype=torch.float64))
@@ -30,7 +30,7 @@ def drawn(dtype: torch.dtype) -> Tensor:
 def test_both_forms_have_the_same_bits(
     length: int, block: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Scales, numbers, what they stand for, what is left, and that added to what they stand for."""
+    """Scales, codes, decoded values, errors, and the sum of errors and decoded values."""
     pytest.importorskip("numba", reason="the compiled form needs numba")
     values, found = drawn(dtype)[:length], []
     for kernels in ("compiled", "portable"):

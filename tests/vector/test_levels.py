@@ -1,4 +1,4 @@
-"""Levels of entries: the compiled form and its portable twin."""
+"""Quantization levels: compiled and portable code."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def drawn(length: int, dtype: torch.dtype) -> Tensor:
 def test_both_forms_have_the_same_bits(
     length: int, block: int, bits: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Scales, levels, what they stand for, what is left, and that added to what they stand for."""
+    """Scales, codes, decoded values, errors, and the sum of errors and decoded values."""
     pytest.importorskip("numba", reason="the compiled form needs numba")
     values, found = drawn(length, dtype), []
     for kernels in ("compiled", "portable"):

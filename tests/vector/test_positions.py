@@ -1,4 +1,4 @@
-"""Increasing positions: which of them others have, and what is elsewhere; compiled and in torch, the same."""
+"""Set operations on increasing positions: compiled and portable code agree."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_within_others_even_around_the_end(own: list[int], others: list[int], tu
 
 @pytest.mark.parametrize("share", [1e-5, 0.01, 1.0])
 def test_within_others_of_a_long_vector(share: float) -> None:
-    """Longer than 255 windows, whose marks then begin anew; the first run ends, and the second begins, in one."""
+    """More than 255 windows, after which marks restart; the first run ends in the window where the second starts."""
     length, source = 300 << 15, torch.Generator().manual_seed(0)
     own, others = (torch.randint(length, (int(share * 1e6),), generator=source).unique() for _ in range(2))
     turned = torch.cat((own[own.numel() // 3 :], own[: own.numel() // 3]))

@@ -77,7 +77,7 @@ def test_float16_is_added_up_compiled_where_the_processor_can(monkeypatch: pytes
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_short_types_are_added_up_as_torch_does(dtype: torch.dtype) -> None:
-    """Every number that is not larger than the largest finite one, with some of all sizes; infinite sums, too."""
+    """Every number up to the largest finite one, plus some of all magnitudes; includes infinite sums."""
     pytest.importorskip("numba")
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
     every = every[every.isfinite()]
@@ -100,14 +100,14 @@ def test_what_reaches_a_bound(block: int, monkeypatch: pytest.MonkeyPatch) -> No
 
 @dataclass
 class Case:
-    """A vector to select from, on its way through a step.
+    """A vector to select from, and the operations of one step.
 
     Attributes:
         memory: shape (n,).
         gradient: shape (n,), or none.
         clear: whether it is to become zero.
         ranges: to list.
-        touched: increasing positions, and what is at them then.
+        touched: Increasing positions, and their new entries.
         parts: to select from.
     """
 
@@ -130,7 +130,7 @@ COMMON = [0.0, -0.0, 1.0, -1.0, 1.0078125, -2.0, 0.25, 1e-6]
 
 @st.composite
 def vectors(draw: st.DrawFn, dtype: torch.dtype, length: int, infinite: bool = False) -> Tensor:
-    """Ties, zeros and subnormals by hand; or many entries of any size; or all alike."""
+    """Chosen ties, zeros and subnormals; or many entries of any magnitude; or equal entries."""
     if not length:
         return torch.empty(0, dtype=dtype)
     numbers = [*COMMON, *NUMBERS[dtype], *([INFINITY, -INFINITY] if infinite else [])]
@@ -202,7 +202,7 @@ def run(finder: Finder, case: Case) -> tuple[Tensor, dict[tuple[int, int], int]]
 
 
 def check_counts(values: Tensor, ranges: Ranges, counts: list[int]) -> None:
-    """All that reach the bound are listed, or none."""
+    """Either all entries that reach the bound are listed, or the list is dropped."""
     for start, stop, bound, room, count in zip(*ranges, counts, strict=True):
         reached = int((values[start:stop].abs() >= bound).sum())
         assert count in (-1, reached)
@@ -221,14 +221,14 @@ def test_both_finders_are_exact_and_alike(dtype: torch.dtype, data: st.DataObjec
     compiled.add(case.memory.clone(), None, case.ranges)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("spardl.vector.selection._BLOCK", data.draw(st.sampled_from([7, 1 << 17])))
-        (values, listed), (twin, _) = run(compiled, case), run(portable, case)
-    assert same_bits(values, twin)
+        (values, listed), (reference, _) = run(compiled, case), run(portable, case)
+    assert same_bits(values, reference)
     if not case.parts:
         return
     found, other = (finder.largest(values, case.parts, touched) for finder in (compiled, portable))
     assert found.positions.dtype is other.positions.dtype is torch.int64
     assert found.positions.tolist() == other.positions.tolist() == exact(values, case.parts)
-    assert same_bits(values, twin)
+    assert same_bits(values, reference)
     check_cuts(values, case.parts, found.positions, found.cuts)
     check_cuts(values, case.parts, other.positions, other.cuts)
     # They may look at less or more: k of 0 or all asks nobody, and only the compiled one may lack room.
@@ -248,7 +248,7 @@ def test_what_reaches_a_bound_is_told_from_the_list_or_the_vector(dtype: torch.d
     case = data.draw(cases(dtype))
     touched = [positions for positions, _ in case.touched]
     compiled, portable = CompiledFinder(dtype), PortableFinder()
-    (values, _), (twin, _) = run(compiled, case), run(portable, case)
+    (values, _), (reference, _) = run(compiled, case), run(portable, case)
     levels = [
         level for level in [*values.abs().double().tolist(), *case.ranges.bounds.tolist()] if 0 < level < INFINITY
     ]
@@ -256,7 +256,7 @@ def test_what_reaches_a_bound_is_told_from_the_list_or_the_vector(dtype: torch.d
         bound = data.draw(st.sampled_from(levels or [1.0])) * data.draw(st.sampled_from([0.5, 1.0, 1.0001]))
         expected = (values[part.start : part.stop].abs() >= bound).nonzero().squeeze(1) + part.start
         most = data.draw(st.sampled_from([0, 3, len(expected), 500]))
-        for finder, vector in ((compiled, values), (portable, twin)):
+        for finder, vector in ((compiled, values), (portable, reference)):
             found = finder.reaching(vector, part, bound, most, touched)
             assert (found is None) == (len(expected) > most)
             assert found is None or (found.dtype, found.tolist()) == (torch.int64, expected.tolist())
@@ -318,7 +318,7 @@ def test_looks_at_what_is_listed_or_touched_only(name: str, monkeypatch: pytest.
     found = finder.largest(values, parts, [])
     assert found.positions.tolist() == [10, 40, 150, 399, 50]
     assert found.looked.tolist() == [4, 2, -1]
-    # It is told, in one sequence and again in another that crosses ranges; 20 fell below the bound.
+    # Changed positions come in two sequences, one of which crosses ranges; entry 20 fell below the bound.
     values[20] = 1.0
     found = finder.largest(values, parts, [torch.tensor([50]), torch.tensor([20, 50, 200])])
     assert found.positions.tolist() == [40, 50, 150, 399, 50]

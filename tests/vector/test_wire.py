@@ -93,7 +93,7 @@ def test_any_other_name_is_an_error_of_one_line(wrong: object) -> None:
 
 @given(numbers=st.lists(st.floats(width=32), max_size=40))
 def test_cut_to_bfloat16_it_is_rounded_alike(numbers: list[float]) -> None:
-    """The compiled kernel against the portable operations: what is sent, what stays, and what it was before."""
+    """The compiled kernel against portable operations: rounded values, errors and originals."""
     pytest.importorskip("numba")
     values, edges = torch.tensor(numbers, dtype=torch.float32), torch.tensor(EDGES, dtype=torch.int32)
     values = torch.cat((values, edges.view(torch.float32)))

@@ -1,4 +1,4 @@
-"""A process of its own for Triton, whose interpreter must be chosen before it is imported: on a GPU if there is one."""
+"""A separate process for Triton, whose interpreter must be enabled before the import; uses a GPU if available."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def add_and_list(
     bounds: Sequence[float],
     room: int,
 ) -> tuple[Tensor, Tensor, list[int]]:
-    """The memory afterwards, too; with small tiles and groups, small vectors have many of them.
+    """Returns the memory as well; with small tiles and groups, small vectors have many of them.
 
-    Each vector is the front of a longer one, and what is behind it must stay as it is.
+    Each vector is the front of a longer one, whose remaining entries must not change.
     """
     from spardl.vector.kernels import gpu
 

@@ -87,7 +87,7 @@ def test_what_is_merged_stays_what_it_is() -> None:
 
 @pytest.mark.parametrize("indices", [[5, 3, 9000, 1], [-7, 2, 4, 6], [2**62, 1, 2**63 - 1, 0]])
 def test_indices_out_of_order_lead_to_no_wrong_access(indices: list[int]) -> None:
-    """Nonsense gives nonsense, in memory that is ours: so many entries at most, and an end."""
+    """Invalid input gives arbitrary output, but terminates and stays within the output arrays."""
     wild, values = np.array(indices), np.ones(4, np.float32)
     out = np.full(8, -1), np.full(8, -1, np.float32)
     assert merging.add_two(wild, values, wild[::-1].copy(), values, *out) <= 8

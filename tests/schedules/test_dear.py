@@ -189,7 +189,7 @@ def test_a_parameter_that_is_used_too_soon_is_noticed() -> None:
     synchronizer = Dear(threshold_mb=0).start(dense(), simulated(1), training)
     one_step(synchronizer, lambda: model(torch.ones(1, 2)).sum())
     model.early = True
-    with pytest.raises(TrainingError, match=r"used weight where it did not in the first step.*use schedule=wfbp"):
+    with pytest.raises(TrainingError, match=r"used weight earlier than in the first step.*use schedule=wfbp"):
         one_step(synchronizer, lambda: model(torch.ones(1, 2)).sum())
 
 

@@ -119,7 +119,7 @@ def test_steps_driven_by_hand_tell_what_was_left_out_or_cut_off() -> None:
     with pytest.raises(TrainingError, match=r"a step begins with begin\(\)"):
         synchronizer.before_backward(last=True)
     optimizer.zero_grad()
-    with pytest.raises(TrainingError, match=r"(weight|bias) is no part of the flat gradient any more; clear it by"):
+    with pytest.raises(TrainingError, match=r"(weight|bias) is no longer a view of the flat gradient; call"):
         one_step(synchronizer, lambda: model(torch.ones(1, 2)).sum())
 
 

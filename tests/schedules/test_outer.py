@@ -288,7 +288,7 @@ def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> No
 
 def test_what_does_not_fit_is_refused() -> None:
     moved = replace(sparse(0.1), momentum=spardl.LocalMomentum(0.9))
-    with pytest.raises(ConfigError, match="momentum=local comes on top of the outer SGD's"):
+    with pytest.raises(ConfigError, match="momentum=local would be applied in addition to the outer SGD's"):
         OuterSteps().check(moved, clips=False)
     model = make_model()
     gradient, cluster = FlatGradient(model.named_parameters()), SimulatedCluster(2, NETWORK)

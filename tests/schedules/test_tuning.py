@@ -190,7 +190,7 @@ def test_settings_that_make_no_sense(change: dict[str, Any], message: str) -> No
 
 def test_bounds_that_a_resume_changed() -> None:
     tuner = Tuner(LOW, 20, 10, TRIALS, 0)
-    with pytest.raises(ConfigError, match=r"outside of \[1, 20\]"):
+    with pytest.raises(ConfigError, match=r"outside \[1, 20\]"):
         tuner.load_state_dict(Tuner(LOW, HIGH, START, TRIALS, 0).state_dict())
 
 

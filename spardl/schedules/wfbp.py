@@ -186,7 +186,7 @@ class Wfbp(Schedule):
     """Sends buckets during the backward pass, from the last layer to the first.
 
     Args:
-        bucket_mb: Largest size of a bucket in megabytes of gradients; layers are never split. 0 for one bucket per layer.
+        bucket_mb: Largest size of a bucket in megabytes of gradients; layers are never split. 0 for one per layer.
 
     Raises:
         ConfigError: If the size is not a number that is at least 0.

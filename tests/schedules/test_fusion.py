@@ -70,7 +70,7 @@ def test_a_line_is_found_again() -> None:
 def test_no_line_without_negative_coefficients_is_nearer(points: list[tuple[int, int]]) -> None:
     sizes, seconds = [size for size, _ in points], [float(value) for _, value in points]
     if len(set(sizes)) < 2:
-        with pytest.raises(ConfigError, match="at least two sizes"):
+        with pytest.raises(ConfigError, match="at least two different sizes"):
             Linear.fit(sizes, seconds)
         return
     found = Linear.fit(sizes, seconds)
@@ -88,7 +88,7 @@ def test_no_line_without_negative_coefficients_is_nearer(points: list[tuple[int,
 def test_times_that_make_no_line(seconds: list[float]) -> None:
     with pytest.raises(ConfigError, match="one finite time for each of 2 sizes"):
         Linear.fit([1, 2], seconds)
-    with pytest.raises(ConfigError, match="at least two sizes"):
+    with pytest.raises(ConfigError, match="at least two different sizes"):
         Linear.fit([], [])
 
 
@@ -122,5 +122,5 @@ def test_shares_by_hand() -> None:
     assert by_share([5, 5, 5, 5], 2) == [(0, 2), (2, 4)]
     assert by_share([1, 1, 8, 1, 1], 3) == [(0, 3), (3, 4), (4, 5)]
     assert by_share([9, 1, 1], 3) == [(0, 1), (1, 2), (2, 3)]
-    with pytest.raises(ConfigError, match="3 fragments need as many layers, and the model has 2"):
+    with pytest.raises(ConfigError, match="fragments=3 exceeds the 2 layers of the model"):
         by_share([1, 1], 3)

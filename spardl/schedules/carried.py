@@ -18,7 +18,7 @@ from spardl.schedules.fusion import Range, within
 from spardl.vector.flat import CopiedGradient, Storage
 from spardl.vector.layout import Layout
 
-__all__ = ["Carried", "Group", "Quality", "Snapshot", "Usage", "Waiting", "on_average"]
+__all__ = ["GradientState", "Group", "ResidualMonitor", "Snapshot", "Usage", "Waiting", "on_average"]
 
 
 # The size of residuals.
@@ -46,7 +46,7 @@ def on_average(parts: Iterable[Waiting | None]) -> Waiting | None:
     return Waiting(*(sum(figures) / len(known) for figures in zip(*known, strict=True)))
 
 
-class Quality:
+class ResidualMonitor:
     """Remembers the size of the last addition to the residual, by group.
 
     Args:
@@ -174,7 +174,7 @@ class Group:
     states: list[MethodState]
 
 
-class Carried:
+class GradientState:
     """Residuals and moments of the whole model, and the states of its groups.
 
     Residuals and moments belong to the parameters: they stay when the groups change.
@@ -264,7 +264,7 @@ class Carried:
         """
         self._gradient.vectors[number] = self.groups[number].states[0].memory = vector
 
-    def succeed(self, other: Carried) -> None:
+    def succeed(self, other: GradientState) -> None:
         """Copies the counts of ``other``, which has the same parameters and a method without state."""
         first = self.groups[0].states[0]
         first.refused, first.refused_last = other.refusals()[0]
@@ -380,11 +380,11 @@ class Snapshot:
     factor: float
 
     @classmethod
-    def of(cls, carried: Carried, factor: float) -> Snapshot:
+    def of(cls, carried: GradientState, factor: float) -> Snapshot:
         """Copies ``carried``; ``factor`` is the loss scale of its gradients."""
         return cls(carried.partition, copied(carried.state_dicts()), factor)
 
-    def restore(self, carried: Carried, factor: float) -> None:
+    def restore(self, carried: GradientState, factor: float) -> None:
         """Restores residual, moments and states; the count of non-finite gradients stays.
 
         Args:

@@ -227,7 +227,7 @@ class InHalves(InBackward):
         """Starts the forward passes of a local rank, which wait for the parameters they use."""
         if local == 0:
             # A new scale rescales the residuals, which no synchronization in flight may use meanwhile.
-            if self._scaling.moves:
+            if self._scaling.changes_residuals:
                 self.flush()
             self._tune()
         super().begin(local)
@@ -366,9 +366,9 @@ class InHalves(InBackward):
         if self._used:
             # The other groups are already updated, so only the group that overflowed in the second half is skipped,
             # not the whole step.
-            self._scaling.refused.clear()
+            self._scaling.overflowed.clear()
         else:
-            self._scaling.keep([gradients[0] for gradients in self._landing_from])
+            self._scaling.keep_unused([gradients[0] for gradients in self._landing_from])
 
     def _update(self, number: int, average: Sum) -> None:
         group = self._groups[number]
@@ -376,11 +376,11 @@ class InHalves(InBackward):
         gradient = self._part(group)
         if self._multiple is not None:
             gradient.mul_(self._multiple)
-        if self._updater and self._used and number not in self._scaling.refused:
+        if self._updater and self._used and number not in self._scaling.overflowed:
             members = self._gradient.parameters[slice(*group.tensors)]
             with self._gradient.exposed(range(*group.tensors)):
                 self._updater.apply(parameter for parameter in members if parameter not in self._skipped)
-        elif self.carried.remembers and not self._used and not self._scaling.refused:
+        elif self.carried.remembers and not self._used and not self._scaling.overflowed:
             # No update used the average: each worker returns its share to its residual.
             group.states[0].change(more=gradient)
         gradient.zero_()
@@ -393,7 +393,7 @@ class InHalves(InBackward):
     def flush(self) -> None:
         """Waits for all synchronizations in flight and applies their updates."""
         if self._trials:
-            self._trials.disturb()
+            self._trials.skip_step()
         for local in range(len(self._landed)):
             self._land_all(local)
 

@@ -23,10 +23,10 @@ from spardl.clusters.base import Cluster, gather_rows
 from spardl.method.method import Method, MethodState
 from spardl.method.provenance import compare, facts_of, shapes_of
 from spardl.protocol.programs import Boundary, Phase, Program, Worker, described
-from spardl.schedules.carried import Carried, Group, Quality, Usage, Waiting
+from spardl.schedules.carried import GradientState, Group, ResidualMonitor, Usage, Waiting
 from spardl.schedules.fusion import Range, is_partition, within
 from spardl.schedules.plain import Updater
-from spardl.schedules.scaling import Limit, Scale, Scaling, norm_in, somebody_overflowed
+from spardl.schedules.scaling import Limit, Scale, Scaling, any_overflowed, norm_in
 from spardl.schedules.tuning import Trials
 from spardl.vector.flat import FlatGradient, Storage, write
 from spardl.vector.sparse import SparseVector, Sum
@@ -38,7 +38,12 @@ __all__ = ["Engine", "Schedule", "Training", "check_saved"]
 
 
 def check_saved(
-    values: Mapping[str, Any], gradient: Storage, carried: Carried, scaling: Scaling, trials: Trials | None, fixed: bool
+    values: Mapping[str, Any],
+    gradient: Storage,
+    carried: GradientState,
+    scaling: Scaling,
+    trials: Trials | None,
+    fixed: bool,
 ) -> None:
     """Checks that an engine can load ``values``, without changing anything.
 
@@ -75,7 +80,7 @@ def check_saved(
 
 
 def _check_groups(
-    groups: Sequence[Mapping[str, Any]], partition: Sequence[Range], gradient: Storage, carried: Carried
+    groups: Sequence[Mapping[str, Any]], partition: Sequence[Range], gradient: Storage, carried: GradientState
 ) -> None:
     found = list(within(gradient.runs, partition))
     if len(found) != len(groups):
@@ -172,7 +177,7 @@ class Engine(ABC):
         self._local = 0
         self.kept = self.steps = 0
         self.measures = False
-        self.carried = Carried(method, self._gradient, ranks, partition)
+        self.carried = GradientState(method, self._gradient, ranks, partition)
         self._begin_groups()
         cluster.expect(self._gradient.entries)
         self._hooks = [] if self._copies else list(self._register_hooks())
@@ -309,7 +314,7 @@ class Engine(ABC):
             before: Number of workers that saved the states.
         """
         self._follow(parts[0])
-        self._scaling.share(before / self._cluster.size)
+        self._scaling.rescale_unused(before / self._cluster.size)
         worker = self._cluster.local_workers[local]
         self.carried.adopt(local, worker, [part["groups"] for part in parts], before)
 
@@ -321,15 +326,15 @@ class Engine(ABC):
     @property
     def overflowed(self) -> bool:
         """Whether the optimizer must skip this step because some worker's gradient, or a sum, overflowed."""
-        return bool(self._scaling.refused)
+        return bool(self._scaling.overflowed)
 
     def settle(self) -> None:
         """Returns the averages that no update used to the residuals."""
-        self._scaling.give_back(self.carried.states, remembers=self.carried.remembers)
+        self._scaling.return_unused(self.carried.states, remembers=self.carried.remembers)
 
     def forget(self) -> None:
         """Resets the engine to its state before the first step."""
-        self._scaling.begin_anew()
+        self._scaling.reset()
         self.carried.forget()
         self._begin_groups()
 
@@ -363,7 +368,7 @@ class Engine(ABC):
         self._begin_groups()
 
     def _begin_groups(self) -> None:
-        self._quality = Quality(len(self._groups))
+        self._monitor = ResidualMonitor(len(self._groups))
         self._averages: list[dict[int, Sum]] = [{} for _ in self._cluster.local_ranks]
 
     def _part(self, group: Group) -> Tensor:
@@ -393,11 +398,11 @@ class Engine(ABC):
         # Momentum and residual decide what is added, so measure the difference and not the gradient.
         before = state.memory.clone()
         self._method.accumulate(gradient, state, clear=clear)
-        self._quality.note(number, state.memory - before, self._scaling.factor)
+        self._monitor.note(number, state.memory - before, self._scaling.factor)
 
     def _clip_first(self) -> None:
         with self._cluster.timed(Phase.SELECT, [self._local]):
-            self.limit.shorten(self._gradient.vectors, self._gradient.layout.length, self._scaling.factor)
+            self.limit.clip(self._gradient.vectors, self._gradient.layout.length, self._scaling.factor)
 
     def _programs(self, number: int) -> list[Program[Sum]]:
         """The synchronization of a group: one program per local rank."""
@@ -413,7 +418,7 @@ class Engine(ABC):
     ) -> Program[Sum]:
         """Program that starts from the gradient itself, so that accumulation runs in the background as well."""
         gradient = whole[local]
-        if self._scaling and (yield from somebody_overflowed(worker, gradient)):
+        if self._scaling and (yield from any_overflowed(worker, gradient)):
             self._overflow(number, gradient)
             # The schedule waits at a boundary in every program, also where nothing is averaged.
             yield Boundary(gradient)
@@ -431,14 +436,14 @@ class Engine(ABC):
         return average
 
     def _overflow(self, number: int, gradient: Tensor) -> None:
-        self._scaling.refused.add(number)
+        self._scaling.overflowed.add(number)
         gradient.fill_(torch.inf)
 
     def waiting(self) -> Waiting | None:
         """Size of the first local rank's residual; ``None`` if it is not known yet."""
         if not self.carried.remembers:
             return Waiting(0.0, 0.0)
-        return self._quality.waiting(self.carried.residuals(), self._scaling.factor)
+        return self._monitor.waiting(self.carried.residuals(), self._scaling.factor)
 
     def _on_gradient(self, number: int, parameter: nn.Parameter) -> None:
         # optimizer.zero_grad() or an assignment replaces .grad; the average would then miss this gradient.
@@ -460,12 +465,12 @@ class Engine(ABC):
 
     def _update_all(self) -> None:
         if self._scaling:
-            self._scaling.keep([gradients[0] for gradients in self._whole])
+            self._scaling.keep_unused([gradients[0] for gradients in self._whole])
         if self._updater is None:
             return
         unused = [self._gradient.parameters[number] for number in self.unused()]
         with self._everybody(Phase.UPDATE):
-            if not self._scaling.refused:
+            if not self._scaling.overflowed:
                 self._shorten()
                 # Parameters without a gradient on any worker would still get weight decay or a momentum step.
                 self._updater.hold()

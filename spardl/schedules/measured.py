@@ -182,38 +182,38 @@ class Measured(InBackward):
 
     def __init__(self, method: Method, cluster: Cluster, training: Training, decide: Decide) -> None:
         self._decide = decide
-        self._rows: list[list[float]] | None = []
-        self._began = 0.0
+        self._ready_times: list[list[float]] | None = []
+        self._backward_start = 0.0
         layers = training.gradient.layers
         self._layer_of = [number for number, layer in enumerate(layers) for _ in range(*layer.tensors)]
         super().__init__(method, cluster, training, [(0, len(layers))])
 
     def begin(self, local: int = 0) -> None:
         """Chooses the partition after enough measured steps; otherwise measures another step."""
-        if local == 0 and self._rows is not None:
-            if len(self._rows) == _SKIPPED + _COUNTED:
-                self._regroup(self._found(self._rows[_SKIPPED:]))
-                self._rows = None
+        if local == 0 and self._ready_times is not None:
+            if len(self._ready_times) == _SKIPPED + _COUNTED:
+                self._regroup(self._choose(self._ready_times[_SKIPPED:]))
+                self._ready_times = None
             else:
-                self._rows.append([0.0] * len(self._gradient.layers))
+                self._ready_times.append([0.0] * len(self._gradient.layers))
         super().begin(local)
 
     def before_backward(self, *, last: bool) -> None:
         """Starts the clock with the last backward pass."""
         super().before_backward(last=last)
-        if self._rows is not None:
-            self._began = self._cluster.now(self._local)
+        if self._ready_times is not None:
+            self._backward_start = self._cluster.now(self._local)
 
     def complete(self, number: int) -> None:
         """Measures when the gradient of parameter ``number`` is complete."""
         # Local ranks run the same model: measure the first one.
-        if self._rows is not None and self._local == 0:
+        if self._ready_times is not None and self._local == 0:
             layer = self._layer_of[number]
             self._cluster.reach(self._local, [layer], backward=True)
-            self._rows[-1][layer] = self._cluster.now(self._local) - self._began
+            self._ready_times[-1][layer] = self._cluster.now(self._local) - self._backward_start
         super().complete(number)
 
-    def _found(self, rows: Sequence[Sequence[float]]) -> list[Range]:
+    def _choose(self, rows: Sequence[Sequence[float]]) -> list[Range]:
         """Partition that the measurements of all workers lead to; equal on all workers."""
         mine = torch.tensor([median(times) for times in zip(*rows, strict=True)], dtype=torch.float64)
         ready = _mean(self._cluster, [mine for _ in self._cluster.local_ranks])
@@ -232,15 +232,18 @@ class Measured(InBackward):
     @property
     def chosen(self) -> list[Range] | None:
         """Partition after the choice; ``None`` before."""
-        return self.partition if self._rows is None else None
+        return self.partition if self._ready_times is None else None
 
     def facts(self, given: Mapping[str, Any] | None = None) -> dict[str, str]:
         """Settings and state of the engine, with the number of measured steps."""
-        return {**super().facts(given), "steps measured": "all" if self._rows is None else str(len(self._rows))}
+        return {
+            **super().facts(given),
+            "steps measured": "all" if self._ready_times is None else str(len(self._ready_times)),
+        }
 
     def state_dict(self, local: int = 0) -> dict[str, Any]:
         """State of the engine, and whether the partition is chosen."""
-        return {**super().state_dict(local), "decided": self._rows is None}
+        return {**super().state_dict(local), "decided": self._ready_times is None}
 
     def check_state(self, values: Mapping[str, Any]) -> None:
         """Checks a state, which may come from another schedule; its groups are then the initial ones.
@@ -258,7 +261,7 @@ class Measured(InBackward):
     def _follow(self, values: Mapping[str, Any]) -> None:
         # Incomplete measurements start again: the resumed run may have another machine.
         super()._follow(values)
-        self._rows = None if values.get("decided") else []
+        self._ready_times = None if values.get("decided") else []
 
 
 def measure_cost(method: Method, cluster: Cluster, gradient: Tensor) -> Linear:

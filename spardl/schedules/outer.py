@@ -199,9 +199,9 @@ class _OuterSteps(Engine):
         self._turns = Turns(outer.every, len(self._groups))
         # Fragments in flight whose outer step is not made yet: ``flush`` may make it before the average is applied.
         self._flights: dict[int, Flight[Sum]] = {}
-        self._inside: int | None = None
+        self._loaded: int | None = None
         ranks = range(len(cluster.local_ranks))
-        self._own = [[anchor.detach().clone() for anchor in self._anchors] for _ in ranks]
+        self._weights = [[anchor.detach().clone() for anchor in self._anchors] for _ in ranks]
         self._states: list[dict[nn.Parameter, Any]] = [defaultdict(dict) for _ in ranks]
 
     def facts(self, given: Mapping[str, Any] | None = None) -> dict[str, str]:
@@ -211,35 +211,35 @@ class _OuterSteps(Engine):
     # --- the rank whose weights are in the model
 
     @torch.no_grad()
-    def _show(self, weights: Sequence[Tensor]) -> None:
+    def _write_weights(self, weights: Sequence[Tensor]) -> None:
         for parameter, tensor in zip(self._gradient.parameters, weights, strict=True):
             parameter.copy_(tensor)
 
-    def _enter(self, local: int) -> None:
+    def _load_rank(self, local: int) -> None:
         """Loads the weights and the optimizer state of a local rank into the model."""
-        if self._inside == local:
+        if self._loaded == local:
             return
-        self._leave()
-        self._show(self._own[local])
+        self._save_rank()
+        self._write_weights(self._weights[local])
         self._optimizer.state = self._states[local]  # type: ignore[assignment]
-        self._inside = local
+        self._loaded = local
 
     @torch.no_grad()
-    def _leave(self) -> None:
+    def _save_rank(self) -> None:
         """Saves the weights and the optimizer state of the rank that is in the model."""
-        if self._inside is None:
+        if self._loaded is None:
             return
-        for tensor, parameter in zip(self._own[self._inside], self._gradient.parameters, strict=True):
+        for tensor, parameter in zip(self._weights[self._loaded], self._gradient.parameters, strict=True):
             tensor.copy_(parameter)
         self._optimizer.state = defaultdict(dict)
-        self._inside = None
+        self._loaded = None
 
     def flush(self) -> None:
         """Loads the global weights after the last exchange into the model."""
-        self._leave()
+        self._save_rank()
         for number in self._turns.aloft:
             self._outer_step(number)
-        self._show(self._anchors)
+        self._write_weights(self._anchors)
 
     def close(self) -> None:
         """Leaves the global weights in the model, and removes all hooks."""
@@ -251,7 +251,7 @@ class _OuterSteps(Engine):
     def begin(self, local: int = 0) -> None:
         """Starts the passes of the local rank ``local``, with its own weights."""
         super().begin(local)
-        self._enter(local)
+        self._load_rank(local)
 
     def collect(self) -> None:
         """Makes a step of the rank's own optimizer, unless its gradient is non-finite."""
@@ -272,36 +272,36 @@ class _OuterSteps(Engine):
         self._usage.clear()
         due = self._turns.step()
         for number in due.landing:
-            self._land(number)
+            self._apply(number)
         for number in due.leaving:
             self._exchange(number, self._outer.delay)
 
     def end(self) -> None:
         """Averages the progress since the last exchange."""
         for number in list(self._turns.aloft):
-            self._land(number)
+            self._apply(number)
         for number in self._turns.begun:
             self._exchange(number, 0)
 
     def _exchange(self, number: int, delay: int) -> None:
         """Sends the progress of each local rank in a fragment; the average is applied after ``delay`` steps."""
-        self._leave()
-        for local in range(len(self._own)):
+        self._save_rank()
+        for local in range(len(self._weights)):
             self._local = local
             self._take_difference(number, local)
             self._hand_over(number)
         flight = self._cluster.flight(self._programs(number))
-        for local in range(len(self._own)):
+        for local in range(len(self._weights)):
             flight.release(local)
         self._flights[number] = flight
         self._turns.leave(number, delay)
         if not delay:
-            self._land(number)
+            self._apply(number)
 
     def _take_difference(self, number: int, local: int) -> None:
         for each in range(*self._groups[number].tensors):
             anchor = self._anchors[each].detach()
-            torch.sub(anchor, self._own[local][each], out=self._gradient.part(each).view(anchor.shape))
+            torch.sub(anchor, self._weights[local][each], out=self._gradient.part(each).view(anchor.shape))
 
     def _outer_step(self, number: int) -> None:
         """Makes the outer step of a fragment, unless it is already made."""
@@ -318,11 +318,11 @@ class _OuterSteps(Engine):
                 self._rule.step()
             self._part(group).zero_()
 
-    def _land(self, number: int) -> None:
-        self._leave()
+    def _apply(self, number: int) -> None:
+        self._save_rank()
         self._outer_step(number)
         self._turns.land(number)
-        for own in self._own:
+        for own in self._weights:
             for each in range(*self._groups[number].tensors):
                 go_on(own[each], self._anchors[each], self._outer.mixing)
 
@@ -337,7 +337,7 @@ class _OuterSteps(Engine):
         moments = [value for state in self._states[local].values() for value in state.values()]
         return {
             **super().lasting(local),
-            "worker's weights are": self._own[local],
+            "worker's weights are": self._weights[local],
             "worker's optimizer's state is": [value for value in moments if isinstance(value, Tensor)],
         }
 
@@ -349,7 +349,7 @@ class _OuterSteps(Engine):
             "outer": {
                 "left": list(self._turns.left),
                 "aloft": dict(self._turns.aloft),
-                "weights": self._own[local],
+                "weights": self._weights[local],
                 "optimizer": {numbers[parameter]: state for parameter, state in self._states[local].items()},
                 "rule": self._rule.state_dict()["state"],
             },
@@ -358,24 +358,24 @@ class _OuterSteps(Engine):
     def load_state_dict(self, local: int, values: Mapping[str, Any]) -> None:
         """Loads ``values`` of the same rank ``local``; the model must have the weights after the last exchange."""
         super().load_state_dict(local, values)
-        self._load_own(local, values["outer"])
+        self._load_outer(local, values["outer"])
 
     def adopt(self, local: int, parts: Sequence[Mapping[str, Any]], before: int) -> None:
         """Loads states of another number of workers: new ranks copy a source; those of removed ranks are dropped."""
         super().adopt(local, parts, before)
         worker = self._cluster.local_workers[local]
         place = sources(worker, before).index(worker.rank % before)
-        self._load_own(local, parts[place]["outer"])
+        self._load_outer(local, parts[place]["outer"])
 
     @torch.no_grad()
-    def _load_own(self, local: int, saved: Mapping[str, Any]) -> None:
-        self._inside = None
+    def _load_outer(self, local: int, saved: Mapping[str, Any]) -> None:
+        self._loaded = None
         self._turns.left, self._turns.aloft = list(saved["left"]), dict(saved["aloft"])
         self._flights = {}
         # A checkpoint's model has the global weights, see ``flush``.
         for anchor, parameter in zip(self._anchors, self._gradient.parameters, strict=True):
             anchor.copy_(parameter)
-        for tensor, own in zip(self._own[local], saved["weights"], strict=True):
+        for tensor, own in zip(self._weights[local], saved["weights"], strict=True):
             tensor.copy_(own)
         parameters = self._gradient.parameters
         state = {parameters[number]: copied(each) for number, each in saved["optimizer"].items()}

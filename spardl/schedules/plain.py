@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from spardl.basics.errors import ConfigError
 from spardl.method.momentum import Momentum
 from spardl.method.moving import Trained, check_moved, coupled_decay, rule_of, trained_moments
-from spardl.schedules.carried import Carried
+from spardl.schedules.carried import GradientState
 
 __all__ = ["PlainSteps", "Updater", "decay_of", "runs_closure", "unwrapped"]
 
@@ -169,7 +169,13 @@ class PlainSteps:
                     parameter.add_(average, alpha=-rate)
 
     def take_over(
-        self, carried: Carried, names: Sequence[str], parameters: Sequence[nn.Parameter], scale: float, *, stale: bool
+        self,
+        carried: GradientState,
+        names: Sequence[str],
+        parameters: Sequence[nn.Parameter],
+        scale: float,
+        *,
+        stale: bool,
     ) -> None:
         """Moves the optimizer's state to this worker's moments and frees it; call this between two steps.
 
@@ -238,7 +244,7 @@ def _closed(arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[
 
 
 @torch.no_grad()
-def _copy(found: Sequence[Trained], carried: Carried, scale: float, updates: int) -> None:
+def _copy(found: Sequence[Trained], carried: GradientState, scale: float, updates: int) -> None:
     for number, moments in enumerate(found):
         _, velocity, variance = carried.of(number)
         velocity.copy_(moments.velocity * scale)

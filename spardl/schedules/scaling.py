@@ -15,7 +15,7 @@ from spardl.method.method import MethodState
 from spardl.protocol.programs import Program, Worker, described, whole_team
 from spardl.vector.norms import clip_factor, largest, norm_of, sum_of_squares
 
-__all__ = ["Limit", "Scale", "Scaling", "norm_in", "scale_of", "somebody_overflowed"]
+__all__ = ["Limit", "Scale", "Scaling", "any_overflowed", "norm_in", "scale_of"]
 
 
 # Gradient clipping.
@@ -37,7 +37,7 @@ class Limit:
         self.after = None if first else norm
         self.measured: float | None = None
 
-    def shorten(self, vectors: Sequence[Tensor], length: int, scale: float) -> None:
+    def clip(self, vectors: Sequence[Tensor], length: int, scale: float) -> None:
         """Clips a worker's own gradient in place.
 
         Args:
@@ -91,7 +91,7 @@ def scale_of(scaler: GradScaler | None) -> Scale | None:
     return scaler.get_scale if scaler and scaler.is_enabled() else None
 
 
-def somebody_overflowed(worker: Worker, gradient: Tensor) -> Program[bool]:
+def any_overflowed(worker: Worker, gradient: Tensor) -> Program[bool]:
     """Program in which all workers learn whether any gradient is non-finite; each sends one byte to each other.
 
     Args:
@@ -114,41 +114,41 @@ class Scaling:
 
     Attributes:
         factor: Loss scale of the current step.
-        refused: Numbers of the groups in which a worker's gradient or the sum overflowed; equal on all workers.
+        overflowed: Numbers of the groups in which a worker's gradient or the sum overflowed; equal on all workers.
     """
 
     def __init__(self, scale: Scale | None) -> None:
         self._scale = scale
         self.factor = 1.0
-        self.refused: set[int] = set()
+        self.overflowed: set[int] = set()
         self._unused: list[Tensor | None] = []
-        self.begin_anew()
+        self.reset()
 
     def __bool__(self) -> bool:
         return self._scale is not None
 
     @property
-    def moves(self) -> bool:
+    def changes_residuals(self) -> bool:
         """Whether the next step will change the residuals."""
-        return bool(self.refused) or self._now() != self.factor
+        return bool(self.overflowed) or self._current() != self.factor
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Resets to the state before the first step."""
-        self.factor = self._now()
-        self.refused, self._unused = set(), []
+        self.factor = self._current()
+        self.overflowed, self._unused = set(), []
 
-    def _now(self) -> float:
+    def _current(self) -> float:
         return self._scale() if self._scale else 1.0
 
-    def keep(self, averages: Sequence[Tensor]) -> None:
+    def keep_unused(self, averages: Sequence[Tensor]) -> None:
         """Ends a step; if it overflowed, keeps the averages of the other groups, which the optimizer skips.
 
         Args:
             averages: Averages by group, shape (m,) each.
         """
         # The residuals have already given these averages away. A group that overflowed was never averaged.
-        if self.refused:
-            self._unused = [None if number in self.refused else each.clone() for number, each in enumerate(averages)]
+        if self.overflowed:
+            self._unused = [None if number in self.overflowed else each.clone() for number, each in enumerate(averages)]
 
     def settle(self, states: Sequence[Sequence[MethodState]], *, remembers: bool) -> None:
         """Begins a step: returns unused averages to the residuals, and rescales the residuals.
@@ -157,8 +157,8 @@ class Scaling:
             states: States of the method, by group and local rank.
             remembers: Whether the method has a residual.
         """
-        self.give_back(states, remembers=remembers)
-        factor = self._now()
+        self.return_unused(states, remembers=remembers)
+        factor = self._current()
         if factor != self.factor:
             for state in (each for group in states for each in group):
                 state.change(factor / self.factor)
@@ -167,7 +167,7 @@ class Scaling:
         for state in (each for group in states for each in group):
             state.moments.scale = factor
 
-    def give_back(self, states: Sequence[Sequence[MethodState]], *, remembers: bool) -> None:
+    def return_unused(self, states: Sequence[Sequence[MethodState]], *, remembers: bool) -> None:
         """Returns unused averages to the residuals.
 
         Args:
@@ -179,9 +179,9 @@ class Scaling:
             for group, average in zip(states, self._unused, strict=False):
                 for state in group if average is not None else ():
                     state.change(more=average)
-        self.refused, self._unused = set(), []
+        self.overflowed, self._unused = set(), []
 
-    def share(self, factor: float) -> None:
+    def rescale_unused(self, factor: float) -> None:
         """Multiplies the unused averages by ``factor``, because another number of workers shares them."""
         self._unused = [None if each is None else each * factor for each in self._unused]
 
@@ -214,4 +214,4 @@ class Scaling:
         self.factor = values.get("factor", 1.0)
         self._unused = [None if each is None else each.clone() for each in values.get("skipped", ())]
         # Groups without a saved average are those that overflowed.
-        self.refused = {number for number, each in enumerate(self._unused) if each is None}
+        self.overflowed = {number for number, each in enumerate(self._unused) if each is None}

@@ -198,12 +198,12 @@ class Trials:
     def __init__(self, low: float, high: float, start: float, trials: int, seed: int) -> None:
         self._tuner = Tuner(low, high, start, trials, seed)
         self._done = False
-        self._began: float | None = None
+        self._step_start: float | None = None
         self._seconds: list[float] = []
 
-    def disturb(self) -> None:
+    def skip_step(self) -> None:
         """Excludes the current step from the measurements, because it contains other work."""
-        self._began = None
+        self._step_start = None
 
     def next(self, cluster: Cluster) -> float | None:
         """Counts a step that begins; all workers must call this.
@@ -217,9 +217,9 @@ class Trials:
         if self._done:
             return None
         now = cluster.seconds()
-        if self._began is not None:
-            self._seconds.append(now - self._began)
-        self._began = now
+        if self._step_start is not None:
+            self._seconds.append(now - self._step_start)
+        self._step_start = now
         if len(self._seconds) < _SKIPPED + _COUNTED:
             return None
         return self._decide(cluster)
@@ -261,4 +261,4 @@ class Trials:
         """Loads ``values`` that ``state_dict`` returned."""
         self._tuner.load_state_dict(values["tuner"])
         self._done = values["done"]
-        self._seconds, self._began = [], None
+        self._seconds, self._step_start = [], None

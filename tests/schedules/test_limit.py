@@ -15,7 +15,7 @@ def test_what_is_not_finite_does_not_keep_the_rest_from_being_limited(bad: float
     """It is left out later, by itself."""
     whole, harmed = [torch.full((4,), 3.0)], [torch.full((4,), 3.0), torch.tensor([bad, 1.0])]
     for vectors in (whole, harmed):
-        Limit(1.0, first=True).shorten(vectors, 6, 1.0)
+        Limit(1.0, first=True).clip(vectors, 6, 1.0)
     assert torch.equal(whole[0], harmed[0])
     assert float(whole[0].norm()) == pytest.approx(1)
     assert harmed[1][1] == 1
@@ -23,5 +23,5 @@ def test_what_is_not_finite_does_not_keep_the_rest_from_being_limited(bad: float
 
 def test_where_nothing_is_finite_nothing_changes() -> None:
     vector = torch.tensor([math.inf, 1.0])
-    Limit(1.0, first=True).shorten([vector], 2, 1.0)
+    Limit(1.0, first=True).clip([vector], 2, 1.0)
     assert vector.tolist() == [math.inf, 1.0]

@@ -292,7 +292,7 @@ def test_what_does_not_fit_is_refused() -> None:
         OuterSteps().check(moved, clips=False)
     model = make_model()
     gradient, cluster = FlatGradient(model.named_parameters()), SimulatedCluster(2, NETWORK)
-    with pytest.raises(ConfigError, match="need the optimizer"):
+    with pytest.raises(ConfigError, match="need each worker's optimizer"):
         OuterSteps().start(dense(), cluster, Training(model, gradient, None))
 
 

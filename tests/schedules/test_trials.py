@@ -40,7 +40,7 @@ def test_the_first_steps_after_a_change_do_not_count() -> None:
     assert second is not None
     assert trials.state_dict() == {"tuner": {"points": [8.0, second], "seconds": [2.0]}, "done": False}
     trials.next(clock)
-    trials.disturb()
+    trials.skip_step()
     assert [trials.next(clock) for _ in range(4)] == [None] * 4
     assert trials.next(clock) == second  # the faster of the two, and the last word
     assert trials.next(clock) is None

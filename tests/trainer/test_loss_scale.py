@@ -82,7 +82,7 @@ def test_nothing_is_lost(schedule: str, tmp_path: Path) -> None:
         came.clear()
         running._learner.step(step)
         # A group in which somebody overflowed is nobody's.
-        given += sum(total for number, total in came.items() if number not in engine._scaling.refused)
+        given += sum(total for number, total in came.items() if number not in engine._scaling.overflowed)
         overflowed, scale = engine.overflowed, engine.scale
         skipped += overflowed
         engine.flush()

@@ -22,7 +22,7 @@ from tests.hooks.refused import refusals
     ("options", "complaint"),
     [
         ({"every": 0}, "every must be a whole number, at least 1, got 0"),
-        ({"lr": 0.0}, "lr must be a number above 0, got 0.0; use 0.7 (DiLoCo)"),
+        ({"lr": 0.0}, "lr must be a number above 0, got 0.0; use 0.7"),
         ({"momentum": 1.0}, "momentum must be at least 0 and below 1, got 1.0"),
         ({"optimizer": 3}, "optimizer must be"),
         ({"parameters": []}, "there are no parameters to average"),

@@ -116,7 +116,7 @@ def test_steps_driven_by_hand_tell_what_was_left_out_or_cut_off() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     training = Training(model, FlatGradient(model.named_parameters()), optimizer)
     synchronizer = Wfbp(0).start(dense(), SimulatedCluster(1, NETWORK), training)
-    with pytest.raises(TrainingError, match=r"a step begins with begin\(\)"):
+    with pytest.raises(TrainingError, match=r"begin\(\) was not called in this step"):
         synchronizer.before_backward(last=True)
     optimizer.zero_grad()
     with pytest.raises(TrainingError, match=r"(weight|bias) is no longer a view of the flat gradient; call"):

@@ -11,7 +11,7 @@ describes this. The residual receives the dropped entries when the all-gather en
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,9 +26,10 @@ from spardl.basics.errors import ConfigError, TrainingError
 from spardl.basics.weak import Uncopied
 from spardl.clusters.base import Cluster, Flight, gather_rows
 from spardl.method.method import Method
-from spardl.protocol.programs import Phase
+from spardl.schedules.averaging import gradient_of
 from spardl.schedules.engine import Engine, Schedule, Training
 from spardl.schedules.fusion import Range, by_count, by_megabytes, flat_order
+from spardl.schedules.step import StepPhase
 from spardl.schedules.tuning import Trials
 from spardl.schedules.wfbp import InBackward, check_megabytes
 from spardl.vector.flat import Storage
@@ -178,6 +179,56 @@ class Dear(Schedule):
         return by_megabytes(gradient, megabytes)
 
 
+class _SecondHalf:
+    """Second halves of a step's synchronizations, which run during the next step until their averages are applied.
+
+    Args:
+        works: Synchronization of each group.
+        ranks: Number of local ranks.
+        gradients: Gradients from which the averages are computed, by group and local rank, shape (m,) each.
+        skipped: Parameters without a gradient on any worker.
+        usable: Whether the optimizer may use the averages.
+        factor: Factor that is applied to the averages; ``None`` for none.
+
+    Attributes:
+        averages: Averages that have been waited for, by local rank and group.
+        unapplied: Numbers of the groups that no local rank has applied to the model.
+    """
+
+    def __init__(
+        self,
+        works: Sequence[Flight[Sum]],
+        ranks: int,
+        gradients: Sequence[Sequence[Tensor]],
+        *,
+        skipped: Collection[nn.Parameter] = (),
+        usable: bool,
+        factor: float | None = None,
+    ) -> None:
+        self._works = works
+        self.gradients, self.skipped, self.usable, self.factor = gradients, skipped, usable, factor
+        self.averages: list[dict[int, Sum]] = [{} for _ in range(ranks)]
+        self.unapplied = set(range(len(works)))
+
+    def resume(self, order: Sequence[int]) -> None:
+        """Starts the second halves of the groups in ``order``."""
+        for number in order:
+            self._works[number].resume()
+
+    def arrived(self, local: int) -> bool:
+        """Whether the local rank ``local`` has waited for all groups."""
+        return len(self.averages[local]) == len(self._works)
+
+    def missing(self, local: int) -> list[int]:
+        """Numbers of the groups that the local rank ``local`` has not waited for."""
+        return [number for number in range(len(self._works)) if number not in self.averages[local]]
+
+    def wait(self, number: int, local: int) -> Sum:
+        """Waits for the average of group ``number`` on the local rank ``local``."""
+        average = self.averages[local][number] = self._works[number].wait(local)
+        return average
+
+
 class InHalves(InBackward):
     """Pauses each synchronization between its halves until ``finish``; layers wait when they are used.
 
@@ -202,15 +253,9 @@ class InHalves(InBackward):
         trials: Trials | None,
     ) -> None:
         self._cut, self._trials = cut, trials
-        self._landing: list[Flight[Sum]] = []
-        self._landed: list[set[int]] = []
-        self._pending: set[int] = set()
+        self.fixed = trials is None
+        self._second: _SecondHalf | None = None
         self._late: set[int] = set()
-        self._skipped: set[nn.Parameter] = set()
-        self._multiple: float | None = None
-        self._computing = False
-        self._used = True
-        self._landing_from: list[list[Tensor]] = []
         super().__init__(method, cluster, training, cut(megabytes))
         assert training.model and training.optimizer
         self._uses = FirstUses(training.model, training.gradient.layer_of(), self._need)
@@ -223,39 +268,35 @@ class InHalves(InBackward):
             optimizer.register_load_state_dict_pre_hook(flush),
         ]
 
+    # --- the first half
+
     def begin(self, local: int = 0) -> None:
         """Starts the forward passes of a local rank, which wait for the parameters they use."""
         if local == 0:
             # A new scale rescales the residuals, which no synchronization in flight may use meanwhile.
             if self._scaling.changes_residuals:
                 self.flush()
-            self._tune()
+            self._try_size()
         super().begin(local)
-        self._computing = True
         self._uses.begin()
 
-    def _tune(self) -> None:
+    def _try_size(self) -> None:
         megabytes = self._trials.next(self._cluster) if self._trials else None
         if megabytes is not None:
             self.flush()
             self._regroup(self._cut(megabytes))
 
-    def _begin_groups(self) -> None:
-        self._landing, self._landed = [], []
-        super()._begin_groups()
+    def _use_groups(self) -> None:
+        self._second = None
+        super()._use_groups()
 
     def before_backward(self, *, last: bool) -> None:
         """Updates, before new gradients appear, the groups that the forward passes did not use."""
         self._uses.end()
         super().before_backward(last=last)
         # A parameter used although its group is late was read before its update; ``note`` reports that.
-        self._late = set(range(len(self._groups))) - self._landed[self._local] if self._landed else set()
-        self._land_all(self._local)
-
-    @property
-    def updates(self) -> bool:
-        """Whether the optimizer step that is running was started by the engine."""
-        return self._updater is not None and self._updater.applying
+        self._late = set(self._second.missing(self._step.local)) if self._second else set()
+        self._apply_all(self._step.local)
 
     def forward_ended(self) -> None:
         """Ends a forward pass; parameters that only the loss uses are waited for at once."""
@@ -267,54 +308,46 @@ class InHalves(InBackward):
 
     def note(self, number: int) -> None:
         """Checks that the forward pass waited for the parameter."""
-        group = self._group_of[number]
-        if group in self._late:
+        if self._late and self._step.group_of(number) in self._late:
             raise TrainingError(
                 f"the forward pass used {self._gradient.names[number]} earlier than in the first step, before its "
                 "update; use schedule=wfbp for models whose control flow changes"
             )
         super().note(number)
 
-    def collect(self) -> None:
-        """Starts the remaining reduce-scatters."""
-        self._computing = False
-        super().collect()
-
     def agree(self) -> bool:
-        """Whether the averages can be used; waits until all workers know it.
-
-        Only with a loss scale can a gradient overflow without being an error.
-        """
+        """Whether the averages can be used; waits until all workers know it."""
         # Without a loss scale, non-finite gradients were left out before they were sent.
         if self._scaling:
-            for flight in self._flights:
+            for work in self._step.works:
                 for local in range(len(self._cluster.local_ranks)):
-                    flight.boundary(local)
+                    work.boundary(local)
         return not self.overflowed
+
+    # --- the second half
 
     def finish(self) -> None:
         """Schedules the update and starts the all-gathers in the order of the forward pass."""
-        self._skipped = {self._gradient.parameters[number] for number in self.unused()}
-        self._used = self.agree()
-        self._multiple = self._factor(self._norm) if self._used else None
-        if self._updater:
-            self._updater.hold()
-        self._go_on()
+        skipped = {self._gradient.parameters[number] for number in self.unused()}
+        usable = self.agree()
+        factor = self._update.factor(self._norm) if usable else None
+        if self._update.updater:
+            self._update.updater.hold()
+        self._start_second_half(skipped=skipped, usable=usable, factor=factor)
 
     def drop(self) -> None:
         """Ends a step without using its averages."""
-        self._used = False
         self._usage.clear()
-        self._go_on()
+        self._start_second_half(usable=False)
 
-    def _go_on(self) -> None:
-        self._landing, self._flights, self._landing_from = self._flights, [], self._whole
-        self._landed = [set() for _ in self._cluster.local_ranks]
-        self._pending = set(range(len(self._groups)))
-        self._averages = [{} for _ in self._cluster.local_ranks]
+    def _start_second_half(self, **options: Any) -> None:
+        step = self._step
+        ranks = len(self._cluster.local_ranks)
+        self._second = _SecondHalf(step.works, ranks, self._averaging.gradients, **options)
+        step.averages, step.works = self._second.averages, []
+        step.end()
         # The next forward pass uses the first layers first.
-        for number in reversed(self._order()):
-            self._landing[number].resume()
+        self._second.resume(step.order[::-1])
 
     def _norm(self) -> float:
         """Norm of the average, computed from the shard of each worker."""
@@ -330,79 +363,77 @@ class InHalves(InBackward):
     def _shards(self, local: int) -> list[Tensor]:
         worker = self._cluster.local_workers[local]
         return [
-            self._method.shard(flight.boundary(local), worker, group.states[local])
-            for flight, group in zip(self._flights, self._groups, strict=True)
+            self._method.shard(work.boundary(local), worker, group.states[local])
+            for work, group in zip(self._step.works, self.carried.groups, strict=True)
         ]
 
+    @property
+    def updates(self) -> bool:
+        """Whether the optimizer step that is running was started by the engine."""
+        return self._update.updater is not None and self._update.updater.applying
+
     def _need(self, layers: Collection[int]) -> None:
-        if not self._landed or len(self._landed[self._local]) == len(self._groups):
+        local = self._step.local
+        if self._second is None or self._second.arrived(local):
             return
-        # Outside the forward pass (state_dict, flush), no simulated compute time has passed.
-        if self._computing:
-            self._cluster.reach(self._local, layers, backward=False)
+        # Outside the passes (state_dict, flush), no simulated compute time has passed.
+        if self._step.phase in (StepPhase.FORWARD, StepPhase.BACKWARD):
+            self._cluster.reach(local, layers, backward=False)
         for layer in sorted(layers):
-            group = next(number for number, group in enumerate(self._groups) if layer < group.layers[1])
-            self._land(group, self._local)
+            group = next(number for number, group in enumerate(self.carried.groups) if layer < group.layers[1])
+            self._apply(group, local)
 
-    def _land_all(self, local: int) -> None:
-        for number in range(len(self._groups) if self._landed else 0):
-            self._land(number, local)
+    def _apply_all(self, local: int) -> None:
+        for number in self._second.missing(local) if self._second else ():
+            self._apply(number, local)
 
-    def _land(self, number: int, local: int) -> None:
-        if number in self._landed[local]:
+    def _apply(self, number: int, local: int) -> None:
+        """Waits for a group on a local rank, and updates it if no other local rank has."""
+        second = self._second
+        if second is None or number in second.averages[local]:
             return
-        average = self._landing[number].wait(local)
-        self._averages[local][number] = average
-        self._landed[local].add(number)
-        # Local ranks share the model: the first one that has the average updates it.
-        if number in self._pending:
-            self._pending.remove(number)
-            with self._everybody(Phase.UPDATE):
-                self._update(number, average)
-            if self._scaling and not self._pending:
-                self._end()
+        average = second.wait(number, local)
+        if number not in second.unapplied:
+            return
+        second.unapplied.remove(number)
+        with self._update.timed():
+            self._apply_group(second, number, average)
+        if self._scaling and not second.unapplied:
+            if second.usable:
+                # The other groups are already updated, so only the groups that overflowed in the second half are
+                # skipped, not the whole step.
+                self._scaling.overflowed.clear()
+            else:
+                self._scaling.keep_unused([own[0] for own in second.gradients])
 
-    def _end(self) -> None:
-        if self._used:
-            # The other groups are already updated, so only the group that overflowed in the second half is skipped,
-            # not the whole step.
-            self._scaling.overflowed.clear()
-        else:
-            self._scaling.keep_unused([gradients[0] for gradients in self._landing_from])
-
-    def _update(self, number: int, average: Sum) -> None:
-        group = self._groups[number]
-        self._take_over(group, average)
-        gradient = self._part(group)
-        if self._multiple is not None:
-            gradient.mul_(self._multiple)
-        if self._updater and self._used and number not in self._scaling.overflowed:
-            members = self._gradient.parameters[slice(*group.tensors)]
-            with self._gradient.exposed(range(*group.tensors)):
-                self._updater.apply(parameter for parameter in members if parameter not in self._skipped)
-        elif self.carried.remembers and not self._used and not self._scaling.overflowed:
+    def _apply_group(self, second: _SecondHalf, number: int, average: Sum) -> None:
+        group = self.carried.groups[number]
+        self.kept += self._update.store(group, average)
+        gradient = gradient_of(self._gradient, group)
+        if second.factor is not None:
+            gradient.mul_(second.factor)
+        if self._update.updater and second.usable and number not in self._scaling.overflowed:
+            self._update.step_group(group, second.skipped)
+        elif self.carried.remembers and not second.usable and not self._scaling.overflowed:
             # No update used the average: each worker returns its share to its residual.
             group.states[0].change(more=gradient)
         gradient.zero_()
-
-    @property
-    def fixed(self) -> bool:
-        """Whether the groups never change: true unless sizes are tried."""
-        return self._trials is None
 
     def flush(self) -> None:
         """Waits for all synchronizations in flight and applies their updates."""
         if self._trials:
             self._trials.skip_step()
-        for local in range(len(self._landed)):
-            self._land_all(local)
+        for local in range(len(self._cluster.local_ranks)):
+            self._apply_all(local)
+
+    # --- saved states
 
     def state_dict(self, local: int = 0) -> dict[str, Any]:
         """State of the engine, including the trials."""
         return {**super().state_dict(local), "trials": self._trials.state_dict() if self._trials else None}
 
-    def _follow(self, values: Mapping[str, Any]) -> None:
-        super()._follow(values)
+    def _load_common(self, values: Mapping[str, Any]) -> None:
+        super()._load_common(values)
         if self._trials and values.get("trials") is not None:
             self._trials.load_state_dict(values["trials"])
 

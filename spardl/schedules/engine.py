@@ -9,8 +9,7 @@ flat vector that the optimizer reads (``FlatGradient``), or copies that the call
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -19,17 +18,18 @@ from torch.utils.hooks import RemovableHandle
 
 from spardl.basics.errors import TrainingError
 from spardl.basics.weak import weakly
-from spardl.clusters.base import Cluster, gather_rows
-from spardl.method.method import Method, MethodState
+from spardl.clusters.base import Cluster
+from spardl.method.method import Method
 from spardl.method.provenance import compare, facts_of, shapes_of
-from spardl.protocol.programs import Boundary, Phase, Program, Worker, described
-from spardl.schedules.carried import GradientState, Group, ResidualMonitor, Usage, Waiting
+from spardl.protocol.programs import described
+from spardl.schedules.averaging import Averaging, ModelUpdate
+from spardl.schedules.carried import GradientState, Usage, Waiting
 from spardl.schedules.fusion import Range, is_partition, within
-from spardl.schedules.plain import Updater
-from spardl.schedules.scaling import Limit, Scale, Scaling, any_overflowed, norm_in
+from spardl.schedules.scaling import Limit, Scale, Scaling
+from spardl.schedules.step import Step
 from spardl.schedules.tuning import Trials
-from spardl.vector.flat import FlatGradient, Storage, write
-from spardl.vector.sparse import SparseVector, Sum
+from spardl.vector.flat import FlatGradient, Storage
+from spardl.vector.sparse import Sum
 
 __all__ = ["Engine", "Schedule", "Training", "check_saved"]
 
@@ -157,34 +157,37 @@ class Engine(ABC):
         carried: Residuals and moments, which last from step to step.
         limit: Limit on the gradient norm, with the last measured norm.
         measures: Whether to measure what this step adds to the residuals; handles measure it every 16 steps anyway.
+        chosen: Groups chosen by measurements; ``None`` before the choice, and in schedules that measure nothing.
+        fixed: Whether the groups never change during training.
     """
 
+    fixed: bool = True
+    chosen: list[Range] | None = None
     _trials: Trials | None = None  # set by schedules that try other group sizes
 
     def __init__(self, method: Method, cluster: Cluster, training: Training, partition: Sequence[Range]) -> None:
         self._method, self._cluster, self._training = method, cluster, training
-        self._gradient = training.gradient
-        # Copied gradients come in the order of the backward pass. Like scaled ones, they are averaged from the gradient
-        # itself and not from the residual.
-        self._copies = self._gradient.backwards
-        self._updater = Updater(training.optimizer) if training.optimizer else None
-        ranks, parameters = len(cluster.local_ranks), len(self._gradient.parameters)
-        self._usage = Usage(ranks, parameters, always=training.find_unused)
-        self._scaling = Scaling(training.scale)
-        self.limit = Limit(training.clip_norm, first=method.momentum.moved)
-        self._decay = training.decay or (lambda parameter: method.momentum.decay)
-        self._whole: list[list[Tensor]] = []
-        self._local = 0
+        gradient = self._gradient = training.gradient
+        ranks = len(cluster.local_ranks)
         self.kept = self.steps = 0
         self.measures = False
-        self.carried = GradientState(method, self._gradient, ranks, partition)
-        self._begin_groups()
-        cluster.expect(self._gradient.entries)
-        self._hooks = [] if self._copies else list(self._register_hooks())
+        self.carried = GradientState(method, gradient, ranks, partition)
+        self.limit = Limit(training.clip_norm, first=method.momentum.moved)
+        self._scaling = Scaling(training.scale)
+        self._usage = Usage(ranks, len(gradient.parameters), always=training.find_unused)
+        self._step = Step(ranks, backwards=gradient.backwards)
+        decay = training.decay or (lambda parameter: method.momentum.decay)
+        self._averaging = Averaging(method, cluster, gradient, decay, self.carried, self._scaling, self.limit)
+        self._update = ModelUpdate(cluster, gradient, training.optimizer, self._usage, self._scaling, self.limit)
+        self._use_groups()
+        cluster.expect(gradient.entries)
+        # The caller puts in copied gradients itself.
+        self._hooks: list[RemovableHandle] = [
+            parameter.register_post_accumulate_grad_hook(weakly(self._on_gradient, number))
+            for number, parameter in enumerate(() if gradient.backwards else gradient.parameters)
+        ]
 
-    def _register_hooks(self) -> Iterator[RemovableHandle]:
-        for number, parameter in enumerate(self._gradient.parameters):
-            yield parameter.register_post_accumulate_grad_hook(weakly(self._on_gradient, number))
+    # --- agreement of the workers
 
     def compare(self, given: Mapping[str, Any] | None = None) -> None:
         """Checks that all processes have the same settings, before they send gradients.
@@ -218,31 +221,49 @@ class Engine(ABC):
         facts |= {"groups of layers": str(self.partition), "usage exchanged": str(self._usage.state_dict())}
         return {**facts, "trials": str(self._trials and self._trials.progress)}
 
-    # --- the steps of training
+    # --- steps
 
     def begin(self, local: int = 0) -> None:
         """Starts the forward passes of the local rank ``local``."""
         if local == 0:
             self.steps += 1
-            self._whole = [[] for _ in self._groups]
+            due = self._gradient.backwards and self.steps % _MEASURE_EVERY == 1
+            self._averaging.begin(measured=self.measures or due)
             # A gradient that is averaged in place may already contain this step's values, which must not be rescaled.
             states = [] if self.carried.shares else self.carried.states
             self._scaling.settle(states, remembers=self.carried.remembers)
-        self._local = local
+        self._step.begin(local)
 
     def before_backward(self, *, last: bool) -> None:
-        """Announces a backward pass; ``last`` says whether it is the rank's last one in this step."""
-        self._cluster.reach(self._local, (), backward=True)
+        """Announces a backward pass; ``last`` says whether it is the rank's last one in this step.
+
+        Raises:
+            TrainingError: If ``begin`` was not called in this step.
+        """
+        self._cluster.reach(self._step.local, (), backward=True)
+        if last:
+            self._step.begin_last_backward()
+
+    def _on_gradient(self, number: int, parameter: nn.Parameter) -> None:
+        # optimizer.zero_grad() or an assignment replaces .grad; the average would then miss this gradient.
+        if isinstance(self._gradient, FlatGradient) and not self._gradient.has(number, parameter.grad):
+            raise TrainingError(
+                f"the gradient of {self._gradient.names[number]} is no longer a view of the flat gradient; call "
+                "gradient.zero() instead of optimizer.zero_grad(), and do not assign .grad"
+            )
+        self.note(number)
+        self.complete(number)
 
     def note(self, number: int) -> None:
         """Records that a backward pass produced a gradient for parameter ``number``."""
-        self._usage.note(self._local, number)
+        self._usage.note(self._step.local, number)
 
     def complete(self, number: int) -> None:
         """Announces that the gradient of parameter ``number`` is complete in this backward pass."""
 
     def collect(self) -> None:
         """Takes over the gradient of the local rank after its backward passes, and clears it."""
+        self._step.collect()
 
     @abstractmethod
     def finish(self) -> None:
@@ -259,35 +280,51 @@ class Engine(ABC):
         for hook in self._hooks:
             hook.remove()
 
-    @property
-    def partition(self) -> list[Range]:
-        """Ranges of layers that are synchronized together."""
-        return self.carried.partition
-
-    @property
-    def _groups(self) -> list[Group]:
-        return self.carried.groups
-
-    @property
-    def chosen(self) -> list[Range] | None:
-        """Groups chosen by measurements; ``None`` before the choice, and in schedules that measure nothing."""
-        return None
-
-    @property
-    def fixed(self) -> bool:
-        """Whether the groups never change during training."""
-        return True
+    # --- results
 
     def averages(self, local: int = 0) -> list[Sum]:
         """Averages of the last step as the local rank ``local`` computed them, one per group.
 
         Call this after ``flush`` and before the next gradient.
         """
-        return [average for _, average in sorted(self._averages[local].items())]
+        return [average for _, average in sorted(self._step.averages[local].items())]
+
+    @property
+    def scale(self) -> float:
+        """Scale (a factor) of the gradients in residuals and moments."""
+        return self._scaling.factor
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether the optimizer must skip this step because some worker's gradient, or a sum, overflowed."""
+        return bool(self._scaling.overflowed)
+
+    def waiting(self) -> Waiting | None:
+        """Size of the first local rank's residual; ``None`` if it is not known yet."""
+        return self._averaging.waiting()
 
     def lasting(self, local: int = 0) -> dict[str, Sequence[Tensor]]:
         """Tensors that only the local rank ``local`` keeps from step to step, by name; they have any shape."""
         return {"residuals are": self.carried.lasting(local)}
+
+    # --- groups
+
+    @property
+    def partition(self) -> list[Range]:
+        """Ranges of layers that are synchronized together."""
+        return self.carried.partition
+
+    def _regroup(self, partition: Sequence[Range]) -> None:
+        # Unused averages are stored by group, so they must return to the residuals before the groups change.
+        self._scaling.return_unused(self.carried.states, remembers=self.carried.remembers)
+        self.carried.regroup(partition)
+        self._use_groups()
+
+    def _use_groups(self) -> None:
+        self._averaging.regroup()
+        self._step.regroup(self.carried.groups)
+
+    # --- saved states
 
     def state_dict(self, local: int = 0) -> dict[str, Any]:
         """State of the local rank ``local`` as plain data; its tensors share memory with the engine."""
@@ -302,7 +339,7 @@ class Engine(ABC):
 
     def load_state_dict(self, local: int, values: Mapping[str, Any]) -> None:
         """Loads ``values`` that ``state_dict`` returned for the same rank ``local``; missing ones stay unchanged."""
-        self._follow(values)
+        self._load_common(values)
         self.carried.load_state_dicts(local, values["groups"])
 
     def adopt(self, local: int, parts: Sequence[Mapping[str, Any]], before: int) -> None:
@@ -313,195 +350,19 @@ class Engine(ABC):
             parts: States of the ranks in ``spardl.method.elastic.sources``, in that order.
             before: Number of workers that saved the states.
         """
-        self._follow(parts[0])
+        self._load_common(parts[0])
         self._scaling.rescale_unused(before / self._cluster.size)
         worker = self._cluster.local_workers[local]
         self.carried.adopt(local, worker, [part["groups"] for part in parts], before)
 
-    @property
-    def scale(self) -> float:
-        """Scale (a factor) of the gradients in residuals and moments."""
-        return self._scaling.factor
-
-    @property
-    def overflowed(self) -> bool:
-        """Whether the optimizer must skip this step because some worker's gradient, or a sum, overflowed."""
-        return bool(self._scaling.overflowed)
-
-    def settle(self) -> None:
-        """Returns the averages that no update used to the residuals."""
-        self._scaling.return_unused(self.carried.states, remembers=self.carried.remembers)
-
-    def forget(self) -> None:
-        """Resets the engine to its state before the first step."""
-        self._scaling.reset()
-        self.carried.forget()
-        self._begin_groups()
-
-    def succeed(self, other: Engine) -> None:
-        """Continues with other groups after ``other``, whose method keeps no state, has ended a step."""
-        self.steps, self.kept = other.steps, other.kept
-        self._usage.load_state_dict(other._usage.state_dict())
-        self._scaling.load_state_dict(other._scaling.state_dict())
-        self.carried.succeed(other.carried)
-
-    def check_state(self, values: Mapping[str, Any]) -> None:
-        """Checks that ``load_state_dict`` can load ``values``, without changing anything.
-
-        Raises:
-            ValueError: If a value does not fit.
-        """
-        check_saved(values, self._gradient, self.carried, self._scaling, self._trials, self.fixed)
-
-    def _follow(self, values: Mapping[str, Any]) -> None:
+    def _load_common(self, values: Mapping[str, Any]) -> None:
+        """Loads the values that are equal on all workers."""
         partition = [(start, stop) for start, stop in values.get("partition", self.partition)]
         if partition != self.partition:
             self._regroup(partition)
         self._usage.load_state_dict(values.get("usage", self._usage.state_dict()))
         self.kept = values.get("kept", self.kept)
         self._scaling.load_state_dict(values)
-
-    def _regroup(self, partition: Sequence[Range]) -> None:
-        # Unused averages are stored by group, so they must return to the residuals before the groups change.
-        self.settle()
-        self.carried.regroup(partition)
-        self._begin_groups()
-
-    def _begin_groups(self) -> None:
-        self._monitor = ResidualMonitor(len(self._groups))
-        self._averages: list[dict[int, Sum]] = [{} for _ in self._cluster.local_ranks]
-
-    def _part(self, group: Group) -> Tensor:
-        """Gradient of a group; then its average."""
-        return self._gradient.cut(self._gradient.vectors, group.entries)
-
-    # --- accumulation and averaging
-
-    def _hand_over(self, number: int) -> None:
-        group = self._groups[number]
-        with self._cluster.timed(Phase.SELECT, [self._local]):
-            self._gradient.add_weights(self._decay, self._scaling.factor, group.tensors)
-            if self._copies:
-                self._whole[number][:] = [self._part(group)]
-            elif self._scaling:
-                # The next local rank writes its gradient into the same memory.
-                self._whole[number].append(self._part(group).clone())
-                self._part(group).zero_()
-            else:
-                self._accumulate(number, self._part(group), group.states[self._local], clear=True)
-
-    def _accumulate(self, number: int, gradient: Tensor, state: MethodState, *, clear: bool = False) -> None:
-        measured = self.carried.remembers and (self.measures or (self._copies and self.steps % _MEASURE_EVERY == 1))
-        if not measured or state is not self._groups[number].states[0]:
-            self._method.accumulate(gradient, state, clear=clear)
-            return
-        # Momentum and residual decide what is added, so measure the difference and not the gradient.
-        before = state.memory.clone()
-        self._method.accumulate(gradient, state, clear=clear)
-        self._monitor.note(number, state.memory - before, self._scaling.factor)
-
-    def _clip_first(self) -> None:
-        with self._cluster.timed(Phase.SELECT, [self._local]):
-            self.limit.clip(self._gradient.vectors, self._gradient.layout.length, self._scaling.factor)
-
-    def _programs(self, number: int) -> list[Program[Sum]]:
-        """The synchronization of a group: one program per local rank."""
-        pairs = list(zip(self._cluster.local_workers, self._groups[number].states, strict=True))
-        if self._copies or self._scaling:
-            # Bind this step's list: the program may start when the next step has already begun.
-            whole = self._whole[number]
-            return [self._from_gradient(number, whole, local, *pair) for local, pair in enumerate(pairs)]
-        return [self._method.average(worker, state) for worker, state in pairs]
-
-    def _from_gradient(
-        self, number: int, whole: Sequence[Tensor], local: int, worker: Worker, state: MethodState
-    ) -> Program[Sum]:
-        """Program that starts from the gradient itself, so that accumulation runs in the background as well."""
-        gradient = whole[local]
-        if self._scaling and (yield from any_overflowed(worker, gradient)):
-            self._overflow(number, gradient)
-            # The schedule waits at a boundary in every program, also where nothing is averaged.
-            yield Boundary(gradient)
-            return gradient
-        self._accumulate(number, gradient, state)
-        average = yield from self._method.average(worker, state, gradient)
-        write(average, gradient)
-        if self._scaling and state.overflowed:
-            # The GradScaler must see the overflow in this gradient. The residual keeps the worker's share of the
-            # average, so that the next step sends it again at a lower scale.
-            if self.carried.remembers:
-                state.change(more=gradient)
-            self._overflow(number, gradient)
-            return gradient
-        return average
-
-    def _overflow(self, number: int, gradient: Tensor) -> None:
-        self._scaling.overflowed.add(number)
-        gradient.fill_(torch.inf)
-
-    def waiting(self) -> Waiting | None:
-        """Size of the first local rank's residual; ``None`` if it is not known yet."""
-        if not self.carried.remembers:
-            return Waiting(0.0, 0.0)
-        return self._monitor.waiting(self.carried.residuals(), self._scaling.factor)
-
-    def _on_gradient(self, number: int, parameter: nn.Parameter) -> None:
-        # optimizer.zero_grad() or an assignment replaces .grad; the average would then miss this gradient.
-        if isinstance(self._gradient, FlatGradient) and not self._gradient.has(number, parameter.grad):
-            raise TrainingError(
-                f"the gradient of {self._gradient.names[number]} is no longer a view of the flat gradient; call "
-                "gradient.zero() instead of optimizer.zero_grad(), and do not assign .grad"
-            )
-        self.note(number)
-        self.complete(number)
-
-    # --- the update
-
-    def _take_over(self, group: Group, average: Sum) -> None:
-        if not self._copies:
-            # No need to clear the memory first: accumulation has moved its content to the residual.
-            write(average, self._part(group), clear=False)
-        self.kept += len(average) if isinstance(average, SparseVector) else average.numel()
-
-    def _update_all(self) -> None:
-        if self._scaling:
-            self._scaling.keep_unused([gradients[0] for gradients in self._whole])
-        if self._updater is None:
-            return
-        unused = [self._gradient.parameters[number] for number in self.unused()]
-        with self._everybody(Phase.UPDATE):
-            if not self._scaling.overflowed:
-                self._shorten()
-                # Parameters without a gradient on any worker would still get weight decay or a momentum step.
-                self._updater.hold()
-                with self._gradient.hidden(unused):
-                    self._updater.apply(self._gradient.parameters)
-            for vector in self._gradient.vectors:
-                vector.zero_()
-
-    def _shorten(self) -> None:
-        vectors, length = self._gradient.vectors, self._gradient.layout.length
-        factor = self._factor(lambda: norm_in(vectors, length))
-        if factor is not None:
-            for vector in vectors:
-                vector.mul_(factor)
-
-    def _factor(self, norm: Callable[[], float]) -> float | None:
-        """Factor that is applied to the average before the update; ``norm`` computes the norm of the average."""
-        return self.limit.factor(norm, self._scaling.factor)
-
-    def unused(self) -> list[int]:
-        """Numbers of the parameters without a gradient on any worker; the optimizer leaves them alone, as in DDP.
-
-        All workers must call this once in each step.
-        """
-        rows = self._usage.rows()
-        numbers = self._usage.unused(gather_rows(self._cluster, rows) if rows else [])
-        self._usage.clear()
-        return numbers
-
-    def _everybody(self, phase: Phase) -> AbstractContextManager[None]:
-        return self._cluster.timed(phase, range(len(self._cluster.local_ranks)))
 
 
 # The schedule, as a configuration chooses it.

@@ -180,6 +180,8 @@ class Measured(InBackward):
         decide: Function that chooses the partition.
     """
 
+    fixed = False
+
     def __init__(self, method: Method, cluster: Cluster, training: Training, decide: Decide) -> None:
         self._decide = decide
         self._ready_times: list[list[float]] | None = []
@@ -193,7 +195,7 @@ class Measured(InBackward):
         if local == 0 and self._ready_times is not None:
             if len(self._ready_times) == _SKIPPED + _COUNTED:
                 self._regroup(self._choose(self._ready_times[_SKIPPED:]))
-                self._ready_times = None
+                self._decided(True)
             else:
                 self._ready_times.append([0.0] * len(self._gradient.layers))
         super().begin(local)
@@ -202,15 +204,15 @@ class Measured(InBackward):
         """Starts the clock with the last backward pass."""
         super().before_backward(last=last)
         if self._ready_times is not None:
-            self._backward_start = self._cluster.now(self._local)
+            self._backward_start = self._cluster.now(self._step.local)
 
     def complete(self, number: int) -> None:
         """Measures when the gradient of parameter ``number`` is complete."""
         # Local ranks run the same model: measure the first one.
-        if self._ready_times is not None and self._local == 0:
+        if self._ready_times is not None and self._step.local == 0:
             layer = self._layer_of[number]
-            self._cluster.reach(self._local, [layer], backward=True)
-            self._ready_times[-1][layer] = self._cluster.now(self._local) - self._backward_start
+            self._cluster.reach(self._step.local, [layer], backward=True)
+            self._ready_times[-1][layer] = self._cluster.now(self._step.local) - self._backward_start
         super().complete(number)
 
     def _choose(self, rows: Sequence[Sequence[float]]) -> list[Range]:
@@ -224,15 +226,10 @@ class Measured(InBackward):
             lambda order: self._decide([entries[each] for each in order], [ready[each] for each in order], cost),
         )
 
-    @property
-    def fixed(self) -> bool:
-        """False, because the groups change after the measurements."""
-        return False
-
-    @property
-    def chosen(self) -> list[Range] | None:
-        """Partition after the choice; ``None`` before."""
-        return self.partition if self._ready_times is None else None
+    def _decided(self, decided: bool) -> None:
+        """Keeps the current partition, or measures again."""
+        self._ready_times = None if decided else []
+        self.chosen = self.partition if decided else None
 
     def facts(self, given: Mapping[str, Any] | None = None) -> dict[str, str]:
         """Settings and state of the engine, with the number of measured steps."""
@@ -258,10 +255,10 @@ class Measured(InBackward):
         if type(values.get("decided", False)) is not bool:
             raise ValueError(f"decided is {described(values['decided'])}, expected True or False")
 
-    def _follow(self, values: Mapping[str, Any]) -> None:
+    def _load_common(self, values: Mapping[str, Any]) -> None:
         # Incomplete measurements start again: the resumed run may have another machine.
-        super()._follow(values)
-        self._ready_times = None if values.get("decided") else []
+        super()._load_common(values)
+        self._decided(bool(values.get("decided")))
 
 
 def measure_cost(method: Method, cluster: Cluster, gradient: Tensor) -> Linear:

@@ -25,6 +25,7 @@ from spardl.clusters.base import Cluster, Flight
 from spardl.method.elastic import sources
 from spardl.method.method import Method
 from spardl.protocol.programs import Phase, copied
+from spardl.schedules.averaging import gradient_of
 from spardl.schedules.engine import Engine, Schedule, Training
 from spardl.schedules.fusion import by_share
 from spardl.schedules.scaling import Limit
@@ -196,9 +197,9 @@ class _OuterSteps(Engine):
         for number, anchor in enumerate(self._anchors):
             anchor.grad = self._gradient.part(number).view_as(anchor)
         self._rule = outer.rule(self._anchors, method)
-        self._turns = Turns(outer.every, len(self._groups))
+        self._fragments = Turns(outer.every, len(self.carried.groups))
         # Fragments in flight whose outer step is not made yet: ``flush`` may make it before the average is applied.
-        self._flights: dict[int, Flight[Sum]] = {}
+        self._works: dict[int, Flight[Sum]] = {}
         self._loaded: int | None = None
         ranks = range(len(cluster.local_ranks))
         self._weights = [[anchor.detach().clone() for anchor in self._anchors] for _ in ranks]
@@ -237,7 +238,7 @@ class _OuterSteps(Engine):
     def flush(self) -> None:
         """Loads the global weights after the last exchange into the model."""
         self._save_rank()
-        for number in self._turns.aloft:
+        for number in self._fragments.aloft:
             self._outer_step(number)
         self._write_weights(self._anchors)
 
@@ -255,75 +256,77 @@ class _OuterSteps(Engine):
 
     def collect(self) -> None:
         """Makes a step of the rank's own optimizer, unless its gradient is non-finite."""
-        self._clip_first()
-        with self._cluster.timed(Phase.UPDATE, [self._local]):
+        super().collect()
+        local = self._step.local
+        self._averaging.clip_own(local)
+        with self._cluster.timed(Phase.UPDATE, [local]):
             # A non-finite gradient would stay in the optimizer's moments.
             if math.isfinite(largest(self._gradient.vectors)):
-                unused = [self._gradient.parameters[number] for number in self._usage.left_out(self._local)]
+                unused = [self._gradient.parameters[number] for number in self._usage.left_out(local)]
                 with self._gradient.hidden(unused):
                     self._optimizer.step()
             else:
-                self._groups[0].states[self._local].refuse()
+                self.carried.groups[0].states[local].refuse()
             for vector in self._gradient.vectors:
                 vector.zero_()
 
     def finish(self) -> None:
         """Applies the averages that are due and sends the fragments that are due."""
         self._usage.clear()
-        due = self._turns.step()
+        due = self._fragments.step()
         for number in due.landing:
             self._apply(number)
         for number in due.leaving:
             self._exchange(number, self._outer.delay)
+        self._step.end()
 
     def end(self) -> None:
         """Averages the progress since the last exchange."""
-        for number in list(self._turns.aloft):
+        for number in list(self._fragments.aloft):
             self._apply(number)
-        for number in self._turns.begun:
+        for number in self._fragments.begun:
             self._exchange(number, 0)
 
     def _exchange(self, number: int, delay: int) -> None:
         """Sends the progress of each local rank in a fragment; the average is applied after ``delay`` steps."""
         self._save_rank()
         for local in range(len(self._weights)):
-            self._local = local
             self._take_difference(number, local)
-            self._hand_over(number)
-        flight = self._cluster.flight(self._programs(number))
+            self._averaging.hand_over(number, local)
+        work = self._cluster.flight(self._averaging.programs(number))
         for local in range(len(self._weights)):
-            flight.release(local)
-        self._flights[number] = flight
-        self._turns.leave(number, delay)
+            work.release(local)
+        self._works[number] = work
+        self._fragments.leave(number, delay)
         if not delay:
             self._apply(number)
 
     def _take_difference(self, number: int, local: int) -> None:
-        for each in range(*self._groups[number].tensors):
+        for each in range(*self.carried.groups[number].tensors):
             anchor = self._anchors[each].detach()
             torch.sub(anchor, self._weights[local][each], out=self._gradient.part(each).view(anchor.shape))
 
     def _outer_step(self, number: int) -> None:
         """Makes the outer step of a fragment, unless it is already made."""
-        flight, group = self._flights.pop(number, None), self._groups[number]
-        if flight is None:
+        work, group = self._works.pop(number, None), self.carried.groups[number]
+        if work is None:
             return
-        for local, own in enumerate(self._averages):
-            own[number] = flight.wait(local)
-        self._take_over(group, self._averages[0][number])
+        for local, own in enumerate(self._step.averages):
+            own[number] = work.wait(local)
+        self.kept += self._update.store(group, self._step.averages[0][number])
         # SGD treats each parameter alone, but must not touch the momentum of the other fragments.
         others = [each for place, each in enumerate(self._anchors) if not group.tensors[0] <= place < group.tensors[1]]
-        with self._everybody(Phase.UPDATE):
+        with self._update.timed():
             with self._gradient.hidden(others):
                 self._rule.step()
-            self._part(group).zero_()
+            gradient_of(self._gradient, group).zero_()
 
     def _apply(self, number: int) -> None:
         self._save_rank()
         self._outer_step(number)
-        self._turns.land(number)
+        self._fragments.land(number)
         for own in self._weights:
-            for each in range(*self._groups[number].tensors):
+            for each in range(*self.carried.groups[number].tensors):
                 go_on(own[each], self._anchors[each], self._outer.mixing)
 
     # --- state
@@ -347,8 +350,8 @@ class _OuterSteps(Engine):
         return {
             **super().state_dict(local),
             "outer": {
-                "left": list(self._turns.left),
-                "aloft": dict(self._turns.aloft),
+                "left": list(self._fragments.left),
+                "aloft": dict(self._fragments.aloft),
                 "weights": self._weights[local],
                 "optimizer": {numbers[parameter]: state for parameter, state in self._states[local].items()},
                 "rule": self._rule.state_dict()["state"],
@@ -370,8 +373,8 @@ class _OuterSteps(Engine):
     @torch.no_grad()
     def _load_outer(self, local: int, saved: Mapping[str, Any]) -> None:
         self._loaded = None
-        self._turns.left, self._turns.aloft = list(saved["left"]), dict(saved["aloft"])
-        self._flights = {}
+        self._fragments.left, self._fragments.aloft = list(saved["left"]), dict(saved["aloft"])
+        self._works = {}
         # A checkpoint's model has the global weights, see ``flush``.
         for anchor, parameter in zip(self._anchors, self._gradient.parameters, strict=True):
             anchor.copy_(parameter)

@@ -164,6 +164,7 @@ class Engine(ABC):
     fixed: bool = True
     chosen: list[Range] | None = None
     _trials: Trials | None = None  # set by schedules that try other group sizes
+    _clips_own: ClassVar[bool] = False  # whether clip_norm limits each worker's own gradient with any momentum
 
     def __init__(self, method: Method, cluster: Cluster, training: Training, partition: Sequence[Range]) -> None:
         self._method, self._cluster, self._training = method, cluster, training
@@ -172,7 +173,7 @@ class Engine(ABC):
         self.kept = self.steps = 0
         self.measures = False
         self.carried = GradientState(method, gradient, ranks, partition)
-        self.limit = Limit(training.clip_norm, first=method.momentum.moved)
+        self.limit = Limit(training.clip_norm, first=method.momentum.moved or self._clips_own)
         self._scaling = Scaling(training.scale)
         self._usage = Usage(ranks, len(gradient.parameters), always=training.find_unused)
         self._step = Step(ranks, backwards=gradient.backwards)

@@ -28,7 +28,6 @@ from spardl.protocol.programs import Phase, copied
 from spardl.schedules.averaging import gradient_of
 from spardl.schedules.engine import Engine, Schedule, Training
 from spardl.schedules.fusion import by_share
-from spardl.schedules.scaling import Limit
 from spardl.vector.norms import largest
 from spardl.vector.sparse import Sum
 
@@ -182,6 +181,9 @@ class _OuterSteps(Engine):
     The global weights are separate parameters, the anchors, whose gradients are the averaged differences.
     """
 
+    # The average is a difference of weights: the gradient that an optimizer sees is each worker's own.
+    _clips_own = True
+
     def __init__(self, method: Method, cluster: Cluster, training: Training, outer: OuterSteps) -> None:
         outer.check(method, clips=training.clip_norm is not None)
         if training.optimizer is None:
@@ -191,7 +193,6 @@ class _OuterSteps(Engine):
                 "outer steps do not support loss scaling; remove Training(scale=...) and use bfloat16 or float32"
             )
         super().__init__(method, cluster, training, by_share(training.gradient.entries, outer.fragments))
-        self._limit = Limit(training.clip_norm, first=True)
         self._outer, self._optimizer = outer, training.optimizer
         self._anchors = [nn.Parameter(parameter.detach().clone()) for parameter in self._gradient.parameters]
         for number, anchor in enumerate(self._anchors):

@@ -54,6 +54,18 @@ def finished(loop: Loop, steps: range) -> Tensor:
     return weights(loop.model)
 
 
+def test_clip_norm_limits_each_workers_own_gradient() -> None:
+    """With an exchange after every step and an outer rate of 1, one worker trains as without outer steps."""
+
+    def trained(schedule: AfterBackward | OuterSteps, clip_norm: float | None) -> Tensor:
+        return Loop(schedule, SimulatedCluster(1, NETWORK), Setting(clip_norm=clip_norm, steps=3)).run()
+
+    outer = OuterSteps(every=1, lr=1.0, momentum=0.0)
+    clipped = trained(outer, 0.05)
+    assert torch.allclose(clipped, trained(AfterBackward(), 0.05), rtol=1e-9, atol=1e-12)
+    assert not torch.allclose(clipped, trained(outer, None))
+
+
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_an_exchange_after_every_step_is_plain_training_to_the_last_bit(workers: int) -> None:
     """With SGD without momentum, an outer rate of 1, and numbers that can be told exactly."""

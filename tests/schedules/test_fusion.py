@@ -1,4 +1,4 @@
-"""Partitions of layers, costs that are lines, and when synchronizations end."""
+"""Partitions of layers, linear costs, and end times of synchronizations."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_times_that_make_no_line(seconds: list[float]) -> None:
 
 
 def test_groups_end_one_after_the_other() -> None:
-    """Layer 2 is ready at 1 and takes 3; layers 0 and 1 are ready at 5, layer 1 before layer 0 or not."""
+    """Layer 2 is ready at 1 and takes 3; layers 0 and 1 are ready at 5, in either order."""
     entries, cost = [1, 1, 2], Linear(1.0, 1.0)
     assert ends([(0, 2), (2, 3)], entries, [5.0, 2.0, 1.0], cost) == [8.0, 4.0]
     assert ends([(0, 2), (2, 3)], entries, [2.0, 5.0, 1.0], cost) == [8.0, 4.0]

@@ -1,4 +1,4 @@
-"""Groups that one run has chosen, for others that are to have the same bits."""
+"""Groups that one run chose, reused by other runs for equal bits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RUN = ("cluster=simulated", "cluster.workers=2", "training.max_steps=9", "traini
 SPARSE = (*RUN, "training.batch_size=4", "training.checkpoint_every=3", "compressor.density=0.05")
 
 
-# Megabytes that hold the last two of the toy's three layers, of 51 and 32 entries, and not the first one with them.
+# Megabytes for the last two of the toy's three layers, with 51 and 32 entries, but not the first one as well.
 ONE_AND_TWO = 100 * 8 / 2**20
 
 
@@ -69,7 +69,7 @@ def test_a_run_writes_its_groups_and_others_use_them(name: str, tmp_path: Path) 
         assert here(*words, f"output_dir={tmp_path / outputs}") == 0
     assert results(run_of(tmp_path / "b")) == results(run_of(tmp_path / "c"))
     assert not (run_of(tmp_path / "b") / "groups.json").exists()
-    # Whenever it is interrupted, too: a run that measures would begin that anew.
+    # An interruption does not matter either: a run that measures would measure again.
     again = (*words, f"output_dir={tmp_path / 'd'}", "resume=auto")
     with beside(*again, folder=tmp_path / "log") as run:
         wait_until(lambda: run.ended() or ((tmp_path / "d").exists() and steps_logged(tmp_path / "d") >= 4))

@@ -11,8 +11,8 @@ from spardl.schedules.scaling import Limit
 
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
-def test_what_is_not_finite_does_not_keep_the_rest_from_being_limited(bad: float) -> None:
-    """It is left out later, by itself."""
+def test_nonfinite_parts_do_not_prevent_clipping_the_rest(bad: float) -> None:
+    """The non-finite part is left out later, without the others."""
     whole, harmed = [torch.full((4,), 3.0)], [torch.full((4,), 3.0), torch.tensor([bad, 1.0])]
     for vectors in (whole, harmed):
         Limit(1.0, first=True).clip(vectors, 6, 1.0)

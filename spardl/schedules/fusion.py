@@ -224,6 +224,7 @@ def flat_order(gradient: Storage, choose: Callable[[list[int]], Sequence[Range]]
         The partition in flat order.
     """
     count = len(gradient.layers)
+    # Mirror the positions: ``choose`` expects the first layer of the forward pass at 0.
     if not gradient.backwards:
         return list(choose(list(range(count))))
     return [(count - stop, count - start) for start, stop in reversed(choose(list(reversed(range(count)))))]
@@ -241,6 +242,7 @@ def by_megabytes(gradient: Storage, megabytes: float) -> list[Range]:
     """
     sizes, step = gradient.entries, -1 if gradient.backwards else 1
     found: list[Range] = []
+    # The limit is in bytes, and the itemsize differs between runs.
     for start, stop in gradient.runs:
         itemsize = gradient.parameters[gradient.layers[start].tensors[0]].itemsize
         groups = by_size(sizes[start:stop][::step], megabytes * _MEGABYTE / itemsize)

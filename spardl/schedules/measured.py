@@ -111,6 +111,7 @@ def agreed_groups(file: Path, cluster: Cluster, training: Training) -> list[Rang
             f"{sum(found.entries):,} entries, expected {len(entries)} layers and {sum(entries):,} entries; use a file "
             "of this model"
         )
+    # A partition as a row of fixed length, which workers can gather even if their partitions differ.
     begins = torch.zeros(len(entries), dtype=torch.int64)
     begins[[start for start, _ in found.ranges]] = 1
     rows = gather_rows(cluster, [begins for _ in cluster.local_ranks])
@@ -217,6 +218,7 @@ class Measured(InBackward):
 
     def _choose(self, rows: Sequence[Sequence[float]]) -> list[Range]:
         """Partition that the measurements of all workers lead to; equal on all workers."""
+        # The median ignores steps that other processes on the machine disturbed.
         mine = torch.tensor([median(times) for times in zip(*rows, strict=True)], dtype=torch.float64)
         ready = _mean(self._cluster, [mine for _ in self._cluster.local_ranks])
         cost = measure_cost(self._method, self._cluster, max(self._gradient.vectors, key=Tensor.numel))
@@ -269,6 +271,7 @@ def measure_cost(method: Method, cluster: Cluster, gradient: Tensor) -> Linear:
         cluster: Cluster that runs the workers.
         gradient: Gradient of shape (n,), with the dtype and device to measure; n bounds the sizes.
     """
+    # Small groups show the start-up time, large ones the time per entry.
     sizes = sorted({max(1, gradient.numel() // share) for share in (64, 8, 1)})
     # Dropout must draw the same random numbers as with any other schedule.
     with torch.random.fork_rng([gradient.device] if gradient.device.type == "cuda" else []):
@@ -282,6 +285,7 @@ def _measure(method: Method, cluster: Cluster, gradient: Tensor) -> float:
     found = []
     for _ in range(_REPEATS):
         for state in states:
+            # Measure the sparse method, not the dense synchronization of the warm-up.
             state.step = method.warmup.steps + 1
             method.accumulate(gradient, state)
         pairs = zip(cluster.local_workers, states, strict=True)

@@ -63,6 +63,7 @@ class Turns:
 
     def __init__(self, every: int, fragments: int) -> None:
         self.every = every
+        # Equal distances between the fragments spread the traffic evenly over the steps.
         self.left = [math.ceil((number + 1) * every / fragments) for number in range(fragments)]
         self.aloft: dict[int, int] = {}
 
@@ -96,6 +97,7 @@ def go_on(own: Tensor, anchor: Tensor, mixing: float) -> None:
         anchor: Global weights, of the same shape.
         mixing: Share of the global weights; 1 replaces the worker's weights, even if they are non-finite.
     """
+    # lerp with a weight of 1 keeps a NaN of the worker's weights, copy_ does not.
     own.lerp_(anchor, mixing) if mixing < 1 else own.copy_(anchor)
 
 
@@ -196,6 +198,7 @@ class _OuterSteps(Engine):
         self._outer, self._optimizer = outer, training.optimizer
         self._anchors = [nn.Parameter(parameter.detach().clone()) for parameter in self._gradient.parameters]
         for number, anchor in enumerate(self._anchors):
+            # The outer SGD reads the averaged difference where the model's optimizer reads its gradient.
             anchor.grad = self._gradient.part(number).view_as(anchor)
         self._rule = outer.rule(self._anchors, method)
         self._fragments = Turns(outer.every, len(self.carried.groups))
@@ -204,6 +207,7 @@ class _OuterSteps(Engine):
         self._loaded: int | None = None
         ranks = range(len(cluster.local_ranks))
         self._weights = [[anchor.detach().clone() for anchor in self._anchors] for _ in ranks]
+        # Local ranks share one optimizer object; each swaps in its own state, like its weights.
         self._states: list[dict[nn.Parameter, Any]] = [defaultdict(dict) for _ in ranks]
 
     def facts(self, given: Mapping[str, Any] | None = None) -> dict[str, str]:
@@ -273,6 +277,7 @@ class _OuterSteps(Engine):
 
     def finish(self) -> None:
         """Applies the averages that are due and sends the fragments that are due."""
+        # Usage only matters for the rank's own step: anchors always have a gradient.
         self._usage.clear()
         due = self._fragments.step()
         for number in due.landing:
@@ -283,6 +288,7 @@ class _OuterSteps(Engine):
 
     def end(self) -> None:
         """Averages the progress since the last exchange."""
+        # Apply averages in flight first: a fragment can only be sent again afterwards.
         for number in list(self._fragments.aloft):
             self._apply(number)
         for number in self._fragments.begun:
@@ -368,6 +374,7 @@ class _OuterSteps(Engine):
         """Loads states of another number of workers: new ranks copy a source; those of removed ranks are dropped."""
         super().adopt(local, parts, before)
         worker = self._cluster.local_workers[local]
+        # Weights and optimizer state cannot be averaged over workers: take those of one source.
         place = sources(worker, before).index(worker.rank % before)
         self._load_outer(local, parts[place]["outer"])
 

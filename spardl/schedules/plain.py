@@ -138,6 +138,7 @@ class PlainSteps:
         self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         arguments, options = _closed(arguments, options)
+        # A GradScaler passes the scale to fused optimizers instead of unscaling the gradients.
         if getattr(optimizer, "grad_scale", None) is not None:
             raise ConfigError("a fused optimizer unscales gradients itself; create the optimizer without fused=True")
         if (rule := rule_of(optimizer)) != self._rule:
@@ -203,6 +204,7 @@ class PlainSteps:
                 self._warn_of(lacking, len(names))
             else:
                 _copy([each for each in found if each is not None], carried, scale, updates)
+        # The optimizer's state would go stale: its own step no longer sees gradients.
         self._free()
 
     def _warn_of(self, lacking: Sequence[str], averaged: int) -> None:

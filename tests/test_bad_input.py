@@ -91,7 +91,7 @@ CASES = {
     "wire=int8 compressor=oktopk": "use wire.values=bfloat16, or communicator=spardl",
     "warmup.steps=-1": "warmup.steps must be a whole number, at least 0, got -1",
     "schedule=foo": "Available options in 'schedule': after_backward dear diloco layer_fusion local_sgd mg_wfbp outer",
-    "schedule=outer momentum=sgd": "momentum=sgd comes on top of the outer SGD's; use a method without one",
+    "schedule=outer momentum=sgd": "momentum=sgd would be applied in addition to the outer SGD's; use a method",
     "schedule=outer schedule.every=0": "every must be a whole number, at least 1, got 0",
     "schedule=outer schedule.lr=-1": "lr must be a number above 0, got -1",
     "schedule=outer training.precision=fp16": "use training.precision=bf16, or fp32",

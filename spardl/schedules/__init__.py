@@ -1,4 +1,4 @@
-"""Schedules: when gradients are sent. One schedule is one file."""
+"""Schedules: when the gradients of a step are synchronized, and in which groups."""
 
 from spardl.schedules.dear import Dear
 from spardl.schedules.engine import Engine, Schedule, Training

@@ -1,4 +1,4 @@
-"""What workers carry from step to step, cut into the groups in which gradients are averaged."""
+"""State that lasts from step to step: residuals, moments and usage of parameters, by group of layers."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from spardl.schedules.fusion import Range, within
 from spardl.vector.flat import CopiedGradient, Storage
 from spardl.vector.layout import Layout
 
-__all__ = ["Carried", "Group", "Quality", "Snapshot", "Usage", "Waiting", "on_average"]
+__all__ = ["GradientState", "Group", "ResidualMonitor", "Snapshot", "Usage", "Waiting", "on_average"]
 
 
-# How much waits in residuals, and how long: the price of compression, seen while training.
+# The size of residuals.
 
 
 class Waiting(NamedTuple):
-    """What a worker carries over, as multiples of what it added in a step: gradients, or updates.
+    """Size of a worker's residual, as multiples of the gradient or update that it adds in a step.
 
     Attributes:
-        norm: 2-norm over 2-norm.
-        age: sum of magnitudes over sum of magnitudes: by Little's law, the steps that an entry waits in the mean, if
-            its sign stays; less where it changes.
+        norm: 2-norm of the residual divided by the 2-norm of the addition (a factor).
+        age: Sum of magnitudes of the residual divided by that of the addition. By Little's law, this is the average
+            number of steps that an entry waits, if its sign does not change; fewer if it does.
     """
 
     norm: float
@@ -38,7 +38,7 @@ class Waiting(NamedTuple):
 
 
 def on_average(parts: Iterable[Waiting | None]) -> Waiting | None:
-    """The mean of several, all of equal weight; ``None`` if one is not known yet."""
+    """Average of several sizes with equal weights; ``None`` if one of them is unknown."""
     found = list(parts)
     known = [each for each in found if each is not None]
     if len(known) < len(found):
@@ -46,37 +46,37 @@ def on_average(parts: Iterable[Waiting | None]) -> Waiting | None:
     return Waiting(*(sum(figures) / len(known) for figures in zip(*known, strict=True)))
 
 
-class Quality:
-    """Remembers how large what was added last was, by group.
+class ResidualMonitor:
+    """Remembers the size of the last addition to the residual, by group.
 
     Args:
-        groups: how many there are.
+        groups: Number of groups of the gradient.
     """
 
     def __init__(self, groups: int) -> None:
         self._added = [(0.0, 0.0)] * groups
 
     def note(self, number: int, added: Tensor, scale: float) -> None:
-        """Is told what was added to a residual.
+        """Records an addition to a residual.
 
         Args:
-            number: of the group.
-            added: shape (m,); one that is not finite is left out.
-            scale: that it is multiplied by.
+            number: Number of the group.
+            added: Addition of shape (m,); ignored if it is non-finite.
+            scale: Loss scale of the addition (a factor).
         """
         sizes = _sizes(added, scale)
         if all(0 < size < math.inf for size in sizes):
             self._added[number] = sizes
 
     def waiting(self, memories: Sequence[Tensor], scale: float) -> Waiting | None:
-        """How much waits; reads all of it.
+        """Computes the size of the residual; this reads all of it.
 
         Args:
-            memories: residuals, of any shapes.
-            scale: that they are multiplied by.
+            memories: Residuals of any shape.
+            scale: Loss scale of the residuals (a factor).
 
         Returns:
-            ``None`` as long as nothing was added.
+            The size; ``None`` before the first addition.
         """
         norm, magnitudes = _together(self._added)
         if not norm:
@@ -86,7 +86,7 @@ class Quality:
 
 
 def _sizes(vector: Tensor, scale: float) -> tuple[float, float]:
-    """2-norm, and sum of magnitudes."""
+    """2-norm and sum of magnitudes, both without the loss scale; zeros if ``vector`` is non-finite."""
     wide = torch.promote_types(vector.dtype, torch.float32)
     norm, magnitudes = (float(torch.linalg.vector_norm(vector, order, dtype=wide)) / scale for order in (2, 1))
     return (norm, magnitudes) if math.isfinite(norm + magnitudes) else (0.0, 0.0)
@@ -96,20 +96,20 @@ def _together(sizes: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return math.hypot(*(norm for norm, _ in sizes)), sum(magnitudes for _, magnitudes in sizes)
 
 
-# Which parameters some worker used in a step.
+# Usage of parameters.
 #
-# A parameter that nobody used has no gradient, and the optimizer must leave it alone; zeros would still be decayed, or
-# moved by their momentum. To find out costs a message, so it is done in the first step, and again only where some
-# worker did not use all of them then.
+# A parameter that no worker used has no gradient, and the optimizer must not change it: with a gradient of zeros,
+# weight decay and momentum would. The exchange costs a message, so workers exchange the usage in the first step, and
+# again only if some worker did not use all parameters.
 
 
 class Usage:
-    """Keeps count for some local ranks.
+    """Records which parameters the local ranks used in a step.
 
     Args:
-        local: how many they are.
-        parameters: of the model.
-        always: whether it is asked in every step.
+        local: Number of local ranks.
+        parameters: Number of parameters of the model.
+        always: Whether workers exchange the usage in every step.
     """
 
     def __init__(self, local: int, parameters: int, *, always: bool = False) -> None:
@@ -117,30 +117,30 @@ class Usage:
         self._watching, self._always = True, always
 
     def clear(self) -> None:
-        """A step ends."""
+        """Ends a step."""
         for used in self._used:
             used[:] = bytes(len(used))
 
     def note(self, local: int, number: int) -> None:
-        """A local rank used a parameter."""
+        """Records that the local rank ``local`` used parameter ``number``."""
         self._used[local][number] = 1
 
     def left_out(self, local: int) -> list[int]:
-        """The parameters that a local rank did not use."""
+        """Numbers of the parameters that the local rank ``local`` did not use."""
         return [number for number, used in enumerate(self._used[local]) if not used]
 
     def rows(self) -> list[Tensor]:
-        """What all workers must exchange now: a row of shape (parameters,) per local rank; or nothing."""
+        """One row of shape (parameters,) per local rank for all workers to exchange; empty if no exchange is due."""
         return [torch.tensor(used, dtype=torch.uint8) for used in self._used] if self._watching else []
 
     def unused(self, gathered: Sequence[Tensor]) -> list[int]:
-        """The parameters that no worker used.
+        """Numbers of the parameters that no worker used.
 
         Args:
-            gathered: the rows of all ranks, shape (parameters,) each, if ``rows`` gave any.
+            gathered: Rows of all ranks of shape (parameters,) each; empty if ``rows`` was empty.
 
         Returns:
-            Their numbers.
+            Numbers of the parameters; empty if no exchange was due.
         """
         if not gathered:
             return []
@@ -149,23 +149,23 @@ class Usage:
         return (table.amax(0) == 0).nonzero().squeeze(1).tolist()
 
     def state_dict(self) -> bool:
-        """Whether rows are exchanged."""
+        """Whether the workers exchange rows."""
         return self._watching
 
     def load_state_dict(self, value: bool) -> None:
-        """Continues from what ``state_dict`` gave, of one that asks in every step or not."""
+        """Loads a ``value`` that ``state_dict`` returned; the setting ``always`` may have changed."""
         self._watching = self._always or value
 
 
 @dataclass(frozen=True)
 class Group:
-    """Neighbouring layers that are synchronized together.
+    """Neighboring layers that are synchronized together.
 
     Attributes:
-        layers: numbers of the first one and of the one after the last.
-        tensors: likewise.
-        entries: first position in flat order, and the position after the last.
-        states: of the method, one per local rank; residual and moments are parts of those of the whole model.
+        layers: Range of the layers' numbers.
+        tensors: Range of the parameters' numbers.
+        entries: Range of the entries in flat order.
+        states: States of the method, one per local rank; residual and moments are views of those of the whole model.
     """
 
     layers: Range
@@ -174,27 +174,28 @@ class Group:
     states: list[MethodState]
 
 
-class Carried:
+class GradientState:
     """Residuals and moments of the whole model, and the states of its groups.
 
-    Residuals and moments belong to the parameters: where groups change, they stay.
+    Residuals and moments belong to the parameters: they stay when the groups change.
 
     Args:
-        method: whose states these are.
-        gradient: of the model.
-        ranks: how many local ranks there are.
-        partition: layers that are synchronized together; groups end where type or place of the gradients change.
+        method: Method that owns the states.
+        gradient: Gradient storage of the model.
+        ranks: Number of local ranks.
+        partition: Ranges of layers that are synchronized together; a group also ends where the dtype or device of the
+            gradients changes.
 
     Attributes:
-        groups: in flat order.
-        remembers: whether there are residuals.
-        shares: whether a gradient is averaged where it is.
+        groups: Groups of layers in flat order.
+        remembers: Whether the method has residuals.
+        shares: Whether the gradient is averaged in place instead of in a residual.
     """
 
     def __init__(self, method: Method, gradient: Storage, ranks: int, partition: Sequence[Range]) -> None:
         self._method, self._gradient = method, gradient
         self.remembers = method.residual.remembers
-        # A copied gradient is nobody else's.
+        # Only the engine reads a copied gradient, and one rank needs only one copy.
         self.shares = isinstance(gradient, CopiedGradient) and ranks == 1 and method.in_place
         memory = gradient.vectors if self.shares else None
         self._memories = [memory or [torch.zeros_like(each) for each in gradient.vectors] for _ in range(ranks)]
@@ -208,21 +209,22 @@ class Carried:
 
     @property
     def partition(self) -> list[Range]:
-        """Layers that are synchronized together."""
+        """Ranges of layers that are synchronized together."""
         return [group.layers for group in self.groups]
 
     @property
     def states(self) -> list[list[MethodState]]:
-        """Of the method, by group and local rank."""
+        """States of the method, by group and local rank."""
         return [group.states for group in self.groups]
 
     def regroup(self, partition: Sequence[Range]) -> None:
-        """Cuts the gradient anew, into the groups of ``partition``."""
+        """Divides the gradient into the groups of ``partition``; residuals and moments stay."""
         before = self.groups
         found = list(within(self._gradient.runs, partition))
         if isinstance(self._gradient, CopiedGradient):
             self._gradient.split([self._entries(layers) for layers in found], self._all[self.shares :])
         self.groups = [self._group(layers) for layers in found]
+        # Counts belong to the model, not to a group: collect them in the first group, which always exists.
         for local, first in enumerate(self.groups[0].states if before else ()):
             first.refused, first.refused_last = Refused.of(group.states[local] for group in before)
             spread = Spread.pooled(group.states[local].moments.spread for group in before)
@@ -254,39 +256,42 @@ class Carried:
         return self._method.state_in(layout, memory, Moments(velocity, variance))
 
     def lend(self, number: int, vector: Tensor) -> None:
-        """Lets the gradient of a group be averaged elsewhere, if ``shares``, until another place is lent.
+        """Averages the gradient of a group in other memory if ``shares``, until other memory is lent.
 
         Args:
-            number: of the group.
-            vector: where, shape (m,).
+            number: Number of the group.
+            vector: Memory to use, shape (m,).
         """
         self._gradient.vectors[number] = self.groups[number].states[0].memory = vector
 
-    def succeed(self, other: Carried) -> None:
-        """Goes on with the counts of ``other``, of the same parameters and of a method that carries nothing over."""
+    def succeed(self, other: GradientState) -> None:
+        """Copies the counts of ``other``, which has the same parameters and a method without state."""
         first = self.groups[0].states[0]
         first.refused, first.refused_last = other.refusals()[0]
         for group in self.groups:
             group.states[0].step = other.groups[0].states[0].step
 
-    # --- what is carried
+    # --- residuals and moments
 
     def residuals(self, local: int = 0) -> list[Tensor]:
-        """The residual of the local rank ``local``, if the method has one: shape (m,) each."""
+        """Residual of the local rank ``local`` if the method has one, shape (m,) each."""
         return self._memories[local] if self.remembers else []
 
     def lasting(self, local: int = 0) -> list[Tensor]:
-        """Residual and moments of the local rank ``local``, as far as the method has them: shape (m,) each."""
+        """Residual and moments of the local rank ``local`` that the method has, shape (m,) each."""
         return [*self.residuals(local), *self._velocities[local], *self._variances[local]]
 
     def residual_sum(self, local: int = 0) -> float:
-        """The sum of all entries of the residual of the local rank ``local``."""
+        """Sum of all entries of the residual of the local rank ``local``."""
         return sum(float(memory.sum(dtype=torch.float64)) for memory in self._memories[local])
 
     def of(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Residual, velocity and variance of the first local rank for a parameter: views, shape (entries,), or empty.
+        """Residual, velocity and variance of parameter ``number`` for the first local rank.
 
-        After they were changed, call ``changed``.
+        Call ``changed`` after writing to them.
+
+        Returns:
+            Views of shape (entries,); empty if the method does not have the vector.
         """
         entries = self._gradient.layout.tensors[number]
         kept = (self._memories[0], self._velocities[0], self._variances[0])
@@ -295,44 +300,45 @@ class Carried:
 
     @property
     def updates(self) -> int:
-        """Gradients that are in the variance of the first local rank."""
+        """Number of gradients that the variance of the first local rank contains."""
         return self.groups[0].states[0].moments.updates
 
     def count_updates(self, number: int) -> None:
-        """Is told that variances hold another ``number`` of gradients."""
+        """Sets the ``number`` of gradients that the variances contain."""
         for state in (each for states in self.states for each in states):
             state.moments.updates = number
 
     def changed(self) -> None:
-        """Is told that somebody changed what is carried."""
+        """Announces that a caller has changed residuals or moments."""
         for state in (each for states in self.states for each in states):
             state.change()
 
     def forget(self) -> None:
-        """Begins as in the first step."""
+        """Resets all state to that before the first step."""
         for vector in (each for vectors in self._all for each in vectors):
             vector.zero_()
+        # Without previous groups, ``regroup`` creates new states instead of transferring the counts.
         partition, self.groups = self.partition, []
         self.regroup(partition)
 
-    # --- refusals
+    # --- non-finite gradients
 
     def refused(self) -> int:
-        """Gradients (of a group, by a local rank) that were left out because they were not finite, or cut."""
+        """Number of gradients (of a group on a local rank) left out because they or a sum were non-finite."""
         return sum(state.refused for states in self.states for state in states)
 
     def refusals(self) -> list[Refused]:
-        """The same for each local rank, and when the last one was."""
+        """Number of gradients left out on each local rank, and the step of the last one."""
         return [Refused.of(states) for states in zip(*self.states, strict=True)]
 
     # --- saved states
 
     def state_dicts(self, local: int = 0) -> list[dict[str, Any]]:
-        """What the local rank ``local`` carries, by group; plain data whose tensors are shared."""
+        """States of the local rank ``local`` by group, as plain data that shares the tensors."""
         return [states[local].state_dict() for states in self.states]
 
     def like(self, layers: Range) -> MethodState:
-        """A state of the first local rank for some layers: that of their group, or a fresh one."""
+        """State of the first local rank for ``layers``: that of their group, or a new one."""
         own = next((group for group in self.groups if group.layers == layers), None)
         if own is not None:
             return own.states[0]
@@ -342,18 +348,18 @@ class Carried:
         return self._method.init_state(layout, first.dtype, first.device)
 
     def load_state_dicts(self, local: int, values: Sequence[Mapping[str, Any]]) -> None:
-        """Continues from ``values``, which ``state_dicts`` gave for the same rank, ``local``."""
+        """Loads ``values`` that ``state_dicts`` returned for the same rank ``local``."""
         for states, saved in zip(self.states, values, strict=True):
             states[local].load_state_dict(saved)
 
     def adopt(self, local: int, worker: Worker, parts: Sequence[Sequence[Mapping[str, Any]]], before: int) -> None:
-        """Continues from what another number of workers saved.
+        """Loads states that another number of workers saved.
 
         Args:
-            local: which rank.
-            worker: who that is.
-            parts: of the ranks in ``spardl.method.elastic.sources``, in that order: what ``state_dicts`` gave.
-            before: how many workers there were.
+            local: Local rank that loads the states.
+            worker: Worker of the local rank.
+            parts: Results of ``state_dicts`` on the ranks in ``spardl.method.elastic.sources``, in that order.
+            before: Number of workers that saved the states.
         """
         for states, *saved in zip(self.states, *parts, strict=True):
             states[local].adopt(saved, worker, before)
@@ -361,12 +367,12 @@ class Carried:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A copy of what the first local rank carries over.
+    """Copy of the first local rank's residual, moments and states.
 
     Attributes:
-        partition: of the groups.
-        groups: state of each, as plain data.
-        factor: scale of the gradients.
+        partition: Partition of the groups.
+        groups: State of each group as plain data.
+        factor: Loss scale of the gradients (a factor).
     """
 
     partition: list[Range]
@@ -374,16 +380,16 @@ class Snapshot:
     factor: float
 
     @classmethod
-    def of(cls, carried: Carried, factor: float) -> Snapshot:
-        """A copy of ``carried``; ``factor``: scale of the gradients."""
+    def of(cls, carried: GradientState, factor: float) -> Snapshot:
+        """Copies ``carried``; ``factor`` is the loss scale of its gradients."""
         return cls(carried.partition, copied(carried.state_dicts()), factor)
 
-    def restore(self, carried: Carried, factor: float) -> None:
-        """Puts residual, moments and states back; refused gradients stay counted.
+    def restore(self, carried: GradientState, factor: float) -> None:
+        """Restores residual, moments and states; the count of non-finite gradients stays.
 
         Args:
-            carried: of the same groups, else nothing is done.
-            factor: scale of the gradients now.
+            carried: State to restore; nothing happens if its groups differ.
+            factor: Current loss scale of the gradients.
         """
         if self.partition != carried.partition:
             return

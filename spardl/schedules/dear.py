@@ -1,17 +1,17 @@
-"""DeAR: the reduce-scatter during the backward pass, the all-gather during the next forward pass.
+"""DeAR: reduce-scatter during the backward pass, all-gather during the next forward pass.
 
 Source: Zhang et al., DeAR: Accelerating Distributed Deep Learning with Fine-Grained All-Reduce Pipelining, ICDCS 2023
-(arXiv 2302.12445). The mathematics is that of synchronous training: every group of parameters is updated before it is
-used. Per group, all-reduce costs as much as in one piece: (P-1) alpha + n(P-1)/P beta for each half.
+(arXiv 2302.12445). The result equals synchronous training: every group of parameters is updated before it is used.
+Splitting the all-reduce costs nothing extra: each half of a group takes (P-1) alpha + n(P-1)/P beta.
 
-With a sparse communicator the halves are those of its own: SparDL's Spar-Reduce-Scatter (and the gather between teams)
-goes beside the backward pass, the all-gather inside the teams beside the next forward pass. No paper has this. What a
-worker dropped is put back when its all-gather has ended, which is before its next gradient.
+With a sparse communicator, the halves are its own: SparDL's Spar-Reduce-Scatter (with the gather between teams)
+overlaps with the backward pass, and the all-gather inside the teams overlaps with the next forward pass. No paper
+describes this. The residual receives the dropped entries when the all-gather ends, which is before the next gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,9 +26,10 @@ from spardl.basics.errors import ConfigError, TrainingError
 from spardl.basics.weak import Uncopied
 from spardl.clusters.base import Cluster, Flight, gather_rows
 from spardl.method.method import Method
-from spardl.protocol.programs import Phase
+from spardl.schedules.averaging import gradient_of
 from spardl.schedules.engine import Engine, Schedule, Training
 from spardl.schedules.fusion import Range, by_count, by_megabytes, flat_order
+from spardl.schedules.step import StepPhase
 from spardl.schedules.tuning import Trials
 from spardl.schedules.wfbp import InBackward, check_megabytes
 from spardl.vector.flat import Storage
@@ -38,22 +39,22 @@ from spardl.vector.sparse import Sum
 __all__ = ["Dear", "FirstUses", "InHalves"]
 
 
-# Where a forward pass uses which parameters for the first time.
+# First use of each parameter in a forward pass.
 #
-# Hooks run before a module's forward, not before the use of a parameter, and a module may use parameters of another:
-# attention uses the weights of its output projection without calling it, a tied decoder those of the embedding. So the
-# first forward pass is watched, and each first use is booked on the module whose hook ran last before it: from the
-# second step on, that hook is the last chance to wait for the parameter. What was not used then is waited for when a
-# module that has it is called.
+# A hook runs before a module's forward, not before the use of a parameter, and a module may use parameters of another
+# module: attention uses the weights of its output projection without calling it, a tied decoder those of the embedding.
+# So the first forward pass is traced, and each first use is assigned to the module whose hook ran last before it. From
+# the second step on, that hook is the last chance to wait for the parameter. Parameters that the first pass did not use
+# are waited for when a module that owns them is called.
 
 
 class FirstUses:
-    """Tells, before each module's forward, which groups of parameters are about to be used.
+    """Announces, before each module's forward, which groups of parameters the module is about to use.
 
     Args:
-        model: whose forward passes are watched.
-        layer_of: the number of each parameter's layer.
-        need: called with the numbers of layers; more often than necessary.
+        model: Model whose forward passes are traced.
+        layer_of: Layer number of each parameter.
+        need: Called with the numbers of the layers; it may be called more often than necessary.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class FirstUses:
         self._hooks = [module.register_forward_pre_hook(Uncopied(self._before)) for module in self._of]
 
     def begin(self) -> None:
-        """A forward pass may begin."""
+        """Starts tracing, because a forward pass may follow."""
         self._last = None
         self._need(self._at_begin)
         if self._watch is not None and not self._entered:
@@ -77,7 +78,8 @@ class FirstUses:
             self._entered = True
 
     def end(self) -> None:
-        """The forward pass is over; from now on it is known what it needs."""
+        """Ends the forward pass; after the first one, the uses of all parameters are known."""
+        # Tracing every torch function is slow, so only the first forward pass is traced.
         if self._watch is not None and self._entered:
             self._watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self._watch = None
@@ -86,7 +88,7 @@ class FirstUses:
                 needed |= {self._layer_of[parameter] for parameter in unseen if parameter in self._layer_of}
 
     def close(self) -> None:
-        """Takes the hooks off."""
+        """Removes the hooks."""
         self.end()
         for hook in self._hooks:
             hook.remove()
@@ -103,7 +105,7 @@ class FirstUses:
 
 
 class _Watch(TorchFunctionMode):
-    """Sees the arguments of every function of torch."""
+    """Passes every parameter among the arguments of torch functions to ``note``."""
 
     def __init__(self, note: Callable[[nn.Parameter], None]) -> None:
         super().__init__()
@@ -120,19 +122,19 @@ class _Watch(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Dear(Schedule):
-    """Overlaps communication with the backward pass and with the forward pass after it.
+    """Overlaps communication with the backward pass and with the next forward pass.
 
     Args:
-        threshold_mb: most megabytes of gradients in a fusion group; 0: every layer alone.
-        layers: so many neighbouring layers in a group instead; ``None`` for groups by size.
-        trials: sizes to try in the first steps of training, the first being ``threshold_mb``, of which the fastest is
-            kept (Bayesian optimization, section 4 of the paper); 0 for none.
-        low_mb: least size to try, in megabytes.
-        high_mb: greatest size to try, in megabytes.
-        seed: of the choice of sizes.
+        threshold_mb: Largest size of a fusion group in megabytes of gradients; 0 for one group per layer.
+        layers: Number of neighboring layers per group; ``None`` for groups by size.
+        trials: Number of group sizes to try in the first steps of training, starting with ``threshold_mb``; the fastest
+            one is kept (Bayesian optimization, section 4 of the paper). 0 for none.
+        low_mb: Smallest group size to try, in megabytes.
+        high_mb: Largest group size to try, in megabytes.
+        seed: Seed of the choice of group sizes.
 
     Raises:
-        ConfigError: if a value is out of range, or two contradict each other.
+        ConfigError: If a value is out of range, or two values contradict each other.
     """
 
     threshold_mb: float = 25.0
@@ -152,7 +154,7 @@ class Dear(Schedule):
             if not (is_a(int, value) and value >= least) and not (name == "layers" and value is None):
                 raise ConfigError(f"schedule.{name} must be a whole number, at least {least}, got {value!r}")
         if self.trials and self.layers is not None:
-            raise ConfigError("schedule.trials tunes the size of groups; use schedule.layers=null with it")
+            raise ConfigError("schedule.trials tunes the group size; use schedule.layers=null with it")
         if self.trials:
             self._tuner()
 
@@ -160,13 +162,13 @@ class Dear(Schedule):
         return Trials(self.low_mb, self.high_mb, self.threshold_mb, self.trials, self.seed)
 
     def check(self, method: Method, *, clips: bool) -> None:
-        """Accepts methods that may rest between their halves."""
+        """Accepts methods that can pause between their two halves."""
         method.check_split()
         if clips:
             method.check_shards()
 
     def make(self, method: Method, cluster: Cluster, training: Training) -> Engine:
-        """With groups by size or by number."""
+        """Creates the engine with groups by size or by number of layers."""
         cut = partial(self._partition, training.gradient)
         return InHalves(method, cluster, training, cut, self.threshold_mb, self._tuner() if self.trials else None)
 
@@ -177,16 +179,66 @@ class Dear(Schedule):
         return by_megabytes(gradient, megabytes)
 
 
-class InHalves(InBackward):
-    """Synchronizations rest between their halves, until the update is ordered; layers wait where they are used.
+class _SecondHalf:
+    """Second halves of a step's synchronizations, which run during the next step until their averages are applied.
 
     Args:
-        method: how to average.
-        cluster: the workers.
-        training: what is trained: with a model and an optimizer.
-        cut: the partition for groups of so many megabytes.
-        megabytes: in a group, at first.
-        trials: other sizes to try.
+        works: Synchronization of each group.
+        ranks: Number of local ranks.
+        gradients: Gradients from which the averages are computed, by group and local rank, shape (m,) each.
+        skipped: Parameters without a gradient on any worker.
+        usable: Whether the optimizer may use the averages.
+        factor: Factor that is applied to the averages; ``None`` for none.
+
+    Attributes:
+        averages: Averages that have been waited for, by local rank and group.
+        unapplied: Numbers of the groups that no local rank has applied to the model.
+    """
+
+    def __init__(
+        self,
+        works: Sequence[Flight[Sum]],
+        ranks: int,
+        gradients: Sequence[Sequence[Tensor]],
+        *,
+        skipped: Collection[nn.Parameter] = (),
+        usable: bool,
+        factor: float | None = None,
+    ) -> None:
+        self._works = works
+        self.gradients, self.skipped, self.usable, self.factor = gradients, skipped, usable, factor
+        self.averages: list[dict[int, Sum]] = [{} for _ in range(ranks)]
+        self.unapplied = set(range(len(works)))
+
+    def resume(self, order: Sequence[int]) -> None:
+        """Starts the second halves of the groups in ``order``."""
+        for number in order:
+            self._works[number].resume()
+
+    def arrived(self, local: int) -> bool:
+        """Whether the local rank ``local`` has waited for all groups."""
+        return len(self.averages[local]) == len(self._works)
+
+    def missing(self, local: int) -> list[int]:
+        """Numbers of the groups that the local rank ``local`` has not waited for."""
+        return [number for number in range(len(self._works)) if number not in self.averages[local]]
+
+    def wait(self, number: int, local: int) -> Sum:
+        """Waits for the average of group ``number`` on the local rank ``local``."""
+        average = self.averages[local][number] = self._works[number].wait(local)
+        return average
+
+
+class InHalves(InBackward):
+    """Pauses each synchronization between its halves until ``finish``; layers wait when they are used.
+
+    Args:
+        method: Method that averages the gradients.
+        cluster: Cluster that runs the workers.
+        training: Training with a model and an optimizer.
+        cut: Returns the partition for a group size in megabytes.
+        megabytes: Initial group size in megabytes.
+        trials: Trials of other group sizes; ``None`` for none.
     """
 
     pauses = True
@@ -201,15 +253,9 @@ class InHalves(InBackward):
         trials: Trials | None,
     ) -> None:
         self._cut, self._trials = cut, trials
-        self._landing: list[Flight[Sum]] = []
-        self._landed: list[set[int]] = []
-        self._pending: set[int] = set()
+        self.fixed = trials is None
+        self._second: _SecondHalf | None = None
         self._late: set[int] = set()
-        self._skipped: set[nn.Parameter] = set()
-        self._multiple: float | None = None
-        self._computing = False
-        self._used = True
-        self._landing_from: list[list[Tensor]] = []
         super().__init__(method, cluster, training, cut(megabytes))
         assert training.model and training.optimizer
         self._uses = FirstUses(training.model, training.gradient.layer_of(), self._need)
@@ -217,101 +263,97 @@ class InHalves(InBackward):
         self._hooks += [
             model.register_state_dict_pre_hook(flush),
             optimizer.register_state_dict_pre_hook(flush),
-            # What was ordered before is for the weights that are there, not for those that take their place.
+            # Pending updates belong to the current weights, not to the loaded ones.
             model.register_load_state_dict_pre_hook(flush),
             optimizer.register_load_state_dict_pre_hook(flush),
         ]
 
+    # --- the first half
+
     def begin(self, local: int = 0) -> None:
-        """Forward passes of a local rank come next, and wait for what they use."""
+        """Starts the forward passes of a local rank, which wait for the parameters they use."""
         if local == 0:
-            if self._scaling.moves:  # residuals follow, and must not be on their way
+            # A new scale rescales the residuals, which no synchronization in flight may use meanwhile.
+            if self._scaling.changes_residuals:
                 self.flush()
-            self._tune()
+            self._try_size()
         super().begin(local)
-        self._computing = True
         self._uses.begin()
 
-    def _tune(self) -> None:
+    def _try_size(self) -> None:
         megabytes = self._trials.next(self._cluster) if self._trials else None
         if megabytes is not None:
             self.flush()
             self._regroup(self._cut(megabytes))
 
-    def _begin_groups(self) -> None:
-        self._landing, self._landed = [], []
-        super()._begin_groups()
+    def _use_groups(self) -> None:
+        self._second = None
+        super()._use_groups()
 
     def before_backward(self, *, last: bool) -> None:
-        """What the forward passes did not use is updated now at the latest, before there are new gradients."""
+        """Updates, before new gradients appear, the groups that the forward passes did not use."""
         self._uses.end()
         super().before_backward(last=last)
-        self._late = set(range(len(self._groups))) - self._landed[self._local] if self._landed else set()
-        self._land_all(self._local)
-
-    @property
-    def updates(self) -> bool:
-        """Whether the optimizer's step that is running is one of ours."""
-        return self._updater is not None and self._updater.applying
+        # A parameter used although its group is late was read before its update; ``note`` reports that.
+        self._late = set(self._second.missing(self._step.local)) if self._second else set()
+        self._apply_all(self._step.local)
 
     def forward_ended(self) -> None:
-        """A forward pass has ended; what a loss uses beyond it is not waited for as late as could be."""
+        """Ends a forward pass; parameters that only the loss uses are waited for at once."""
         self._uses.end()
 
     def forward_again(self) -> None:
-        """Another forward pass of the step begins, when all parameters are up to date."""
+        """Starts another forward pass of the step, for which all parameters are up to date."""
         self._late = set()
 
     def note(self, number: int) -> None:
         """Checks that the forward pass waited for the parameter."""
-        group = self._group_of[number]
-        if group in self._late:
+        if self._late and self._step.group_of(number) in self._late:
             raise TrainingError(
-                f"the forward pass used {self._gradient.names[number]} where it did not in the first step, before the "
-                "parameter was up to date; use schedule=wfbp for models that change their way"
+                f"the forward pass used {self._gradient.names[number]} earlier than in the first step, before its "
+                "update; use schedule=wfbp for models whose control flow changes"
             )
         super().note(number)
 
-    def collect(self) -> None:
-        """The rest of the reduce-scatters begin."""
-        self._computing = False
-        super().collect()
-
     def agree(self) -> bool:
-        """Waits until it is known whether the averages can be used: no gradient overflowed where there is a scale."""
+        """Whether the averages can be used; waits until all workers know it."""
+        # Without a loss scale, non-finite gradients were left out before they were sent.
         if self._scaling:
-            for flight in self._flights:
+            for work in self._step.works:
                 for local in range(len(self._cluster.local_ranks)):
-                    flight.boundary(local)
+                    work.boundary(local)
         return not self.overflowed
 
+    # --- the second half
+
     def finish(self) -> None:
-        """Orders the update; the all-gathers begin, in the order of the forward pass."""
-        self._skipped = {self._gradient.parameters[number] for number in self.unused()}
-        self._used = self.agree()
-        self._multiple = self._factor(self._norm) if self._used else None
-        if self._updater:
-            self._updater.hold()
-        self._go_on()
+        """Schedules the update and starts the all-gathers in the order of the forward pass."""
+        skipped = {self._gradient.parameters[number] for number in self.unused()}
+        usable = self.agree()
+        factor = self._update.factor(self._norm) if usable else None
+        if self._update.updater:
+            self._update.updater.hold()
+        self._start_second_half(skipped=skipped, usable=usable, factor=factor)
 
     def drop(self) -> None:
-        """Ends a step whose averages nobody wants."""
-        self._used = False
+        """Ends a step without using its averages."""
         self._usage.clear()
-        self._go_on()
+        self._start_second_half(usable=False)
 
-    def _go_on(self) -> None:
-        self._landing, self._flights, self._landing_from = self._flights, [], self._whole
-        self._landed = [set() for _ in self._cluster.local_ranks]
-        self._pending = set(range(len(self._groups)))
-        self._averages = [{} for _ in self._cluster.local_ranks]
-        for number in reversed(self._order()):
-            self._landing[number].resume()
+    def _start_second_half(self, **options: Any) -> None:
+        step = self._step
+        ranks = len(self._cluster.local_ranks)
+        self._second = _SecondHalf(step.works, ranks, self._averaging.gradients, **options)
+        step.averages, step.works = self._second.averages, []
+        step.end()
+        # The next forward pass uses the first layers first.
+        self._second.resume(step.order[::-1])
 
     def _norm(self) -> float:
-        """Of the average, from the shards that each worker has."""
+        """Norm of the average, computed from the shard of each worker."""
         shards = [self._shards(local) for local in range(len(self._cluster.local_ranks))]
         length = self._gradient.layout.length
+        # Fixed-point sums relative to the common peak: the norm then has the same bits for any number of workers.
         rows = [torch.tensor([largest(parts)], dtype=torch.float64) for parts in shards]
         peak = largest(gather_rows(self._cluster, rows, counted=True))
         rows = [torch.tensor([sum_of_squares(parts, peak, length)]) for parts in shards]
@@ -321,83 +363,82 @@ class InHalves(InBackward):
     def _shards(self, local: int) -> list[Tensor]:
         worker = self._cluster.local_workers[local]
         return [
-            self._method.shard(flight.boundary(local), worker, group.states[local])
-            for flight, group in zip(self._flights, self._groups, strict=True)
+            self._method.shard(work.boundary(local), worker, group.states[local])
+            for work, group in zip(self._step.works, self.carried.groups, strict=True)
         ]
 
+    @property
+    def updates(self) -> bool:
+        """Whether the optimizer step that is running was started by the engine."""
+        return self._update.updater is not None and self._update.updater.applying
+
     def _need(self, layers: Collection[int]) -> None:
-        """A forward pass of the local rank is about to use some layers."""
-        if not self._landed or len(self._landed[self._local]) == len(self._groups):
+        local = self._step.local
+        if self._second is None or self._second.arrived(local):
             return
-        if self._computing:
-            self._cluster.reach(self._local, layers, backward=False)
+        # Outside the passes (state_dict, flush), no simulated compute time has passed.
+        if self._step.phase in (StepPhase.FORWARD, StepPhase.BACKWARD):
+            self._cluster.reach(local, layers, backward=False)
         for layer in sorted(layers):
-            group = next(number for number, group in enumerate(self._groups) if layer < group.layers[1])
-            self._land(group, self._local)
+            group = next(number for number, group in enumerate(self.carried.groups) if layer < group.layers[1])
+            self._apply(group, local)
 
-    def _land_all(self, local: int) -> None:
-        for number in range(len(self._groups) if self._landed else 0):
-            self._land(number, local)
+    def _apply_all(self, local: int) -> None:
+        for number in self._second.missing(local) if self._second else ():
+            self._apply(number, local)
 
-    def _land(self, number: int, local: int) -> None:
-        """Lets a local rank wait for a group, which is updated when the first of them has it."""
-        if number in self._landed[local]:
+    def _apply(self, number: int, local: int) -> None:
+        """Waits for a group on a local rank, and updates it if no other local rank has."""
+        second = self._second
+        if second is None or number in second.averages[local]:
             return
-        average = self._landing[number].wait(local)
-        self._averages[local][number] = average
-        self._landed[local].add(number)
-        if number in self._pending:
-            self._pending.remove(number)
-            with self._everybody(Phase.UPDATE):
-                self._update(number, average)
-            if self._scaling and not self._pending:
-                self._end()
+        average = second.wait(number, local)
+        if number not in second.unapplied:
+            return
+        second.unapplied.remove(number)
+        with self._update.timed():
+            self._apply_group(second, number, average)
+        if self._scaling and not second.unapplied:
+            if second.usable:
+                # The other groups are already updated, so only the groups that overflowed in the second half are
+                # skipped, not the whole step.
+                self._scaling.overflowed.clear()
+            else:
+                self._scaling.keep_unused([own[0] for own in second.gradients])
 
-    def _end(self) -> None:
-        """All groups of a step with a scale have landed."""
-        if self._used:
-            # A sum that overflowed in the second half is left out alone, as the others have been used by now.
-            self._scaling.refused.clear()
-        else:
-            self._scaling.keep([gradients[0] for gradients in self._landing_from])
-
-    def _update(self, number: int, average: Sum) -> None:
-        group = self._groups[number]
-        self._take_over(group, average)
-        gradient = self._part(group)
-        if self._multiple is not None:
-            gradient.mul_(self._multiple)
-        if self._updater and self._used and number not in self._scaling.refused:
-            members = self._gradient.parameters[slice(*group.tensors)]
-            with self._gradient.exposed(range(*group.tensors)):
-                self._updater.apply(parameter for parameter in members if parameter not in self._skipped)
-        elif self.carried.remembers and not self._used and not self._scaling.refused:
-            group.states[0].change(more=gradient)  # nobody used it: each worker takes its share back
+    def _apply_group(self, second: _SecondHalf, number: int, average: Sum) -> None:
+        group = self.carried.groups[number]
+        self.kept += self._update.store(group, average)
+        gradient = gradient_of(self._gradient, group)
+        if second.factor is not None:
+            gradient.mul_(second.factor)
+        if self._update.updater and second.usable and number not in self._scaling.overflowed:
+            self._update.step_group(group, second.skipped)
+        elif self.carried.remembers and not second.usable and not self._scaling.overflowed:
+            # No update used the average: each worker returns its share to its residual.
+            group.states[0].change(more=gradient)
         gradient.zero_()
 
-    @property
-    def fixed(self) -> bool:
-        """Unless sizes are tried."""
-        return self._trials is None
-
     def flush(self) -> None:
-        """Waits for all that is on its way, and updates."""
+        """Waits for all synchronizations in flight and applies their updates."""
         if self._trials:
-            self._trials.disturb()
-        for local in range(len(self._landed)):
-            self._land_all(local)
+            self._trials.skip_step()
+        for local in range(len(self._cluster.local_ranks)):
+            self._apply_all(local)
+
+    # --- saved states
 
     def state_dict(self, local: int = 0) -> dict[str, Any]:
-        """That of every schedule, and the trials."""
+        """State of the engine, including the trials."""
         return {**super().state_dict(local), "trials": self._trials.state_dict() if self._trials else None}
 
-    def _follow(self, values: Mapping[str, Any]) -> None:
-        super()._follow(values)
+    def _load_common(self, values: Mapping[str, Any]) -> None:
+        super()._load_common(values)
         if self._trials and values.get("trials") is not None:
             self._trials.load_state_dict(values["trials"])
 
     def close(self) -> None:
-        """Flushes, and takes the hooks off, even if what is on its way is lost."""
+        """Flushes and removes the hooks, even if a synchronization fails."""
         try:
             self.flush()
         finally:

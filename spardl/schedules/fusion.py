@@ -1,8 +1,8 @@
-"""Groups of neighbouring layers that are synchronized together, and when their synchronizations end.
+"""Groups of neighboring layers that are synchronized together, and the times at which their synchronizations end.
 
-Layers are counted in flat order: the order in which they are registered, used by the forward pass, and laid into the
-flat gradient. The backward pass reaches them the other way round, so groups are sent from the last to the first.
-Times are seconds since the backward pass began.
+Layers are counted in flat order: the order in which they are registered, used by the forward pass, and stored in the
+flat gradient. The backward pass reaches them in reverse order, so groups are sent from the last to the first. Times are
+seconds since the start of the backward pass.
 """
 
 from __future__ import annotations
@@ -32,44 +32,47 @@ __all__ = [
 ]
 
 
-# A time that grows with the size of what is sent: the cost that schedules plan with.
+# The cost model of the schedules.
 
 
 @dataclass(frozen=True)
 class Linear:
-    """A time that grows with the size of a group, such as a + b * size or alpha + beta * bytes.
+    """Time that grows linearly with the size of a group, such as a + b * size or alpha + beta * bytes.
 
     Attributes:
-        fixed: seconds of a group of any size, even of none.
-        per_entry: seconds per entry.
+        fixed: Seconds for a group of any size, including 0.
+        per_entry: Seconds per entry of the group.
     """
 
     fixed: float
     per_entry: float
 
     def __call__(self, entries: int) -> float:
-        """Seconds of a group with so many entries."""
+        """Seconds for a group with the given number of ``entries``."""
         return self.fixed + self.per_entry * entries
 
     @classmethod
     def fit(cls, entries: Sequence[int], seconds: Sequence[float]) -> Linear:
-        """The line that is nearest to measured times (least squares), with no coefficient below 0.
+        """Fits a line to measured times (least squares), with coefficients that are at least 0.
 
-        The squared error is convex. So if the free optimum has a coefficient below 0, the optimum sought has a
-        coefficient that is exactly 0, and it is enough to compare the two fits with one coefficient: this is exact,
-        and needs no iteration. Cutting off a negative coefficient and keeping the other would not be optimal.
+        The squared error is convex. So if the unconstrained optimum has a negative coefficient, the constrained optimum
+        has a coefficient that is exactly 0, and comparing the two fits with one coefficient is enough: this is exact
+        and needs no iteration. Replacing a negative coefficient by 0 and keeping the other one would not be optimal.
 
         Args:
-            entries: sizes of the measured groups, at least two different ones.
-            seconds: the time of each.
+            entries: Sizes of the measured groups, with at least two different values.
+            seconds: Measured time of each group, in seconds.
 
         Raises:
-            ConfigError: if there are not as many times as sizes, or fewer than two sizes, or a time is not finite.
+            ConfigError: If the number of times and sizes differs, there are fewer than two sizes, or a time is not
+                finite.
         """
         if len(entries) != len(seconds) or not all(map(math.isfinite, seconds)):
-            raise ConfigError(f"fusion: a cost needs one finite time for each of {len(entries)} sizes, got {seconds!r}")
+            raise ConfigError(
+                f"cannot fit a cost: expected one finite time for each of {len(entries)} sizes, got {seconds!r}"
+            )
         if len(set(entries)) < 2:
-            raise ConfigError(f"fusion: a cost needs times of at least two sizes, got {sorted(set(entries))}")
+            raise ConfigError(f"cannot fit a cost: expected at least two different sizes, got {sorted(set(entries))}")
         slope, intercept = statistics.linear_regression(entries, seconds)
         if min(slope, intercept) >= 0:
             return cls(intercept, slope)
@@ -79,34 +82,33 @@ class Linear:
         return min(flat, steep, key=lambda line: line.error(entries, seconds))
 
     def error(self, entries: Sequence[int], seconds: Sequence[float]) -> float:
-        """The sum of squared differences from measured times, in seconds squared."""
+        """Sum of squared differences between the line and measured times, in seconds squared."""
         return math.fsum((self(x) - y) ** 2 for x, y in zip(entries, seconds, strict=True))
 
 
 Range: TypeAlias = tuple[int, int]
-"""Layers [start, stop). A partition is a list of ranges in flat order that holds every layer exactly once."""
+"""Layers [start, stop). A partition is a list of ranges in flat order that contains every layer exactly once."""
 
 
 def by_size(entries: Sequence[int], limit: float) -> list[Range]:
     """Groups of a limited size, filled from the last layer to the first.
 
-    This is the order in which torch's DistributedDataParallel fills its buckets; but that closes a bucket only when it
-    has reached the limit, so that its buckets may be larger than that. Here a group is closed when it is full, or when
-    the next layer would make it larger than the limit. A layer is never cut: one that is larger than the limit is a
-    group of its own.
+    torch's DistributedDataParallel fills its buckets in the same order, but closes a bucket only when it has reached
+    the limit, so its buckets may exceed the limit. Here a group is closed when it is full, or when the next layer would
+    exceed the limit. Layers are never split: a layer that exceeds the limit forms a group alone.
 
     Args:
-        entries: of each layer, in flat order; 0 is allowed.
-        limit: most entries of a group: 0 leaves every layer alone, infinity puts all into one group.
+        entries: Number of entries of each layer, in flat order; 0 is allowed.
+        limit: Largest number of entries of a group; 0 for one group per layer, infinity for a single group.
 
     Returns:
-        The partition: empty if there is no layer.
+        The partition; empty if there are no layers.
 
     Raises:
-        ConfigError: if the limit is not a number, or below 0.
+        ConfigError: If the limit is not a number, or below 0.
     """
     if not limit >= 0:
-        raise ConfigError(f"fusion: a group's size must be a number of entries, at least 0, got {limit!r}")
+        raise ConfigError(f"fusion: the size limit must be a number of entries, at least 0, got {limit!r}")
     groups: list[Range] = []
     stop, held = len(entries), 0
     for layer in reversed(range(len(entries))):
@@ -121,41 +123,42 @@ def by_size(entries: Sequence[int], limit: float) -> list[Range]:
 
 
 def by_count(layers: int, count: int) -> list[Range]:
-    """Groups of a fixed number of neighbouring layers, counted from the first, as DeAR's "nearby layers".
+    """Groups of a fixed number of neighboring layers, counted from the first, as DeAR's "nearby layers".
 
     Args:
-        layers: of the model.
-        count: layers of a group; the last group may have fewer.
+        layers: Number of layers of the model.
+        count: Number of layers per group; the last group may have fewer.
 
     Returns:
-        The partition: empty if there is no layer.
+        The partition; empty if there are no layers.
 
     Raises:
-        ConfigError: if the count is below 1.
+        ConfigError: If the count is below 1.
     """
     if count < 1:
-        raise ConfigError(f"fusion: a group must have at least 1 layer, got {count!r}")
+        raise ConfigError(f"fusion: the number of layers per group must be at least 1, got {count!r}")
     return [(start, min(start + count, layers)) for start in range(0, layers, count)]
 
 
 def by_share(entries: Sequence[int], count: int) -> list[Range]:
-    """Groups of nearly as many entries each, each of at least one layer.
+    """Groups of similar numbers of entries, each with at least one layer.
 
     Args:
-        entries: of each layer, in flat order.
-        count: of the groups.
+        entries: Number of entries of each layer, in flat order.
+        count: Number of groups to form.
 
     Returns:
-        The partition.
+        The partition in flat order.
 
     Raises:
-        ConfigError: if there are fewer layers.
+        ConfigError: If there are fewer layers than groups.
     """
     if count > len(entries):
-        raise ConfigError(f"{count} fragments need as many layers, and the model has {len(entries)}; use fewer")
+        raise ConfigError(f"fragments={count} exceeds the {len(entries)} layers of the model; use fewer fragments")
     total, borders, passed = sum(entries), [0], 0
     for layer, own in enumerate(entries[:-1], 1):
         passed += own
+        # Cut where the share is reached, or where each remaining group needs one of the remaining layers.
         wanted, needed = len(borders), count - len(borders)
         if len(borders) < count and (passed * count >= wanted * total or len(entries) - layer == needed):
             borders.append(layer)
@@ -165,19 +168,19 @@ def by_share(entries: Sequence[int], count: int) -> list[Range]:
 def ends(
     groups: Sequence[Range], entries: Sequence[int], ready: Sequence[float], cost: Callable[[int], float]
 ) -> list[float]:
-    """When the synchronization of each group ends.
+    """Computes when the synchronization of each group ends.
 
-    Groups are synchronized one at a time, from the last to the first. Each starts when the one before has ended and
-    the gradients of all its layers are there, but not before 0.
+    Groups are synchronized one at a time, from the last to the first. Each starts when the previous one has ended and
+    the gradients of all its layers are complete, but not before 0.
 
     Args:
-        groups: the partition, in flat order.
-        entries: of each layer, in flat order.
-        ready: when the gradient of each layer is there; need not fall with the layer's place.
-        cost: seconds that a group of so many entries takes.
+        groups: Partition in flat order.
+        entries: Number of entries of each layer, in flat order.
+        ready: Time at which the gradient of each layer is complete, in any order, in seconds.
+        cost: Seconds that a group with a number of entries takes.
 
     Returns:
-        The end of each group, in flat order: so they fall.
+        The end of each group in flat order, in seconds; so the values decrease.
     """
     found: list[float] = []
     free = 0.0
@@ -190,44 +193,56 @@ def ends(
 def finish(
     groups: Sequence[Range], entries: Sequence[int], ready: Sequence[float], cost: Callable[[int], float]
 ) -> float:
-    """When the last synchronization ends (see ``ends``): that of the first group; 0 if there is no group."""
+    """Time at which the last synchronization ends according to ``ends``, in seconds; 0 if there are no groups.
+
+    Args:
+        groups: Partition in flat order.
+        entries: Number of entries of each layer, in flat order.
+        ready: Time at which the gradient of each layer is complete, in seconds.
+        cost: Seconds that a group with a number of entries takes.
+
+    Returns:
+        The end of the first group, which is synchronized last, in seconds.
+    """
     return max(ends(groups, entries, ready, cost), default=0.0)
 
 
-# Partitions of gradients that may have several types, or whose flat order is that of the backward pass.
+# Partitions of gradients with several dtypes, or whose flat order is that of the backward pass.
 
 
 _MEGABYTE = 1024 * 1024
 
 
 def flat_order(gradient: Storage, choose: Callable[[list[int]], Sequence[Range]]) -> list[Range]:
-    """The partition of a model whose layers are shown in forward order.
+    """Partitions a model with a function that sees the layers in forward order.
 
     Args:
-        gradient: of the model.
-        choose: gets the numbers of all layers in forward order, and returns a partition of their places.
+        gradient: Gradient storage of the model.
+        choose: Receives the numbers of all layers in forward order, and returns a partition of their positions.
 
     Returns:
-        The same in flat order.
+        The partition in flat order.
     """
     count = len(gradient.layers)
+    # Mirror the positions: ``choose`` expects the first layer of the forward pass at 0.
     if not gradient.backwards:
         return list(choose(list(range(count))))
     return [(count - stop, count - start) for start, stop in reversed(choose(list(reversed(range(count)))))]
 
 
 def by_megabytes(gradient: Storage, megabytes: float) -> list[Range]:
-    """Groups of a limited size, filled from the last layer to the first; none holds two types.
+    """Groups of a limited size, filled from the last layer to the first, each of one dtype and device.
 
     Args:
-        gradient: of the model.
-        megabytes: most megabytes (2^20 bytes) of gradients in a group; 0: every layer alone.
+        gradient: Gradient storage of the model.
+        megabytes: Largest size of a group in megabytes (2^20 bytes) of gradients; 0 for one group per layer.
 
     Returns:
-        The partition, in flat order.
+        The partition in flat order.
     """
     sizes, step = gradient.entries, -1 if gradient.backwards else 1
     found: list[Range] = []
+    # The limit is in bytes, and the itemsize differs between runs.
     for start, stop in gradient.runs:
         itemsize = gradient.parameters[gradient.layers[start].tensors[0]].itemsize
         groups = by_size(sizes[start:stop][::step], megabytes * _MEGABYTE / itemsize)
@@ -238,7 +253,7 @@ def by_megabytes(gradient: Storage, megabytes: float) -> list[Range]:
 
 
 def is_partition(value: Any, layers: int) -> bool:
-    """Whether plain data, such as a state that was saved, is a partition of so many layers."""
+    """Whether ``value``, such as a part of a saved state, is a partition of a number of ``layers``."""
     try:
         ends = [0, *(stop for _, stop in value)]
         whole = all(type(end) is int for end in ends)
@@ -248,14 +263,14 @@ def is_partition(value: Any, layers: int) -> bool:
 
 
 def within(runs: Sequence[Range], partition: Sequence[Range]) -> Iterator[Range]:
-    """Cuts groups where runs of layers end.
+    """Splits groups where runs of layers of one dtype and device end.
 
     Args:
-        runs: all layers, in flat order.
-        partition: likewise.
+        runs: Runs of layers that contain all layers, in flat order.
+        partition: Groups of layers that contain all layers, in flat order.
 
     Yields:
-        Groups, in flat order.
+        Groups in flat order.
     """
     for start, stop in partition:
         for first, last in runs:

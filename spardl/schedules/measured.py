@@ -45,33 +45,30 @@ __all__ = [
 ]
 
 
-# Groups of layers in a file: those that one run chose, for others to use.
-
-
-_WAY_OUT = "name RUN/groups.json of another run"
+# Files of groups that one run chose, for other runs.
 
 
 class Groups(NamedTuple):
-    """A partition of a model's layers.
+    """Partition of a model's layers.
 
     Attributes:
-        entries: of each layer, in flat order; they tell models apart.
-        ranges: the groups, in flat order.
+        entries: Number of entries of each layer in flat order, which identifies the model.
+        ranges: Groups of layers in flat order.
     """
 
     entries: Sequence[int]
     ranges: Sequence[Range]
 
     def text(self) -> str:
-        """The content of a file that ``read`` reads."""
+        """Returns the content of a file for ``read``."""
         return json.dumps({"entries": list(self.entries), "groups": [list(each) for each in self.ranges]}) + "\n"
 
     @classmethod
     def read(cls, file: Path) -> Groups:
-        """Reads what ``text`` gave.
+        """Reads groups that ``text`` wrote to ``file``.
 
         Raises:
-            ConfigError: if it cannot be read, or its groups do not hold every layer once.
+            ConfigError: If the file cannot be read, or its groups do not contain every layer exactly once.
         """
         where = f"schedule.groups={file}"
         try:
@@ -79,60 +76,72 @@ class Groups(NamedTuple):
             entries, ranges = list(content["entries"]), [(start, stop) for start, stop in content["groups"]]
         except OSError as error:
             raise ConfigError(
-                f"{where} cannot be read: {error.strerror}; name RUN/groups.json of another run"
+                f"{where} cannot be read: {error.strerror}; pass RUN/groups.json of another run"
             ) from error
         except (ValueError, TypeError, LookupError) as error:
-            raise ConfigError(f"{where} holds no groups; name RUN/groups.json of another run") from error
+            raise ConfigError(f"{where} does not contain groups; pass RUN/groups.json of another run") from error
         ends = [0, *(stop for _, stop in ranges)]
         numbers = all(is_a(int, number) for number in (*entries, *ends))
         if not numbers or ranges != list(pairwise(ends)) or ends != sorted({*ends, len(entries)}):
-            raise ConfigError(f"{where}: its groups do not hold each of {len(entries)} layers once, in order")
+            raise ConfigError(
+                f"{where} does not contain each of {len(entries)} layers exactly once; pass another run's groups.json"
+            )
         return cls(entries, ranges)
 
 
 def agreed_groups(file: Path, cluster: Cluster, training: Training) -> list[Range]:
-    """The groups of a file, for the model at hand; all workers must call this at once.
+    """Reads the groups of a file for the current model; all workers must call this at the same time.
+
+    Args:
+        file: File that a run wrote, its ``groups.json``.
+        cluster: Cluster that runs the workers.
+        training: Training with the model to divide.
+
+    Returns:
+        Groups of layers in flat order.
 
     Raises:
-        ConfigError: if the file is of another model, or workers read different groups.
+        ConfigError: If the file belongs to another model, or workers read different groups.
     """
     found = Groups.read(file)
     entries = [layer.entries for layer in training.gradient.layers]
     if list(found.entries) != entries:
         raise ConfigError(
-            f"schedule.groups={file} is of another model: {len(found.entries)} layers with {sum(found.entries):,} "
-            f"entries, and this one has {len(entries)} with {sum(entries):,}"
+            f"schedule.groups={file} belongs to another model with {len(found.entries)} layers and "
+            f"{sum(found.entries):,} entries, expected {len(entries)} layers and {sum(entries):,} entries; use a file "
+            "of this model"
         )
+    # A partition as a row of fixed length, which workers can gather even if their partitions differ.
     begins = torch.zeros(len(entries), dtype=torch.int64)
     begins[[start for start, _ in found.ranges]] = 1
     rows = gather_rows(cluster, [begins for _ in cluster.local_ranks])
     odd = [rank for rank, row in enumerate(rows) if not torch.equal(row, rows[0])]
     if odd:
-        raise ConfigError(f"schedule.groups={file} has other groups where ranks {odd} read it than for rank 0")
+        raise ConfigError(f"schedule.groups={file} differs on ranks {odd} from rank 0; copy the same file to all nodes")
     return list(found.ranges)
 
 
 Decide: TypeAlias = Callable[[Sequence[int], Sequence[float], Linear], list[Range]]
-"""``decide(entries, ready, cost)``: the partition for layers with so many entries, whose gradients are ready so many
-seconds after the backward pass began, if the synchronization of a group takes ``cost(entries)`` seconds."""
+"""``decide(entries, ready, cost)``: the partition for layers with ``entries`` entries, whose gradients are complete
+``ready`` seconds after the start of the backward pass, if synchronizing a group takes ``cost(entries)`` seconds."""
 
-# The first one finds caches cold, and memory to be allocated.
+# The first step allocates memory and has cold caches.
 _SKIPPED, _COUNTED = 1, 5
 _REPEATS = 3
 
 
 @dataclass(frozen=True)
 class Measuring(Schedule):
-    """A schedule whose groups are chosen by what the first steps measure, or were chosen by another run.
+    """Schedule whose groups are chosen by measurements in the first steps, or by another run.
 
-    Times differ from run to run, and so may the groups, and the bits of what sparse methods find.
+    Measured times differ from run to run; so may the groups, and with sparse methods the bits of the result.
 
     Args:
-        groups: a file with the groups that another run chose, to be used from the first step on: ``groups.json`` of its
-            folder; ``None``: measure.
+        groups: File with the groups that another run chose (``groups.json`` in its folder), to use from the first step
+            on; ``None`` to measure.
 
     Raises:
-        ConfigError: if the file holds no groups.
+        ConfigError: If the file does not contain groups.
     """
 
     groups: str | None = None
@@ -143,69 +152,73 @@ class Measuring(Schedule):
 
     @abstractmethod
     def decide(self, entries: Sequence[int], ready: Sequence[float], cost: Linear) -> list[Range]:
-        """The partition that measurements lead to.
+        """Chooses the partition from measurements.
 
         Args:
-            entries: of each layer, in flat order.
-            ready: when the gradient of each layer is there, in seconds since the backward pass began.
-            cost: seconds that the synchronization of so many entries takes.
+            entries: Number of entries of each layer, in flat order.
+            ready: Time at which the gradient of each layer is complete, in seconds after the start of the backward
+                pass.
+            cost: Seconds that the synchronization of a number of entries takes.
 
         Returns:
-            It, in flat order.
+            The partition in flat order.
         """
 
     def make(self, method: Method, cluster: Cluster, training: Training) -> Engine:
-        """Measures first, unless the groups are known."""
+        """Creates an engine that measures first, unless the groups are known."""
         if self.groups is None:
             return Measured(method, cluster, training, self.decide)
         return InBackward(method, cluster, training, agreed_groups(Path(str(self.groups)), cluster, training))
 
 
 class Measured(InBackward):
-    """Sends all layers together in the first steps, measures, decides, and stays with that.
+    """Sends all layers together in the first steps, measures, and then keeps the partition it chooses.
 
     Args:
-        method: how to average.
-        cluster: the workers.
-        training: what is trained.
-        decide: chooses the partition.
+        method: Method that averages the gradients.
+        cluster: Cluster that runs the workers.
+        training: Model, gradients and optimizer to train.
+        decide: Function that chooses the partition.
     """
+
+    fixed = False
 
     def __init__(self, method: Method, cluster: Cluster, training: Training, decide: Decide) -> None:
         self._decide = decide
-        self._rows: list[list[float]] | None = []
-        self._began = 0.0
+        self._ready_times: list[list[float]] | None = []
+        self._backward_start = 0.0
         layers = training.gradient.layers
         self._layer_of = [number for number, layer in enumerate(layers) for _ in range(*layer.tensors)]
         super().__init__(method, cluster, training, [(0, len(layers))])
 
     def begin(self, local: int = 0) -> None:
-        """Decides if enough has been measured, and measures one step more if not."""
-        if local == 0 and self._rows is not None:
-            if len(self._rows) == _SKIPPED + _COUNTED:
-                self._regroup(self._found(self._rows[_SKIPPED:]))
-                self._rows = None
+        """Chooses the partition after enough measured steps; otherwise measures another step."""
+        if local == 0 and self._ready_times is not None:
+            if len(self._ready_times) == _SKIPPED + _COUNTED:
+                self._regroup(self._choose(self._ready_times[_SKIPPED:]))
+                self._decided(True)
             else:
-                self._rows.append([0.0] * len(self._gradient.layers))
+                self._ready_times.append([0.0] * len(self._gradient.layers))
         super().begin(local)
 
     def before_backward(self, *, last: bool) -> None:
-        """The clock starts with the last backward pass."""
+        """Starts the clock with the last backward pass."""
         super().before_backward(last=last)
-        if self._rows is not None:
-            self._began = self._cluster.now(self._local)
+        if self._ready_times is not None:
+            self._backward_start = self._cluster.now(self._step.local)
 
     def complete(self, number: int) -> None:
-        """Takes the time."""
-        # One rank of a process is enough.
-        if self._rows is not None and self._local == 0:
+        """Measures when the gradient of parameter ``number`` is complete."""
+        # Local ranks run the same model: measure the first one.
+        if self._ready_times is not None and self._step.local == 0:
             layer = self._layer_of[number]
-            self._cluster.reach(self._local, [layer], backward=True)
-            self._rows[-1][layer] = self._cluster.now(self._local) - self._began
+            self._cluster.reach(self._step.local, [layer], backward=True)
+            self._ready_times[-1][layer] = self._cluster.now(self._step.local) - self._backward_start
         super().complete(number)
 
-    def _found(self, rows: Sequence[Sequence[float]]) -> list[Range]:
-        """What all workers' measurements lead to: the same on each of them."""
+    def _choose(self, rows: Sequence[Sequence[float]]) -> list[Range]:
+        """Partition that the measurements of all workers lead to; equal on all workers."""
+        # The median ignores steps that other processes on the machine disturbed.
         mine = torch.tensor([median(times) for times in zip(*rows, strict=True)], dtype=torch.float64)
         ready = _mean(self._cluster, [mine for _ in self._cluster.local_ranks])
         cost = measure_cost(self._method, self._cluster, max(self._gradient.vectors, key=Tensor.numel))
@@ -215,46 +228,52 @@ class Measured(InBackward):
             lambda order: self._decide([entries[each] for each in order], [ready[each] for each in order], cost),
         )
 
-    @property
-    def fixed(self) -> bool:
-        """Not before they are chosen."""
-        return False
-
-    @property
-    def chosen(self) -> list[Range] | None:
-        """The partition, once it is decided."""
-        return self.partition if self._rows is None else None
+    def _decided(self, decided: bool) -> None:
+        """Keeps the current partition, or measures again."""
+        self._ready_times = None if decided else []
+        self.chosen = self.partition if decided else None
 
     def facts(self, given: Mapping[str, Any] | None = None) -> dict[str, str]:
-        """Those of every schedule, and how many steps were measured."""
-        return {**super().facts(given), "steps measured": "all" if self._rows is None else str(len(self._rows))}
+        """Settings and state of the engine, with the number of measured steps."""
+        return {
+            **super().facts(given),
+            "steps measured": "all" if self._ready_times is None else str(len(self._ready_times)),
+        }
 
     def state_dict(self, local: int = 0) -> dict[str, Any]:
-        """That of every schedule, and whether it is decided."""
-        return {**super().state_dict(local), "decided": self._rows is None}
+        """State of the engine, and whether the partition is chosen."""
+        return {**super().state_dict(local), "decided": self._ready_times is None}
 
     def check_state(self, values: Mapping[str, Any]) -> None:
-        """Accepts states of other schedules as well, whose groups it begins with."""
+        """Checks a state, which may come from another schedule; its groups are then the initial ones.
+
+        Args:
+            values: Saved state.
+
+        Raises:
+            ValueError: If a value does not fit.
+        """
         super().check_state(values)
         if type(values.get("decided", False)) is not bool:
             raise ValueError(f"decided is {described(values['decided'])}, expected True or False")
 
-    def _follow(self, values: Mapping[str, Any]) -> None:
-        # Measurements that were not complete begin anew.
-        super()._follow(values)
-        self._rows = None if values.get("decided") else []
+    def _load_common(self, values: Mapping[str, Any]) -> None:
+        # Incomplete measurements start again: the resumed run may have another machine.
+        super()._load_common(values)
+        self._decided(bool(values.get("decided")))
 
 
 def measure_cost(method: Method, cluster: Cluster, gradient: Tensor) -> Linear:
-    """Seconds that the synchronization of a group takes, from three sizes, as all workers together find them.
+    """Measures the seconds that the synchronization of a group takes, with three sizes on all workers.
 
     Args:
-        method: how to average; its dense warm-up is left out.
-        cluster: the workers.
-        gradient: shape (n,), with the type and place of gradients; n bounds the sizes.
+        method: Method that averages the gradients; its dense warm-up is skipped.
+        cluster: Cluster that runs the workers.
+        gradient: Gradient of shape (n,), with the dtype and device to measure; n bounds the sizes.
     """
+    # Small groups show the start-up time, large ones the time per entry.
     sizes = sorted({max(1, gradient.numel() // share) for share in (64, 8, 1)})
-    # A model that drops out entries must draw the same ones as under any other schedule.
+    # Dropout must draw the same random numbers as with any other schedule.
     with torch.random.fork_rng([gradient.device] if gradient.device.type == "cuda" else []):
         seconds = [_measure(method, cluster, torch.randn_like(gradient[:size])) for size in sizes]
     return Linear.fit(sizes, seconds) if len(sizes) > 1 else Linear(seconds[0], 0.0)
@@ -266,11 +285,13 @@ def _measure(method: Method, cluster: Cluster, gradient: Tensor) -> float:
     found = []
     for _ in range(_REPEATS):
         for state in states:
+            # Measure the sparse method, not the dense synchronization of the warm-up.
             state.step = method.warmup.steps + 1
             method.accumulate(gradient, state)
         pairs = zip(cluster.local_workers, states, strict=True)
         seconds = cluster.time_aside([method.average(worker, state) for worker, state in pairs])
         found.append(fmean(_mean(cluster, [torch.tensor([each], dtype=torch.float64) for each in seconds])))
+    # The minimum, because other processes on the machine only ever add time.
     return min(found)
 
 
@@ -279,38 +300,36 @@ def _mean(cluster: Cluster, rows: Sequence[Tensor]) -> list[float]:
     return means
 
 
-# LayerFusion: the groups of layers with which the last synchronization ends first.
-#
-# Source: Dai et al., Sketch-Fusion SGD, JPDC 185, 2024, by what its abstract states; the formulation is ours, see
-# ``optimal``.
+# LayerFusion.
 
 
 Table: TypeAlias = npt.NDArray[np.float64]
 
 
 def optimal(entries: Sequence[int], ready: Sequence[float], cost: Callable[[int], float]) -> list[Range]:
-    """Of all partitions of the layers, the one with which the last synchronization ends first, by ``fusion.finish``.
+    """Finds the partition with which the last synchronization ends first, according to ``fusion.finish``.
 
-    After LayerFusion in Dai et al.: Sketch-Fusion SGD (JPDC 185, 2024), which chooses groups of layers by measured
-    times and without a hyper-parameter. Its equations were not at hand: this is our formulation of the objective that
-    its abstract states, not a copy of its algorithm. With f[i] the earliest end of layers i and after,
+    This follows LayerFusion in Dai et al.: Sketch-Fusion SGD (JPDC 185, 2024), which chooses groups of layers by
+    measured times and without a hyper-parameter. The paper's equations were not available: this is our formulation of
+    the objective that its abstract states, not a copy of its algorithm. With f[i] the earliest end of layer i and all
+    later layers,
 
         f[i] = min over j > i of max(f[j], ready[i:j]) + cost(entries[i:j]),    f[L] = 0,
 
-    which is exact for any ready times and any cost, since an earlier end of the layers behind never hurts. It takes
-    O(L^2) calls of ``cost``, time and memory. A second pass then takes the fewest groups that end as early: a group
-    that gains nothing would still add a message. It takes O(L^2) for each group.
+    which is exact for any ready times and any cost, because an earlier end of the later layers never hurts. It takes
+    O(L^2) calls of ``cost``, time and memory. A second pass then finds the smallest number of groups that ends equally
+    early, because a group without benefit would still add a message. It takes O(L^2) for each group.
 
     Args:
-        entries: of each layer, in flat order.
-        ready: when the gradient of each layer is there, in seconds since the backward pass began.
-        cost: seconds that compressing and synchronizing a group of so many entries takes, at least 0.
+        entries: Number of entries of each layer, in flat order.
+        ready: Time at which the gradient of each layer is complete, in seconds after the start of the backward pass.
+        cost: Seconds that the compression and synchronization of a number of entries takes, at least 0.
 
     Returns:
-        The partition, in flat order: empty if there is no layer.
+        The partition in flat order; empty if there are no layers.
 
     Raises:
-        ConfigError: if a time is not finite.
+        ConfigError: If a time is not finite.
     """
     layers = len(entries)
     waits, costs = _tables(entries, ready, cost)
@@ -319,12 +338,12 @@ def optimal(entries: Sequence[int], ready: Sequence[float], cost: Callable[[int]
         after = slice(layer + 1, None)
         earliest[layer] = (np.maximum(earliest[after], waits[layer, after]) + costs[layer, after]).min()
     if not np.isfinite(earliest).all():
-        raise ConfigError("layer_fusion: a ready time or a cost is not finite; measure the profile again")
+        raise ConfigError("layer_fusion: a ready time or cost is not finite; measure the profile again")
     return _fewest(waits, costs, float(earliest[0]))
 
 
 def _tables(entries: Sequence[int], ready: Sequence[float], cost: Callable[[int], float]) -> tuple[Table, Table]:
-    """At [i, j] when layers [i, j) are all there, and what they cost: infinite where i < j does not hold."""
+    """Ready time and cost of layers [i, j) at index [i, j]; infinite unless i < j."""
     layers = len(entries)
     waits = np.full((layers + 1, layers + 1), np.inf)
     costs = waits.copy()
@@ -335,10 +354,10 @@ def _tables(entries: Sequence[int], ready: Sequence[float], cost: Callable[[int]
 
 
 def _fewest(waits: Table, costs: Table, goal: float) -> list[Range]:
-    """The fewest groups with which the last synchronization ends at ``goal``, which must be within reach.
+    """Smallest number of groups with which the last synchronization ends at ``goal``, which must be reachable.
 
-    Row g of the search is the earliest end of layers i and after in exactly g groups. Both passes round alike, so
-    that the goal is met to the last bit.
+    Row g of the search is the earliest end of layer i and all later layers in exactly g groups. Both passes round in
+    the same way, so the comparison with the goal is exact.
     """
     layers = len(waits) - 1
     found = np.full(layers + 1, np.inf)
@@ -359,55 +378,54 @@ def _fewest(waits: Table, costs: Table, goal: float) -> list[Range]:
 
 @dataclass(frozen=True)
 class LayerFusion(Measuring):
-    """Cuts the gradient where the last synchronization ends first, by what the first steps measure."""
+    """Chooses the groups with which the last synchronization ends first, by measurements in the first steps."""
 
     name = "layer_fusion"
 
     def decide(self, entries: Sequence[int], ready: Sequence[float], cost: Linear) -> list[Range]:
-        """The best partition: see ``optimal``.
+        """Chooses the best partition with ``optimal``.
 
         Args:
-            entries: of each layer, in flat order.
-            ready: when the gradient of each layer is there, in seconds since the backward pass began.
-            cost: seconds that the synchronization of so many entries takes.
+            entries: Number of entries of each layer, in flat order.
+            ready: Time at which the gradient of each layer is complete, in seconds after the start of the backward
+                pass.
+            cost: Seconds that the synchronization of a number of entries takes.
 
         Returns:
-            It, in flat order.
+            The partition in flat order.
 
         Raises:
-            ConfigError: if a time is not finite.
+            ConfigError: If a time is not finite.
         """
         return optimal(entries, ready, cost)
 
 
-# Merged-gradient wait-free backpropagation: neighbouring layers share a start-up time where that pays.
-#
-# Source: Shi, Chu and Li, MG-WFBP, INFOCOM 2019 and TPDS 2021, Algorithm 1.
+# MG-WFBP: merged-gradient wait-free backpropagation.
 
 
 def merge(entries: Sequence[int], ready: Sequence[float], cost: Callable[[int], float], startup: float) -> list[Range]:
-    """Decides from the last layer to the first whether the group so far waits for the next layer.
+    """Decides, from the last layer to the first, whether the current group waits for the next layer.
 
-    Algorithm 1 of Shi, Chu, Li: MG-WFBP (INFOCOM 2019, TPDS 2021). Let a group be begun, let ``begin`` be the time
-    at which its synchronization could start (all its gradients are there, and the groups behind it have ended), and
-    let ``next`` be the time at which the gradient of the layer before it is there. That layer joins the group if
+    Algorithm 1 of Shi, Chu, Li: MG-WFBP (INFOCOM 2019, TPDS 2021). Let ``begin`` be the earliest start of the current
+    group's synchronization (all its gradients are complete, and the groups after it have ended), and let ``next`` be
+    the time at which the gradient of the layer before it is complete. That layer joins the group if
 
-    * ``next <= begin``: it is there before the group could be sent, so nobody waits for it; or
-    * ``next - begin < startup``: waiting costs less than the start-up time that one message less saves.
+    * ``next <= begin``: its gradient is complete before the group could start, so it causes no delay; or
+    * ``next - begin < startup``: waiting costs less than the start-up time that one message fewer saves.
 
-    Otherwise the group is closed, and ends at ``begin + cost(its entries)``. The paper writes both as
-    ``next < begin + startup``; they differ only if ``startup`` is 0, where layers that are there anyway still join.
-    Its cost is ``startup + beta * bytes``; here it may be any function of the size. The rule sees one layer ahead, so
-    the result is not always the best partition: see ``spardl.schedules.measured.optimal``.
+    Otherwise the group is closed, and ends at ``begin + cost(its entries)``. The paper writes both conditions as
+    ``next < begin + startup``; they differ only if ``startup`` is 0, where layers that cause no delay still join. The
+    paper's cost is ``startup + beta * bytes``; here it may be any function of the size. The rule looks one layer ahead,
+    so the result is not always the best partition; ``optimal`` finds that one.
 
     Args:
-        entries: of each layer, in flat order.
-        ready: when the gradient of each layer is there, in seconds since the backward pass began.
-        cost: seconds that the synchronization of so many entries takes.
-        startup: the part of it that does not depend on the size (alpha in the paper), in seconds.
+        entries: Number of entries of each layer, in flat order.
+        ready: Time at which the gradient of each layer is complete, in seconds after the start of the backward pass.
+        cost: Seconds that the synchronization of a number of entries takes.
+        startup: Part of the cost that does not depend on the size (alpha in the paper), in seconds.
 
     Returns:
-        The partition, in flat order: empty if there is no layer.
+        The partition in flat order; empty if there are no layers.
     """
     if not entries:
         return []
@@ -424,19 +442,20 @@ def merge(entries: Sequence[int], ready: Sequence[float], cost: Callable[[int], 
 
 @dataclass(frozen=True)
 class MgWfbp(Measuring):
-    """Merges layers by what the first steps measure, and sends them during the backward pass."""
+    """Merges layers according to measurements in the first steps, and sends them during the backward pass."""
 
     name = "mg_wfbp"
 
     def decide(self, entries: Sequence[int], ready: Sequence[float], cost: Linear) -> list[Range]:
-        """The partition that merging leads to: see ``merge``.
+        """Chooses a partition with ``merge``.
 
         Args:
-            entries: of each layer, in flat order.
-            ready: when the gradient of each layer is there, in seconds since the backward pass began.
-            cost: seconds that the synchronization of so many entries takes.
+            entries: Number of entries of each layer, in flat order.
+            ready: Time at which the gradient of each layer is complete, in seconds after the start of the backward
+                pass.
+            cost: Seconds that the synchronization of a number of entries takes.
 
         Returns:
-            It, in flat order.
+            The partition in flat order.
         """
         return merge(entries, ready, cost, cost.fixed)

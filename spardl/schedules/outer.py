@@ -1,11 +1,11 @@
-"""Outer steps: workers train alone for some steps, then average how far each has come, through any method.
+"""Outer steps: workers train independently for some steps, then average their progress through any method.
 
-Source: Stich, Local SGD Converges Fast and Communicates Little, ICLR 2019; Douillard et al., DiLoCo: Distributed
-Low-Communication Training of Language Models, 2023 (arXiv 2311.08105), Algorithm 1: the difference of the weights
-before and after is taken for a gradient, whose average over the workers an outer SGD with Nesterov's momentum applies.
-Where a residual keeps what is not sent, it takes the momentum's place, as in SparseLoCo (Sarfi et al., 2508.15706).
-Parts of the model in turns, sent beside the next local steps and mixed with what those led to: Douillard et al.,
-Streaming DiLoCo with overlapping communication, 2025 (2501.18512).
+Sources: Stich, Local SGD Converges Fast and Communicates Little, ICLR 2019; Douillard et al., DiLoCo: Distributed
+Low-Communication Training of Language Models, 2023 (arXiv 2311.08105), Algorithm 1: the difference between the weights
+before and after the local steps serves as a gradient, and an outer SGD with Nesterov momentum applies its average over
+the workers. Where a residual keeps the entries that are not sent, it replaces the momentum, as in SparseLoCo (Sarfi et
+al., 2508.15706). Fragments that are sent alternately during the local steps and mixed with the local weights:
+Douillard et al., Streaming DiLoCo with overlapping communication, 2025 (2501.18512).
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from spardl.clusters.base import Cluster, Flight
 from spardl.method.elastic import sources
 from spardl.method.method import Method
 from spardl.protocol.programs import Phase, copied
+from spardl.schedules.averaging import gradient_of
 from spardl.schedules.engine import Engine, Schedule, Training
 from spardl.schedules.fusion import by_share
-from spardl.schedules.scaling import Limit
 from spardl.vector.norms import largest
 from spardl.vector.sparse import Sum
 
 __all__ = ["Due", "OuterSteps", "Turns", "go_on"]
 
 
-# When fragments of a model are sent, and when workers go on from what that led to; see :class:`OuterSteps`.
+# The schedule of fragments.
 
 
 class Due(NamedTuple):
-    """What happens after a step, in this order.
+    """Actions after a step, in this order.
 
     Attributes:
-        landing: numbers of fragments that were sent long enough ago.
-        leaving: numbers of fragments that are to be sent.
+        landing: Numbers of the fragments whose averages are applied now.
+        leaving: Numbers of the fragments that are sent now.
     """
 
     landing: list[int]
@@ -50,73 +50,76 @@ class Due(NamedTuple):
 
 
 class Turns:
-    """Counts local steps.
+    """Decides after each local step which fragments are sent, and which averages are applied.
 
     Args:
-        every: steps between two exchanges of a fragment.
-        fragments: how many take turns, at equal distances.
+        every: Number of steps between two exchanges of a fragment.
+        fragments: Number of fragments, which are sent at equal distances.
 
     Attributes:
-        left: steps until each is sent.
-        aloft: steps until workers go on from what each led to, of those that are under way.
+        left: Number of steps until each fragment is sent.
+        aloft: Number of steps until the average of each fragment in flight is applied, by fragment.
     """
 
     def __init__(self, every: int, fragments: int) -> None:
         self.every = every
+        # Equal distances between the fragments spread the traffic evenly over the steps.
         self.left = [math.ceil((number + 1) * every / fragments) for number in range(fragments)]
         self.aloft: dict[int, int] = {}
 
     def step(self) -> Due:
-        """All have made a step."""
+        """Counts a step that all workers have made."""
         self.left = [left - 1 for left in self.left]
         self.aloft = {number: left - 1 for number, left in self.aloft.items()}
         landing = [number for number, left in self.aloft.items() if not left]
         return Due(landing, [number for number, left in enumerate(self.left) if not left])
 
     def leave(self, number: int, delay: int) -> None:
-        """A fragment is sent, beside so many steps."""
+        """Records that fragment ``number`` is sent, and that its average is applied after ``delay`` steps."""
         self.aloft[number], self.left[number] = delay, self.every
 
     def land(self, number: int) -> None:
-        """Workers go on from what a fragment led to."""
+        """Records that the average of fragment ``number`` is applied."""
         del self.aloft[number]
 
     @property
     def begun(self) -> list[int]:
-        """Fragments that have made steps since they were sent."""
+        """Numbers of the fragments with local steps since they were last sent."""
         return [number for number, left in enumerate(self.left) if left < self.every]
 
 
 @torch.no_grad()
 def go_on(own: Tensor, anchor: Tensor, mixing: float) -> None:
-    """A worker goes on from what an exchange led to.
+    """Mixes a worker's weights with the global weights after an exchange, in place.
 
     Args:
-        own: weights of the worker, of any shape.
-        anchor: those that all agree on, of the same shape.
-        mixing: share of these; 1 keeps nothing of one's own, as one that has diverged is not mixed with anything.
+        own: Weights of the worker, of any shape.
+        anchor: Global weights, of the same shape.
+        mixing: Share of the global weights; 1 replaces the worker's weights, even if they are non-finite.
     """
+    # lerp with a weight of 1 keeps a NaN of the worker's weights, copy_ does not.
     own.lerp_(anchor, mixing) if mixing < 1 else own.copy_(anchor)
 
 
 @dataclass(frozen=True)
 class OuterSteps(Schedule):
-    """Each worker's optimizer steps alone; after every so many steps, how far all have come is averaged.
+    """Each worker's optimizer steps independently; the progress of all workers is averaged periodically.
 
-    A gradient's norm is then limited for each worker's own, before its optimizer sees it. Between two exchanges, what
-    is evaluated and compared are the weights after the last one; the last step of a training ends with an exchange.
+    The norm limit applies to each worker's own gradient, before its optimizer uses it. Between two exchanges, the
+    weights after the last exchange are evaluated and compared; the last step of a training ends with an exchange.
 
     Args:
-        every: steps between two exchanges.
-        lr: factor of the outer SGD's steps; 1 without momentum averages weights, as local SGD does.
-        momentum: factor of the outer SGD, Nesterov's; 0: none; ``None``: 0.9, and 0 with a method that has a residual.
-        fragments: parts of the model, of neighbouring layers and nearly as many entries each, that are exchanged in
-            turns, each after every ``every`` steps.
-        delay: local steps beside which a fragment is sent; 0: workers wait for it.
-        mixing: share of the weights that an exchange led to in those that a worker goes on with; the rest is its own.
+        every: Number of steps between two exchanges.
+        lr: Learning rate of the outer SGD (a factor); 1 without momentum averages weights, as local SGD does.
+        momentum: Nesterov momentum factor of the outer SGD; 0 for none; ``None`` for 0.9, or 0 with a method that has a
+            residual.
+        fragments: Number of parts of the model, of neighboring layers and similar size, that are exchanged alternately,
+            each after every ``every`` steps.
+        delay: Number of local steps during which a fragment is sent; 0 to wait for it.
+        mixing: Share of the global weights in the weights with which a worker continues; its own weights are the rest.
 
     Raises:
-        ConfigError: if a value is out of range.
+        ConfigError: If a value is out of range.
     """
 
     every: int = 30
@@ -132,199 +135,211 @@ class OuterSteps(Schedule):
     def __post_init__(self) -> None:
         check_whole("every", self.every, least=1)
         if not (is_finite(self.lr) and self.lr > 0):
-            raise ConfigError(f"lr must be a number above 0, got {self.lr!r}; 0.7 is DiLoCo's, and 1 averages weights")
+            raise ConfigError(f"lr must be a number above 0, got {self.lr!r}; use 0.7 (DiLoCo) or 1 (averages weights)")
         if self.momentum is not None and not (is_finite(self.momentum) and 0 <= self.momentum < 1):
-            raise ConfigError(f"momentum must be at least 0 and below 1, got {self.momentum!r}; 0.9 is DiLoCo's")
+            raise ConfigError(f"momentum must be at least 0 and below 1, got {self.momentum!r}; use 0.9 (DiLoCo)")
         check_whole("fragments", self.fragments, least=1)
         check_whole("delay", self.delay, least=0)
         if max(self.fragments, self.delay + 1) > self.every:
             raise ConfigError(
-                f"fragments={self.fragments} and delay={self.delay} do not fit into every={self.every} steps: have at "
-                "most as many fragments, and a delay below that"
+                f"fragments={self.fragments} and delay={self.delay} do not fit into every={self.every} steps; use at "
+                "most that many fragments, and a smaller delay"
             )
         if not (is_finite(self.mixing) and 0 < self.mixing <= 1):
             raise ConfigError(
-                f"mixing must be above 0 and at most 1, got {self.mixing!r}; 1 keeps nothing of one's own"
+                f"mixing must be above 0 and at most 1, got {self.mixing!r}; use 1 to replace the local weights"
             )
 
     def check(self, method: Method, *, clips: bool) -> None:
-        """Refuses a method with a momentum of its own."""
+        """Accepts methods without their own momentum."""
         if method.momentum.remembers:
             raise ConfigError(
-                f"momentum={method.momentum.name} comes on top of the outer SGD's; use a method without one, such as "
-                '"spardl" or "topka", with momentum=optimizer, and the momentum= of the outer steps'
+                f"momentum={method.momentum.name} would be applied in addition to the outer SGD's; use a method "
+                'without momentum, such as "spardl" or "topka", with momentum=optimizer, and set momentum= of the '
+                "outer steps"
             )
 
     def rule(self, parameters: Iterable[nn.Parameter], method: Method) -> torch.optim.SGD:
-        """The outer optimizer.
+        """Creates the outer optimizer.
 
         Args:
-            parameters: whose gradients will be the averaged differences.
-            method: that averages them.
+            parameters: Parameters whose gradients will be the averaged differences.
+            method: Method that averages the differences.
 
         Returns:
-            SGD with this rate and momentum.
+            SGD with the configured learning rate and momentum.
         """
         momentum = self.momentum if self.momentum is not None else 0.0 if method.residual.remembers else 0.9
         return torch.optim.SGD(parameters, self.lr, momentum, nesterov=momentum > 0)
 
     def make(self, method: Method, cluster: Cluster, training: Training) -> Engine:
-        """With a group for each fragment."""
+        """Creates the engine with one group per fragment."""
         return _OuterSteps(method, cluster, training, self)
 
 
 class _OuterSteps(Engine):
-    """Local ranks take turns with the model: each finds its own weights and its own optimizer's state in it.
+    """Local ranks share one model: each loads its own weights and its own optimizer state into it.
 
-    The weights that all agree on are parameters of their own: anchors, whose gradients are the averaged differences.
+    The global weights are separate parameters, the anchors, whose gradients are the averaged differences.
     """
+
+    # The average is a difference of weights: the gradient that an optimizer sees is each worker's own.
+    _clips_own = True
 
     def __init__(self, method: Method, cluster: Cluster, training: Training, outer: OuterSteps) -> None:
         outer.check(method, clips=training.clip_norm is not None)
         if training.optimizer is None:
-            raise ConfigError("outer steps need the optimizer, which each worker calls alone; give Training one")
+            raise ConfigError("outer steps need each worker's optimizer; pass Training(optimizer=...)")
         if training.scale is not None:
-            raise ConfigError("outer steps do not take off a scale; leave it out, and use bfloat16 or float32")
+            raise ConfigError(
+                "outer steps do not support loss scaling; remove Training(scale=...) and use bfloat16 or float32"
+            )
         super().__init__(method, cluster, training, by_share(training.gradient.entries, outer.fragments))
-        self._limit = Limit(training.clip_norm, first=True)
         self._outer, self._optimizer = outer, training.optimizer
         self._anchors = [nn.Parameter(parameter.detach().clone()) for parameter in self._gradient.parameters]
         for number, anchor in enumerate(self._anchors):
+            # The outer SGD reads the averaged difference where the model's optimizer reads its gradient.
             anchor.grad = self._gradient.part(number).view_as(anchor)
         self._rule = outer.rule(self._anchors, method)
-        self._turns = Turns(outer.every, len(self._groups))
-        # Of those aloft whose outer step is not made yet.
-        self._flights: dict[int, Flight[Sum]] = {}
-        self._inside: int | None = None
+        self._fragments = Turns(outer.every, len(self.carried.groups))
+        # Fragments in flight whose outer step is not made yet: ``flush`` may make it before the average is applied.
+        self._works: dict[int, Flight[Sum]] = {}
+        self._loaded: int | None = None
         ranks = range(len(cluster.local_ranks))
-        self._own = [[anchor.detach().clone() for anchor in self._anchors] for _ in ranks]
+        self._weights = [[anchor.detach().clone() for anchor in self._anchors] for _ in ranks]
+        # Local ranks share one optimizer object; each swaps in its own state, like its weights.
         self._states: list[dict[nn.Parameter, Any]] = [defaultdict(dict) for _ in ranks]
 
     def facts(self, given: Mapping[str, Any] | None = None) -> dict[str, str]:
-        """Those of every schedule, and the settings."""
+        """Settings and state of the engine, with the settings of the outer steps."""
         return {**super().facts(given), **{name: str(value) for name, value in asdict(self._outer).items()}}
 
-    # --- whose weights the model has
+    # --- the rank whose weights are in the model
 
     @torch.no_grad()
-    def _show(self, weights: Sequence[Tensor]) -> None:
+    def _write_weights(self, weights: Sequence[Tensor]) -> None:
         for parameter, tensor in zip(self._gradient.parameters, weights, strict=True):
             parameter.copy_(tensor)
 
-    def _enter(self, local: int) -> None:
-        """Gives the model to a local rank."""
-        if self._inside == local:
+    def _load_rank(self, local: int) -> None:
+        """Loads the weights and the optimizer state of a local rank into the model."""
+        if self._loaded == local:
             return
-        self._leave()
-        self._show(self._own[local])
+        self._save_rank()
+        self._write_weights(self._weights[local])
         self._optimizer.state = self._states[local]  # type: ignore[assignment]
-        self._inside = local
+        self._loaded = local
 
     @torch.no_grad()
-    def _leave(self) -> None:
-        """Puts away what the rank did that has the model."""
-        if self._inside is None:
+    def _save_rank(self) -> None:
+        """Saves the weights and the optimizer state of the rank that is in the model."""
+        if self._loaded is None:
             return
-        for tensor, parameter in zip(self._own[self._inside], self._gradient.parameters, strict=True):
+        for tensor, parameter in zip(self._weights[self._loaded], self._gradient.parameters, strict=True):
             tensor.copy_(parameter)
         self._optimizer.state = defaultdict(dict)
-        self._inside = None
+        self._loaded = None
 
     def flush(self) -> None:
-        """The model has the weights that all workers agree on: those after the last exchange."""
-        self._leave()
-        for number in self._turns.aloft:
+        """Loads the global weights after the last exchange into the model."""
+        self._save_rank()
+        for number in self._fragments.aloft:
             self._outer_step(number)
-        self._show(self._anchors)
+        self._write_weights(self._anchors)
 
     def close(self) -> None:
-        """Leaves the model with the weights that all workers agree on."""
+        """Leaves the global weights in the model, and removes all hooks."""
         self.flush()
         super().close()
 
     # --- the steps of training
 
     def begin(self, local: int = 0) -> None:
-        """From here on passes are those of the local rank ``local``, with its own weights."""
+        """Starts the passes of the local rank ``local``, with its own weights."""
         super().begin(local)
-        self._enter(local)
+        self._load_rank(local)
 
     def collect(self) -> None:
-        """A step of the rank's own optimizer, unless a gradient that is not finite would stay in its state."""
-        self._clip_first()
-        with self._cluster.timed(Phase.UPDATE, [self._local]):
+        """Makes a step of the rank's own optimizer, unless its gradient is non-finite."""
+        super().collect()
+        local = self._step.local
+        self._averaging.clip_own(local)
+        with self._cluster.timed(Phase.UPDATE, [local]):
+            # A non-finite gradient would stay in the optimizer's moments.
             if math.isfinite(largest(self._gradient.vectors)):
-                unused = [self._gradient.parameters[number] for number in self._usage.left_out(self._local)]
+                unused = [self._gradient.parameters[number] for number in self._usage.left_out(local)]
                 with self._gradient.hidden(unused):
                     self._optimizer.step()
             else:
-                self._groups[0].states[self._local].refuse()
+                self.carried.groups[0].states[local].refuse()
             for vector in self._gradient.vectors:
                 vector.zero_()
 
     def finish(self) -> None:
-        """All ranks have made a step: what was sent long enough ago arrives, and what is due is sent."""
+        """Applies the averages that are due and sends the fragments that are due."""
+        # Usage only matters for the rank's own step: anchors always have a gradient.
         self._usage.clear()
-        due = self._turns.step()
+        due = self._fragments.step()
         for number in due.landing:
-            self._land(number)
+            self._apply(number)
         for number in due.leaving:
             self._exchange(number, self._outer.delay)
+        self._step.end()
 
     def end(self) -> None:
-        """Averages what was done since the last exchange."""
-        for number in list(self._turns.aloft):
-            self._land(number)
-        for number in self._turns.begun:
+        """Averages the progress since the last exchange."""
+        # Apply averages in flight first: a fragment can only be sent again afterwards.
+        for number in list(self._fragments.aloft):
+            self._apply(number)
+        for number in self._fragments.begun:
             self._exchange(number, 0)
 
     def _exchange(self, number: int, delay: int) -> None:
-        """Sends how far each local rank has come in a fragment; its weights follow after so many steps."""
-        self._leave()
-        for local in range(len(self._own)):
-            self._local = local
+        """Sends the progress of each local rank in a fragment; the average is applied after ``delay`` steps."""
+        self._save_rank()
+        for local in range(len(self._weights)):
             self._take_difference(number, local)
-            self._hand_over(number)
-        flight = self._cluster.flight(self._programs(number))
-        for local in range(len(self._own)):
-            flight.release(local)
-        self._flights[number] = flight
-        self._turns.leave(number, delay)
+            self._averaging.hand_over(number, local)
+        work = self._cluster.flight(self._averaging.programs(number))
+        for local in range(len(self._weights)):
+            work.release(local)
+        self._works[number] = work
+        self._fragments.leave(number, delay)
         if not delay:
-            self._land(number)
+            self._apply(number)
 
     def _take_difference(self, number: int, local: int) -> None:
-        for each in range(*self._groups[number].tensors):
+        for each in range(*self.carried.groups[number].tensors):
             anchor = self._anchors[each].detach()
-            torch.sub(anchor, self._own[local][each], out=self._gradient.part(each).view(anchor.shape))
+            torch.sub(anchor, self._weights[local][each], out=self._gradient.part(each).view(anchor.shape))
 
     def _outer_step(self, number: int) -> None:
-        """The outer step of a fragment, once it has been sent."""
-        flight, group = self._flights.pop(number, None), self._groups[number]
-        if flight is None:
+        """Makes the outer step of a fragment, unless it is already made."""
+        work, group = self._works.pop(number, None), self.carried.groups[number]
+        if work is None:
             return
-        for local, own in enumerate(self._averages):
-            own[number] = flight.wait(local)
-        self._take_over(group, self._averages[0][number])
+        for local, own in enumerate(self._step.averages):
+            own[number] = work.wait(local)
+        self.kept += self._update.store(group, self._step.averages[0][number])
+        # SGD treats each parameter alone, but must not touch the momentum of the other fragments.
         others = [each for place, each in enumerate(self._anchors) if not group.tensors[0] <= place < group.tensors[1]]
-        with self._everybody(Phase.UPDATE):
+        with self._update.timed():
             with self._gradient.hidden(others):
                 self._rule.step()
-            self._part(group).zero_()
+            gradient_of(self._gradient, group).zero_()
 
-    def _land(self, number: int) -> None:
-        """Workers go on from what an exchange led to."""
-        self._leave()
+    def _apply(self, number: int) -> None:
+        self._save_rank()
         self._outer_step(number)
-        self._turns.land(number)
-        for own in self._own:
-            for each in range(*self._groups[number].tensors):
+        self._fragments.land(number)
+        for own in self._weights:
+            for each in range(*self.carried.groups[number].tensors):
                 go_on(own[each], self._anchors[each], self._outer.mixing)
 
-    # --- what others may know
+    # --- state
 
     def averages(self, local: int = 0) -> list[Sum]:
-        """Of the last exchanges, and the weights that they led to."""
+        """Averages of the last exchanges, and the global weights after them."""
         return [*super().averages(local), *(anchor.detach() for anchor in self._anchors)]
 
     def lasting(self, local: int = 0) -> dict[str, Sequence[Tensor]]:
@@ -332,44 +347,46 @@ class _OuterSteps(Engine):
         moments = [value for state in self._states[local].values() for value in state.values()]
         return {
             **super().lasting(local),
-            "worker's weights are": self._own[local],
+            "worker's weights are": self._weights[local],
             "worker's optimizer's state is": [value for value in moments if isinstance(value, Tensor)],
         }
 
     def state_dict(self, local: int = 0) -> dict[str, Any]:
-        """What the local rank ``local`` carries from step to step, its weights and its optimizer's state among it."""
+        """State of the local rank ``local``, including its weights and its optimizer's state."""
         numbers = {parameter: number for number, parameter in enumerate(self._gradient.parameters)}
         return {
             **super().state_dict(local),
             "outer": {
-                "left": list(self._turns.left),
-                "aloft": dict(self._turns.aloft),
-                "weights": self._own[local],
+                "left": list(self._fragments.left),
+                "aloft": dict(self._fragments.aloft),
+                "weights": self._weights[local],
                 "optimizer": {numbers[parameter]: state for parameter, state in self._states[local].items()},
                 "rule": self._rule.state_dict()["state"],
             },
         }
 
     def load_state_dict(self, local: int, values: Mapping[str, Any]) -> None:
-        """Continues from ``values`` of the same rank, ``local``; the model has the weights after the last exchange."""
+        """Loads ``values`` of the same rank ``local``; the model must have the weights after the last exchange."""
         super().load_state_dict(local, values)
-        self._load_own(local, values["outer"])
+        self._load_outer(local, values["outer"])
 
     def adopt(self, local: int, parts: Sequence[Mapping[str, Any]], before: int) -> None:
-        """Continues from what another number of workers saved: who joins, as one of them; who left, is not missed."""
+        """Loads states of another number of workers: new ranks copy a source; those of removed ranks are dropped."""
         super().adopt(local, parts, before)
         worker = self._cluster.local_workers[local]
+        # Weights and optimizer state cannot be averaged over workers: take those of one source.
         place = sources(worker, before).index(worker.rank % before)
-        self._load_own(local, parts[place]["outer"])
+        self._load_outer(local, parts[place]["outer"])
 
     @torch.no_grad()
-    def _load_own(self, local: int, saved: Mapping[str, Any]) -> None:
-        self._inside = None
-        self._turns.left, self._turns.aloft = list(saved["left"]), dict(saved["aloft"])
-        self._flights = {}
+    def _load_outer(self, local: int, saved: Mapping[str, Any]) -> None:
+        self._loaded = None
+        self._fragments.left, self._fragments.aloft = list(saved["left"]), dict(saved["aloft"])
+        self._works = {}
+        # A checkpoint's model has the global weights, see ``flush``.
         for anchor, parameter in zip(self._anchors, self._gradient.parameters, strict=True):
             anchor.copy_(parameter)
-        for tensor, own in zip(self._own[local], saved["weights"], strict=True):
+        for tensor, own in zip(self._weights[local], saved["weights"], strict=True):
             tensor.copy_(own)
         parameters = self._gradient.parameters
         state = {parameters[number]: copied(each) for number, each in saved["optimizer"].items()}

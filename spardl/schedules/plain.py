@@ -1,4 +1,4 @@
-"""An optimizer whose state was moved before compression: its step only applies what was averaged."""
+"""Optimizer steps: updates of some parameters, and steps that only apply an averaged update."""
 
 from __future__ import annotations
 
@@ -12,63 +12,66 @@ from torch import Tensor, nn
 from spardl.basics.errors import ConfigError
 from spardl.method.momentum import Momentum
 from spardl.method.moving import Trained, check_moved, coupled_decay, rule_of, trained_moments
-from spardl.schedules.carried import Carried
+from spardl.schedules.carried import GradientState
 
 __all__ = ["PlainSteps", "Updater", "decay_of", "runs_closure", "unwrapped"]
 
 
-# An optimizer's update of some of its parameters, later than it was ordered.
+# Delayed updates of some parameters.
 
 
 def runs_closure(arguments: Sequence[Any], options: Mapping[str, Any]) -> bool:
-    """Whether an optimizer's step was called with a closure; what wraps optimizers often gives ``None`` for one.
+    """Whether an optimizer step was called with a closure that is not ``None``.
 
     Args:
-        arguments: that a hook before the step was given, the optimizer among them.
-        options: likewise.
+        arguments: Positional arguments of a step pre-hook, the optimizer first.
+        options: Keyword arguments of the step.
     """
     return any(each is not None for each in (*arguments[1:], options.get("closure")))
 
 
 def unwrapped(optimizer: Any) -> Any:
-    """The optimizer itself: Accelerate's only passes steps on to it, and has it as an attribute."""
+    """Returns the torch optimizer inside Accelerate's wrapper, or the optimizer itself."""
     return getattr(optimizer, "optimizer", optimizer)
 
 
 class Updater:
-    """Lets any optimizer that treats its parameters one by one update a part of them.
+    """Updates some of an optimizer's parameters, possibly later than the step was scheduled.
 
     Args:
-        optimizer: of ``torch.optim``, or one like those.
+        optimizer: Optimizer of ``torch.optim``, or a compatible one, that updates each parameter independently.
 
     Attributes:
-        applying: whether the optimizer's step is one of ours.
+        applying: Whether the optimizer step that is running was started by this object.
 
     Raises:
-        ConfigError: if it needs all parameters at once.
+        ConfigError: If the optimizer needs all parameters at once.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise ConfigError("optimizer=LBFGS needs all gradients at once, several times a step; use another")
+            raise ConfigError(
+                "optimizer=LBFGS needs all gradients at once, several times per step; use another optimizer"
+            )
         self._optimizer = optimizer
         self._held: list[dict[str, Any]] = []
         self.applying = False
 
     def hold(self) -> None:
-        """Remembers learning rates and the like as they are now: what changes later is for the next step."""
+        """Saves the current learning rates and other settings; later changes apply to the next step."""
         self._held = [
             {key: value for key, value in group.items() if key != "params"} for group in self._optimizer.param_groups
         ]
 
     def apply(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Updates some parameters with their gradients and the held settings."""
+        """Updates some parameters with their gradients and the saved settings."""
         wanted = set(parameters)
+        # The optimizer only has a step for all its groups, so restrict the groups during the step.
         self.applying = True
         groups = self._optimizer.param_groups
         before = [dict(group) for group in groups]
         try:
-            # A group that was added meanwhile has none of them.
+            # A group that was added after ``hold`` has no saved settings.
             for group, held in zip(groups, self._held, strict=False):
                 group.update(held, params=[each for each in group["params"] if each in wanted])
             # Not every optimizer accepts a group without parameters.
@@ -83,18 +86,18 @@ class Updater:
 
 
 class PlainSteps:
-    """Makes each step of an optimizer ``weights = (1 - lr * decay) * weights - lr * average``.
+    """Makes each optimizer step compute ``weights = (1 - lr * decay) * weights - lr * average``.
 
-    Learning rate and decay are those of the parameter's group when the step is made, so schedulers go on working; decay
-    is 0 where weight decay is a part of the gradient (SGD, Adam), and then goes through the moments as well.
+    Learning rate and decay come from the parameter group at the time of the step, so schedulers work as usual. The
+    decay is 0 where weight decay is part of the gradient (SGD, Adam), because it then passes through the moments.
 
     Args:
-        optimizer: of a kind that can be moved. It keeps its state until ``take_over``.
-        momentum: what takes the place of its state.
-        check: is called with the parameters before a step, and may raise.
+        optimizer: Optimizer whose state can be kept before compression. It keeps its state until ``take_over``.
+        momentum: Momentum before compression that replaces the optimizer's state.
+        check: Called with the parameters before each step; it may raise an error.
 
     Raises:
-        ConfigError: if the momentum is no such optimizer's.
+        ConfigError: If the momentum does not match the optimizer.
     """
 
     def __init__(
@@ -119,10 +122,15 @@ class PlainSteps:
         optimizer: torch.optim.Optimizer | None,
         check: Callable[[list[nn.Parameter]], None] | None = None,
     ) -> PlainSteps | None:
-        """The same; ``None`` where the momentum, or the optimizer's lack, leaves an optimizer its state.
+        """Creates the object; returns ``None`` if there is no optimizer, or it keeps its own state.
+
+        Args:
+            momentum: Momentum before compression, or the optimizer's own.
+            optimizer: Optimizer of the training, if the caller passed one.
+            check: Called with the parameters before each step.
 
         Raises:
-            ConfigError: if the momentum is no such optimizer's.
+            ConfigError: If the momentum does not match the optimizer.
         """
         return cls(optimizer, momentum, check) if optimizer is not None and momentum.moved else None
 
@@ -130,17 +138,19 @@ class PlainSteps:
         self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         arguments, options = _closed(arguments, options)
+        # A GradScaler passes the scale to fused optimizers instead of unscaling the gradients.
         if getattr(optimizer, "grad_scale", None) is not None:
-            raise ConfigError("a fused optimizer takes off a scale by itself; make it without fused=True")
+            raise ConfigError("a fused optimizer unscales gradients itself; create the optimizer without fused=True")
         if (rule := rule_of(optimizer)) != self._rule:
             raise ConfigError(
-                f"the optimizer had {self._rule} when its state was moved, and now has {rule}; keep it as it is "
+                f"the optimizer's settings changed from {self._rule} to {rule} during training; keep them constant "
                 "(OneCycleLR: cycle_momentum=False)"
             )
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         self._averages = [(each, each.grad) for each in parameters if each.grad is not None]
         if self._check:
             self._check([each for each, _ in self._averages])
+        # The optimizer's own step then finds no gradients and changes nothing.
         for parameter, _ in self._averages:
             parameter.grad = None
         return arguments, options
@@ -160,18 +170,24 @@ class PlainSteps:
                     parameter.add_(average, alpha=-rate)
 
     def take_over(
-        self, carried: Carried, names: Sequence[str], parameters: Sequence[nn.Parameter], scale: float, *, stale: bool
+        self,
+        carried: GradientState,
+        names: Sequence[str],
+        parameters: Sequence[nn.Parameter],
+        scale: float,
+        *,
+        stale: bool,
     ) -> None:
-        """Moves state that the optimizer has to this worker's moments, and frees it; call between two steps.
+        """Moves the optimizer's state to this worker's moments and frees it; call this between two steps.
 
-        An optimizer has state if it was trained without averages, or loaded the checkpoint of such a training.
+        An optimizer has state if it has trained without averages, or has loaded a checkpoint of such a training.
 
         Args:
-            carried: moments of this worker.
-            names: of the parameters, in the order of ``carried``.
-            parameters: in the same order.
-            scale: of gradients in the moments.
-            stale: whether ``carried`` was loaded after the optimizer's state was saved; the state is only freed then.
+            carried: Moments of this worker, which receive the state.
+            names: Names of the parameters, in the order of ``carried``.
+            parameters: Parameters in the same order.
+            scale: Loss scale of the gradients in the moments (a factor).
+            stale: Whether ``carried`` was loaded after the optimizer's state was saved; the state is then only freed.
         """
         if not self._optimizer.state:
             return
@@ -188,14 +204,15 @@ class PlainSteps:
                 self._warn_of(lacking, len(names))
             else:
                 _copy([each for each in found if each is not None], carried, scale, updates)
+        # The optimizer's state would go stale: its own step no longer sees gradients.
         self._free()
 
     def _warn_of(self, lacking: Sequence[str], averaged: int) -> None:
         warnings.warn(
             f"spardl: {type(self._optimizer).__name__} has no trained moments for {len(lacking)} of the {averaged} "
-            f"averaged parameters (first: {lacking[0]}), so those of the others are dropped and the moments before "
-            "compression continue without them; expect larger updates for some dozens of steps, or restart the "
-            "learning-rate warm-up",
+            f"averaged parameters (first: {lacking[0]}), so all moments are dropped and those before compression "
+            "continue without them; expect larger updates for some dozens of steps, or restart the learning-rate "
+            "warm-up",
             stacklevel=4,
         )
 
@@ -205,17 +222,17 @@ class PlainSteps:
                 self._optimizer.state.pop(parameter, None)
 
     def close(self) -> None:
-        """The optimizer's steps are its own again; state that was moved begins anew."""
+        """Removes the hooks; the optimizer starts again with empty state."""
         for hook in self._hooks:
             hook.remove()
 
 
 def _closed(arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Runs the closure that a step was called with, if any, because gradients must exist before they are hidden.
+    """Runs the closure of a step, if any, because gradients must exist before they are hidden.
 
     Args:
-        arguments: of the step, the optimizer first.
-        options: of the step.
+        arguments: Positional arguments of the step, the optimizer first.
+        options: Keyword arguments of the step.
 
     Returns:
         The same arguments with a closure that only returns the loss.
@@ -229,7 +246,7 @@ def _closed(arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[
 
 
 @torch.no_grad()
-def _copy(found: Sequence[Trained], carried: Carried, scale: float, updates: int) -> None:
+def _copy(found: Sequence[Trained], carried: GradientState, scale: float, updates: int) -> None:
     for number, moments in enumerate(found):
         _, velocity, variance = carried.of(number)
         velocity.copy_(moments.velocity * scale)
@@ -239,14 +256,15 @@ def _copy(found: Sequence[Trained], carried: Carried, scale: float, updates: int
 
 
 def decay_of(momentum: Momentum, optimizer: torch.optim.Optimizer | None) -> Callable[[nn.Parameter], float] | None:
-    """Where an optimizer's state is moved: what tells the weight decay that goes through it.
+    """Returns the weight decay that passes through moments before compression.
 
     Args:
-        momentum: before compression.
-        optimizer: whose state that is.
+        momentum: Momentum before compression, or the optimizer's own.
+        optimizer: Optimizer that has the weight decay.
 
     Returns:
-        For a parameter, the multiple of its weights that is added to its gradient; ``None`` where nothing is moved.
+        A function that returns, for a parameter, the multiple of its weights to add to its gradient; ``None`` if the
+        optimizer keeps its own state.
     """
     if optimizer is None or not momentum.moved:
         return None
@@ -255,10 +273,11 @@ def decay_of(momentum: Momentum, optimizer: torch.optim.Optimizer | None) -> Cal
 
     def decay(parameter: nn.Parameter) -> float:
         nonlocal read
-        if parameter not in groups or read is not optimizer.param_groups:  # loading a state puts others in their place
+        # load_state_dict replaces the list of groups.
+        if parameter not in groups or read is not optimizer.param_groups:
             read = optimizer.param_groups
             groups.update({each: group for group in optimizer.param_groups for each in group["params"]})
-        # What is frozen has no update, and its weights must not take part in a selection.
+        # A frozen parameter has no update, and its weights must not enter the selection.
         known = parameter in groups and parameter.requires_grad
         return coupled_decay(optimizer, groups[parameter]) if known else 0.0
 

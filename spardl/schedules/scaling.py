@@ -1,4 +1,4 @@
-"""Gradients that a GradScaler multiplies: residuals follow its scale, and a step with an overflow is nobody's."""
+"""GradScaler support and gradient clipping: rescales residuals with the loss scale and skips non-finite steps."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from spardl.method.method import MethodState
 from spardl.protocol.programs import Program, Worker, described, whole_team
 from spardl.vector.norms import clip_factor, largest, norm_of, sum_of_squares
 
-__all__ = ["Limit", "Scale", "Scaling", "norm_in", "scale_of", "somebody_overflowed"]
+__all__ = ["Limit", "Scale", "Scaling", "any_overflowed", "norm_in", "scale_of"]
 
 
-# The limit on a gradient's norm: of the average, or of each worker's own before anything remembers it.
+# Gradient clipping.
 
 
 class Limit:
-    """What gradients are multiplied by, so that their norm is at most so much.
+    """Limits the 2-norm of the average, or of each worker's own gradient before it enters a residual.
 
     Args:
-        norm: the largest 2-norm; ``None`` for any.
-        first: whether it is that of each worker's own gradient, rather than of the average.
+        norm: Largest 2-norm (a factor of the loss scale apart); ``None`` for no limit.
+        first: Whether the limit applies to each worker's own gradient instead of the average.
 
     Attributes:
-        measured: norm of this worker's last gradient before it was limited; ``None`` if none was measured.
+        measured: Norm of this worker's last gradient before clipping; ``None`` if none was measured.
     """
 
     def __init__(self, norm: float | None, *, first: bool) -> None:
@@ -37,16 +37,17 @@ class Limit:
         self.after = None if first else norm
         self.measured: float | None = None
 
-    def shorten(self, vectors: Sequence[Tensor], length: int, scale: float) -> None:
-        """Limits a worker's own gradient, in place.
+    def clip(self, vectors: Sequence[Tensor], length: int, scale: float) -> None:
+        """Clips a worker's own gradient in place.
 
         Args:
-            vectors: that hold it, shape (m,) each; one with a NaN or an infinity stays as it is, and does not count.
-            length: of all of them.
-            scale: that it is multiplied by.
+            vectors: Parts of the gradient, shape (m,) each; non-finite parts stay unchanged and do not count.
+            length: Number of entries of all parts.
+            scale: Loss scale of the gradient (a factor).
         """
         if self.before is None:
             return
+        # A non-finite part is left out later; its infinite norm must not zero the finite parts here.
         finite = vectors
         if not math.isfinite(norm := norm_in(vectors, length) / scale):
             finite = [vector for vector in vectors if math.isfinite(largest([vector]))]
@@ -57,11 +58,11 @@ class Limit:
                 vector.mul_(factor)
 
     def factor(self, norm: Callable[[], float], scale: float) -> float | None:
-        """What the average is multiplied by before it is used, if by anything.
+        """Factor that must be applied to the average before the update; ``None`` if there is none.
 
         Args:
-            norm: tells that of the average.
-            scale: that it is multiplied by.
+            norm: Computes the norm of the average.
+            scale: Loss scale of the average (a factor).
         """
         if self.after is None:
             return 1 / scale if scale != 1 else None
@@ -69,34 +70,35 @@ class Limit:
 
 
 def norm_in(vectors: Sequence[Tensor], length: int) -> float:
-    """The 2-norm of what some ``vectors`` of any shapes hold together: ``length`` entries; the same for any cut."""
+    """2-norm of ``vectors`` of any shape with ``length`` entries in total; its bits do not depend on the split."""
     peak = largest(vectors)
     return norm_of(sum_of_squares(vectors, peak, length), peak, length)
 
 
-# The factor by which losses, and so gradients, are multiplied now.
+# Returns the factor by which losses, and so gradients, are currently multiplied.
 Scale = Callable[[], float]
 
 
 def scale_of(scaler: GradScaler | None) -> Scale | None:
-    """What tells the scale of gradients.
+    """Returns a function that reads the current loss scale of a GradScaler.
 
     Args:
-        scaler: that scales the loss, if there is one.
+        scaler: GradScaler of the training; ``None`` if there is none.
 
     Returns:
-        Its scale at the time of the call; ``None`` if there is none, or it does nothing.
+        The function; ``None`` if there is no scaler, or it is disabled.
     """
     return scaler.get_scale if scaler and scaler.is_enabled() else None
 
 
-def somebody_overflowed(worker: Worker, gradient: Tensor) -> Program[bool]:
-    """The program by which all workers learn whether one of their gradients is not finite: a byte from each to each.
+def any_overflowed(worker: Worker, gradient: Tensor) -> Program[bool]:
+    """Program in which all workers learn whether any gradient is non-finite; each sends one byte to each other.
 
     Args:
-        worker: who runs it.
-        gradient: its own, shape (n,).
+        worker: Worker that runs the program.
+        gradient: Gradient of this worker, shape (n,).
     """
+    # An all-gather of flags, not a sum: the average itself cannot carry a NaN through every compressor.
     fine = math.isfinite(largest([gradient]))
     flag = torch.tensor([not fine], dtype=torch.uint8, device=gradient.device)
     ones = [1] * worker.size
@@ -105,102 +107,111 @@ def somebody_overflowed(worker: Worker, gradient: Tensor) -> Program[bool]:
 
 
 class Scaling:
-    """Follows a scale from step to step.
+    """Follows the loss scale from step to step.
 
     Args:
-        scale: of the gradients, if it changes.
+        scale: Returns the current loss scale; ``None`` if gradients are not scaled.
 
     Attributes:
-        factor: the scale of the step at hand.
-        refused: numbers of the groups in which some worker's gradient overflowed, or the sum; the same on all workers.
+        factor: Loss scale of the current step.
+        overflowed: Numbers of the groups in which a worker's gradient or the sum overflowed; equal on all workers.
     """
 
     def __init__(self, scale: Scale | None) -> None:
         self._scale = scale
         self.factor = 1.0
-        self.refused: set[int] = set()
+        self.overflowed: set[int] = set()
         self._unused: list[Tensor | None] = []
-        self.begin_anew()
+        self.reset()
 
     def __bool__(self) -> bool:
         return self._scale is not None
 
     @property
-    def moves(self) -> bool:
-        """Whether the next step will change what is carried over."""
-        return bool(self.refused) or self._now() != self.factor
+    def changes_residuals(self) -> bool:
+        """Whether the next step will change the residuals."""
+        return bool(self.overflowed) or self._current() != self.factor
 
-    def begin_anew(self) -> None:
-        """As in the first step."""
-        self.factor = self._now()
-        self.refused, self._unused = set(), []
+    def reset(self) -> None:
+        """Resets to the state before the first step."""
+        self.factor = self._current()
+        self.overflowed, self._unused = set(), []
 
-    def _now(self) -> float:
+    def _current(self) -> float:
         return self._scale() if self._scale else 1.0
 
-    def keep(self, averages: Sequence[Tensor]) -> None:
-        """Ends a step. If it overflowed, the optimizer skips it, and what was averaged was made in vain.
+    def keep_unused(self, averages: Sequence[Tensor]) -> None:
+        """Ends a step; if it overflowed, keeps the averages of the other groups, which the optimizer skips.
 
         Args:
-            averages: by group, shape (m,) each.
+            averages: Averages by group, shape (m,) each.
         """
-        if self.refused:
-            self._unused = [None if number in self.refused else each.clone() for number, each in enumerate(averages)]
+        # The residuals have already given these averages away. A group that overflowed was never averaged.
+        if self.overflowed:
+            self._unused = [None if number in self.overflowed else each.clone() for number, each in enumerate(averages)]
 
     def settle(self, states: Sequence[Sequence[MethodState]], *, remembers: bool) -> None:
-        """Begins a step: residuals get back what the last one made in vain, and follow the scale.
+        """Begins a step: returns unused averages to the residuals, and rescales the residuals.
 
         Args:
-            states: of the method, by group and local rank.
-            remembers: whether the method has a residual.
+            states: States of the method, by group and local rank.
+            remembers: Whether the method has a residual.
         """
-        self.give_back(states, remembers=remembers)
-        factor = self._now()
+        self.return_unused(states, remembers=remembers)
+        factor = self._current()
         if factor != self.factor:
             for state in (each for group in states for each in group):
                 state.change(factor / self.factor)
         self.factor = factor
+        # Also without a change: states that were just loaded or created have no scale yet.
         for state in (each for group in states for each in group):
             state.moments.scale = factor
 
-    def give_back(self, states: Sequence[Sequence[MethodState]], *, remembers: bool) -> None:
-        """Each worker takes one share of what nobody used, so all together take everything; see ``settle``."""
+    def return_unused(self, states: Sequence[Sequence[MethodState]], *, remembers: bool) -> None:
+        """Returns unused averages to the residuals.
+
+        Args:
+            states: States of the method, by group and local rank.
+            remembers: Whether the method has a residual.
+        """
+        # The average is the sum divided by the number of workers: all workers together take back the sum.
         if remembers:
             for group, average in zip(states, self._unused, strict=False):
                 for state in group if average is not None else ():
                     state.change(more=average)
-        self.refused, self._unused = set(), []
+        self.overflowed, self._unused = set(), []
 
-    def share(self, factor: float) -> None:
-        """The shares of what was made in vain become so many times as large: there are other workers to take them."""
+    def rescale_unused(self, factor: float) -> None:
+        """Multiplies the unused averages by ``factor``, because another number of workers shares them."""
         self._unused = [None if each is None else each * factor for each in self._unused]
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data that shares no memory with it."""
+        """State as plain data that shares no memory with the object."""
         return {"factor": self.factor, "skipped": [None if each is None else each.clone() for each in self._unused]}
 
     def check(self, values: Mapping[str, Any], lengths: Sequence[int]) -> None:
-        """Accepts values that ``load_state_dict`` can continue from; changes nothing.
+        """Checks that ``load_state_dict`` can load ``values``, without changing anything.
 
         Args:
-            values: as saved.
-            lengths: entries of each group.
+            values: Saved state.
+            lengths: Number of entries of each group.
 
         Raises:
-            ValueError: if a value is of another kind or shape.
+            ValueError: If a value has another type or shape.
         """
         factor, skipped = values.get("factor", 1.0), values.get("skipped", ())
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < math.inf:
-            raise ValueError(f"factor is {described(factor)}, expected a number above 0")
+            raise ValueError(f"factor is {described(factor)}, expected a finite number above 0")
         if not isinstance(skipped, list | tuple) or len(skipped) not in (0, len(lengths)):
-            raise ValueError(f"skipped is {described(skipped)}, expected a list with an entry for each group")
+            raise ValueError(f"skipped is {described(skipped)}, expected a list with one entry per group")
         for each, length in zip(skipped, lengths, strict=False):
             fits = isinstance(each, Tensor) and each.is_floating_point() and each.shape == (length,)
             if each is not None and not fits:
-                raise ValueError(f"skipped has {described(each)}, expected None or a tensor of {length} entries")
+                raise ValueError(f"skipped contains {described(each)}, expected None or a tensor of {length} entries")
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Continues from what ``state_dict`` gave; or from what had no scale, and does not speak of one."""
+        """Loads a state; one that was saved without a loss scale lacks the values."""
         self.factor = values.get("factor", 1.0)
         self._unused = [None if each is None else each.clone() for each in values.get("skipped", ())]
-        self.refused = {number for number, each in enumerate(self._unused) if each is None}
+        # Groups without a saved average are those that overflowed.
+        self.overflowed = {number for number, each in enumerate(self._unused) if each is None}

@@ -1,4 +1,8 @@
-"""Bayesian tuning of one number, such as the size of a fusion buffer, while training goes on."""
+"""Bayesian tuning of one number during training, such as the size of a fusion group.
+
+Source: DeAR (arXiv 2302.12445, section 4): each size runs for five steps, of which the first ones are not counted.
+Rank 0 measures and decides; all workers receive the decision, and the end of the tuning, in the same step.
+"""
 
 from __future__ import annotations
 
@@ -21,38 +25,38 @@ __all__ = ["Trials", "Tuner", "check_installed"]
 
 
 def check_installed() -> None:
-    """Loads what tuning needs, which is no requirement of the package.
+    """Imports the optional packages that tuning needs.
 
     Raises:
-        ConfigError: if it is missing.
+        ConfigError: If a package is missing.
     """
     try:
         for name in ("optuna", "scipy"):
             importlib.import_module(name)
     except ImportError as fault:
-        raise ConfigError(f"tuning needs two packages more ({fault}): pip install optuna scipy") from fault
+        raise ConfigError(f"tuning needs optuna and scipy ({fault}); run: pip install optuna scipy") from fault
 
 
 class Tuner:
-    """Seeks the point with the least seconds per step, by measuring one point after the other.
+    """Searches for the point with the shortest step time by measuring one point after another.
 
-    Run ``proposal``, ``tell`` the seconds, and so on until ``done``. After the first, each proposal is the one with
-    the largest expected improvement under a Gaussian process over the logarithms of point and time, after DeAR
-    (arXiv 2302.12445), which tunes the buffer from 25 MB between 1 and 256. The process also estimates the noise.
+    Alternate between ``proposal`` and ``tell`` until ``done``. After the first point, each proposal is the one with the
+    largest expected improvement under a Gaussian process over the logarithms of point and time, after DeAR (arXiv
+    2302.12445), which tunes the buffer from 25 MB between 1 and 256 MB. The process also estimates the noise.
 
-    A proposal depends on the measurements so far, the settings and the proposal's number, on nothing else. So a tuner
-    that continues from a ``state_dict`` proposes what it would have proposed without the break. With several workers,
-    one owns the tuner and tells the others its proposals: other machines may round differently.
+    A proposal depends only on the measurements so far, the settings and the number of the proposal. So a tuner that
+    continues from a ``state_dict`` proposes the same points as without the interruption. With several workers, one owns
+    the tuner and sends its proposals to the others, because other machines may round differently.
 
     Args:
-        low: the least point, above 0.
-        high: the greatest.
-        start: the first to be measured.
-        trials: points to measure.
-        seed: of the search.
+        low: Smallest point, above 0 (such as a size in megabytes).
+        high: Largest point, in the same unit (such as megabytes).
+        start: First point to measure, in the same unit (such as megabytes).
+        trials: Number of points to measure.
+        seed: Seed of the search.
 
     Raises:
-        ConfigError: if a setting cannot work, or optuna is not installed.
+        ConfigError: If a setting is invalid, or optuna is not installed.
     """
 
     def __init__(self, low: float, high: float, start: float, trials: int, seed: int) -> None:
@@ -71,7 +75,7 @@ class Tuner:
 
     @property
     def proposal(self) -> float:
-        """The point to run now; after the end, the best."""
+        """Point to run now; after the last measurement, the best point."""
         return self.best if self.done else self._points[-1]
 
     @property
@@ -81,70 +85,70 @@ class Tuner:
 
     @property
     def best(self) -> float:
-        """The point with the least seconds so far, the earliest of several; before any measurement, the start."""
+        """Point with the fewest seconds so far, the earliest of several; before any measurement, the start."""
         if not self._seconds:
             return self._points[0]
         return self._points[self._seconds.index(min(self._seconds))]
 
     def tell(self, seconds: float) -> None:
-        """Takes the seconds per step that were measured at ``proposal``, and chooses the next.
+        """Records the ``seconds`` per step that were measured at ``proposal``, and chooses the next point.
 
         Raises:
-            ValueError: if this is no time, or the tuner is done.
+            ValueError: If ``seconds`` is not a time, or the tuner is done.
         """
         if self.done:
-            raise ValueError("the tuner is done: it takes no further measurement")
+            raise ValueError("the tuner is done; check done before tell()")
         if not 0 < seconds < math.inf:
             raise ValueError(f"seconds per step must be above 0 and finite, got {seconds!r}")
         self._seconds.append(float(seconds))
         self._advance()
 
     def state_dict(self) -> dict[str, Any]:
-        """The points, the current proposal included, and their times: plain data."""
+        """Points, including the current proposal, and their times as plain data."""
         return {"points": list(self._points), "seconds": list(self._seconds)}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Continues from what ``state_dict`` gave; more or fewer trials than before are allowed.
+        """Loads ``values`` that ``state_dict`` returned; the number of trials may have changed.
 
         Raises:
-            ConfigError: if a point is outside of the bounds.
+            ConfigError: If a point is outside the bounds.
         """
         self._points, self._seconds = self.check_state(values)
         self._advance()
 
     def check_state(self, values: Mapping[str, Any]) -> tuple[list[float], list[float]]:
-        """Accepts values that ``load_state_dict`` can continue from; changes nothing.
+        """Checks that ``load_state_dict`` can load ``values``, without changing anything.
 
         Returns:
             Points and their times.
 
         Raises:
-            ConfigError: if a point is outside of the bounds.
-            ValueError: if there are fewer points than times, or no point.
+            ConfigError: If a point is outside the bounds.
+            ValueError: If there are fewer points than times, or no point.
         """
         points, seconds = ([float(each) for each in values[name]] for name in ("points", "seconds"))
         if not all(self._low <= point <= self._high for point in points):
             raise ConfigError(
-                f"tuner: a saved point is outside of [{self._low:g}, {self._high:g}]: keep low and high on resume"
+                f"tuner: a saved point is outside [{self._low:g}, {self._high:g}]; keep low and high when resuming"
             )
         if not points or len(points) < len(seconds):
-            raise ValueError(f"the tuner has {len(points)} points for {len(seconds)} times")
+            raise ValueError(
+                f"tuner has {len(points)} points for {len(seconds)} times, expected at least one point for each time"
+            )
         return points, seconds
 
     def _advance(self) -> None:
-        """Sees to it that there is a point to measure."""
         number = len(self._seconds)
         if self.done or len(self._points) > number:
             return
-        seed = derive_seed(self._seed, "tuner", number) % 2**32  # the sampler takes 32 bits
+        seed = derive_seed(self._seed, "tuner", number) % 2**32  # the sampler accepts 32 bits
         self._points.append(_ask(self._points, self._seconds, self._low, self._high, seed))
 
 
 def _ask(points: Sequence[float], seconds: Sequence[float], low: float, high: float, seed: int) -> float:
-    """The next point after these.
-
-    Each call builds a new study: a sampler that lasts has a random state and a cache that no checkpoint would hold.
-    """
+    """Returns the point to measure after ``points``."""
+    # Each call builds a new study: a persistent sampler has random state and a cache that checkpoints would not
+    # contain.
     with _quiet():
         from optuna import create_study, distributions, samplers, trial  # noqa: PLC0415
 
@@ -160,7 +164,7 @@ def _ask(points: Sequence[float], seconds: Sequence[float], low: float, high: fl
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps optuna's notes about itself off the user's screen, and leaves its settings as they were."""
+    """Silences optuna's log messages and warnings, without changing its settings permanently."""
     from optuna import exceptions, logging  # noqa: PLC0415
 
     level = logging.get_verbosity()
@@ -173,41 +177,49 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(level)
 
 
-# Trials of a number, such as the size of fusion groups, in the first steps of training.
-#
-# Source: DeAR (arXiv 2302.12445, section 4): each size is run for five steps, of which the first ones are not counted.
-# Rank 0 measures and decides; all workers hear of it in the same step, that of the end included.
+# Trials in the first steps of training.
 
 
-# A step measures the communication of the one before, too, so the first two after a change are of both.
+# A step also contains communication of the previous one, so the first two after a change mix both sizes.
 _SKIPPED, _COUNTED = 2, 3
 
 
 class Trials:
-    """Measures steps and names the size to use; see ``Tuner`` for the arguments."""
+    """Measures steps with different values of a number; takes the arguments of ``Tuner``.
+
+    Args:
+        low: Smallest value to try, above 0 (such as a size in megabytes).
+        high: Largest value to try, in the same unit (such as megabytes).
+        start: First value to measure, in the same unit (such as megabytes).
+        trials: Number of values to measure.
+        seed: Seed of the search.
+    """
 
     def __init__(self, low: float, high: float, start: float, trials: int, seed: int) -> None:
         self._tuner = Tuner(low, high, start, trials, seed)
         self._done = False
-        self._began: float | None = None
+        self._step_start: float | None = None
         self._seconds: list[float] = []
 
-    def disturb(self) -> None:
-        """The running step is not like others, for something else is done in it."""
-        self._began = None
+    def skip_step(self) -> None:
+        """Excludes the current step from the measurements, because it contains other work."""
+        self._step_start = None
 
     def next(self, cluster: Cluster) -> float | None:
-        """Is called when a step begins, by all workers.
+        """Counts a step that begins; all workers must call this.
+
+        Args:
+            cluster: Cluster that runs the workers.
 
         Returns:
-            The size to use from now on, equal on all workers; ``None`` if it stays as it is.
+            The value to use from now on (such as megabytes), equal on all workers; ``None`` if it does not change.
         """
         if self._done:
             return None
         now = cluster.seconds()
-        if self._began is not None:
-            self._seconds.append(now - self._began)
-        self._began = now
+        if self._step_start is not None:
+            self._seconds.append(now - self._step_start)
+        self._step_start = now
         if len(self._seconds) < _SKIPPED + _COUNTED:
             return None
         return self._decide(cluster)
@@ -223,30 +235,30 @@ class Trials:
 
     @property
     def progress(self) -> tuple[bool, int]:
-        """Whether trials are over, and steps that were measured since the last change: equal on all workers."""
+        """Whether all trials are done, and the number of steps since the last change; equal on all workers."""
         return self._done, len(self._seconds)
 
     def state_dict(self) -> dict[str, Any]:
-        """The finished trials; one that is under way begins anew."""
+        """State of the finished trials; the current trial starts again after loading."""
         return {"tuner": self._tuner.state_dict(), "done": self._done}
 
     def check_state(self, values: Any) -> None:
-        """Accepts values that ``load_state_dict`` can continue from; changes nothing.
+        """Checks that ``load_state_dict`` can load ``values``, without changing anything.
 
         Raises:
-            KeyError: if something is missing.
-            ValueError: if something is of another kind.
-            ConfigError: if a size is outside of the bounds.
+            KeyError: If a value is missing.
+            ValueError: If a value has another type.
+            ConfigError: If a size is outside the bounds.
         """
         if not isinstance(values, Mapping) or type(values["done"]) is not bool:
-            raise ValueError("trials have no 'done' of True or False")
+            raise ValueError("trials has no 'done', expected True or False")
         try:
             self._tuner.check_state(values["tuner"])
         except TypeError as error:
-            raise ValueError(f"trials are broken: {error}") from error
+            raise ValueError(f"trials is malformed: {error}") from error
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Continues from what ``state_dict`` gave."""
+        """Loads ``values`` that ``state_dict`` returned."""
         self._tuner.load_state_dict(values["tuner"])
         self._done = values["done"]
-        self._seconds, self._began = [], None
+        self._seconds, self._step_start = [], None

@@ -1,178 +1,191 @@
-"""Wait-free backpropagation with buckets of a fixed size.
+"""Synchronization after the backward pass, and wait-free backpropagation (WFBP) with buckets of a fixed size.
 
-Source: Zhang et al., Poseidon: An Efficient Communication Architecture for Distributed Deep Learning on GPU Clusters,
-USENIX ATC 2017; with buckets: Li et al., PyTorch Distributed, VLDB 2020.
+Sources: Zhang et al., Poseidon: An Efficient Communication Architecture for Distributed Deep Learning on GPU Clusters,
+USENIX ATC 2017; Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training, VLDB 2020 (buckets;
+section 3.2 describes the naive solution, ``AfterBackward``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from spardl.basics.checks import is_a
 from spardl.basics.errors import ConfigError, TrainingError
-from spardl.clusters.base import Cluster, Flight
+from spardl.clusters.base import Cluster
 from spardl.method.method import Method
-from spardl.schedules.engine import Engine, Schedule, Training
-from spardl.schedules.fusion import Range, by_megabytes
-from spardl.vector.sparse import Sum
+from spardl.schedules.engine import Engine, Schedule, Training, check_saved
+from spardl.schedules.fusion import by_megabytes
+from spardl.schedules.step import StepPhase
 
 __all__ = ["AfterBackward", "InBackward", "Wfbp", "check_megabytes"]
 
 
-# One synchronization of the whole gradient after the backward pass.
-#
-# Source: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training, VLDB 2020, section 3.2
-# (the naive solution).
+# One synchronization after the backward pass.
 
 
 @dataclass(frozen=True)
 class AfterBackward(Schedule):
-    """Sends one flat vector when all gradients are there."""
+    """Synchronizes the whole gradient as one flat vector after the backward pass."""
 
     name = "after_backward"
 
     def make(self, method: Method, cluster: Cluster, training: Training) -> Engine:
-        """With one group of all layers."""
+        """Creates the engine with one group that contains all layers."""
         return _AtTheEnd(method, cluster, training, [(0, len(training.gradient.layers))])
 
 
 class _AtTheEnd(Engine):
     def collect(self) -> None:
-        """Adds the flat gradient to what the rank carried over."""
-        self._clip_first()
-        for number in range(len(self._groups)):
-            self._hand_over(number)
+        """Adds the flat gradient to the residual of the local rank."""
+        super().collect()
+        self._averaging.clip_own(self._step.local)
+        for number in range(len(self.carried.groups)):
+            self._averaging.hand_over(number, self._step.local)
 
     def finish(self) -> None:
         """Runs the method's program on every worker, and updates."""
-        for number, group in enumerate(self._groups):
-            averages = self._cluster.run(self._programs(number))
-            for own, average in zip(self._averages, averages, strict=True):
+        for number, group in enumerate(self.carried.groups):
+            averages = self._cluster.run(self._averaging.programs(number))
+            for own, average in zip(self._step.averages, averages, strict=True):
                 own[number] = average
-            self._take_over(group, averages[0])
-        self._update_all()
+            self.kept += self._update.store(group, averages[0])
+        self._update.step(self._averaging.gradients)
+        self._step.end()
 
 
-# Groups of layers that are sent while the backward pass goes on: wait-free backpropagation.
-#
-# Source: Zhang et al., Poseidon: An Efficient Communication Architecture for Distributed Deep Learning on GPU
-# Clusters, USENIX ATC 2017; with groups: Li et al., PyTorch Distributed, VLDB 2020.
+# Wait-free backpropagation.
 
 
 class InBackward(Engine):
-    """Releases every group as soon as its gradients are there, strictly in the order of the backward pass.
+    """Starts the synchronization of each group as soon as its gradients are complete, in a fixed order.
 
-    Where each worker's own gradient is to be limited, all wait for the last: its norm is not known before.
-
-    All workers must release in one order, and that in which gradients are complete may differ between them.
+    The order is that of the backward pass and equal on all ranks, although gradients may become complete in another
+    order on each. If the norm of each worker's own gradient is limited, all groups wait for the last gradient, because
+    the norm is not known before.
 
     Attributes:
-        pauses: whether synchronizations rest at their boundary.
+        pauses: Whether each synchronization pauses between its two halves.
     """
 
     pauses: ClassVar[bool] = False
 
-    def __init__(self, method: Method, cluster: Cluster, training: Training, partition: Sequence[Range]) -> None:
-        self._flights: list[Flight[Sum]] = []
-        self._missing: list[set[int]] = []
-        self._waiting: list[int] = []
-        super().__init__(method, cluster, training, partition)
-
-    def _begin_groups(self) -> None:
-        super()._begin_groups()
-        self._group_of = [number for number, group in enumerate(self._groups) for _ in range(*group.tensors)]
-
-    def _order(self) -> list[int]:
-        """The groups as the backward pass completes them."""
-        numbers = list(range(len(self._groups)))
-        return numbers if self._gradient.backwards else numbers[::-1]
+    # --- steps
 
     def begin(self, local: int = 0) -> None:
-        """Prepares the step's synchronizations when the first local rank begins."""
+        """Creates the synchronizations of the step when the first local rank begins."""
         super().begin(local)
         if local == 0:
-            self._flights = [
-                self._cluster.flight(self._programs(number), pauses=self.pauses) for number in range(len(self._groups))
-            ]
-        self._missing = []
-        self._waiting = self._order()[::-1]
-
-    def before_backward(self, *, last: bool) -> None:
-        """From the last backward pass on, complete gradients are sent."""
-        super().before_backward(last=last)
-        if last:
-            if not self._waiting:
-                raise TrainingError("a step begins with begin(), for each local rank; call it before the forward pass")
-            self._missing = [set(range(*group.tensors)) for group in self._groups]
+            programs = [self._averaging.programs(number) for number in range(len(self.carried.groups))]
+            self._step.works = [self._cluster.flight(each, pauses=self.pauses) for each in programs]
 
     def awaits(self, number: int) -> bool:
-        """Whether the gradient of parameter ``number`` is to come in this step."""
-        return bool(self._missing) and number in self._missing[self._group_of[number]]
+        """Whether the gradient of parameter ``number`` is still missing in this step."""
+        return self._step.awaits(number)
 
     def complete(self, number: int) -> None:
-        """Sends what is complete with this gradient."""
-        if not self._missing:
+        """Starts the synchronizations whose gradients are complete with this one."""
+        step = self._step
+        if step.phase is not StepPhase.BACKWARD:
             return
-        if not self.awaits(number):
+        if not step.awaits(number):
             raise TrainingError(
-                f"the gradient of {self._gradient.names[number]} was complete twice in one backward pass, and may be "
-                "on its way already (reentrant checkpointing does that); use schedule=after_backward"
+                f"the gradient of {self._gradient.names[number]} was complete twice in one backward pass, after it "
+                "may have been sent (reentrant checkpointing does that); use schedule=after_backward"
             )
-        self._missing[self._group_of[number]].remove(number)
+        step.arrive(number)
+        # The norm of the worker's whole gradient decides by which factor each part of it is multiplied.
         if self.limit.before is not None:
-            if any(self._missing):
+            if not step.complete:
                 return
-            self._cluster.reach(self._local, range(len(self._gradient.layers)), backward=True)
-            self._clip_first()
-        while self._waiting and not self._missing[self._waiting[-1]]:
-            self._cluster.reach(self._local, range(*self._groups[self._waiting[-1]].layers), backward=True)
-            self._release()
+            self._cluster.reach(step.local, range(len(self._gradient.layers)), backward=True)
+            self._averaging.clip_own(step.local)
+        while (ready := step.next_ready) is not None:
+            self._cluster.reach(step.local, range(*self.carried.groups[ready].layers), backward=True)
+            self._send()
 
-    def _release(self) -> None:
-        number = self._waiting.pop()
-        self._hand_over(number)
-        self._flights[number].release(self._local)
+    def _send(self) -> None:
+        number = self._step.unsent.pop()
+        self._averaging.hand_over(number, self._step.local)
+        self._step.works[number].release(self._step.local)
 
     def collect(self) -> None:
-        """Sends what waited for a gradient that did not come."""
-        self._missing = []
-        if self._waiting:
-            self._clip_first()
-        while self._waiting:
-            self._release()
+        """Starts the remaining groups, some of whose parameters have no gradient."""
+        super().collect()
+        # Nothing is clipped yet if a gradient is missing: ``complete`` waits for the last one.
+        if self._step.unsent:
+            self._averaging.clip_own(self._step.local)
+        while self._step.unsent:
+            self._send()
+
+    def unused(self) -> list[int]:
+        """Numbers of the parameters without a gradient on any worker; the optimizer leaves them alone, as in DDP.
+
+        All workers must call this once in each step.
+        """
+        return self._update.unused()
 
     def finish(self) -> None:
         """Waits for all groups, and updates."""
-        ranks = range(len(self._cluster.local_ranks))
-        self._averages = [{} for _ in ranks]
-        for number in self._order():
-            for local in ranks:
-                self._averages[local][number] = self._flights[number].wait(local)
-            self._take_over(self._groups[number], self._averages[0][number])
-        self._update_all()
+        step = self._step
+        step.forget_averages()
+        for number in step.order:
+            for local, own in enumerate(step.averages):
+                own[number] = step.works[number].wait(local)
+            self.kept += self._update.store(self.carried.groups[number], step.averages[0][number])
+        self._update.step(self._averaging.gradients)
+        step.end()
 
     def give_up(self) -> None:
-        """Ends a step whose backward pass ended early: what was sent is waited for, and the rest left out."""
-        self._missing = []
-        released = [self._flights[number] for number in self._order() if number not in self._waiting]
-        self._waiting = []
-        for flight in released:
+        """Ends a step whose backward pass failed: waits for the groups in flight and discards the others."""
+        for work in self._step.give_up():
+            # Other workers may be in the second half already and need this one's messages.
             if self.pauses:
-                flight.resume()
-            flight.wait(0)
+                work.resume()
+            work.wait(0)
+
+    # --- state, as handles change it
+
+    def settle(self) -> None:
+        """Returns the averages that no update used to the residuals."""
+        self._scaling.return_unused(self.carried.states, remembers=self.carried.remembers)
+
+    def forget(self) -> None:
+        """Resets the engine to its state before the first step."""
+        self._scaling.reset()
+        self.carried.forget()
+        self._use_groups()
+
+    def succeed(self, other: InBackward) -> None:
+        """Continues with other groups after ``other``, whose method keeps no state, has ended a step."""
+        self.steps, self.kept = other.steps, other.kept
+        self._usage.load_state_dict(other._usage.state_dict())
+        self._scaling.load_state_dict(other._scaling.state_dict())
+        self.carried.succeed(other.carried)
+
+    def check_state(self, values: Mapping[str, Any]) -> None:
+        """Checks that ``load_state_dict`` can load ``values``, without changing anything.
+
+        Raises:
+            ValueError: If a value does not fit.
+        """
+        check_saved(values, self._gradient, self.carried, self._scaling, self._trials, self.fixed)
 
 
 def check_megabytes(name: str, value: object) -> None:
-    """Accepts a size in MB (2^20 bytes), infinity included.
+    """Checks a size in megabytes (2^20 bytes), which may be infinite.
+
+    Args:
+        name: Name of the setting, for the error message.
+        value: Value of the setting, in megabytes.
 
     Raises:
-        ConfigError: if it is not a number, at least 0.
+        ConfigError: If the value is not a number that is at least 0.
     """
     if not is_a(float, value) or not (isinstance(value, int | float) and value >= 0) or math.isnan(value):
-        raise ConfigError(f"{name} must be a number of megabytes, at least 0 (0: every layer alone), got {value!r}")
+        raise ConfigError(f"{name} must be a number of megabytes, at least 0 (0: one per layer), got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -180,10 +193,10 @@ class Wfbp(Schedule):
     """Sends buckets during the backward pass, from the last layer to the first.
 
     Args:
-        bucket_mb: most megabytes of gradients in a bucket; a layer is never cut. 0: every layer alone.
+        bucket_mb: Largest size of a bucket in megabytes of gradients; layers are never split. 0 for one per layer.
 
     Raises:
-        ConfigError: if that is not a number, at least 0.
+        ConfigError: If the size is not a number that is at least 0.
     """
 
     bucket_mb: float = 25.0
@@ -194,5 +207,5 @@ class Wfbp(Schedule):
         check_megabytes("schedule.bucket_mb", self.bucket_mb)
 
     def make(self, method: Method, cluster: Cluster, training: Training) -> Engine:
-        """With buckets filled from the last layer on."""
+        """Creates the engine with buckets that are filled from the last layer on."""
         return InBackward(method, cluster, training, by_megabytes(training.gradient, self.bucket_mb))

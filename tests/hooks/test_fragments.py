@@ -167,7 +167,7 @@ def test_workers_that_made_fewer_steps_send_no_other_fragment(method: str) -> No
 
 def test_fragments_that_do_not_fit() -> None:
     model = made()
-    with pytest.raises(ConfigError, match="3 fragments need as many layers, and the model has 2; use fewer"):
+    with pytest.raises(ConfigError, match="fragments=3 exceeds the 2 layers of the model; use fewer"):
         spardl.Outer(model.named_parameters(), rule(model), "none", fragments=3)
     with pytest.raises(ConfigError, match="fragments=2 and delay=4 do not fit into every=4"):
         spardl.Outer(model.named_parameters(), rule(model), "none", every=4, fragments=2, delay=4)

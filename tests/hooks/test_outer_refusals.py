@@ -22,12 +22,12 @@ from tests.hooks.refused import refusals
     ("options", "complaint"),
     [
         ({"every": 0}, "every must be a whole number, at least 1, got 0"),
-        ({"lr": 0.0}, "lr must be a number above 0, got 0.0; 0.7 is DiLoCo's"),
+        ({"lr": 0.0}, "lr must be a number above 0, got 0.0; use 0.7"),
         ({"momentum": 1.0}, "momentum must be at least 0 and below 1, got 1.0"),
         ({"optimizer": 3}, "optimizer must be"),
         ({"parameters": []}, "there are no parameters to average"),
         ({"method": "foo"}, "foo"),
-        ({"method": "dgc"}, "momentum=corrected comes on top of the outer SGD's"),
+        ({"method": "dgc"}, "momentum=corrected would be applied in addition to the outer SGD's"),
     ],
 )
 def test_bad_input_is_told(options: dict[str, Any], complaint: str) -> None:

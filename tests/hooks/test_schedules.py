@@ -274,7 +274,7 @@ def test_a_model_that_changes_its_way_is_refused() -> None:
             return str(error)
         return "nothing"
 
-    assert all("use schedule=wfbp for models that change their way" in each for each in run_workers(2, work))
+    assert all("use schedule=wfbp for models whose control flow changes" in each for each in run_workers(2, work))
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

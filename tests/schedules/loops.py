@@ -1,4 +1,4 @@
-"""A small model with everything that is awkward for a schedule, and the loop that trains it."""
+"""A small model with all features that are difficult for a schedule, and the loop that trains it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORDS, WIDTH = 11, 6
 
 
 class Awkward(nn.Module):
-    """A tied decoder, attention that uses another module's weights, an LSTM, and parameters that nobody uses."""
+    """A tied decoder, attention that uses another module's weights, an LSTM, and unused parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def two_groups(model: nn.Module) -> torch.optim.Optimizer:
-    """Matrices and vectors with rates and decays of their own, in an order that is not the model's."""
+    """Matrices and vectors with different learning rates and decays, in another order than the model's."""
     split = {True: [], False: []}
     for parameter in model.parameters():
         split[parameter.ndim > 1].append(parameter)
@@ -63,7 +63,7 @@ def two_groups(model: nn.Module) -> torch.optim.Optimizer:
 
 @dataclass(frozen=True)
 class Setting:
-    """How to train: the axes along which schedules must not differ."""
+    """Training settings that must give equal results with all schedules."""
 
     optimizer: Make = momentum
     clip_norm: float | None = None
@@ -105,7 +105,7 @@ def one_step(synchronizer: Engine, make_loss: Callable[[], Tensor]) -> None:
 
 
 class Loop:
-    """One training with a schedule, step by step."""
+    """A training loop with a schedule."""
 
     def __init__(
         self, schedule: Schedule, cluster: Cluster, setting: Setting | None = None, method: Method | None = None
@@ -129,7 +129,7 @@ class Loop:
         self.synchronizer.finish()
 
     def run(self, steps: Iterable[int] | None = None) -> Tensor:
-        """The weights after some steps: all, unless said otherwise."""
+        """The weights after the given steps; by default, all."""
         for step in range(self.setting.steps) if steps is None else steps:
             self.step(step)
         self.synchronizer.flush()

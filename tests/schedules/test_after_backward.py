@@ -13,7 +13,7 @@ from tests.schedules.loops import Loop, Setting, batch, loss_of, make_model, mom
 
 
 def test_dense_training_equals_one_large_batch() -> None:
-    """Four workers' averaged gradients are the gradient of the mean loss, step after step."""
+    """The average over four workers equals the gradient of the mean loss in every step."""
     ours = Loop(AfterBackward(), SimulatedCluster(4, NETWORK)).run()
     plain = make_model()
     optimizer = momentum(plain)
@@ -47,7 +47,7 @@ def test_the_optimizer_gets_the_average() -> None:
 
 
 def test_settings_are_those_of_the_step() -> None:
-    """A rate that is changed after a step does not change that step."""
+    """Changing the learning rate after a step does not affect that step."""
     loop = Loop(AfterBackward(), SimulatedCluster(2, NETWORK), Setting(steps=1))
     expected = loop.run()
     other = Loop(AfterBackward(), SimulatedCluster(2, NETWORK), Setting(steps=1))

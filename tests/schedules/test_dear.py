@@ -1,4 +1,4 @@
-"""DeAR: when what is sent and updated, and that nothing is lost."""
+"""DeAR: order of events, timing of updates, and conservation of gradients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def simulated(workers: int = 3) -> SimulatedCluster:
     ("method", "setting"), some_quick(product([spardl(0.2), spardl(0.2, teams=3)], ["momentum", "everything"]), 3)
 )
 def test_sparse_halves_train_like_sparse_buckets(method: Method, setting: str) -> None:
-    """With the same groups: same weights and residuals, to the last bit, however late the all-gather is."""
+    """Equal groups give bit-identical weights and residuals, although the all-gather is later."""
     late = Loop(Dear(threshold_mb=0.002), simulated(), SETTINGS[setting], method)
     soon = Loop(Wfbp(bucket_mb=0.002), simulated(), SETTINGS[setting], method)
     assert len(late.synchronizer.partition) > 2
@@ -54,7 +54,7 @@ def test_real_and_simulated_workers_agree() -> None:
 
 
 class Recorder(SimulatedCluster):
-    """Writes down what is started, resumed and waited for, and the layers that a pass comes by."""
+    """Records which synchronizations are released, resumed and waited for."""
 
     def __init__(self) -> None:
         super().__init__(1, NETWORK, count_local=False)
@@ -77,7 +77,7 @@ class Recorder(SimulatedCluster):
 
 
 def test_order_of_events() -> None:
-    """Reduce-scatters from the last group on, all-gathers from the first, each waited for when its layer is next."""
+    """Reduce-scatters start with the last group, all-gathers with the first; each is waited for before its layer."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
     cluster = Recorder()
@@ -101,7 +101,7 @@ def test_weights_are_not_ready_before_they_are_needed() -> None:
     loop.step(0)
     assert torch.equal(weights(loop.model), before)
     with torch.no_grad():
-        loop.model(batch(0, 0, 0))  # an evaluation needs them, too
+        loop.model(batch(0, 0, 0))  # an evaluation needs them as well
     used = [p for name, p in loop.model.named_parameters() if "unused" not in name]
     expected = Loop(AfterBackward(), simulated(), Setting(steps=1))
     expected.run()
@@ -119,7 +119,7 @@ def test_no_reader_sees_stale_weights(read: Callable[[Loop], Any]) -> None:
 
 
 def test_a_rate_that_changes_between_step_and_update() -> None:
-    """The update of a step has the settings of that step."""
+    """An update uses the settings at the time of its step."""
     loop = Loop(Dear(threshold_mb=0), simulated(), Setting(steps=1))
     loop.step(0)
     loop.optimizer.param_groups[0]["lr"] = 7.0
@@ -141,7 +141,7 @@ def test_to_save_and_continue_is_never_to_have_stopped(schedule: Dear, stop: int
 
 
 def test_the_next_forward_pass_hides_the_all_gather() -> None:
-    """On the virtual clock, with the times of a profile: see tests/clusters/test_flights.py for the clock itself."""
+    """On the virtual clock with the times of a profile; tests/clusters/test_flights.py tests the clock itself."""
     cluster = SimulatedCluster(3, Network(alpha=1e-3, gbit=1), count_local=False)
     Loop(Dear(threshold_mb=0), cluster, Setting(steps=2)).run()
     assert all(ledger.seconds[Phase.WAIT] > 0 for ledger in cluster.ledgers)
@@ -170,7 +170,7 @@ def test_methods_without_halves_are_refused_at_once() -> None:
 
 
 class Fickle(nn.Module):
-    """Uses its own weight late at first, and then before anything else."""
+    """Uses its own weight late in the first pass, and first in later passes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ def test_a_parameter_that_is_used_too_soon_is_noticed() -> None:
     synchronizer = Dear(threshold_mb=0).start(dense(), simulated(1), training)
     one_step(synchronizer, lambda: model(torch.ones(1, 2)).sum())
     model.early = True
-    with pytest.raises(TrainingError, match=r"used weight where it did not in the first step.*use schedule=wfbp"):
+    with pytest.raises(TrainingError, match=r"used weight earlier than in the first step.*use schedule=wfbp"):
         one_step(synchronizer, lambda: model(torch.ones(1, 2)).sum())
 
 
@@ -203,7 +203,7 @@ def test_closing_flushes_and_lets_the_model_go() -> None:
 
 
 class Alternating(nn.Module):
-    """Calls another of its layers in each pass."""
+    """Calls a different layer in each pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,5 +228,5 @@ def alternate(schedule: Schedule) -> Tensor:
     return weights(model)
 
 
-def test_a_group_that_the_next_pass_leaves_out_is_updated_all_the_same() -> None:
+def test_group_skipped_by_the_next_pass_is_updated() -> None:
     assert torch.equal(alternate(Dear(threshold_mb=0)), alternate(AfterBackward()))

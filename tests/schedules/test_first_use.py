@@ -1,4 +1,4 @@
-"""Which hook is the last one before a parameter is used."""
+"""The last hook before the first use of each parameter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Borrower(nn.Module):
 
 
 def needs(model: nn.Module, *inputs: Tensor) -> list[list[set[str]]]:
-    """The names that each hook of two forward passes asks for, those of passes apart."""
+    """Names that each hook requests, for each of two forward passes."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     numbers = {parameter: number for number, parameter in enumerate(names)}
     asked: list[set[str]] = []
@@ -47,12 +47,12 @@ def test_a_borrowed_weight() -> None:
     assert second == [{"first.weight"}, {"second.weight"}]
 
 
-def test_attention_uses_weights_of_a_module_that_it_does_not_call() -> None:
+def test_attention_uses_weights_of_a_module_it_does_not_call() -> None:
     _, second = needs(make_model(), batch(0, 0, 0), batch(0, 0, 0))
     attention = next(found for found in second if "attention.in_proj_weight" in found)
     assert {"attention.out_proj.weight", "attention.out_proj.bias"} <= attention
     recurrent = next(found for found in second if "recurrent.weight_hh_l0" in found)
-    # What comes after a call and before the next one is booked on the call.
+    # A use between two calls is assigned to the earlier call.
     assert "scale" in recurrent
     assert {"embedding.weight"} in second
     assert {"decoder.bias"} in second

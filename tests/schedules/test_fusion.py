@@ -1,4 +1,4 @@
-"""Partitions of layers, costs that are lines, and when synchronizations end."""
+"""Partitions of layers, linear costs, and end times of synchronizations."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_line_is_found_again() -> None:
 def test_no_line_without_negative_coefficients_is_nearer(points: list[tuple[int, int]]) -> None:
     sizes, seconds = [size for size, _ in points], [float(value) for _, value in points]
     if len(set(sizes)) < 2:
-        with pytest.raises(ConfigError, match="at least two sizes"):
+        with pytest.raises(ConfigError, match="at least two different sizes"):
             Linear.fit(sizes, seconds)
         return
     found = Linear.fit(sizes, seconds)
@@ -88,12 +88,12 @@ def test_no_line_without_negative_coefficients_is_nearer(points: list[tuple[int,
 def test_times_that_make_no_line(seconds: list[float]) -> None:
     with pytest.raises(ConfigError, match="one finite time for each of 2 sizes"):
         Linear.fit([1, 2], seconds)
-    with pytest.raises(ConfigError, match="at least two sizes"):
+    with pytest.raises(ConfigError, match="at least two different sizes"):
         Linear.fit([], [])
 
 
 def test_groups_end_one_after_the_other() -> None:
-    """Layer 2 is ready at 1 and takes 3; layers 0 and 1 are ready at 5, layer 1 before layer 0 or not."""
+    """Layer 2 is ready at 1 and takes 3; layers 0 and 1 are ready at 5, in either order."""
     entries, cost = [1, 1, 2], Linear(1.0, 1.0)
     assert ends([(0, 2), (2, 3)], entries, [5.0, 2.0, 1.0], cost) == [8.0, 4.0]
     assert ends([(0, 2), (2, 3)], entries, [2.0, 5.0, 1.0], cost) == [8.0, 4.0]
@@ -122,5 +122,5 @@ def test_shares_by_hand() -> None:
     assert by_share([5, 5, 5, 5], 2) == [(0, 2), (2, 4)]
     assert by_share([1, 1, 8, 1, 1], 3) == [(0, 3), (3, 4), (4, 5)]
     assert by_share([9, 1, 1], 3) == [(0, 1), (1, 2), (2, 3)]
-    with pytest.raises(ConfigError, match="3 fragments need as many layers, and the model has 2"):
+    with pytest.raises(ConfigError, match="fragments=3 exceeds the 2 layers of the model"):
         by_share([1, 1], 3)

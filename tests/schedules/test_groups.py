@@ -1,4 +1,4 @@
-"""Groups that one run has chosen, for others that are to have the same bits."""
+"""Groups that one run chose, reused by other runs for equal bits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RUN = ("cluster=simulated", "cluster.workers=2", "training.max_steps=9", "traini
 SPARSE = (*RUN, "training.batch_size=4", "training.checkpoint_every=3", "compressor.density=0.05")
 
 
-# Megabytes that hold the last two of the toy's three layers, of 51 and 32 entries, and not the first one with them.
+# Megabytes for the last two of the toy's three layers, with 51 and 32 entries, but not the first one as well.
 ONE_AND_TWO = 100 * 8 / 2**20
 
 
@@ -69,7 +69,7 @@ def test_a_run_writes_its_groups_and_others_use_them(name: str, tmp_path: Path) 
         assert here(*words, f"output_dir={tmp_path / outputs}") == 0
     assert results(run_of(tmp_path / "b")) == results(run_of(tmp_path / "c"))
     assert not (run_of(tmp_path / "b") / "groups.json").exists()
-    # Whenever it is interrupted, too: a run that measures would begin that anew.
+    # An interruption does not matter either: a run that measures would measure again.
     again = (*words, f"output_dir={tmp_path / 'd'}", "resume=auto")
     with beside(*again, folder=tmp_path / "log") as run:
         wait_until(lambda: run.ended() or ((tmp_path / "d").exists() and steps_logged(tmp_path / "d") >= 4))
@@ -92,27 +92,27 @@ def test_the_groups_of_the_file_are_used_from_the_first_step_on(tmp_path: Path) 
     assert one[0][0] == one[0][2] == [(0, 3), (3, 4), (4, 7)]
 
 
-BAD: dict[str, str | None] = {
-    "cannot be read: No such file or directory; name RUN/groups.json of another run": None,
-    "holds no groups; name RUN/groups.json of another run": "{",
-    "holds no groups; name": "[]",
-    "holds no groups": '{"entries": [1, 2], "groups": [1]}',
-    "do not hold each of 2 layers once, in order": '{"entries": [1, 2], "groups": [[0, 1]]}',
-    "do not hold each of 3 layers once": '{"entries": [1, 2, 3], "groups": [[0, 1], [2, 3]]}',
-    "do not hold each of 3 layers": '{"entries": [1, 2, 3], "groups": [[1, 3], [0, 1]]}',
-    "do not hold each of 3": '{"entries": [1, 2, 3], "groups": [[0, 0], [0, 3]]}',
-    "do not hold each of": '{"entries": [1, 2], "groups": [[0, "2"]]}',
-    "do not hold each": '{"entries": [1, 2], "groups": [[0, 3]]}',
-    "do not hold": '{"entries": [1, 2], "groups": []}',
+BAD: dict[str, tuple[str | None, str]] = {
+    "missing": (None, "cannot be read: No such file or directory; pass RUN/groups.json of another run"),
+    "not JSON": ("{", "does not contain groups; pass RUN/groups.json of another run"),
+    "not an object": ("[]", "does not contain groups"),
+    "not a range": ('{"entries": [1, 2], "groups": [1]}', "does not contain groups"),
+    "too short": ('{"entries": [1, 2], "groups": [[0, 1]]}', "does not contain each of 2 layers exactly once"),
+    "gap": ('{"entries": [1, 2, 3], "groups": [[0, 1], [2, 3]]}', "does not contain each of 3 layers exactly once"),
+    "disordered": ('{"entries": [1, 2, 3], "groups": [[1, 3], [0, 1]]}', "does not contain each of 3 layers"),
+    "empty range": ('{"entries": [1, 2, 3], "groups": [[0, 0], [0, 3]]}', "does not contain each of 3 layers"),
+    "text": ('{"entries": [1, 2], "groups": [[0, "2"]]}', "does not contain each of 2 layers"),
+    "too long": ('{"entries": [1, 2], "groups": [[0, 3]]}', "does not contain each of 2 layers"),
+    "no group": ('{"entries": [1, 2], "groups": []}', "does not contain each of 2 layers"),
 }
 
 
-@pytest.mark.parametrize("said", BAD)
-def test_files_that_hold_no_groups(said: str, tmp_path: Path) -> None:
-    file, content = tmp_path / "groups.json", BAD[said]
+@pytest.mark.parametrize("fault", BAD)
+def test_files_without_valid_groups(fault: str, tmp_path: Path) -> None:
+    file, (content, message) = tmp_path / "groups.json", BAD[fault]
     if content is not None:
         file.write_text(content)
-    with pytest.raises(ConfigError, match=f"schedule.groups={file}.*{said}"):
+    with pytest.raises(ConfigError, match=f"schedule.groups={file}.*{message}"):
         LayerFusion(str(file))
 
 
@@ -128,7 +128,7 @@ def test_groups_of_another_model(tmp_path: Path, capfd: pytest.CaptureFixture[st
     words = ("schedule=layer_fusion", f"schedule.groups={file}", f"output_dir={tmp_path / 'out'}")
     assert here(*RUN, *words) == 2
     (line,) = capfd.readouterr().err.splitlines()
-    assert f"schedule.groups={file} is of another model: 7 layers with {sum(ENTRIES):,} entries, and this" in line
+    assert f"schedule.groups={file} belongs to another model with 7 layers and {sum(ENTRIES):,} entries, " in line
 
 
 def test_workers_that_read_different_groups(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_workers_that_read_different_groups(tmp_path: Path) -> None:
         return str(error.value)
 
     for said in run_workers(2, work):
-        assert "has other groups where ranks [1] read it than for rank 0" in said
+        assert "differs on ranks [1] from rank 0; copy the same file to all nodes" in said
 
 
 def test_ids_are_those_of_the_time_before_it(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The optimal partition, against all partitions."""
+"""The optimal partition, compared with all partitions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def partitions(layers: int) -> Iterator[list[Range]]:
 
 @st.composite
 def cases(draw: st.DrawFn, most: int, least: int = 1) -> Case:
-    """Any ready times, falling or not, with ties or not; costs that are lines, roots, or have steps."""
+    """Ready times in any order, with and without ties; linear, root and step costs."""
     layers = draw(st.integers(least, most))
     times = draw(st.sampled_from([st.floats(0, 10), st.integers(0, 6).map(float)]))
     ready = draw(st.lists(times, min_size=layers, max_size=layers))
@@ -55,7 +55,7 @@ def cases(draw: st.DrawFn, most: int, least: int = 1) -> Case:
 
 
 @given(cases(9))
-def test_no_partition_ends_earlier_nor_as_early_with_fewer_groups(case: Case) -> None:
+def test_no_partition_ends_earlier_or_has_fewer_groups(case: Case) -> None:
     found = optimal(case.entries, case.ready, case.cost)
     assert found in list(partitions(len(case.entries)))
     best = min(partitions(len(case.entries)), key=case.ends)  # of several, the first, so one of the fewest groups
@@ -113,7 +113,7 @@ def test_times_that_are_none(bad: float) -> None:
 
 
 def test_many_layers() -> None:
-    """As many as DenseNet-201 has tensors, at the cost of one row of the table per layer and per group."""
+    """The number of tensors in DenseNet-201; the cost is one table row per layer and group."""
     layers = 604
     entries = [1 + (37 * layer) % 101 for layer in range(layers)]
     ready = [float(layers - layer) for layer in range(layers)]

@@ -1,4 +1,4 @@
-"""Schedules that measure first: what they measure, and that all workers decide alike."""
+"""Schedules that measure first: their measurements, and equal decisions on all workers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_ready_times_are_those_of_the_profile() -> None:
     loop.run(range(6, 8))
     assert loop.synchronizer.partition == [(0, 2), (2, 7)]
     assert seen[0] == ENTRIES
-    # The unused layer has no gradient, and no time.
+    # The unused layer has no gradient and therefore no time.
     assert seen[1] == pytest.approx([0.25, 0.6, 0.0, 0.4, 0.4, 0.3, 0.2])
     assert seen[2].per_entry > 0
 
@@ -102,7 +102,7 @@ def test_a_decision_is_kept(stop: int) -> None:
 
     first = loop([1e-4, 2e-3, 0.0, 1.5e-3, 1.5e-3, 1e-3, 1e-4])
     first.run(range(stop))
-    # Another machine, on which all gradients come at once: it would not cut at all.
+    # On another machine, where all gradients arrive at once, there would be only one group.
     second = loop([0.0] * 7)
     second.load(first.state())
     assert second.synchronizer.partition == first.synchronizer.partition

@@ -13,7 +13,7 @@ TIMES = st.integers(0, 40).map(lambda eighths: eighths / 8)  # exact in binary: 
 
 
 def paper(entries: list[int], ready: list[float], startup: float, beta: float) -> set[int]:
-    """Algorithm 1 as published, with its recalculation of all starts: which layers are merged into the one before."""
+    """Algorithm 1 as published, which recalculates all starts: returns the layers merged into the previous one."""
     sizes, merged = list(entries), set()
     for layer in range(len(entries) - 1, 0, -1):
         free, begin = 0.0, {}
@@ -49,7 +49,7 @@ def test_who_waits_for_whom(ready: list[float], startup: float, expected: list[t
 
 
 def test_layers_that_arrive_while_others_are_sent_are_merged() -> None:
-    """The last layer is sent from 1 to 7; layers 1 and 2 arrive meanwhile, layer 0 too late."""
+    """The last layer is sent from 1 to 7; layers 1 and 2 are ready before 7, layer 0 is not."""
     entries, ready, cost = [1, 1, 1, 5], [20.0, 6.0, 4.0, 1.0], Linear(1.0, 1.0)
     assert merge(entries, ready, cost, 1.0) == [(0, 1), (1, 3), (3, 4)]
 

@@ -1,4 +1,4 @@
-"""Outer steps: equal to plain training where they must be, to the library's, on real and simulated workers alike."""
+"""Outer steps: equal to plain training and to the library's handle, on real and simulated workers."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def built(*words: str) -> Plan:
 
 
 METHODS = {"dense": dense(), "spardl": sparse(0.2), "topka": topka(0.2)}
-# Due after steps 2, 3 and 4, and then every fourth; in the air for two steps each.
+# Fragments are sent after steps 2, 3 and 4, and then every fourth step; each is in flight for two steps.
 STREAMING = OuterSteps(every=4, fragments=3, delay=2, mixing=0.25)
 
 
 def finished(loop: Loop, steps: range) -> Tensor:
-    """The weights after some steps and what ends them."""
+    """The weights after some steps and the end of the training."""
     for step in steps:
         loop.step(step)
     loop.synchronizer.end()
@@ -55,9 +55,21 @@ def finished(loop: Loop, steps: range) -> Tensor:
     return weights(loop.model)
 
 
+def test_clip_norm_limits_each_workers_own_gradient() -> None:
+    """With an exchange after every step and an outer rate of 1, one worker trains as without outer steps."""
+
+    def trained(schedule: AfterBackward | OuterSteps, clip_norm: float | None) -> Tensor:
+        return Loop(schedule, SimulatedCluster(1, NETWORK), Setting(clip_norm=clip_norm, steps=3)).run()
+
+    outer = OuterSteps(every=1, lr=1.0, momentum=0.0)
+    clipped = trained(outer, 0.05)
+    assert torch.allclose(clipped, trained(AfterBackward(), 0.05), rtol=1e-9, atol=1e-12)
+    assert not torch.allclose(clipped, trained(outer, None))
+
+
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_an_exchange_after_every_step_is_plain_training_to_the_last_bit(workers: int) -> None:
-    """With SGD without momentum, an outer rate of 1, and numbers that can be told exactly."""
+def test_exchange_after_every_step_equals_plain_training(workers: int) -> None:
+    """With SGD without momentum, an outer learning rate of 1, and numbers without rounding."""
 
     def trained(schedule: AfterBackward | OuterSteps) -> Tensor:
         model = torch.nn.Linear(3, 2, bias=False).double()
@@ -115,7 +127,7 @@ def test_the_library_s_outer_are_the_same_to_the_last_bit() -> None:
 
 
 def test_the_library_s_fragments_are_the_same_to_the_last_bit() -> None:
-    """After each step: what was sent beside others, what was mixed, and what nobody has yet."""
+    """After each step, with fragments in flight, mixed and not yet sent."""
     cluster = SimulatedCluster(2, NETWORK)
     loop = Loop(replace(STREAMING, momentum=0.9), cluster, SETTINGS["adamw"])
     wanted: list[list[Tensor]] = [[], []]
@@ -168,12 +180,12 @@ def test_to_save_and_continue_is_never_to_have_stopped(schedule: OuterSteps, met
     first.run(range(stop))
     second.load(copy.deepcopy(first.state()))
     assert same_bits(finished(second, range(stop, 8)), wanted)
-    # Nor does it change anything to look at the weights, or to save.
+    # Reading the weights or saving a state changes nothing.
     assert same_bits(finished(first, range(stop, 8)), wanted)
 
 
 def test_fragments_equal_a_loop_over_all_workers() -> None:
-    """Two halves of a model in turns, each late by a step and mixed; local steps of plain gradient descent."""
+    """Two alternating halves of a model, each delayed by a step and mixed; local steps of plain gradient descent."""
     workers, steps, lr, mixing = 3, 9, 0.7, 0.25
     schedule = OuterSteps(every=4, lr=lr, momentum=0.0, fragments=2, delay=1, mixing=mixing)
     loop = Loop(schedule, SimulatedCluster(workers, NETWORK), Setting(plain_sgd))
@@ -200,13 +212,13 @@ def test_fragments_equal_a_loop_over_all_workers() -> None:
         for part in late:
             means = [torch.stack(each).mean(0) for each in zip(*(mine[part] for mine in own), strict=True)]
             anchors[part] = [a - lr * (a - mean) for a, mean in zip(anchors[part], means, strict=True)]
-        # What is in the air is shown as soon as somebody looks.
+        # ``flush`` also applies averages in flight.
         wanted = torch.cat([anchor.flatten() for anchor in anchors])
         torch.testing.assert_close(found[step - 1], wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_differences_that_are_not_sent_stay_in_residuals() -> None:
-    """After one exchange: what all workers did together is in the average, P times, and in the residuals."""
+    """After one exchange, P times the average plus the residuals equals the progress of all workers."""
     loop = Loop(OuterSteps(every=4, lr=1.0), SimulatedCluster(3, NETWORK), Setting(adamw), sparse(0.1))
     begin = weights(loop.model)
     sent = 3 * (begin - loop.run(range(4)))
@@ -217,7 +229,7 @@ def test_differences_that_are_not_sent_stay_in_residuals() -> None:
     assert left.abs().sum() > 0.1
 
 
-def test_between_exchanges_nothing_is_sent_and_the_model_shows_the_last_one() -> None:
+def test_nothing_is_sent_between_exchanges() -> None:
     cluster = SimulatedCluster(3, NETWORK)
     loop = Loop(OuterSteps(every=4), cluster, Setting(adamw))
     begin = weights(loop.model)
@@ -236,7 +248,7 @@ def test_who_uses_no_gradient_is_left_alone() -> None:
 
 @pytest.mark.parametrize("schedule", [OuterSteps(every=3), OuterSteps(every=4, fragments=2, delay=1)])
 def test_4_3_6_workers(schedule: OuterSteps, tmp_path: Path) -> None:
-    """In the middle of local steps: who joins begins as one of those who are there."""
+    """Between exchanges, a new worker starts with the state of an existing one."""
     books = []
     for number, size in enumerate([4, 3, 6], 1):
         made = plan(sparse(0.2), max_steps=5 * number, checkpoint_every=1, elastic=True)
@@ -249,7 +261,7 @@ def test_4_3_6_workers(schedule: OuterSteps, tmp_path: Path) -> None:
         assert found["residual_sum"] == pytest.approx(found["residual_sum_before"], rel=1e-12, abs=1e-12)
 
 
-def test_a_momentum_that_is_automatic_leaves_the_optimizer_its_state() -> None:
+def test_automatic_momentum_leaves_the_optimizer_its_state() -> None:
     words = ("optimizer=adamw", "optimizer.lr=0.001", "schedule=outer", "compressor=spardl")
     assert built(*words).method.momentum.name == "optimizer"
     assert built(*words[:2], words[3]).method.momentum.name == "adam"
@@ -282,18 +294,18 @@ def test_recipes_by_name(name: str, published: OuterSteps) -> None:
         ({"mixing": 0}, "mixing must be above 0 and at most 1, got 0"),
     ],
 )
-def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+def test_invalid_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         OuterSteps(**options)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_incompatible_settings_are_refused() -> None:
     moved = replace(sparse(0.1), momentum=LocalMomentum(0.9))
-    with pytest.raises(ConfigError, match="momentum=local comes on top of the outer SGD's"):
+    with pytest.raises(ConfigError, match="momentum=local would be applied in addition to the outer SGD's"):
         OuterSteps().check(moved, clips=False)
     model = make_model()
     gradient, cluster = FlatGradient(model.named_parameters()), SimulatedCluster(2, NETWORK)
-    with pytest.raises(ConfigError, match="need the optimizer"):
+    with pytest.raises(ConfigError, match="need each worker's optimizer"):
         OuterSteps().start(dense(), cluster, Training(model, gradient, None))
 
 
@@ -307,8 +319,8 @@ def test_workers_that_were_given_different_steps() -> None:
     assert all("rank 1 has every=3, rank 0 has every=2" in text for text in run_workers(2, work))
 
 
-def test_sixteen_workers_receive_a_quarter_at_most_of_what_an_all_gather_brings() -> None:
-    """At equal density, counted: the all-gather of SparseLoCo grows with the workers, SparDL's all-reduce does not."""
+def test_sixteen_workers_receive_at_most_a_quarter_of_all_gather() -> None:
+    """At equal density, SparseLoCo's all-gather grows with the number of workers; SparDL's all-reduce does not."""
 
     def received(method: Method) -> float:
         cluster = SimulatedCluster(16, NETWORK)
@@ -319,7 +331,7 @@ def test_sixteen_workers_receive_a_quarter_at_most_of_what_an_all_gather_brings(
     assert 0 < received(sparse(0.1)) <= received(topka(0.1)) / 4
 
 
-def test_a_gradient_that_is_not_finite_makes_no_step_and_is_counted() -> None:
+def test_nonfinite_gradient_makes_no_step_and_is_counted() -> None:
     def trained(spoiled: float) -> tuple[Tensor, int]:
         loop = Loop(OuterSteps(every=3), SimulatedCluster(2, NETWORK), Setting(adamw), sparse(0.2))
         engine = loop.synchronizer
@@ -363,7 +375,7 @@ def test_memory_in_another_order() -> None:
     torch.testing.assert_close(trained(torch.channels_last), wanted, rtol=1e-12, atol=1e-12)
 
 
-def test_other_workers_who_find_the_data_at_an_end_exchange_what_was_done(tmp_path: Path) -> None:
+def test_resized_run_at_the_end_of_the_data_exchanges_progress(tmp_path: Path) -> None:
     """100 examples: for 3 workers 33 steps of one each, for 8 workers 32 as many examples."""
     made = plan(dense(), task=ToyTask(fancy=False, examples=100), max_steps=None, epochs=1, batch_size=1, elastic=True)
     made = replace(made, schedule=OuterSteps(every=30))

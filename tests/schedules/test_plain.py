@@ -1,4 +1,4 @@
-"""The optimizer whose state is before compression."""
+"""Optimizer steps that only apply averaged updates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spardl.method import SgdMomentum
 from spardl.schedules.plain import decay_of
 
 
-def test_weight_decay_is_that_of_the_optimizer_after_a_state_was_loaded() -> None:
+def test_weight_decay_follows_a_loaded_optimizer_state() -> None:
     parameter, late = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9, weight_decay=0.5)
     decay = decay_of(SgdMomentum(0.9), optimizer)

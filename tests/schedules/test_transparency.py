@@ -1,4 +1,4 @@
-"""Every schedule trains as if it were not there: same weights as without it, and as DistributedDataParallel's."""
+"""Every schedule gives the same weights as training without it and as DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.harness import NETWORK, run_workers
 from tests.quick import some_quick
 from tests.schedules.loops import SETTINGS, Loop, Setting, batch, loss_of, make_model, weights
 
-# 0.0005 MB are 65 entries of 8 bytes: groups of several layers, and layers that are larger.
+# 0.0005 MB are 65 entries of 8 bytes: groups of several layers, and layers larger than a group.
 SCHEDULES: dict[str, Schedule] = {
     "after_backward": AfterBackward(),
     "wfbp_layers": Wfbp(bucket_mb=0),
@@ -45,7 +45,7 @@ def test_same_bits_as_after_the_backward_pass(setting: str, schedule: str) -> No
 
 
 def plain_ddp(setting: Setting, rank: int) -> Tensor:
-    """The same training by torch alone."""
+    """The same training with torch alone."""
     model = make_model()
     optimizer = setting.optimizer(model)
     ddp = DistributedDataParallel(model, find_unused_parameters=True)

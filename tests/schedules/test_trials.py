@@ -1,4 +1,4 @@
-"""Trials of group sizes while training goes on."""
+"""Trials of group sizes during training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAYERS = FlatGradient(make_model().named_parameters()).layers
 
 
 class Clock(SimulatedCluster):
-    """One worker whose steps last as long as the test says."""
+    """One worker whose step times the test sets."""
 
     def __init__(self, durations: Iterable[float]) -> None:
         super().__init__(1, Network(1e-6, 100), count_local=False)
@@ -32,7 +32,7 @@ class Clock(SimulatedCluster):
 
 
 def test_the_first_steps_after_a_change_do_not_count() -> None:
-    # A call is the end of a step and the beginning of the next; one that was disturbed is neither.
+    # A call ends a step and begins the next one; a skipped step counts as neither.
     trials = Trials(1.0, 64.0, 8.0, 2, 0)
     clock = Clock([0, 9, 9, 1, 2, 3] + [0.5] * 20)
     assert [trials.next(clock) for _ in range(5)] == [None] * 5
@@ -40,7 +40,7 @@ def test_the_first_steps_after_a_change_do_not_count() -> None:
     assert second is not None
     assert trials.state_dict() == {"tuner": {"points": [8.0, second], "seconds": [2.0]}, "done": False}
     trials.next(clock)
-    trials.disturb()
+    trials.skip_step()
     assert [trials.next(clock) for _ in range(4)] == [None] * 4
     assert trials.next(clock) == second  # the faster of the two, and the last word
     assert trials.next(clock) is None
@@ -61,7 +61,7 @@ def test_to_save_and_continue() -> None:
 
 
 def simulated() -> SimulatedCluster:
-    """A network on which many small groups are slow, and one large group, too."""
+    """A network on which many small groups and one large group are both slow."""
     layers = tuple(
         LayerTimes(layer.name, layer.entries, 1e-3 * number, 2e-3 * (len(LAYERS) - number))
         for number, layer in enumerate(LAYERS)

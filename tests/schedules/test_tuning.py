@@ -1,4 +1,4 @@
-"""Bayesian tuning: quality of the search, and going on as if there had been no break."""
+"""Bayesian tuning: quality of the search, and resuming without a difference."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MODELS = ["resnet50", "densenet201", "inception_v4", "bert_base", "bert_large"]
 
 
 def tuned(curve: Curve, noise: float = 0.0, seed: int = 0, trials: int = TRIALS) -> Tuner:
-    """A tuner that has ended, of times with a relative error."""
+    """A finished tuner, for times with a relative error."""
     errors = random.Random(seed)
     tuner = Tuner(LOW, HIGH, START, trials, seed)
     while not tuner.done:
@@ -42,17 +42,17 @@ def tuned(curve: Curve, noise: float = 0.0, seed: int = 0, trials: int = TRIALS)
 
 
 def smooth(best: float, depth: float) -> Curve:
-    """a / x + b * x with its least value, 1, at ``best``; ``depth`` is the share that the size has a say in."""
+    """a / x + b * x with its minimum 1 at ``best``; ``depth`` is the share that depends on the size."""
     return lambda size: 1 - depth + depth * (best / size + size / best) / 2
 
 
 def stepped(best: float, depth: float) -> Curve:
-    """The same with jumps, as when one more layer fits into a group."""
+    """The same with jumps, as where another layer fits into a group."""
     return lambda size: smooth(best, depth)(size) + 0.03 * (int(6 * math.log2(size)) % 2)
 
 
 def nearness(curve: Curve, tuner: Tuner) -> float:
-    """The best time of an exhaustive sweep, over that of the tuner's choice."""
+    """Best time of an exhaustive sweep divided by the time of the tuner's choice."""
     return min(map(curve, SWEEP)) / curve(tuner.best)
 
 
@@ -76,7 +76,7 @@ def test_comes_near_whatever_the_seed(
 @pytest.mark.parametrize("preset", ["ethernet_10g", "infiniband_100g"])
 @pytest.mark.parametrize("model", MODELS)
 def test_comes_near_the_best_of_a_sweep_on_the_timeline_model(model: str, preset: str) -> None:
-    """DeAR at P = 64; the passes take 0.3 s, as on the GPUs of the paper, so that the network matters."""
+    """DeAR at P = 64; the passes take 0.3 s as on the paper's GPUs, so that the network matters."""
     profile = Profile.read(PROFILES / f"{model}.json").scaled(0.3)
     first, second = halves(dense(), 64, PRESETS[preset], lambda entries: 0.0)
 
@@ -87,7 +87,7 @@ def test_comes_near_the_best_of_a_sweep_on_the_timeline_model(model: str, preset
 
 
 def test_the_model_is_what_finds_it() -> None:
-    """The last five proposals of a smooth curve lie where the curve is flat; points at random would not."""
+    """The last five proposals lie where a smooth curve is flat, unlike random points."""
     points = tuned(smooth(7, 0.9)).state_dict()["points"]
     assert points[0] == START
     assert all(LOW <= point <= HIGH for point in points)
@@ -96,7 +96,7 @@ def test_the_model_is_what_finds_it() -> None:
 
 @pytest.fixture(scope="module")
 def unbroken() -> Tuner:
-    """A tuner without a break, of 6 trials."""
+    """An uninterrupted tuner with 6 trials."""
     return tuned(stepped(9, 0.5), seed=3, trials=6)
 
 
@@ -161,7 +161,7 @@ def test_what_is_no_time(seconds: float) -> None:
         Tuner(LOW, HIGH, START, 1, 0).tell(seconds)
 
 
-def test_nothing_is_told_after_the_end() -> None:
+def test_no_measurement_after_the_end() -> None:
     tuner = Tuner(LOW, HIGH, START, 1, 0)
     tuner.tell(1.0)
     with pytest.raises(ValueError, match="done"):
@@ -190,7 +190,7 @@ def test_settings_that_make_no_sense(change: dict[str, Any], message: str) -> No
 
 def test_bounds_that_a_resume_changed() -> None:
     tuner = Tuner(LOW, 20, 10, TRIALS, 0)
-    with pytest.raises(ConfigError, match=r"outside of \[1, 20\]"):
+    with pytest.raises(ConfigError, match=r"outside \[1, 20\]"):
         tuner.load_state_dict(Tuner(LOW, HIGH, START, TRIALS, 0).state_dict())
 
 

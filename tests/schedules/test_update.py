@@ -1,4 +1,4 @@
-"""Partial updates, and parameters that nobody used."""
+"""Partial updates and unused parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPTIMIZERS = [
     kind
     for _, kind in inspect.getmembers(torch.optim, inspect.isclass)
     if issubclass(kind, torch.optim.Optimizer) and kind not in (torch.optim.Optimizer, torch.optim.LBFGS)
-    # These two are made for other gradients than ours: sparse ones, and those of matrices only.
+    # These two require other gradients: sparse ones, and those of matrices only.
     if kind.__name__ not in ("SparseAdam", "Muon")
 ]
 
@@ -88,7 +88,7 @@ def test_usage() -> None:
     assert other.rows() == []
 
 
-def test_usage_that_is_asked_in_every_step_is_so_after_a_state_of_one_that_is_not() -> None:
+def test_find_unused_survives_a_state_saved_without_it() -> None:
     always = Usage(1, 2, always=True)
     always.load_state_dict(False)
     assert len(always.rows()) == 1

@@ -1,4 +1,4 @@
-"""The simulated cluster, which really sends, and the timeline model, which reckons, agree on the seconds of a step."""
+"""The simulated cluster and the timeline model agree on the seconds of a step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.harness import dense, spardl
 from tests.schedules.loops import Loop, make_model
 
 LAYERS = FlatGradient(make_model().named_parameters()).layers
-# The scale is registered first and used last but one, when the last call before is that of the recurrent layer.
+# The scale is registered first and used second to last, after the call of the recurrent layer.
 NEEDED = (3e-3, 0.0, 6e-3, 1e-3, 1e-3, 3e-3, 5.5e-3)
 READY = (2e-3, 12e-3, 12e-3, 8e-3, 8e-3, 6e-3, 1e-3)
 PROFILE = Profile(
@@ -71,7 +71,7 @@ def test_seconds_of_a_step(schedule: Schedule, method: Method, gbit: float) -> N
 
 
 def test_overlap_pays() -> None:
-    """At a balanced network: DeAR before WFBP before one synchronization at the end."""
+    """On a balanced network, DeAR is faster than WFBP, and WFBP is faster than one synchronization at the end."""
     seconds = {}
     for schedule in (AfterBackward(), Wfbp(bucket_mb=0), Dear(threshold_mb=0)):
         cluster = SimulatedCluster(WORKERS, Network(alpha=1e-5, gbit=0.004), count_local=False, profile=PROFILE)

@@ -1,4 +1,4 @@
-"""Buckets that are sent while the backward pass goes on."""
+"""Buckets sent during the backward pass."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_bucket_has_its_own_budget_and_residual() -> None:
     loop.step(0)
     kept = [len(average) for average in loop.synchronizer.averages(0)]
     at_least = [-(-size // 10) for size in SIZES]
-    # Nobody's gradient of the unused layer is anything but zero, and zeros are sent, too, where k asks for them.
+    # The gradient of the unused layer is zero on every worker, and zeros are sent as well if k requires them.
     assert all(low <= found <= 2 * low for found, low in zip(kept, at_least, strict=True))
     assert loop.synchronizer.kept == sum(kept)
     memories = [group["memory"] for group in loop.state()["synchronizer"][0]["groups"]]
@@ -72,7 +72,7 @@ def test_a_measured_factor_outlives_a_new_cut() -> None:
     method = Method(parts.compressor, parts.communicator, parts.residual, rule)
     loop = Loop(Wfbp(0), SimulatedCluster(2, NETWORK), Setting(momentum), method)
     loop.run(range(3))
-    # Of a layer that nobody uses, nothing is measured.
+    # Nothing is measured for a layer that no worker uses.
     before = [group["spread"] for group in loop.state()["synchronizer"][1]["groups"] if "spread" in group]
     loop.synchronizer._regroup([(0, 3), (3, len(SIZES))])
     after = [group["spread"] for group in loop.state()["synchronizer"][1]["groups"]]
@@ -111,15 +111,15 @@ def test_a_gradient_that_is_complete_twice() -> None:
 
 
 def test_steps_driven_by_hand_tell_what_was_left_out_or_cut_off() -> None:
-    """The optimizer's own zero_grad() cuts gradients off the vector that is averaged."""
+    """optimizer.zero_grad() detaches the gradients from the averaged vector."""
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     training = Training(model, FlatGradient(model.named_parameters()), optimizer)
     synchronizer = Wfbp(0).start(dense(), SimulatedCluster(1, NETWORK), training)
-    with pytest.raises(TrainingError, match=r"a step begins with begin\(\)"):
+    with pytest.raises(TrainingError, match=r"begin\(\) was not called in this step"):
         synchronizer.before_backward(last=True)
     optimizer.zero_grad()
-    with pytest.raises(TrainingError, match=r"(weight|bias) is no part of the flat gradient any more; clear it by"):
+    with pytest.raises(TrainingError, match=r"(weight|bias) is no longer a view of the flat gradient; call"):
         one_step(synchronizer, lambda: model(torch.ones(1, 2)).sum())
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from spardl.schedules import AfterBackward, Dear, MgWfbp, Schedule, Wfbp
+from spardl.schedules.averaging import gradient_of
 from tests.harness import dense, spardl, topka
 from tests.trainer.toy import ToyTask, plan, trainer
 from trainer.learner import LossScale
@@ -66,29 +67,30 @@ def test_all_schedules_skip_the_same_steps(clip: float | None, tmp_path: Path) -
 
 @pytest.mark.parametrize("schedule", ["after_backward", "wfbp", "dear"])
 def test_nothing_is_lost(schedule: str, tmp_path: Path) -> None:
-    """What a skipped step averaged goes back to the residuals: all gradients are in averages, or still carried."""
+    """A skipped step returns its averages to the residuals: every gradient is in an average or a residual."""
     running = begun(schedule, tmp_path, spardl(0.2) if schedule == "dear" else topka(0.2), bad={3 * 2 + 1})
     engine = running._learner.synchronizer
-    hand_over, given, taken = engine._hand_over, 0.0, 0.0
+    hand_over, given, taken = engine._averaging.hand_over, 0.0, 0.0
     came: dict[int, float] = {}
 
-    def watched(number: int) -> None:
-        came[number] = came.get(number, 0.0) + float(engine._part(engine._groups[number]).double().sum()) / engine.scale
-        hand_over(number)
+    def watched(number: int, local: int) -> None:
+        gradient = gradient_of(engine._gradient, engine.carried.groups[number])
+        came[number] = came.get(number, 0.0) + float(gradient.double().sum()) / engine.scale
+        hand_over(number, local)
 
-    engine._hand_over = watched  # type: ignore[method-assign]
+    engine._averaging.hand_over = watched  # type: ignore[method-assign]
     skipped = 0
     for step in range(6):
         came.clear()
         running._learner.step(step)
-        # A group in which somebody overflowed is nobody's.
-        given += sum(total for number, total in came.items() if number not in engine._scaling.refused)
+        # A group that overflowed on any worker is dropped.
+        given += sum(total for number, total in came.items() if number not in engine._scaling.overflowed)
         overflowed, scale = engine.overflowed, engine.scale
         skipped += overflowed
         engine.flush()
         if not overflowed:
             taken += sum(3 * float(each.values.double().sum()) / scale for each in engine.averages())
-    engine.begin()  # gives back what was made in vain
+    engine.begin()  # returns unused averages to the residuals
     carried = sum(engine.carried.residual_sum(local) for local in range(3)) / engine.scale
     assert skipped == 2
     assert given == pytest.approx(taken + carried, abs=1e-3)

@@ -212,7 +212,9 @@ def test_an_average_that_is_a_sum_is_found(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.slow
 def test_an_overflow_that_a_scaler_does_not_see_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spardl.schedules.engine.Engine._overflow", lambda self, number, gradient: gradient.zero_())
+    monkeypatch.setattr(
+        "spardl.schedules.averaging.Averaging._overflow", lambda self, number, gradient: gradient.zero_()
+    )
     outcome = loops.check_attach(2)(HERE)
     said(outcome, Verdict.FAILED, "attach: ")
     assert any("not scaled down after the overflow in step 2" in problem for problem in outcome.figures["problems"])

@@ -1,0 +1,237 @@
+"""From gradients to averages, and from averages to weights: the two halves of a step that all schedules share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor, nn
+
+from spardl.clusters.base import Cluster, gather_rows
+from spardl.method.method import Method, MethodState
+from spardl.protocol.programs import Boundary, Phase, Program, Worker
+from spardl.schedules.carried import GradientState, Group, ResidualMonitor, Usage, Waiting
+from spardl.schedules.plain import Updater
+from spardl.schedules.scaling import Limit, Scaling, any_overflowed, norm_in
+from spardl.vector.flat import Storage, write
+from spardl.vector.sparse import SparseVector, Sum
+
+__all__ = ["Averaging", "ModelUpdate", "gradient_of"]
+
+
+def gradient_of(gradient: Storage, group: Group) -> Tensor:
+    """Gradient of a group, and later its average, as a view of shape (m,)."""
+    return gradient.cut(gradient.vectors, group.entries)
+
+
+class Averaging:
+    """Adds gradients to the residuals, and creates the programs that average them.
+
+    Args:
+        method: Method that averages the gradients.
+        cluster: Cluster that runs the workers.
+        gradient: Storage of the gradients.
+        decay: Returns, for a parameter, the multiple of its weights that is added to its gradient.
+        state: Residuals, moments and groups of the model.
+        scaling: Loss-scale handling of the engine.
+        limit: Limit on the norm of each worker's own gradient.
+
+    Attributes:
+        gradients: Gradients from which the programs of this step start, by group and local rank, shape (m,) each.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        cluster: Cluster,
+        gradient: Storage,
+        decay: Callable[[nn.Parameter], float],
+        state: GradientState,
+        scaling: Scaling,
+        limit: Limit,
+    ) -> None:
+        self._method, self._cluster = method, cluster
+        self._gradient, self._decay = gradient, decay
+        self._state, self._scaling, self._limit = state, scaling, limit
+        self._measured = False
+        self.gradients: list[list[Tensor]] = []
+        self.regroup()
+
+    def regroup(self) -> None:
+        """Measures the residuals again, because the groups have changed."""
+        self._monitor = ResidualMonitor(len(self._state.groups))
+
+    @property
+    def _starts_from_gradients(self) -> bool:
+        """Whether programs start from the gradients themselves, and not from the residuals.
+
+        Copied gradients are accumulated in the background. Scaled ones are accumulated only if no worker overflowed.
+        """
+        return self._gradient.backwards or bool(self._scaling)
+
+    def begin(self, *, measured: bool) -> None:
+        """Begins a step; ``measured`` says whether to measure what it adds to the residuals."""
+        self._measured = measured
+        self.gradients = [[] for _ in self._state.groups]
+
+    def clip_own(self, local: int) -> None:
+        """Limits the norm of the complete gradient of the local rank ``local``, if that is limited."""
+        with self._cluster.timed(Phase.SELECT, [local]):
+            self._limit.clip(self._gradient.vectors, self._gradient.layout.length, self._scaling.factor)
+
+    def hand_over(self, number: int, local: int) -> None:
+        """Takes over the complete gradient of group ``number`` from the local rank ``local``."""
+        group = self._state.groups[number]
+        with self._cluster.timed(Phase.SELECT, [local]):
+            self._gradient.add_weights(self._decay, self._scaling.factor, group.tensors)
+            gradient = gradient_of(self._gradient, group)
+            if self._gradient.backwards:
+                self.gradients[number][:] = [gradient]
+            elif self._scaling:
+                # The next local rank writes its gradient into the same memory.
+                self.gradients[number].append(gradient.clone())
+                gradient.zero_()
+            else:
+                self._accumulate(number, gradient, group.states[local], clear=True)
+
+    def programs(self, number: int) -> list[Program[Sum]]:
+        """The synchronization of group ``number``: one program per local rank."""
+        pairs = list(zip(self._cluster.local_workers, self._state.groups[number].states, strict=True))
+        if self._starts_from_gradients:
+            # Bind this step's list: the program may start when the next step has already begun.
+            gradients = self.gradients[number]
+            return [self._from_gradient(number, gradients, local, *pair) for local, pair in enumerate(pairs)]
+        return [self._method.average(worker, state) for worker, state in pairs]
+
+    def _from_gradient(
+        self, number: int, gradients: Sequence[Tensor], local: int, worker: Worker, state: MethodState
+    ) -> Program[Sum]:
+        """Program that starts from the gradient itself, so that accumulation runs in the background as well."""
+        gradient = gradients[local]
+        if self._scaling and (yield from any_overflowed(worker, gradient)):
+            self._overflow(number, gradient)
+            # The schedule waits at a boundary in every program, also where nothing is averaged.
+            yield Boundary(gradient)
+            return gradient
+        self._accumulate(number, gradient, state)
+        average = yield from self._method.average(worker, state, gradient)
+        write(average, gradient)
+        if self._scaling and state.overflowed:
+            # The GradScaler must see the overflow in this gradient. The residual keeps the worker's share of the
+            # average, so that the next step sends it again at a lower scale.
+            if self._state.remembers:
+                state.change(more=gradient)
+            self._overflow(number, gradient)
+            return gradient
+        return average
+
+    def _overflow(self, number: int, gradient: Tensor) -> None:
+        self._scaling.overflowed.add(number)
+        gradient.fill_(torch.inf)
+
+    def _accumulate(self, number: int, gradient: Tensor, state: MethodState, *, clear: bool = False) -> None:
+        if not (self._measured and self._state.remembers) or state is not self._state.groups[number].states[0]:
+            self._method.accumulate(gradient, state, clear=clear)
+            return
+        # Momentum and residual decide how much is added, so measure the difference and not the gradient.
+        before = state.memory.clone()
+        self._method.accumulate(gradient, state, clear=clear)
+        self._monitor.note(number, state.memory - before, self._scaling.factor)
+
+    def waiting(self) -> Waiting | None:
+        """Size of the first local rank's residual; ``None`` if it is not known yet."""
+        if not self._state.remembers:
+            return Waiting(0.0, 0.0)
+        return self._monitor.waiting(self._state.residuals(), self._scaling.factor)
+
+
+class ModelUpdate:
+    """Stores averages where the optimizer reads them, and runs the optimizer.
+
+    Args:
+        cluster: Cluster that runs the workers.
+        gradient: Storage of the gradients.
+        optimizer: Optimizer of the parameters; ``None`` if the caller uses the averages.
+        usage: Parameters that the local ranks have used.
+        scaling: Loss-scale handling of the engine.
+        limit: Limit on the norm of the average.
+
+    Attributes:
+        updater: Runs the optimizer on some of its parameters; ``None`` if the caller uses the averages.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        gradient: Storage,
+        optimizer: torch.optim.Optimizer | None,
+        usage: Usage,
+        scaling: Scaling,
+        limit: Limit,
+    ) -> None:
+        self._cluster, self._gradient = cluster, gradient
+        self._usage, self._scaling, self._limit = usage, scaling, limit
+        self.updater = Updater(optimizer) if optimizer else None
+
+    def timed(self) -> AbstractContextManager[None]:
+        """Counts the time of the block as update time of all local ranks."""
+        return self._cluster.timed(Phase.UPDATE, range(len(self._cluster.local_ranks)))
+
+    def store(self, group: Group, average: Sum) -> int:
+        """Stores the average of a group in its gradient.
+
+        Returns:
+            Number of entries of the average.
+        """
+        # Copied gradients already contain their average.
+        if not self._gradient.backwards:
+            # No need to clear the memory first: accumulation has moved its content to the residual.
+            write(average, gradient_of(self._gradient, group), clear=False)
+        return len(average) if isinstance(average, SparseVector) else average.numel()
+
+    def unused(self) -> list[int]:
+        """Numbers of the parameters without a gradient on any worker; all workers must call this once in each step."""
+        rows = self._usage.rows()
+        numbers = self._usage.unused(gather_rows(self._cluster, rows) if rows else [])
+        self._usage.clear()
+        return numbers
+
+    def factor(self, norm: Callable[[], float]) -> float | None:
+        """Factor that is applied to the average before the update; ``norm`` computes the norm of the average."""
+        return self._limit.factor(norm, self._scaling.factor)
+
+    def step(self, gradients: Sequence[Sequence[Tensor]]) -> None:
+        """Runs the optimizer on the averages of all groups, and clears them.
+
+        Args:
+            gradients: Gradients from which the averages were computed, by group and local rank, shape (m,) each.
+        """
+        if self._scaling:
+            self._scaling.keep_unused([own[0] for own in gradients])
+        if self.updater is None:
+            return
+        unused = [self._gradient.parameters[number] for number in self.unused()]
+        with self.timed():
+            if not self._scaling.overflowed:
+                self._clip_average()
+                self.updater.hold()
+                # A parameter without a gradient on any worker would still get weight decay or a momentum step.
+                with self._gradient.hidden(unused):
+                    self.updater.apply(self._gradient.parameters)
+            for vector in self._gradient.vectors:
+                vector.zero_()
+
+    def _clip_average(self) -> None:
+        vectors, length = self._gradient.vectors, self._gradient.layout.length
+        factor = self.factor(lambda: norm_in(vectors, length))
+        if factor is not None:
+            for vector in vectors:
+                vector.mul_(factor)
+
+    def step_group(self, group: Group, skipped: Collection[nn.Parameter]) -> None:
+        """Runs the optimizer on the average of one group, except on the parameters in ``skipped``."""
+        assert self.updater is not None
+        members = self._gradient.parameters[slice(*group.tensors)]
+        with self._gradient.exposed(range(*group.tensors)):
+            self.updater.apply(parameter for parameter in members if parameter not in skipped)

@@ -1,4 +1,4 @@
-"""Communicators: how P workers add up what they kept. One published all-reduce is one file."""
+"""Communicators: algorithms that sum compressed gradients over all workers, one per module."""
 
 from spardl.communicators.allgather import AllGather
 from spardl.communicators.allgather_codes import AllGatherCodes

@@ -269,5 +269,5 @@ def test_bad_options() -> None:
         ):
             TopkDSA(bucket=bucket)
     for share in (-0.1, 1.1, float("nan"), "half", True, None, [0.5]):
-        with pytest.raises(ConfigError, match="dense_above must be at least 0 and at most 1, got"):
+        with pytest.raises(ConfigError, match="dense_above must be a number from 0 to 1, got"):
             TopkDSA(dense_above=share)

@@ -189,7 +189,7 @@ def test_blocks_cover_the_vector(length: int, count: int, capacity: int) -> None
     assert all(blocks.slots[b].capacity == min(capacity, sizes[b]) for b in range(count))
     around = [*blocks.parts, *blocks.parts]
     for first in range(count):
-        assert all(list(blocks.bag(first, size)) == around[first : first + size] for size in range(1, count + 1))
+        assert all(list(blocks.cyclic(first, size)) == around[first : first + size] for size in range(1, count + 1))
 
 
 def test_bad_options() -> None:
@@ -198,7 +198,7 @@ def test_bad_options() -> None:
             SparDL(teams=teams)
     with pytest.raises(ConfigError, match="must be one of bruck, recursive, got 'ring'"):
         SparDL(gather="ring")
-    with pytest.raises(ConfigError, match=r"power of two of teams, got teams=3; use gather=bruck"):
+    with pytest.raises(ConfigError, match=r"power of two as communicator.teams, got 3; use gather=bruck"):
         SparDL(teams=3, gather="recursive")
     with pytest.raises(ConfigError, match=r"teams=4 does not divide 6 workers; use one of 1, 2, 3, 6"):
         SparDL(teams=4).check_workers(6)

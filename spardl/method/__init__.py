@@ -1,1 +1,1 @@
-"""A method: a compressor, a communicator, a residual and a momentum that fit together, by name or one by one."""
+"""Methods: combinations of a compressor, a communicator, a residual and a momentum, made from parts or by name."""

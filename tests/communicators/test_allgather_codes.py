@@ -117,5 +117,5 @@ def test_cost(workers: int) -> None:
 def test_codes_and_dense_tensors_do_not_mix() -> None:
     with pytest.raises(ConfigError, match="use communicator=allgather_codes"):
         Method(Whole(), AllGatherDense(), NoResidual())
-    with pytest.raises(ConfigError, match="allgather_codes cannot add up dense tensors"):
+    with pytest.raises(ConfigError, match="allgather_codes cannot sum dense tensors"):
         Method(NoCompression(), AllGatherCodes(), NoResidual())

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from spardl.method.elastic import deal, owners, sources
+from spardl.method.elastic import owners, redistribute, sources
 from spardl.protocol.programs import Worker
 
 NUMBERS = st.integers(1, 12)
@@ -19,7 +19,7 @@ def dealt(vectors: list[Tensor], now: int) -> list[Tensor]:
     found = []
     for rank in range(now):
         worker, into = Worker(rank, now), torch.full_like(vectors[0], 7)
-        deal([vectors[old] for old in sources(worker, len(vectors))], worker, len(vectors), into)
+        redistribute([vectors[old] for old in sources(worker, len(vectors))], worker, len(vectors), into)
         found.append(into)
     return found
 
@@ -61,4 +61,4 @@ def test_joining_workers_get_equal_parts() -> None:
 
 def test_another_length_is_refused() -> None:
     with pytest.raises(ValueError, match="a saved vector has 3 entries, expected 4"):
-        deal([torch.zeros(3)], Worker(0, 1), 1, torch.zeros(4))
+        redistribute([torch.zeros(3)], Worker(0, 1), 1, torch.zeros(4))

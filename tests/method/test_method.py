@@ -100,8 +100,7 @@ def test_a_wire_is_for_single_entries(method: Method) -> None:
         with pytest.raises(ConfigError) as caught:
             replace(method, wire=Wire(wire))
         assert str(caught.value) == (
-            f"wire.values={wire} is for messages of single entries, and compressor={name} makes {output}; "
-            "use wire.values=exact"
+            f"wire.values={wire} needs a sparse compressor, but compressor={name} sends {output}; use wire.values=exact"
         )
     assert replace(method, wire=Wire("exact")) == method
     assert Method(TopK(0.1), AllGather(), LocalResidual(), wire=Wire("bfloat16")).wire == Wire("bfloat16")

@@ -20,17 +20,17 @@ def told(found: list[tuple[int, int, int]], size: int = 4) -> list[str]:
 
 def test_a_line_names_rank_and_step() -> None:
     (line,) = told([(7, 1, 1)])
-    assert line.startswith("rank 1 refused a gradient in step 7: ")
+    assert line.startswith("rank 1 skipped or clipped a gradient in step 7 because of ")
     refusals = Refusals(16)
     line = refusals.notice({rank: Refused(int(rank > 3), 5 * (rank > 3)) for rank in range(16)}) or ""
-    assert line.startswith("ranks 4, 5, 6, 7, 8, 9, 10, 11 and 4 others refused a gradient in step 5: ")
+    assert line.startswith("ranks 4, 5, 6, 7, 8, 9, 10, 11 and 4 others skipped or clipped a gradient in step 5 ")
     assert "(12 so far" in line
     assert refusals.total == 12
 
 
 def test_a_burst_is_told_once_and_again_when_it_has_grown_tenfold() -> None:
     lines = told([(step, 2, step) for step in range(1, 2001)])
-    assert [line.split(":")[0].split()[-1] for line in lines] == ["1", "10", "100", "1000"]
+    assert [line.split(" in step ")[1].split()[0] for line in lines] == ["1", "10", "100", "1000"]
 
 
 def test_another_burst_is_told_again() -> None:
@@ -65,8 +65,8 @@ def test_all_workers_count_what_one_refused_and_that_one_says_so() -> None:
                 known.append(synchronizer._averager.refused)
         rounds = synchronizer.stats().rounds
         synchronizer.detach()
-        return [str(each.message).split(":")[1].strip() for each in caught], known, rounds
+        return [str(each.message).removeprefix("spardl: ").split(" because")[0] for each in caught], known, rounds
 
     first, second = run_workers(2, work)
     assert first == ([], [0, 0, 0, 1, 1], 2.0)
-    assert second == (["rank 1 refused a gradient in step 3"], [0, 0, 1, 1, 2], 2.0)
+    assert second == (["rank 1 skipped or clipped a gradient in step 3"], [0, 0, 1, 1, 2], 2.0)

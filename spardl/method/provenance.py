@@ -62,20 +62,20 @@ def compare(worker: Worker, facts: Mapping[str, str], device: torch.device) -> P
 
 
 def compare_if_told(
-    worker: Worker, told: bool, facts: Callable[[], Mapping[str, str]], device: torch.device
+    worker: Worker, loaded: bool, facts: Callable[[], Mapping[str, str]], device: torch.device
 ) -> Program[None]:
     """Compares the settings of all workers if one of them has loaded a state: the program of one worker.
 
     Args:
         worker: Worker that runs the program.
-        told: Whether this worker has loaded a state since the last comparison.
+        loaded: Whether this worker has loaded a state since the last comparison.
         facts: Callback that returns the settings of this worker.
         device: Device of the messages.
 
     Raises:
         ConfigError: On all workers, if settings differ; the message names two workers and their values.
     """
-    flags = yield from _gather_bytes(worker, bytes([told]), [1] * worker.size, device)
+    flags = yield from _gather_bytes(worker, bytes([loaded]), [1] * worker.size, device)
     if any(any(flag) for flag in flags):
         yield from compare(worker, facts(), device)
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spardl.communicators.base import Communicator
+from spardl.communicators.base import Communicator, Synchronization
 from spardl.communicators.steps.transfer import Courier
 from spardl.compressors.base import Output, SparseCompressor
 from spardl.protocol.programs import Bounds, Combination, Context, Cost, Phase, Program, State, log2_ceil, whole_team
-from spardl.vector.accumulator import Accumulator
 from spardl.vector.packing import Slot
 from spardl.vector.sparse import Sum, merge
 
@@ -24,7 +23,7 @@ METHODS = (Combination("topka", compressor="topk", communicator="allgather", res
 
 
 @dataclass(frozen=True)
-class AllGather(Communicator[SparseCompressor]):
+class AllGather(Communicator[SparseCompressor, State]):
     """Sums sparse vectors with one all-gather."""
 
     name = "allgather"
@@ -40,18 +39,12 @@ class AllGather(Communicator[SparseCompressor]):
             return Cost(Bounds.exactly(2 * rounds), Bounds(others, most))
         return Cost(Bounds.exactly(rounds), Bounds.exactly(2 * capacity * others))
 
-    def reduce(
-        self,
-        context: Context,
-        accumulated: Accumulator,
-        compressor: SparseCompressor,
-        compression: State,
-        state: State,
-    ) -> Program[Sum]:
+    def reduce(self, sync: Synchronization[SparseCompressor, State]) -> Program[Sum]:
         """Selects entries, gathers them, and sums them in the order of ranks."""
         yield Phase.SELECT
-        own = accumulated.take([compressor.whole(context)], compressor.selector(context, compression))
-        team, capacity, courier = whole_team(context.worker), compressor.capacity(context), Courier.of(accumulated)
+        context, compressor = sync.context, sync.compressor
+        own = sync.accumulated.take([compressor.whole(context)], compressor.selector(context, sync.compression))
+        team, capacity, courier = whole_team(context.worker), compressor.capacity(context), Courier.of(sync.accumulated)
         if capacity is None:
             # Receivers allocate their buffers in advance, so they need the counts before the entries.
             slots = yield from courier.slots_of(team, own, [own.length] * team.size)

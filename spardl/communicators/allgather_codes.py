@@ -11,18 +11,17 @@ from dataclasses import dataclass
 
 import torch
 
-from spardl.communicators.base import Communicator
+from spardl.communicators.base import Communicator, Synchronization
 from spardl.communicators.steps.transfer import all_gather
 from spardl.compressors.base import CodeCompressor, Output
 from spardl.protocol.programs import Bounds, Context, Cost, Phase, Program, State, log2_ceil, whole_team
-from spardl.vector.accumulator import Accumulator
 from spardl.vector.sparse import Sum
 
 __all__ = ["AllGatherCodes"]
 
 
 @dataclass(frozen=True)
-class AllGatherCodes(Communicator[CodeCompressor]):
+class AllGatherCodes(Communicator[CodeCompressor, State]):
     """Sums coded vectors with one all-gather."""
 
     name = "allgather_codes"
@@ -35,18 +34,12 @@ class AllGatherCodes(Communicator[CodeCompressor]):
             Bounds.exactly(log2_ceil(context.worker.size)), Bounds.exactly(others * _words(context, compressor))
         )
 
-    def reduce(
-        self,
-        context: Context,
-        accumulated: Accumulator,
-        compressor: CodeCompressor,
-        compression: State,
-        state: State,
-    ) -> Program[Sum]:
+    def reduce(self, sync: Synchronization[CodeCompressor, State]) -> Program[Sum]:
         """Encodes, gathers, and sums the decoded messages in the order of ranks."""
         yield Phase.PACK
-        worker, values = context.worker, accumulated.values
-        own = compressor.encode(values, context, compression)
+        context, compressor = sync.context, sync.compressor
+        worker, values = context.worker, sync.accumulated.values
+        own = compressor.encode(values, context, sync.compression)
         sizes, words = ([count] * worker.size for count in (own.numel(), _words(context, compressor)))
         messages = yield from all_gather(whole_team(worker), own, sizes, words)
         yield Phase.MERGE

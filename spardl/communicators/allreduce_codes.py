@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spardl.communicators.base import Communicator
+from spardl.communicators.base import Communicator, Synchronization
 from spardl.communicators.steps.transfer import all_gather_around
 from spardl.compressors.base import CodeCompressor, Output
 from spardl.protocol.programs import (
@@ -34,7 +34,6 @@ from spardl.protocol.programs import (
     log2_ceil,
     whole_team,
 )
-from spardl.vector.accumulator import Accumulator
 from spardl.vector.layout import Layout
 from spardl.vector.norms import largest
 from spardl.vector.sparse import Sum
@@ -59,13 +58,10 @@ def _blocks_of(layout: Layout, count: int) -> tuple[_Block, ...]:
 
 @dataclass
 class SumState(State):
-    """Buffer for the sum, reused in the next step.
+    """Buffer for the sum, reused in the next step; no result depends on it."""
 
-    It is not saved, since no result depends on it.
-    """
-
-    # Allocating a large tensor in every step takes longer than filling it. Not a field, so that it is not saved.
     def __post_init__(self) -> None:
+        # Allocating a large tensor in every step takes longer than filling it. Not a field, so that it is not saved.
         self._sum = torch.empty(0)
 
     def buffer(self, like: Tensor) -> Tensor:
@@ -76,7 +72,7 @@ class SumState(State):
 
 
 @dataclass(frozen=True)
-class AllReduceCodes(Communicator[CodeCompressor]):
+class AllReduceCodes(Communicator[CodeCompressor, SumState]):
     """Sums coded vectors: each worker decodes and sums one block, and codes the sum.
 
     The compression error of a sum stays with the worker that computed it, as the compression error of a gradient stays
@@ -106,23 +102,16 @@ class AllReduceCodes(Communicator[CodeCompressor]):
         """Initial state without a buffer."""
         return SumState()
 
-    def reduce(
-        self,
-        context: Context,
-        accumulated: Accumulator,
-        compressor: CodeCompressor,
-        compression: State,
-        state: State,
-    ) -> Program[Sum]:
+    def reduce(self, sync: Synchronization[CodeCompressor, SumState]) -> Program[Sum]:
         """Runs both halves; the vector keeps the compression errors of this worker."""
-        assert isinstance(state, SumState)
+        context, accumulated, compressor = sync.context, sync.accumulated, sync.compressor
         values, team = accumulated.values, whole_team(context.worker)
         blocks = [values[block.start : block.stop] for block in _blocks_of(context.layout, team.size)]
-        peak = yield from _reduce_scatter(context, blocks, compressor, compression)
+        peak = yield from _reduce_scatter(sync, blocks)
         yield Phase.PACK
         sums = _contexts(context, number=team.size)
-        message = compressor.take(blocks[team.position], sums[team.position], compression)
-        total = state.buffer(values) if accumulated.room is None else accumulated.room
+        message = compressor.take(blocks[team.position], sums[team.position], sync.compression)
+        total = sync.state.buffer(values) if accumulated.room is None else accumulated.room
         outputs = [total[block.start : block.stop] for block in _blocks_of(context.layout, team.size)]
         # The owner uses the decoded sum like all others, otherwise its weights would differ from theirs.
         compressor.decode_into(outputs[team.position], message, sums[team.position])
@@ -158,15 +147,13 @@ def _contexts(context: Context, number: int | None = None) -> list[Context]:
     ]
 
 
-def _reduce_scatter(
-    context: Context, blocks: Sequence[Tensor], compressor: CodeCompressor, compression: State
-) -> Program[float]:
+def _reduce_scatter(sync: Synchronization[CodeCompressor, SumState], blocks: Sequence[Tensor]) -> Program[float]:
     """Sums this worker's block over all workers; the other blocks keep the compression errors.
 
     Returns:
         Largest magnitude in the sum.
     """
-    team, contexts = whole_team(context.worker), _contexts(context)
+    team, contexts, compressor = whole_team(sync.context.worker), _contexts(sync.context), sync.compressor
     own, total = contexts[team.position], blocks[team.position]
     # A pipeline: while one message is in flight, decode the previous one and encode the next one.
     outgoing, arrived = deque[Tensor](), deque[Tensor]()
@@ -174,7 +161,7 @@ def _reduce_scatter(
     def write(distance: int) -> None:
         if distance < team.size:
             to = team.at(distance)
-            outgoing.append(compressor.take(blocks[to], contexts[to], compression))
+            outgoing.append(compressor.take(blocks[to], contexts[to], sync.compression))
 
     def work(distance: int) -> None:
         while arrived:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Generic, TypeVar
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
@@ -13,13 +15,36 @@ from spardl.protocol.programs import Context, Cost, Program, State, Worker
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.sparse import Sum
 
-__all__ = ["Communicator", "DenseCommunicator"]
+__all__ = ["Communicator", "DenseCommunicator", "Synchronization"]
 
 C = TypeVar("C", bound=Compressor)
+S = TypeVar("S", bound=State)
 
 
-class Communicator(ABC, Generic[C]):
+@dataclass(frozen=True)
+class Synchronization(Generic[C, S]):
+    """One synchronization of one worker, as a communicator sees it.
+
+    Attributes:
+        context: Worker, layout and step of the synchronization.
+        accumulated: Gradient plus residual. Selected entries are removed from it; entries of other workers that
+            this worker drops are added to it.
+        compressor: Compressor of the method.
+        compression: State of the compressor on this worker.
+        state: State of the communicator on this worker.
+    """
+
+    context: Context
+    accumulated: Accumulator
+    compressor: C
+    compression: State
+    state: S
+
+
+class Communicator(ABC, Generic[C, S]):
     """An algorithm that sums the compressed gradients of P workers.
+
+    Generic in the type of its compressors and in the type of its state on one worker.
 
     Attributes:
         name: Name in configurations.
@@ -33,6 +58,15 @@ class Communicator(ABC, Generic[C]):
     sums: ClassVar[frozenset[Output]]
     drops: ClassVar[bool] = False
     sends_whole: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # Earlier versions passed the fields of a ``Synchronization`` one by one; report that before the first step.
+        if "reduce" in vars(cls) and len(signature(cls.reduce).parameters) != 2:
+            raise TypeError(
+                f"{cls.__name__}.reduce has the arguments of an earlier version; define reduce(self, sync), where the "
+                "Synchronization sync has these arguments as fields"
+            )
 
     @property
     def splits(self) -> bool:
@@ -57,23 +91,16 @@ class Communicator(ABC, Generic[C]):
             return False
         return True
 
-    def init_state(self) -> State:
-        """Initial state of one worker."""
-        return State()
+    def init_state(self) -> S:
+        """Initial state of one worker; communicators with a state override this method."""
+        return State()  # type: ignore[return-value]  # S is State unless it is overridden
 
     @abstractmethod
-    def reduce(
-        self, context: Context, accumulated: Accumulator, compressor: C, compression: State, state: State
-    ) -> Program[Sum]:
+    def reduce(self, sync: Synchronization[C, S]) -> Program[Sum]:
         """Runs one synchronization of one worker.
 
         Args:
-            context: Worker, layout and step of the synchronization.
-            accumulated: Gradient plus residual. Selected entries are removed from it; entries of other workers that
-                this worker drops are added to it.
-            compressor: Compressor of the method.
-            compression: State of the compressor on this worker.
-            state: State of this communicator on this worker.
+            sync: Synchronization to run.
 
         Returns:
             The sum over all workers, bit-identical on each of them.
@@ -116,7 +143,7 @@ class Communicator(ABC, Generic[C]):
         raise NotImplementedError
 
 
-class DenseCommunicator(Communicator[DenseCompressor]):
+class DenseCommunicator(Communicator[DenseCompressor, State]):
     """Base class of communicators that sum dense tensors."""
 
     sums = frozenset({Output.DENSE})
@@ -150,17 +177,11 @@ class DenseCommunicator(Communicator[DenseCompressor]):
         (length,) = compressor.sizes(context)
         return self.half_total_costs(context.worker.size, length)
 
-    def reduce(
-        self,
-        context: Context,
-        accumulated: Accumulator,
-        compressor: DenseCompressor,
-        compression: State,
-        state: State,
-    ) -> Program[Sum]:
+    def reduce(self, sync: Synchronization[DenseCompressor, State]) -> Program[Sum]:
         """Runs the rounds of the compressor, each of which calls ``total``."""
+        worker = sync.context.worker
         return (
-            yield from compressor.rounds(
-                accumulated, context, lambda tensor: self.total(context.worker, tensor), compression
+            yield from sync.compressor.rounds(
+                sync.accumulated, sync.context, lambda tensor: self.total(worker, tensor), sync.compression
             )
         )

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 from spardl.basics.checks import check_choice
-from spardl.communicators.base import Communicator
+from spardl.communicators.base import Communicator, Synchronization
 from spardl.communicators.steps.doubling import Target, recursive_doubling
 from spardl.communicators.steps.transfer import Courier
 from spardl.compressors.base import Output, SparseCompressor
@@ -39,7 +39,6 @@ from spardl.protocol.programs import (
     log2_ceil,
     whole_team,
 )
-from spardl.vector.accumulator import Accumulator
 from spardl.vector.packing import Slot
 from spardl.vector.sparse import SparseVector, Sum
 
@@ -147,7 +146,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class GTopk(Communicator[SparseCompressor]):
+class GTopk(Communicator[SparseCompressor, State]):
     """Sums sparse vectors pairwise and keeps k entries; a worker keeps the entries that it drops in its vector.
 
     Args:
@@ -172,17 +171,10 @@ class GTopk(Communicator[SparseCompressor]):
         """Bounds over all workers; the module docstring gives the cost of each worker."""
         return VARIANTS[self.variant].cost(context.worker.size, compressor.count(context))
 
-    def reduce(
-        self,
-        context: Context,
-        accumulated: Accumulator,
-        compressor: SparseCompressor,
-        compression: State,
-        state: State,
-    ) -> Program[Sum]:
+    def reduce(self, sync: Synchronization[SparseCompressor, State]) -> Program[Sum]:
         """Selects k entries of the whole vector and sums them."""
         yield Phase.SELECT
-        whole = compressor.whole(context)
-        own = accumulated.take([whole], compressor.selector(context, compression))
-        target = Target(accumulated, 0, Slot(whole.k, own.length))
-        return (yield from VARIANTS[self.variant].add_up(whole_team(context.worker), own, target))
+        whole = sync.compressor.whole(sync.context)
+        own = sync.accumulated.take([whole], sync.compressor.selector(sync.context, sync.compression))
+        target = Target(sync.accumulated, 0, Slot(whole.k, own.length))
+        return (yield from VARIANTS[self.variant].add_up(whole_team(sync.context.worker), own, target))

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from spardl.basics.checks import check_whole
-from spardl.communicators.base import Communicator
+from spardl.communicators.base import Communicator, Synchronization
 from spardl.communicators.steps.split import (
     balance,
     equal_regions,
@@ -194,7 +194,7 @@ def _proposals(own: SparseVector, count: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class OkTopk(Reuse, Communicator[SparseCompressor]):
+class OkTopk(Reuse, Communicator[SparseCompressor, OkTopkState]):
     """Sparse all-reduce of about the k largest sums, at most 4k/3; ``Reuse`` documents the other arguments.
 
     Args:
@@ -259,19 +259,12 @@ class OkTopk(Reuse, Communicator[SparseCompressor]):
         least = 4 * _selection_limit(k) * (workers - 1) // workers + swap_words(workers) + 4 * (workers - 1)
         return limits._replace(words=Bounds(0, max(6 * k * (workers - 1) // workers, least)))
 
-    def reduce(
-        self,
-        context: Context,
-        accumulated: Accumulator,
-        compressor: SparseCompressor,
-        compression: State,
-        state: State,
-    ) -> Program[Sum]:
+    def reduce(self, sync: Synchronization[SparseCompressor, OkTopkState]) -> Program[Sum]:
         """Selects entries, sums them by region, selects sums, and gathers those."""
-        assert isinstance(state, OkTopkState)
+        context, accumulated, compressor, state = sync.context, sync.accumulated, sync.compressor, sync.state
         team, (_, length, k) = whole_team(context.worker), compressor.whole(context)
         yield Phase.SELECT
-        select = _capped(compressor.selector(context, compression), k)
+        select = _capped(compressor.selector(context, sync.compression), k)
         own = accumulated.take([compressor.whole(context)], select)
         # Borders also have to be chosen after the world size has changed.
         if context.step % self.repartition_period == 0 or state.borders.numel() != team.size + 1:

@@ -26,7 +26,7 @@ import numpy as np
 
 from spardl.basics.checks import check_choice, check_whole
 from spardl.basics.errors import ConfigError
-from spardl.communicators.base import Communicator
+from spardl.communicators.base import Communicator, Synchronization
 from spardl.communicators.steps.doubling import Target, recursive_doubling
 from spardl.communicators.steps.transfer import Courier
 from spardl.compressors.base import Output, SparseCompressor
@@ -269,7 +269,7 @@ GATHERS: Mapping[str, Gather] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class SparDL(Communicator[SparseCompressor]):
+class SparDL(Communicator[SparseCompressor, SparDLState]):
     """Sparse all-reduce that selects again in every round, for any number of workers.
 
     Args:
@@ -333,28 +333,20 @@ class SparDL(Communicator[SparseCompressor]):
         """Initial state of the adaptation of h."""
         return SparDLState()
 
-    def reduce(
-        self,
-        context: Context,
-        accumulated: Accumulator,
-        compressor: SparseCompressor,
-        compression: State,
-        state: State,
-    ) -> Program[Sum]:
+    def reduce(self, sync: Synchronization[SparseCompressor, SparDLState]) -> Program[Sum]:
         """Runs the reduce-scatter in the team, the gather between teams, and the all-gather in the team."""
-        assert isinstance(state, SparDLState)
-        worker = context.worker
+        worker, accumulated = sync.context.worker, sync.accumulated
         # Teams are contiguous ranks. The peers of a worker have its position in the other teams, hence the same block.
         size = worker.size // self.teams
         first = worker.rank - worker.rank % size
         team = Team(range(first, first + size), worker.rank % size)
         peers = Team(range(worker.rank % size, worker.size, size), worker.rank // size)
 
-        blocks = self._blocks(context, compressor, size)
-        select = compressor.selector(context, compression)
+        blocks = self._blocks(sync.context, sync.compressor, size)
+        select = sync.compressor.selector(sync.context, sync.compression)
         yield from spar_reduce_scatter(team, accumulated, blocks, select)
         yield Phase.SELECT
         own = ReducedBlock(accumulated, blocks.parts[team.position].start, blocks.slots[team.position], select)
-        block = yield from GATHERS[self.gather].run(peers, own, state)
+        block = yield from GATHERS[self.gather].run(peers, own, sync.state)
         yield Boundary(_shard(block, own, peers))
         return (yield from Courier.of(accumulated).all_gather_joined(team, block, blocks.slots))

@@ -29,7 +29,7 @@ import torch
 
 from spardl.basics.checks import check_whole, is_a
 from spardl.basics.errors import ConfigError
-from spardl.communicators.base import Communicator
+from spardl.communicators.base import Communicator, Synchronization
 from spardl.communicators.steps.split import equal_regions, split_and_reduce, split_cost
 from spardl.communicators.steps.transfer import Courier, all_gather
 from spardl.compressors.base import Output, SparseCompressor
@@ -46,7 +46,6 @@ from spardl.protocol.programs import (
     log2_ceil,
     whole_team,
 )
-from spardl.vector.accumulator import Accumulator
 from spardl.vector.sparse import SparseVector, Sum
 from spardl.vector.wire import Wire
 
@@ -56,7 +55,7 @@ METHODS = (Combination("topkdsa", compressor="topk", communicator="topkdsa", res
 
 
 @dataclass(frozen=True)
-class TopkDSA(Communicator[SparseCompressor]):
+class TopkDSA(Communicator[SparseCompressor, State]):
     """Sums sparse vectors region by region, and gathers the regions in the shorter format.
 
     Args:
@@ -106,18 +105,12 @@ class TopkDSA(Communicator[SparseCompressor]):
         dense = (workers - 1) * region if union > self.dense_above * length else 0
         return max(dense, min(2 * sparse * log2_ceil(workers), 2 * (workers - 1) * region))
 
-    def reduce(
-        self,
-        context: Context,
-        accumulated: Accumulator,
-        compressor: SparseCompressor,
-        compression: State,
-        state: State,
-    ) -> Program[Sum]:
+    def reduce(self, sync: Synchronization[SparseCompressor, State]) -> Program[Sum]:
         """Selects entries, sums each region at its owner, and gathers the sums."""
         yield Phase.SELECT
+        context, accumulated, compressor = sync.context, sync.accumulated, sync.compressor
         length, team = accumulated.values.numel(), whole_team(context.worker)
-        own = accumulated.take([compressor.whole(context)], compressor.selector(context, compression))
+        own = accumulated.take([compressor.whole(context)], compressor.selector(context, sync.compression))
         courier = Courier.of(accumulated)
         borders = equal_regions(length, team.size)
         region = yield from split_and_reduce(team, own, borders, self.bucket, courier)

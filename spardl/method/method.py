@@ -16,7 +16,7 @@ from torch import Tensor
 
 from spardl.basics.checks import check_kind
 from spardl.basics.errors import ConfigError
-from spardl.communicators.base import Communicator
+from spardl.communicators.base import Communicator, Synchronization
 from spardl.compressors.base import Compressor, DenseCompressor, Mass, SparseCompressor
 from spardl.method import registry
 from spardl.method.elastic import owners, redistribute, sources
@@ -240,7 +240,7 @@ class Method:
     """
 
     compressor: Compressor
-    communicator: Communicator[Any]
+    communicator: Communicator[Any, Any]
     residual: Residual
     momentum: Momentum = OptimizerMomentum()  # noqa: RUF009 - immutable
     warmup: Warmup = Warmup()  # noqa: RUF009 - immutable
@@ -372,6 +372,7 @@ class Method:
         elif state.step >= self.warmup.steps and isinstance(self.compressor, DenseCompressor):
             context = Context(worker, state.layout, state.step - self.warmup.steps)
             shard = self.compressor.entries(shard, context, state.memory.dtype)
+        # Clip as ``average`` does, so that a norm computed from shards is the norm of the result.
         cuts = self.carries or isinstance(boundary.shard, SparseVector)
         return (clip_overflow(shard.clone()) if cuts and not math.isfinite(largest([shard])) else shard) / worker.size
 
@@ -472,7 +473,7 @@ class Method:
         step = self.compressor.index_step if isinstance(self.compressor, SparseCompressor) else NIBBLE
         accumulated = Accumulator(state.memory, state.candidates, self.wire, state.bound, into, step)
         total = yield from self.communicator.reduce(
-            context, accumulated, self.compressor, state.compression, state.communication
+            Synchronization(context, accumulated, self.compressor, state.compression, state.communication)
         )
         yield Phase.MERGE
         if not isinstance(total, SparseVector):
@@ -480,6 +481,7 @@ class Method:
                 accumulated.forget_overflows()
             return self._divided(total, worker.size, state)
         if self.momentum.masks:
+            # Entries that are missing from the result return to the residual, so they do not count as sent.
             taken = accumulated.taken()
             self.momentum.mask(state.moments.velocity, taken[within(taken, total.indices)])
         if accumulated.overflowed:
@@ -491,6 +493,7 @@ class Method:
     def _divided(self, total: Tensor, workers: int, state: MethodState) -> Tensor:
         """Divides a dense sum in place, and clips it if it overflowed."""
         if not self.carries:
+            # Nothing of an overflow lasts, so let it reach the weights, where it is seen, as in plain training.
             return total.div_(workers)
         peak = divide(total, workers)
         if self._overflowed(peak, total.dtype, state):

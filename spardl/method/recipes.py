@@ -94,7 +94,7 @@ class Recipe:
     """
 
     compressor: type[Compressor]
-    communicator: type[Communicator[Any]]
+    communicator: type[Communicator[Any, Any]]
     residual: type[Residual]
     momentum: type[Momentum] = OptimizerMomentum
     dense_steps: int = 0
@@ -181,14 +181,14 @@ class Recipe:
             Wire(wire),
         )
 
-    def _communicator(self, name: str | None) -> type[Communicator[Any]]:
+    def _communicator(self, name: str | None) -> type[Communicator[Any, Any]]:
         if name is None:
             return self.communicator
         known = registry.communicators()
         check_choice("communicator", name, known)
         return known[name]
 
-    def _check_known(self, options: Mapping[str, Any], communicator: type[Communicator[Any]]) -> None:
+    def _check_known(self, options: Mapping[str, Any], communicator: type[Communicator[Any, Any]]) -> None:
         known = sorted({*_options(self.compressor), *_options(communicator)})
         more = [option for option, each in MOMENTUM_OPTIONS.items() if hasattr(self.momentum, each.field)]
         general = ("communicator", "residual", "residual_decay", "wire", "dense_steps", "recipe")

@@ -35,7 +35,7 @@ def compressors() -> dict[str, type[Compressor]]:
 
 
 @cache
-def communicators() -> dict[str, type[Communicator[Any]]]:
+def communicators() -> dict[str, type[Communicator[Any, Any]]]:
     """All communicators by name."""
     return _concrete(_modules(spardl.communicators), Communicator)  # type: ignore[type-abstract]
 
@@ -92,7 +92,7 @@ def _concrete(modules: list[ModuleType], base: type[T]) -> dict[str, type[T]]:
 
 def why_not(
     compressor: type[Compressor],
-    communicator: type[Communicator[Any]],
+    communicator: type[Communicator[Any, Any]],
     residual: type[Residual],
     momentum: type[Momentum] = OptimizerMomentum,
 ) -> str | None:

@@ -85,7 +85,7 @@ def _with_density(kind: type[Compressor], density: float) -> Compressor:
     return kind(**{"density": density} if "density" in names else {})
 
 
-def communicators(workers: int) -> list[Communicator[Any]]:
+def communicators(workers: int) -> list[Communicator[Any, Any]]:
     """Every communicator, and those forms that have a path of their own and that a number of workers allows."""
     kinds = registry.communicators().values()
     forms = [GTopk("doubling"), TopkDSA(dense_above=0.0), *spardl_communicators(workers)[1:]]
@@ -96,7 +96,7 @@ def residual_rules() -> list[Residual]:
     return [NoResidual(), RescaledResidual(), LocalResidual(), PartialResidual(), GlobalResidual()]
 
 
-def legal(parts: Iterable[tuple[Compressor, Communicator[Any], Residual]]) -> list[Method]:
+def legal(parts: Iterable[tuple[Compressor, Communicator[Any, Any], Residual]]) -> list[Method]:
     """The methods that these parts make, without what does not fit together."""
     return [Method(*three) for three in parts if why_not(*map(type, three)) is None]
 

@@ -1,11 +1,11 @@
-"""Communicators: how P workers add up what they kept. One published all-reduce is one file."""
+"""Communicators: algorithms that sum compressed gradients over all workers, one per module."""
 
 from spardl.communicators.allgather import AllGather
 from spardl.communicators.allgather_codes import AllGatherCodes
 from spardl.communicators.allgather_dense import AllGatherDense
 from spardl.communicators.allreduce_codes import AllReduceCodes
 from spardl.communicators.backend import Backend
-from spardl.communicators.base import Communicator, DenseCommunicator
+from spardl.communicators.base import Communicator, DenseCommunicator, Synchronization
 from spardl.communicators.dense import Dense
 from spardl.communicators.gtopk import GTopk
 from spardl.communicators.oktopk import OkTopk
@@ -24,5 +24,6 @@ __all__ = [
     "GTopk",
     "OkTopk",
     "SparDL",
+    "Synchronization",
     "TopkDSA",
 ]

@@ -1,20 +1,19 @@
-"""TopkA: every worker gathers every worker's sparse vector and adds them up.
+"""TopkA: every worker gathers the sparse vectors of all workers and sums them.
 
 Source: the all-gather baseline of Renggli et al., SparCML, SC 2019, and of Li and Hoefler, Ok-Topk, PPoPP
-2022. ceil(log2 P) rounds and 2k(P-1) words per worker; the sum has up to kP entries, and nothing is dropped
-on the way. Where only the selection tells how many entries there are, their numbers are gathered first: as many
-rounds again, and P-1 words.
+2022. ceil(log2 P) rounds and 2k(P-1) words per worker. The sum has up to kP entries; no partial sum is cut. If the
+number of entries depends on the selection, an all-gather of the counts comes first: ceil(log2 P) more rounds and P-1
+words.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spardl.communicators.base import Communicator
+from spardl.communicators.base import Communicator, Synchronization
 from spardl.communicators.steps.transfer import Courier
 from spardl.compressors.base import Output, SparseCompressor
 from spardl.protocol.programs import Bounds, Combination, Context, Cost, Phase, Program, State, log2_ceil, whole_team
-from spardl.vector.accumulator import Accumulator
 from spardl.vector.packing import Slot
 from spardl.vector.sparse import Sum, merge
 
@@ -24,15 +23,15 @@ METHODS = (Combination("topka", compressor="topk", communicator="allgather", res
 
 
 @dataclass(frozen=True)
-class AllGather(Communicator[SparseCompressor]):
-    """Sums sparse vectors by gathering all of them."""
+class AllGather(Communicator[SparseCompressor, State]):
+    """Sums sparse vectors with one all-gather."""
 
     name = "allgather"
     sums = frozenset({Output.AT_MOST_K, Output.ABOUT_K, Output.ANY_COUNT})
     sends_whole = True
 
     def cost(self, context: Context, compressor: SparseCompressor) -> Cost:
-        """Exact where the number of entries is known beforehand."""
+        """Cost, exact if the number of entries is known in advance."""
         others, rounds = context.worker.size - 1, log2_ceil(context.worker.size)
         capacity = compressor.capacity(context)
         if capacity is None:
@@ -40,19 +39,14 @@ class AllGather(Communicator[SparseCompressor]):
             return Cost(Bounds.exactly(2 * rounds), Bounds(others, most))
         return Cost(Bounds.exactly(rounds), Bounds.exactly(2 * capacity * others))
 
-    def reduce(
-        self,
-        context: Context,
-        accumulated: Accumulator,
-        compressor: SparseCompressor,
-        compression: State,
-        state: State,
-    ) -> Program[Sum]:
-        """Select, gather, add up by rank."""
+    def reduce(self, sync: Synchronization[SparseCompressor, State]) -> Program[Sum]:
+        """Selects entries, gathers them, and sums them in the order of ranks."""
         yield Phase.SELECT
-        own = accumulated.take([compressor.whole(context)], compressor.selector(context, compression))
-        team, capacity, courier = whole_team(context.worker), compressor.capacity(context), Courier.of(accumulated)
+        context, compressor = sync.context, sync.compressor
+        own = sync.accumulated.take([compressor.whole(context)], compressor.selector(context, sync.compression))
+        team, capacity, courier = whole_team(context.worker), compressor.capacity(context), Courier.of(sync.accumulated)
         if capacity is None:
+            # Receivers allocate their buffers in advance, so they need the counts before the entries.
             slots = yield from courier.slots_of(team, own, [own.length] * team.size)
         else:
             slots = [Slot(capacity, own.length)] * team.size

@@ -1,7 +1,7 @@
-"""All-gather of codes: every worker gathers and decodes every worker's message, and adds up what they stand for.
+"""All-gather of codes: every worker gathers the messages of all workers, decodes them, and sums the results.
 
-Source: the way QSGD (Alistarh et al., NeurIPS 2017) synchronizes; gathered as by Bruck et al., IEEE TPDS 1997.
-ceil(log2 P) rounds and w(P-1) words per worker, where a message takes w words of 32 bits. Decoding is work for all P n
+Source: the synchronization of QSGD (Alistarh et al., NeurIPS 2017), with the all-gather of Bruck et al., IEEE TPDS
+1997. ceil(log2 P) rounds and w(P-1) words per worker, for messages of w words of 32 bits. Every worker decodes P n
 entries.
 """
 
@@ -11,42 +11,35 @@ from dataclasses import dataclass
 
 import torch
 
-from spardl.communicators.base import Communicator
+from spardl.communicators.base import Communicator, Synchronization
 from spardl.communicators.steps.transfer import all_gather
 from spardl.compressors.base import CodeCompressor, Output
 from spardl.protocol.programs import Bounds, Context, Cost, Phase, Program, State, log2_ceil, whole_team
-from spardl.vector.accumulator import Accumulator
 from spardl.vector.sparse import Sum
 
 __all__ = ["AllGatherCodes"]
 
 
 @dataclass(frozen=True)
-class AllGatherCodes(Communicator[CodeCompressor]):
-    """Sums coded vectors by gathering all of them."""
+class AllGatherCodes(Communicator[CodeCompressor, State]):
+    """Sums coded vectors with one all-gather."""
 
     name = "allgather_codes"
     sums = frozenset({Output.CODES})
 
     def cost(self, context: Context, compressor: CodeCompressor) -> Cost:
-        """Every worker sends as many messages as there are others."""
+        """Cost of P - 1 messages per worker."""
         others = context.worker.size - 1
         return Cost(
             Bounds.exactly(log2_ceil(context.worker.size)), Bounds.exactly(others * _words(context, compressor))
         )
 
-    def reduce(
-        self,
-        context: Context,
-        accumulated: Accumulator,
-        compressor: CodeCompressor,
-        compression: State,
-        state: State,
-    ) -> Program[Sum]:
-        """Encode, gather, decode and add up by rank; the vector keeps what this worker's own message lacks."""
+    def reduce(self, sync: Synchronization[CodeCompressor, State]) -> Program[Sum]:
+        """Encodes, gathers, and sums the decoded messages in the order of ranks."""
         yield Phase.PACK
-        worker, values = context.worker, accumulated.values
-        own = compressor.encode(values, context, compression)
+        context, compressor = sync.context, sync.compressor
+        worker, values = context.worker, sync.accumulated.values
+        own = compressor.encode(values, context, sync.compression)
         sizes, words = ([count] * worker.size for count in (own.numel(), _words(context, compressor)))
         messages = yield from all_gather(whole_team(worker), own, sizes, words)
         yield Phase.MERGE
@@ -54,11 +47,12 @@ class AllGatherCodes(Communicator[CodeCompressor]):
         for rank, message in enumerate(messages):
             decoded = compressor.decode(message, context, values.dtype)
             if rank == worker.rank:
+                # Decoded values, not the original ones: the difference is the compression error, which stays behind.
                 values.sub_(decoded)
             total.add_(decoded)
         return total
 
 
 def _words(context: Context, compressor: CodeCompressor) -> int:
-    """Words of a message: 32 bits of codes are one, and so is a scale, whatever its type."""
+    """Number of words in a message; 32 bits of codes, or one scale of any type, count as one word."""
     return -(-compressor.size(context) // 4)

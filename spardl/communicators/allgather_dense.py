@@ -1,4 +1,4 @@
-"""Dense all-gather: every worker gathers every worker's vector and adds them up.
+"""Dense all-gather: every worker gathers the vectors of all workers and sums them.
 
 Source: the all-gather of Bruck et al., Efficient Algorithms for All-to-All Communications in Multiport
 Message-Passing Systems, IEEE TPDS 1997. ceil(log2 P) rounds and n(P-1) words per worker: fewer rounds than a ring, for
@@ -20,20 +20,20 @@ __all__ = ["AllGatherDense"]
 
 @dataclass(frozen=True)
 class AllGatherDense(DenseCommunicator):
-    """Sums dense vectors by gathering all of them."""
+    """Sums dense vectors with one all-gather."""
 
     name = "allgather_dense"
 
     def total_cost(self, workers: int, length: int) -> Cost:
-        """Every worker sends as much as all others have."""
+        """Cost of sending P - 1 vectors per worker."""
         return Cost(Bounds.exactly(log2_ceil(workers)), Bounds.exactly(length * (workers - 1)))
 
     def total(self, worker: Worker, tensor: Tensor) -> Program[Tensor]:
-        """Gather, add up by rank."""
+        """Gathers all vectors and sums them in the order of ranks."""
         sizes = [tensor.numel()] * worker.size
         first, *others = yield from all_gather(whole_team(worker), tensor, sizes, sizes)
         yield Phase.MERGE
-        # A copy, since the others' vectors share the memory of one message, which would outlive this sum.
+        # The gathered vectors are views of one large message, which the sum must not keep alive.
         total = first.clone()
         for other in others:
             total.add_(other)

@@ -1,8 +1,8 @@
-"""All-reduce of codes: coded blocks go straight to their owners, who add up and code the sums for everybody.
+"""All-reduce of codes: every worker sends coded blocks to their owners, which sum them and send back coded sums.
 
-Source: the quantized reduce-scatter of ZeRO++ (qgZ; Wang et al., ICLR 2024, arXiv 2306.10209), by all-to-all rather
-than around a ring, so that an entry is coded once on its way; then an all-gather of coded sums. P - 1 + ceil(log2 P)
-rounds and 2w(P-1)/P words per worker, where a message of the whole vector takes w words of 32 bits.
+Source: the quantized reduce-scatter of ZeRO++ (qgZ; Wang et al., ICLR 2024, arXiv 2306.10209), then an all-gather
+of coded sums. The reduce-scatter is an all-to-all instead of a ring, so each summand is coded only once. P - 1 +
+ceil(log2 P) rounds and 2w(P-1)/P words per worker, for a vector that takes w words of 32 bits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spardl.communicators.base import Communicator
+from spardl.communicators.base import Communicator, Synchronization
 from spardl.communicators.steps.transfer import all_gather_around
 from spardl.compressors.base import CodeCompressor, Output
 from spardl.protocol.programs import (
@@ -34,7 +34,6 @@ from spardl.protocol.programs import (
     log2_ceil,
     whole_team,
 )
-from spardl.vector.accumulator import Accumulator
 from spardl.vector.layout import Layout
 from spardl.vector.norms import largest
 from spardl.vector.sparse import Sum
@@ -43,7 +42,7 @@ __all__ = ["AllReduceCodes"]
 
 
 class _Block(NamedTuple):
-    """A range of the vector, which one worker adds up."""
+    """A range of the vector that one worker sums."""
 
     start: int
     stop: int
@@ -51,35 +50,33 @@ class _Block(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _cut(layout: Layout, count: int) -> tuple[_Block, ...]:
-    """One object for all workers that a process plays, and for all steps."""
+def _blocks_of(layout: Layout, count: int) -> tuple[_Block, ...]:
+    # Cached: shared by all steps and by all workers that one process simulates.
     borders = [number * layout.length // count for number in range(count + 1)]
     return tuple(_Block(start, stop, layout.part(start, stop)) for start, stop in pairwise(borders))
 
 
 @dataclass
 class SumState(State):
-    """The memory of the last sum, which the next one takes: to get as much of the system takes longer than to write it.
-
-    It is not saved, since no result depends on it.
-    """
+    """Buffer for the sum, reused in the next step; no result depends on it."""
 
     def __post_init__(self) -> None:
+        # Allocating a large tensor in every step takes longer than filling it. Not a field, so that it is not saved.
         self._sum = torch.empty(0)
 
-    def room(self, like: Tensor) -> Tensor:
-        """Memory for a sum, of the shape and kind of ``like``, shape (n,)."""
+    def buffer(self, like: Tensor) -> Tensor:
+        """Memory for a sum with the shape, dtype and device of ``like``, shape (n,)."""
         if (self._sum.shape, self._sum.dtype, self._sum.device) != (like.shape, like.dtype, like.device):
             self._sum = torch.empty_like(like)
         return self._sum
 
 
 @dataclass(frozen=True)
-class AllReduceCodes(Communicator[CodeCompressor]):
-    """Sums coded vectors: each worker decodes and adds up one block, and codes the sum.
+class AllReduceCodes(Communicator[CodeCompressor, SumState]):
+    """Sums coded vectors: each worker decodes and sums one block, and codes the sum.
 
-    What a code lacks of the sum stays with the worker that added it up, as what lacks of a gradient stays with the one
-    that sent it: so with a residual nothing is lost.
+    The compression error of a sum stays with the worker that computed it, as the compression error of a gradient stays
+    with its sender. With a residual, nothing is lost.
     """
 
     name = "allreduce_codes"
@@ -87,53 +84,48 @@ class AllReduceCodes(Communicator[CodeCompressor]):
 
     @property
     def splits(self) -> bool:
-        """Reduce-scatter, then all-gather."""
+        """Always: a reduce-scatter, then an all-gather."""
         return True
 
     def cost(self, context: Context, compressor: CodeCompressor) -> Cost:
-        """That of both halves."""
+        """Total cost of both halves."""
         return Cost.total(self.half_costs(context, compressor))
 
     def half_costs(self, context: Context, compressor: CodeCompressor) -> tuple[Cost, Cost]:
-        """As many messages as there are others, twice; blocks differ by an entry, and in what is coded of them."""
+        """Costs of P - 1 messages in each half; block lengths and code sizes differ slightly."""
         size = context.worker.size
         found = [_words(each, compressor) for each in _contexts(context)]
         words = Bounds((size - 1) * min(found), (size - 1) * max(found))
         return Cost(Bounds.exactly(size - 1), words), Cost(Bounds.exactly(log2_ceil(size)), words)
 
     def init_state(self) -> SumState:
-        """No memory yet."""
+        """Initial state without a buffer."""
         return SumState()
 
-    def reduce(
-        self,
-        context: Context,
-        accumulated: Accumulator,
-        compressor: CodeCompressor,
-        compression: State,
-        state: State,
-    ) -> Program[Sum]:
-        """Both halves; the vector keeps what this worker's codes lack."""
-        assert isinstance(state, SumState)
+    def reduce(self, sync: Synchronization[CodeCompressor, SumState]) -> Program[Sum]:
+        """Runs both halves; the vector keeps the compression errors of this worker."""
+        context, accumulated, compressor = sync.context, sync.accumulated, sync.compressor
         values, team = accumulated.values, whole_team(context.worker)
-        blocks = [values[block.start : block.stop] for block in _cut(context.layout, team.size)]
-        peak = yield from _reduce_scatter(context, blocks, compressor, compression)
+        blocks = [values[block.start : block.stop] for block in _blocks_of(context.layout, team.size)]
+        peak = yield from _reduce_scatter(sync, blocks)
         yield Phase.PACK
         sums = _contexts(context, number=team.size)
-        message = compressor.take(blocks[team.position], sums[team.position], compression)
-        total = state.room(values) if accumulated.room is None else accumulated.room
-        places = [total[block.start : block.stop] for block in _cut(context.layout, team.size)]
-        compressor.decode_into(places[team.position], message, sums[team.position])
-        yield Boundary(places[team.position])
+        message = compressor.take(blocks[team.position], sums[team.position], sync.compression)
+        total = sync.state.buffer(values) if accumulated.room is None else accumulated.room
+        outputs = [total[block.start : block.stop] for block in _blocks_of(context.layout, team.size)]
+        # The owner uses the decoded sum like all others, otherwise its weights would differ from theirs.
+        compressor.decode_into(outputs[team.position], message, sums[team.position])
+        yield Boundary(outputs[team.position])
         yield Phase.MERGE
 
         def use(position: int, message: Tensor) -> None:
             if position != team.position:
-                compressor.decode_into(places[position], message, sums[position])
+                compressor.decode_into(outputs[position], message, sums[position])
             elif compressor.lessens:
                 accumulated.settle(peak)
             else:
-                # This one is known already; what the vector keeps is not touched any more.
+                # The own block is decoded already. Nothing changes the residual from here on, so this is the time to
+                # scan it, while other messages are in flight.
                 accumulated.forget_overflows()
 
         sizes = [compressor.size(each, values.dtype) for each in sums]
@@ -142,37 +134,34 @@ class AllReduceCodes(Communicator[CodeCompressor]):
 
 
 def _contexts(context: Context, number: int | None = None) -> list[Context]:
-    """What a compressor knows of each block: its tensors, and a step of its own, so that no two messages draw alike.
+    """The context of each block: its tensors and a distinct step, so that no two messages share random numbers.
 
     Args:
-        context: of the synchronization.
-        number: of the messages among those of a worker and step; ``None``: that of the block.
+        context: Context of the synchronization.
+        number: Number of the message among those of one worker and step; ``None`` uses the number of the block.
     """
     size = context.worker.size
     return [
         Context(context.worker, block.layout, context.step * (size + 1) + (rank if number is None else number))
-        for rank, block in enumerate(_cut(context.layout, size))
+        for rank, block in enumerate(_blocks_of(context.layout, size))
     ]
 
 
-def _reduce_scatter(
-    context: Context, blocks: Sequence[Tensor], compressor: CodeCompressor, compression: State
-) -> Program[float]:
-    """Makes a worker's own block the sum of all; its own part of that is not coded. Others' keep what codes lack.
-
-    While a message is under way, the one that came before it is added up, and the next one is written.
+def _reduce_scatter(sync: Synchronization[CodeCompressor, SumState], blocks: Sequence[Tensor]) -> Program[float]:
+    """Sums this worker's block over all workers; the other blocks keep the compression errors.
 
     Returns:
-        The largest magnitude of the sum.
+        Largest magnitude in the sum.
     """
-    team, contexts = whole_team(context.worker), _contexts(context)
+    team, contexts, compressor = whole_team(sync.context.worker), _contexts(sync.context), sync.compressor
     own, total = contexts[team.position], blocks[team.position]
+    # A pipeline: while one message is in flight, decode the previous one and encode the next one.
     outgoing, arrived = deque[Tensor](), deque[Tensor]()
 
     def write(distance: int) -> None:
         if distance < team.size:
             to = team.at(distance)
-            outgoing.append(compressor.take(blocks[to], contexts[to], compression))
+            outgoing.append(compressor.take(blocks[to], contexts[to], sync.compression))
 
     def work(distance: int) -> None:
         while arrived:
@@ -191,11 +180,11 @@ def _reduce_scatter(
     work(team.size)
     peak, limit = largest([total]), torch.finfo(total.dtype).max
     if peak > limit:
-        # A sum that overflowed could not be coded; the method sees that it was cut.
+        # An infinite sum has no code. The method recognizes the clamped value as an overflow.
         total.clamp_(-limit, limit)
     return min(peak, limit)
 
 
 def _words(context: Context, compressor: CodeCompressor) -> int:
-    """Words of a message: 32 bits of codes are one word, and so is a scale, whatever its type."""
+    """Number of words in a message; 32 bits of codes, or one scale of any type, count as one word."""
     return -(-compressor.size(context) // 4)

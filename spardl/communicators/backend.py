@@ -1,7 +1,6 @@
-"""The backend's own dense all-reduce (gloo, NCCL, MPI): the fastest dense sum on a given installation.
+"""Dense all-reduce of the torch.distributed backend (gloo, NCCL, MPI), the fastest dense sum of an installation.
 
-Source: the collectives of torch.distributed. Their order of additions is the backend's, so it need not agree to the
-last bit with the simulated cluster.
+The backend chooses the order of additions, so results may differ in the last bit from the simulated cluster.
 """
 
 from __future__ import annotations
@@ -19,14 +18,15 @@ __all__ = ["Backend"]
 
 @dataclass(frozen=True)
 class Backend(DenseCommunicator):
-    """Hands the dense vector to ``torch.distributed``.
+    """Sums dense vectors with the collectives of ``torch.distributed``.
 
     Args:
-        halves: as a reduce-scatter and an all-gather, between which other work can be done (schedule=dear), instead
-            of one all-reduce. For NCCL: gloo's reduce-scatter moves as many bytes as a whole all-reduce.
+        halves: Whether to run a reduce-scatter and an all-gather instead of one all-reduce, so that other work fits
+            in between (schedule=dear). Meant for NCCL: the reduce-scatter of gloo moves as many bytes as a whole
+            all-reduce.
 
     Raises:
-        ConfigError: if ``halves`` is neither true nor false.
+        ConfigError: If ``halves`` is neither true nor false.
     """
 
     halves: bool = False
@@ -38,23 +38,23 @@ class Backend(DenseCommunicator):
 
     @property
     def splits(self) -> bool:
-        """As configured."""
+        """Whether ``halves`` is set."""
         return self.halves
 
     def total_cost(self, workers: int, length: int) -> Cost:
-        """Of a bandwidth-optimal all-reduce; what the backend really does is its own."""
+        """Cost of a bandwidth-optimal all-reduce; the algorithm of the backend may differ."""
         if self.halves:
             return Cost.total(self.half_total_costs(workers, length))
         words = 2 * length * (workers - 1) // workers
         return Cost(Bounds.exactly(2 * (workers - 1)), Bounds.exactly(words))
 
     def half_total_costs(self, workers: int, length: int) -> tuple[Cost, Cost]:
-        """Of bandwidth-optimal halves."""
+        """Costs of a bandwidth-optimal reduce-scatter and all-gather."""
         half = Cost(Bounds.exactly(workers - 1), Bounds.exactly(length * (workers - 1) // workers))
         return half, half
 
     def total(self, worker: Worker, tensor: Tensor) -> Program[Tensor]:
-        """One collective call, or two, in place."""
+        """Sums in place, with one or two collective calls."""
         if not self.halves:
             if worker.size > 1:
                 yield AllReduce(tensor)

@@ -1,9 +1,11 @@
-"""What every communicator declares, and the one thing it does."""
+"""Base classes of all communicators."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Generic, TypeVar
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
@@ -13,20 +15,43 @@ from spardl.protocol.programs import Context, Cost, Program, State, Worker
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.sparse import Sum
 
-__all__ = ["Communicator", "DenseCommunicator"]
+__all__ = ["Communicator", "DenseCommunicator", "Synchronization"]
 
 C = TypeVar("C", bound=Compressor)
+S = TypeVar("S", bound=State)
 
 
-class Communicator(ABC, Generic[C]):
-    """How P workers turn P gradients into one sum.
+@dataclass(frozen=True)
+class Synchronization(Generic[C, S]):
+    """One synchronization of one worker, as a communicator sees it.
 
     Attributes:
-        name: how configurations call it.
-        sums: the compressors' outputs that it can add up.
-        drops: whether it leaves something out of the sum on the way, which only the global residual keeps.
-        sends_whole: whether each of its messages holds all entries that were rounded together, and no others, so that
-            their values can share limits.
+        context: Worker, layout and step of the synchronization.
+        accumulated: Gradient plus residual. Selected entries are removed from it; entries of other workers that
+            this worker drops are added to it.
+        compressor: Compressor of the method.
+        compression: State of the compressor on this worker.
+        state: State of the communicator on this worker.
+    """
+
+    context: Context
+    accumulated: Accumulator
+    compressor: C
+    compression: State
+    state: S
+
+
+class Communicator(ABC, Generic[C, S]):
+    """An algorithm that sums the compressed gradients of P workers.
+
+    Generic in the type of its compressors and in the type of its state on one worker.
+
+    Attributes:
+        name: Name in configurations.
+        sums: Compressor outputs that this communicator can sum.
+        drops: Whether it discards entries of partial sums; only the global residual keeps those.
+        sends_whole: Whether every message holds exactly the entries that were rounded together, so that coarse wire
+            types can store one scale per chunk.
     """
 
     name: ClassVar[str]
@@ -34,43 +59,48 @@ class Communicator(ABC, Generic[C]):
     drops: ClassVar[bool] = False
     sends_whole: ClassVar[bool] = False
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # Earlier versions passed the fields of a ``Synchronization`` one by one; report that before the first step.
+        if "reduce" in vars(cls) and len(signature(cls.reduce).parameters) != 2:
+            raise TypeError(
+                f"{cls.__name__}.reduce has the arguments of an earlier version; define reduce(self, sync), where the "
+                "Synchronization sync has these arguments as fields"
+            )
+
     @property
     def splits(self) -> bool:
-        """Whether every sum passes a ``Boundary``, after which it may rest until it is needed."""
+        """Whether every sum passes a ``Boundary``, where it can pause until its result is needed."""
         return False
 
     def check_workers(self, workers: int) -> None:
-        """Accepts a number of ``workers``.
+        """Checks that this communicator runs on a number of workers.
+
+        Args:
+            workers: Number of workers.
 
         Raises:
-            ConfigError: if this communicator, as configured, does not run on so many.
+            ConfigError: If this communicator, as configured, does not run on ``workers`` workers.
         """
 
     def runs_on(self, workers: int) -> bool:
-        """Whether ``check_workers`` accepts a number of ``workers``."""
+        """Whether ``check_workers`` accepts this number of ``workers``."""
         try:
             self.check_workers(workers)
         except ConfigError:
             return False
         return True
 
-    def init_state(self) -> State:
-        """A fresh state for one worker."""
-        return State()
+    def init_state(self) -> S:
+        """Initial state of one worker; communicators with a state override this method."""
+        return State()  # type: ignore[return-value]  # S is State unless it is overridden
 
     @abstractmethod
-    def reduce(
-        self, context: Context, accumulated: Accumulator, compressor: C, compression: State, state: State
-    ) -> Program[Sum]:
-        """The program of one worker for one synchronization.
+    def reduce(self, sync: Synchronization[C, S]) -> Program[Sum]:
+        """Runs one synchronization of one worker.
 
         Args:
-            context: who runs it, on what.
-            accumulated: gradient plus residual. Selected entries are taken out of it, and what this worker
-                drops of others' entries is added to it.
-            compressor: what to send.
-            compression: the compressor's state on this worker.
-            state: this communicator's state on this worker.
+            sync: Synchronization to run.
 
         Returns:
             The sum over all workers, bit-identical on each of them.
@@ -78,22 +108,22 @@ class Communicator(ABC, Generic[C]):
 
     @abstractmethod
     def cost(self, context: Context, compressor: C) -> Cost:
-        """What ``reduce`` will cost any worker, certainly.
+        """Cost of ``reduce``, as bounds that hold for every worker.
 
         Args:
-            context: of the synchronization.
-            compressor: what is sent.
+            context: Worker, layout and step of the synchronization.
+            compressor: Compressor of the method.
 
         Returns:
-            Rounds and words, as limits where only those are known.
+            Rounds and words; bounds where the exact numbers depend on the data.
         """
 
     def published_cost(self, context: Context, compressor: C) -> Cost:
-        """The published formula, where that supposes entries to be spread evenly: the mean over all workers.
+        """Cost by the published formula, which may assume evenly spread entries: the mean over all workers.
 
         Args:
-            context: of the synchronization.
-            compressor: what is sent.
+            context: Worker, layout and step of the synchronization.
+            compressor: Compressor of the method.
 
         Returns:
             Rounds and words.
@@ -101,20 +131,20 @@ class Communicator(ABC, Generic[C]):
         return self.cost(context, compressor)
 
     def half_costs(self, context: Context, compressor: C) -> tuple[Cost, Cost]:
-        """The published formula for both halves; called if ``splits``.
+        """Costs of the two halves by the published formula; called only if ``splits``.
 
         Args:
-            context: of the synchronization.
-            compressor: what is sent.
+            context: Worker, layout and step of the synchronization.
+            compressor: Compressor of the method.
 
         Returns:
-            Rounds and words up to the boundary, and after it.
+            Rounds and words before the boundary, and after it.
         """
         raise NotImplementedError
 
 
-class DenseCommunicator(Communicator[DenseCompressor]):
-    """Base of the communicators that sum dense tensors."""
+class DenseCommunicator(Communicator[DenseCompressor, State]):
+    """Base class of communicators that sum dense tensors."""
 
     sums = frozenset({Output.DENSE})
 
@@ -123,8 +153,8 @@ class DenseCommunicator(Communicator[DenseCompressor]):
         """Sums a tensor over all workers.
 
         Args:
-            worker: who runs it.
-            tensor: shape (m,); may be overwritten.
+            worker: Worker that runs the program.
+            tensor: Tensor of shape (m,); may be overwritten.
 
         Returns:
             The sum, shape (m,).
@@ -132,32 +162,26 @@ class DenseCommunicator(Communicator[DenseCompressor]):
 
     @abstractmethod
     def total_cost(self, workers: int, length: int) -> Cost:
-        """What one sum of ``length`` entries costs each of ``workers`` workers."""
+        """Cost of one sum of ``length`` entries for each of ``workers`` workers."""
 
     def half_total_costs(self, workers: int, length: int) -> tuple[Cost, Cost]:
-        """What it costs up to the boundary, and after it, by ``workers`` and ``length``; called if ``splits``."""
+        """Costs before and after the boundary, for ``workers`` and ``length``; called only if ``splits``."""
         raise NotImplementedError
 
     def cost(self, context: Context, compressor: DenseCompressor) -> Cost:
-        """That of all the sums that the compressor asks for."""
+        """Total cost of all sums that the compressor requests."""
         return Cost.total(self.total_cost(context.worker.size, length) for length in compressor.sizes(context))
 
     def half_costs(self, context: Context, compressor: DenseCompressor) -> tuple[Cost, Cost]:
-        """Those of the one sum."""
+        """Costs of the two halves of the single sum."""
         (length,) = compressor.sizes(context)
         return self.half_total_costs(context.worker.size, length)
 
-    def reduce(
-        self,
-        context: Context,
-        accumulated: Accumulator,
-        compressor: DenseCompressor,
-        compression: State,
-        state: State,
-    ) -> Program[Sum]:
-        """Lets the compressor call ``total`` as often as it needs."""
+    def reduce(self, sync: Synchronization[DenseCompressor, State]) -> Program[Sum]:
+        """Runs the rounds of the compressor, each of which calls ``total``."""
+        worker = sync.context.worker
         return (
-            yield from compressor.rounds(
-                accumulated, context, lambda tensor: self.total(context.worker, tensor), compression
+            yield from sync.compressor.rounds(
+                sync.accumulated, sync.context, lambda tensor: self.total(worker, tensor), sync.compression
             )
         )

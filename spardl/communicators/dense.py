@@ -1,10 +1,10 @@
-"""Dense all-reduce, written as a program: counted round by round, the same bits in every cluster.
+"""Dense all-reduce written as a program, so that rounds are counted and every cluster computes the same bits.
 
 Source: Thakur, Rabenseifner and Gropp, Optimization of Collective Communication Operations in MPICH, IJHPCA 2005:
-pairwise exchange for the reduce-scatter, ring for the all-gather; each P-1 rounds and n(P-1)/P words per worker, as
-many as the all-reduce of Patarasuk and Yuan (JPDC 2009) around a ring. There, the order in which an entry's summands
-are added depends on where in the vector it is; here it is always that of the ranks, so a gradient has the same
-average to the last bit however it is cut into groups.
+pairwise exchange for the reduce-scatter, ring for the all-gather. Each half takes P-1 rounds and n(P-1)/P words per
+worker, the same as the ring all-reduce of Patarasuk and Yuan (JPDC 2009). In a ring, the order of additions depends on
+the position of an entry; here it is always the order of ranks, so a gradient has a bit-identical average for every
+division into buckets.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ __all__ = ["Dense"]
 
 @dataclass(frozen=True)
 class Dense(DenseCommunicator):
-    """Sums dense vectors: worker r adds up chunk r, then all chunks go around a ring."""
+    """Sums dense vectors: worker r sums chunk r, then a ring passes on all chunks."""
 
     name = "dense"
 
     @property
     def splits(self) -> bool:
-        """Reduce-scatter, then all-gather."""
+        """Always: a reduce-scatter, then an all-gather."""
         return True
 
     def total_cost(self, workers: int, length: int) -> Cost:
-        """Each worker sends all chunks but one, twice; chunks differ by one entry where P does not divide n."""
+        """Cost of sending P - 1 chunks twice; chunks differ by one entry where P does not divide n."""
         return Cost.total(self.half_total_costs(workers, length))
 
     def half_total_costs(self, workers: int, length: int) -> tuple[Cost, Cost]:
-        """Once before the boundary, once after it."""
+        """Costs of the reduce-scatter and the all-gather."""
         low, high = (length - chunk for chunk in (-(-length // workers), length // workers))
         half = Cost(Bounds.exactly(workers - 1), Bounds(low, high))
         return half, half
 
     def total(self, worker: Worker, tensor: Tensor) -> Program[Tensor]:
-        """Reduce-scatter, then all-gather, in place."""
+        """Sums in place, with a reduce-scatter and an all-gather."""
         chunks = list(tensor.tensor_split(worker.size))
         yield Phase.MERGE
         yield Boundary((yield from _reduce_scatter(worker, chunks)))
@@ -50,7 +50,7 @@ class Dense(DenseCommunicator):
 
 
 def _reduce_scatter(worker: Worker, chunks: list[Tensor]) -> Program[Tensor]:
-    """Sends every chunk straight to its owner, who adds up what arrives in the order of the ranks."""
+    """Sends every chunk to its owner, which sums what arrives in the order of ranks."""
     team, own = whole_team(worker), chunks[worker.rank]
     parts = {worker.rank: own}
     for distance in range(1, team.size):
@@ -59,6 +59,7 @@ def _reduce_scatter(worker: Worker, chunks: list[Tensor]) -> Program[Tensor]:
             sends=[Send(team.rank(distance), outgoing, outgoing.numel())],
             receives=[Receive(source, own.numel(), own.dtype)],
         )
+    # Start with rank 0 instead of the own chunk: the order of additions must not depend on the owner.
     total = parts[0]
     for rank in range(1, team.size):
         total.add_(parts[rank])
@@ -66,7 +67,7 @@ def _reduce_scatter(worker: Worker, chunks: list[Tensor]) -> Program[Tensor]:
 
 
 def _all_gather(worker: Worker, chunks: list[Tensor]) -> Program[None]:
-    """Every worker hands on what it got last, until each chunk has been everywhere."""
+    """Passes chunks around a ring until every worker has all of them."""
     team = whole_team(worker)
     for step in range(team.size - 1):
         outgoing, incoming = chunks[team.at(-step)], chunks[team.at(-step - 1)]

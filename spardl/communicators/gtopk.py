@@ -1,4 +1,4 @@
-"""gTopk: sparse vectors are added up two at a time, and every sum is cut to its k largest entries.
+"""gTopk: sums sparse vectors pairwise and cuts every sum to its k largest entries.
 
 Source: Shi et al., A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low Bandwidth
 Networks, ICDCS 2019 (arXiv 1901.04359). Every message holds k entries, 2k words. With L = ceil(log2 P), per worker and
@@ -7,10 +7,10 @@ synchronization:
 =========================  ======  ==================================================================
 variant                    rounds  words
 =========================  ======  ==================================================================
-tree                       2 L     4kL on the longest path; 4k(P-1) by all workers: one sends 2k to its
-                                   parent and 2k to each child, rank 0 2kL
+tree                       2 L     4kL on the longest path; 4k(P-1) in total: a worker sends 2k to its
+                                   parent and 2k to each child, rank 0 sends 2kL
 doubling, P = 2^L          L       2kL
-doubling, P = 2^(L-1) + s  L + 1   2k(L-1); by s of these workers 2k more, by the s workers beyond 2k
+doubling, P = 2^(L-1) + s  L + 1   2k(L-1); s of these workers send 2k more, and the other s workers 2k
 =========================  ======  ==================================================================
 """
 
@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 from spardl.basics.checks import check_choice
-from spardl.communicators.base import Communicator
+from spardl.communicators.base import Communicator, Synchronization
 from spardl.communicators.steps.doubling import Target, recursive_doubling
 from spardl.communicators.steps.transfer import Courier
 from spardl.compressors.base import Output, SparseCompressor
@@ -39,7 +39,6 @@ from spardl.protocol.programs import (
     log2_ceil,
     whole_team,
 )
-from spardl.vector.accumulator import Accumulator
 from spardl.vector.packing import Slot
 from spardl.vector.sparse import SparseVector, Sum
 
@@ -51,17 +50,15 @@ METHODS = (Combination("gtopk", compressor="topk", communicator="gtopk", residua
 def tree(team: Team, own: SparseVector, target: Target) -> Program[SparseVector]:
     """Reduces along a binomial tree to the first member, cutting each sum, and sends the result back.
 
-    The parent of a member is the one whose position lacks its lowest bit. Any number of members will do: where
-    there is no child at a distance, a member has nothing to wait for.
-
     Args:
-        team: who takes part.
-        own: this member's entries; they fit the target's slot.
-        target: where they lie.
+        team: Members in a fixed order, of any number.
+        own: Entries of this member; they fit the slot of the target.
+        target: Range of the vector that holds the entries.
 
     Returns:
-        The sum, bit-identical at all members.
+        The sum, bit-identical on all members.
     """
+    # A parent's position is the member's without its lowest set bit; members at smaller distances are children.
     reach = team.position & -team.position or team.size
     distances = [1 << level for level in range(log2_ceil(team.size)) if 1 << level < reach]
     children = [team.rank(distance) for distance in distances if team.position + distance < team.size]
@@ -81,22 +78,22 @@ def tree(team: Team, own: SparseVector, target: Target) -> Program[SparseVector]
 def folded_doubling(team: Team, own: SparseVector, target: Target) -> Program[SparseVector]:
     """Recursive doubling among the largest power of two of members.
 
-    Each member beyond that hands its entries to a partner before, and gets the result from it at the end. Arguments
-    and result are those of ``tree``.
+    Each further member sends its entries to a partner first, and receives the result from it at the end. Arguments
+    and result are the same as for ``tree``.
     """
     core = 1 << (team.size.bit_length() - 1)
     if team.position >= core:
         partner = team.rank(-core)
         yield from _send(partner, own, target)
         return (yield from _receive(partner, target))
-    guests = [team.rank(core)] if team.position + core < team.size else []
+    extra = [team.rank(core)] if team.position + core < team.size else []
     merged = own
-    for guest in guests:
-        arrived = yield from _receive(guest, target)
+    for source in extra:
+        arrived = yield from _receive(source, target)
         merged = target.add_up([merged, arrived], holders=1)
     merged = yield from recursive_doubling(Team(team.members[:core], team.position), merged, target)
-    for guest in guests:
-        yield from _send(guest, merged, target)
+    for source in extra:
+        yield from _send(source, merged, target)
     return merged
 
 
@@ -115,13 +112,13 @@ def _receive(source: int, target: Target) -> Program[SparseVector]:
 
 
 def _tree_cost(workers: int, k: int) -> Cost:
-    """From a leaf, which talks to its parent only, to the root."""
+    """Cost from a leaf, which exchanges messages with its parent only, to the root."""
     least, levels = min(workers - 1, 1), log2_ceil(workers)
     return Cost(Bounds(2 * least, 2 * levels), Bounds(2 * k * least, 2 * k * levels))
 
 
 def _doubling_cost(workers: int, k: int) -> Cost:
-    """Where there are workers beyond a power of two, these send least, and their partners most."""
+    """Cost of folded doubling; workers beyond the power of two send the least, and their partners the most."""
     levels = workers.bit_length() - 1
     if workers == 1 << levels:
         return Cost(Bounds.exactly(levels), Bounds.exactly(2 * k * levels))
@@ -132,11 +129,11 @@ AddUp: TypeAlias = Callable[[Team, SparseVector, Target], Program[SparseVector]]
 
 
 class Variant(NamedTuple):
-    """A way to add up.
+    """An algorithm that sums and cuts sparse vectors.
 
     Attributes:
-        add_up: the program of one member: its entries to the sum.
-        cost: what that costs some number of workers, each message holding k entries.
+        add_up: Program of one member, from its entries to the sum.
+        cost: Cost for a number of workers and k entries per message.
     """
 
     add_up: AddUp
@@ -149,15 +146,15 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class GTopk(Communicator[SparseCompressor]):
-    """Sums sparse vectors two at a time, keeping k entries; what a worker drops on the way stays in its vector.
+class GTopk(Communicator[SparseCompressor, State]):
+    """Sums sparse vectors pairwise and keeps k entries; a worker keeps the entries that it drops in its vector.
 
     Args:
         variant: ``tree`` (reduce to one worker, then broadcast, as published) or ``doubling`` (recursive doubling:
-            half the rounds, and every worker sends the same where their number is a power of two).
+            half the rounds, and equal load on all workers if their number is a power of two).
 
     Raises:
-        ConfigError: if the variant is none of these.
+        ConfigError: If the variant is unknown.
     """
 
     variant: str = "tree"
@@ -171,20 +168,13 @@ class GTopk(Communicator[SparseCompressor]):
         check_choice("communicator.variant", self.variant, VARIANTS)
 
     def cost(self, context: Context, compressor: SparseCompressor) -> Cost:
-        """The limits over all workers; see above for each."""
+        """Bounds over all workers; the module docstring gives the cost of each worker."""
         return VARIANTS[self.variant].cost(context.worker.size, compressor.count(context))
 
-    def reduce(
-        self,
-        context: Context,
-        accumulated: Accumulator,
-        compressor: SparseCompressor,
-        compression: State,
-        state: State,
-    ) -> Program[Sum]:
-        """Select k entries of the whole vector, then add up."""
+    def reduce(self, sync: Synchronization[SparseCompressor, State]) -> Program[Sum]:
+        """Selects k entries of the whole vector and sums them."""
         yield Phase.SELECT
-        whole = compressor.whole(context)
-        own = accumulated.take([whole], compressor.selector(context, compression))
-        target = Target(accumulated, 0, Slot(whole.k, own.length))
-        return (yield from VARIANTS[self.variant].add_up(whole_team(context.worker), own, target))
+        whole = sync.compressor.whole(sync.context)
+        own = sync.accumulated.take([whole], sync.compressor.selector(sync.context, sync.compression))
+        target = Target(sync.accumulated, 0, Slot(whole.k, own.length))
+        return (yield from VARIANTS[self.variant].add_up(whole_team(sync.context.worker), own, target))

@@ -1,20 +1,20 @@
-"""Ok-Topk: split and reduce over regions of equal load, a second threshold for the sums, a balanced all-gather.
+"""Ok-Topk: split and reduce over regions of equal load, a threshold for the sums, and a balanced all-gather.
 
-Source: Li and Hoefler, Near-Optimal Sparse Allreduce for Distributed Deep Learning, PPoPP 2022; corrections of the
-threshold after its official code. The local threshold of the paper is the compressor ``reused_threshold``; others may
-be chosen.
+Source: Li and Hoefler, Near-Optimal Sparse Allreduce for Distributed Deep Learning, PPoPP 2022; the corrections of the
+threshold follow its official code. The local threshold of the paper is the compressor ``reused_threshold``; other
+sparse compressors can replace it.
 
 Per worker at most 6k(P-1)/P words on average: 2k(P-1)/P each to split, to balance (only if blocks are unequal) and to
-gather; (P-1)/bucket + 3 ceil(log2 P) rounds, and one to balance. Their numbers, counted here as well, are at most
-(P/2) ceil(log2 P) + P-1 words. Every ``threshold_period`` steps all non-zero sums are gathered instead of the k
-largest, up to 2kP words; every ``repartition_period`` steps new borders cost as many words as the numbers.
+gather; (P-1)/bucket + 3 ceil(log2 P) rounds, plus one to balance. Counts, which the paper omits, add at most
+(P/2) ceil(log2 P) + P-1 words. Every ``threshold_period`` steps, all non-zero sums are gathered instead of the k
+largest, up to 2kP words. Every ``repartition_period`` steps, new borders cost as many words as the counts.
 
-The paper supposes that a threshold used again still selects about k. While residuals grow from zero it selects
-several times as many, so this library adds a limit: no selection, of a worker's entries or of the sums, has more than
-4k/3; one that has more is cut to the k largest. Of the sums, each region gives its largest, in proportion to how many
-it has. A threshold of the sums that is found ahead of time (``reevaluate_beyond``, also an addition) is found among
-4k/3 such sums. So one of the k largest is missed where its region has more than its share of them; what is cut or
-missed is kept by the residual, like all that did not reach the result.
+The paper assumes that a reused threshold selects about k entries. While residuals grow from zero, it selects several
+times as many. This library therefore limits every selection, of a worker's entries and of the sums, to 4k/3 entries: a
+larger one is cut to the k largest, where each region contributes its largest sums in proportion to its count. A
+threshold that is evaluated early (``reevaluate_beyond``, also an addition) is found among 4k/3 such sums, so it can
+miss one of the k largest sums in a region with more than its share of them. The residual keeps everything that is cut
+or missed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from spardl.basics.checks import check_whole
-from spardl.communicators.base import Communicator
+from spardl.communicators.base import Communicator, Synchronization
 from spardl.communicators.steps.split import (
     balance,
     equal_regions,
@@ -63,8 +63,8 @@ from spardl.vector.sparse import SparseVector, Sum
 __all__ = ["METHODS", "OkTopk", "OkTopkState", "consensus_borders"]
 
 _OKTOPK = Combination("oktopk", compressor="reused_threshold", communicator="oktopk", residual="partial")
-# The other three are what the official code has for three models: without this library's addition, so thresholds are
-# evaluated in their period only.
+# The other three have the options of the official code for three models. They turn off the early evaluation of
+# thresholds, which is an addition of this library.
 METHODS = (
     replace(_OKTOPK, momentum="auto"),
     replace(
@@ -107,29 +107,29 @@ METHODS = (
 
 @dataclass
 class OkTopkState(State):
-    """What is used again in the next steps, equal on all workers.
+    """Values that later steps reuse, equal on all workers.
 
     Attributes:
-        borders: int64, shape (P + 1,), of the regions; empty before the first step.
-        threshold: the least magnitude of a sum that is kept; 0 if there is none to use again.
+        borders: Borders of the regions: int64, shape (P + 1,); empty before the first step.
+        threshold: Least magnitude of a sum that is kept; 0 if no threshold is known.
     """
 
     borders: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     threshold: float = 0.0
 
     def rescale(self, factor: float) -> None:
-        """The threshold is in the units of gradients."""
+        """Multiplies the threshold, which has the unit of gradients."""
         self.threshold *= factor
 
 
 class Region(NamedTuple):
-    """One worker's share of the sum.
+    """The sums of one worker's region.
 
     Attributes:
-        team: all workers.
-        borders: of all regions.
-        courier: of sparse vectors.
-        entries: of this worker's region, all workers' contributions added up; indices are local to it.
+        team: All workers.
+        borders: Borders of all regions.
+        courier: Transport of sparse vectors.
+        entries: Sums in this worker's region, with indices relative to its start.
     """
 
     team: Team
@@ -139,24 +139,24 @@ class Region(NamedTuple):
 
     @property
     def lengths(self) -> list[int]:
-        """Of all regions."""
+        """Lengths of all regions."""
         return [stop - start for start, stop in pairwise(self.borders)]
 
     def only(self, positions: Tensor) -> Region:
-        """The region with some of its entries, at ``positions``: int64, shape (m,), increasing."""
+        """Keeps the entries at ``positions``: int64, shape (m,), increasing."""
         return self._replace(entries=self.entries.at(positions))
 
     def nonzero(self) -> Region:
-        """The region without the entries that are zero."""
+        """Drops the entries that are zero."""
         return self.only(self.entries.values.nonzero().squeeze(1))
 
     def counts(self) -> Program[list[int]]:
-        """The numbers of entries of all regions."""
+        """Gathers the number of entries of every region."""
         gathered = yield from all_gather_counts(self.team, [len(self.entries)], self.entries.indices.device)
         return [count for (count,) in gathered]
 
     def gathered(self) -> Program[SparseVector]:
-        """All regions' entries, whose numbers only their owners know."""
+        """Gathers the entries of all regions, after their counts."""
         slots = yield from self.courier.slots_of(self.team, self.entries, self.lengths)
         return (yield from self.courier.all_gather_joined(self.team, self.entries, slots))
 
@@ -167,25 +167,26 @@ class Region(NamedTuple):
 
 
 def consensus_borders(team: Team, own: SparseVector) -> Program[list[int]]:
-    """Regions that hold about equally many entries of each member.
+    """Finds regions that hold about equally many entries of each member.
 
-    Every member proposes the positions that cut its own entries into equal parts; border i is the mean of all
-    proposals for it, which member i works out. Proposals never fall from one border to the next, so the means do not.
+    Every member proposes positions that divide its own entries into equal parts. Border i is the mean of all proposals
+    for it, computed by member i.
 
     Args:
-        team: who takes part.
-        own: this member's entries.
+        team: Members in a fixed order.
+        own: Entries of this member.
 
     Returns:
         ``m + 1`` positions from 0 to the length of the vector.
     """
+    # The proposals of each member increase, so their means increase as well: borders never cross.
     proposals = yield from swap_counts(team, _proposals(own, team.size), own.indices.device)
     means = yield from all_gather_counts(team, [sum(proposals) // team.size], own.indices.device)
     return [mean for (mean,) in means] + [own.length]
 
 
 def _proposals(own: SparseVector, count: int) -> list[int]:
-    """The first positions of ``count`` parts with equally many entries; without entries, of equal length."""
+    """First positions of ``count`` parts with equally many entries; parts of equal length if there are no entries."""
     if not len(own):
         return equal_regions(own.length, count)[:-1]
     ranks = torch.tensor(equal_regions(len(own), count)[1:-1], dtype=torch.int64, device=own.indices.device)
@@ -193,18 +194,18 @@ def _proposals(own: SparseVector, count: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class OkTopk(Reuse, Communicator[SparseCompressor]):
-    """Sparse all-reduce of about the k largest sums, at most 4k/3; see ``Reuse`` for the other arguments.
+class OkTopk(Reuse, Communicator[SparseCompressor, OkTopkState]):
+    """Sparse all-reduce of about the k largest sums, at most 4k/3; ``Reuse`` documents the other arguments.
 
     Args:
-        repartition_period: tau, steps from one choice of regions to the next.
-        threshold_period: tau', steps from one exact evaluation of the threshold to the next.
-        bucket: workers that each worker sends to in one round of the split.
-        balance_factor: before they are gathered, blocks are made equal if the largest exceeds the average by this
-            factor; 0: always, ``None``: never.
+        repartition_period: Number of steps between two choices of regions (tau).
+        threshold_period: Number of steps between two exact evaluations of the threshold (tau').
+        bucket: Number of peers that a worker sends to in one round of the split.
+        balance_factor: Blocks are balanced before the all-gather if the largest exceeds the average by this factor;
+            0 always balances, ``None`` never does.
 
     Raises:
-        ConfigError: if a value is out of range.
+        ConfigError: If a value is out of range.
     """
 
     lower_factor: float = 1.008
@@ -226,93 +227,91 @@ class OkTopk(Reuse, Communicator[SparseCompressor]):
             check_number("communicator", "balance_factor", self.balance_factor, 0)
 
     def init_state(self) -> OkTopkState:
-        """No regions and no threshold yet."""
+        """Initial state without regions and threshold."""
         return OkTopkState()
 
     def cost(self, context: Context, compressor: SparseCompressor) -> Cost:
-        """Certain limits; where regions and blocks are about equal, far fewer words than the upper one."""
+        """Bounds of the cost; with balanced regions, far fewer words than the upper bound."""
         workers, length, k = context.worker.size, context.layout.length, compressor.count(context)
         capacity = compressor.capacity(context)
-        entries = min(_most(k) if capacity is None else capacity, length)
+        entries = min(_selection_limit(k) if capacity is None else capacity, length)
         sums = min(length, workers * entries)
         exact = context.step % self.threshold_period == 0 or k >= length
         parts = [
             split_cost(workers, entries, self.bucket),
-            # Shares are rounded up.
-            _gather_cost(workers, sums) if exact else _select_cost(workers, min(sums, _most(k) + workers)),
+            # Every worker rounds its share up: at most one entry each above the limit.
+            _gather_cost(workers, sums) if exact else _select_cost(workers, min(sums, _selection_limit(k) + workers)),
         ]
         if context.step % self.repartition_period == 0:
             parts.append(_borders_cost(workers))
         return Cost.total(parts)
 
     def published_cost(self, context: Context, compressor: SparseCompressor) -> Cost:
-        """At most 6k(P-1)/P words, between the steps at the end of a period: those have the limits of ``cost``.
+        """At most 6k(P-1)/P words; in steps at the end of a period, the bounds of ``cost``.
 
-        This is the mean over all workers, and supposes that regions hold equal shares of each worker's entries. The
-        numbers of the entries are included, unless k is so small (below about 10 P) that they outweigh the entries.
+        This is the mean over all workers for regions that hold equal shares of each worker's entries. It includes the
+        counts, unless k is so small (below about 10 P) that they outweigh the entries.
         """
         limits, k, workers = self.cost(context, compressor), compressor.count(context), context.worker.size
         if not (context.step % self.threshold_period and context.step % self.repartition_period):
             return limits
-        # Two selections; numbers of two kinds, of which the second may be asked for twice; shares that are rounded up.
-        least = 4 * _most(k) * (workers - 1) // workers + swap_words(workers) + 4 * (workers - 1)
+        # Two selections, two kinds of counts (the second one up to twice), and shares that are rounded up.
+        least = 4 * _selection_limit(k) * (workers - 1) // workers + swap_words(workers) + 4 * (workers - 1)
         return limits._replace(words=Bounds(0, max(6 * k * (workers - 1) // workers, least)))
 
-    def reduce(
-        self,
-        context: Context,
-        accumulated: Accumulator,
-        compressor: SparseCompressor,
-        compression: State,
-        state: State,
-    ) -> Program[Sum]:
-        """Select, split, add up, select again, gather."""
-        assert isinstance(state, OkTopkState)
+    def reduce(self, sync: Synchronization[SparseCompressor, OkTopkState]) -> Program[Sum]:
+        """Selects entries, sums them by region, selects sums, and gathers those."""
+        context, accumulated, compressor, state = sync.context, sync.accumulated, sync.compressor, sync.state
         team, (_, length, k) = whole_team(context.worker), compressor.whole(context)
         yield Phase.SELECT
-        select = _limited(compressor.selector(context, compression), k)
+        select = _capped(compressor.selector(context, sync.compression), k)
         own = accumulated.take([compressor.whole(context)], select)
+        # Borders also have to be chosen after the world size has changed.
         if context.step % self.repartition_period == 0 or state.borders.numel() != team.size + 1:
             state.borders = torch.tensor((yield from consensus_borders(team, own)), dtype=torch.int64)
         borders, courier = state.borders.tolist(), Courier.of(accumulated)
         total = yield from split_and_reduce(team, own, borders, self.bucket, courier)
+        # The owner rounds its sums before it selects, so it compares the values that all workers will receive.
         region = Region(team, borders, courier, accumulated.rounded(borders[team.position], total))
         if k >= length:
-            # All is wanted, zeros too, and there is no threshold to find.
+            # Density 1 must return every entry, including zeros, and needs no threshold.
             return (yield from region.gathered())
         if context.step % self.threshold_period:
             return (yield from self._select(region, k, state))
         return (yield from _reevaluate(region, k, state))
 
     def _select(self, region: Region, k: int, state: OkTopkState) -> Program[SparseVector]:
-        """All sums above the threshold; about the k largest, if these are too many or the threshold is astray."""
+        """Gathers all sums above the threshold; about the k largest if these are too many or the threshold is off."""
         yield Phase.SELECT
         kept = region.only(_above(region.entries.values, state.threshold))
+        # Every branch below depends only on the gathered counts and the shared state, so all workers take the same one
+        # and arrive at the same threshold without another message.
         counts = yield from kept.counts()
         found, known = sum(counts), state.threshold > 0
-        astray, few = not known or self.is_astray(found, k), known and found < k
-        if not astray:
+        off_target, too_few = not known or self.is_astray(found, k), known and found < k
+        if not off_target:
             state.threshold = self.corrected(state.threshold, found, k)
-            if found <= _most(k):
+            if found <= _selection_limit(k):
                 return (yield from self._gather(kept, counts))
-        elif few:
+        elif too_few:
+            # The threshold is too high to find k sums among those above it.
             kept = region.nonzero()
             counts = yield from kept.counts()
-        # A threshold is found more surely among more than k.
-        shares = _shares(counts, _most(k) if astray else k)
+        # A threshold near the k-th largest sum needs more than k candidates, as regions contribute by their counts.
+        shares = _shares(counts, _selection_limit(k) if off_target else k)
         share = kept.entries.largest(shares[region.team.position])
-        # Numbers were told twice where there are few: those rounds are enough.
-        union = yield from self._gather(kept._replace(entries=share), shares, level=not few)
+        # The second exchange of counts has used up the rounds that balancing would take.
+        union = yield from self._gather(kept._replace(entries=share), shares, balanced=not too_few)
         yield Phase.SELECT
         largest = union.largest(k)
-        if astray:
+        if off_target:
             state.threshold = _threshold_of(largest, k)
         return largest
 
-    def _gather(self, region: Region, counts: Sequence[int], *, level: bool = True) -> Program[SparseVector]:
-        """All workers' blocks, made equal if need be and ``level``."""
+    def _gather(self, region: Region, counts: Sequence[int], *, balanced: bool = True) -> Program[SparseVector]:
+        """Gathers the blocks of all workers; balances unequal blocks first if ``balanced``."""
         team, length = region.team, region.borders[-1]
-        if not (level and self._is_unequal(counts)):
+        if not (balanced and self._is_unequal(counts)):
             slots = [Slot(*pair) for pair in zip(counts, region.lengths, strict=True)]
             return (yield from region.courier.all_gather_joined(team, region.entries, slots))
         block = yield from balance(team, region.in_vector(), counts, region.courier)
@@ -325,35 +324,37 @@ class OkTopk(Reuse, Communicator[SparseCompressor]):
 
 
 def _above(values: Tensor, threshold: float) -> Tensor:
-    # An overflow counts: it must reach the weights, where it is seen. A threshold can be 0 in the type of the values.
+    # Infinities pass, so that an overflow reaches the result, where it is detected. Zeros never do: a threshold can
+    # underflow to 0 in the type of the values.
     return ((values.abs() >= threshold) & (values != 0)).nonzero().squeeze(1)
 
 
-def _most(k: int) -> int:
-    """The most entries of a selection where k are wanted: two of so many, and their numbers, cost less than 6k."""
+def _selection_limit(k: int) -> int:
+    # With two selections of 4k/3 entries and their counts, the cost stays below 6k words.
     return 4 * k // 3
 
 
-def _limited(select: Select, k: int) -> Select:
-    """A selection that falls back to the k largest of what it has found, if that is far too much."""
+def _capped(select: Select, k: int) -> Select:
+    """A selection that is cut to its k largest entries if it exceeds the limit."""
 
-    def limited(accumulated: Accumulator, parts: Sequence[Part]) -> Tensor:
+    def capped(accumulated: Accumulator, parts: Sequence[Part]) -> Tensor:
         positions = select(accumulated, parts)
-        if positions.numel() <= _most(k):
+        if positions.numel() <= _selection_limit(k):
             return positions
         return positions[top_k(sparse.gather(accumulated.values, positions), k)]
 
-    return limited
+    return capped
 
 
-def _shares(counts: Sequence[int], room: int) -> list[int]:
-    """What each may send so that all together send about as much as there is room for: in proportion, rounded up."""
+def _shares(counts: Sequence[int], limit: int) -> list[int]:
+    """Number of entries that each worker may send: proportional to ``counts``, about ``limit`` in total."""
     total = sum(counts)
-    return list(counts) if total <= room else [-(-count * room // total) for count in counts]
+    # Rounded up, so that the shares never add up to less than the limit.
+    return list(counts) if total <= limit else [-(-count * limit // total) for count in counts]
 
 
 def _reevaluate(region: Region, k: int, state: OkTopkState) -> Program[SparseVector]:
-    """The k largest of all sums, found exactly; the smallest of them is the new threshold."""
+    """Gathers all sums, returns the k largest, and takes the smallest of these as the new threshold."""
     yield Phase.SELECT
     union = yield from region.nonzero().gathered()
     yield Phase.SELECT
@@ -363,7 +364,7 @@ def _reevaluate(region: Region, k: int, state: OkTopkState) -> Program[SparseVec
 
 
 def _threshold_of(largest: SparseVector, k: int) -> float:
-    # With fewer than k sums to choose from, the smallest of them says nothing about the next step.
+    # The smallest of fewer than k sums says nothing about the k-th largest sum of the next step.
     return smallest_magnitude(largest.values) if len(largest) == k else 0.0
 
 
@@ -372,13 +373,14 @@ def _borders_cost(workers: int) -> Cost:
 
 
 def _gather_cost(workers: int, sums: int) -> Cost:
-    """Of blocks of any sizes, which are gathered, too; in no round is one of them sent twice."""
+    """Cost of an all-gather of blocks of any sizes, and of their counts."""
+    # No round sends a block twice, so a worker sends at most all sums in each of them.
     rounds = log2_ceil(workers)
     return Cost(Bounds.exactly(2 * rounds), Bounds(workers - 1, workers - 1 + 2 * rounds * sums))
 
 
 def _select_cost(workers: int, sums: int) -> Cost:
-    """Of one count, and blocks that may be made equal first, or of two counts and blocks as they are."""
+    """Cost of one exchange of counts and blocks that may be balanced, or of two exchanges and blocks as they are."""
     rounds = log2_ceil(workers)
     longest = max(2 * rounds * sums, 2 * sums + 2 * (workers - 1) * -(-sums // workers))
     return Cost(

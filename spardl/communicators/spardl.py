@@ -1,4 +1,4 @@
-"""SparDL: sparse Reduce-Scatter inside teams, sparse All-Gather between and inside them.
+"""SparDL: sparse Reduce-Scatter within teams, sparse All-Gather between teams and within teams.
 
 Source: Zhao et al., SparDL: Distributed Deep Learning Training with Efficient Sparse Communication, ICDE 2024
 (arXiv 2304.00737). P workers form d teams of m = P/d. Per worker and synchronization, with k_b = k/m:
@@ -26,7 +26,7 @@ import numpy as np
 
 from spardl.basics.checks import check_choice, check_whole
 from spardl.basics.errors import ConfigError
-from spardl.communicators.base import Communicator
+from spardl.communicators.base import Communicator, Synchronization
 from spardl.communicators.steps.doubling import Target, recursive_doubling
 from spardl.communicators.steps.transfer import Courier
 from spardl.compressors.base import Output, SparseCompressor
@@ -63,9 +63,9 @@ METHODS = (Combination("spardl", compressor="topk", communicator="spardl", resid
 
 @dataclass(frozen=True)
 class Blocks:
-    """A vector of ``length`` cut into ``count`` ranges of nearly equal size, ``capacity`` entries kept of each.
+    """A vector of ``length`` divided into ``count`` nearly equal blocks, with ``capacity`` entries kept of each.
 
-    A range shorter than ``capacity`` is kept whole, and with fewer elements than ranges some are empty.
+    A block shorter than ``capacity`` is kept whole. Some blocks are empty if the vector has fewer entries than blocks.
     """
 
     length: int
@@ -74,44 +74,44 @@ class Blocks:
 
     @cached_property
     def parts(self) -> list[Part]:
-        """The blocks as ranges, and how many entries are kept of each."""
+        """The blocks as ranges, each with the number of entries to keep."""
         borders = [block * self.length // self.count for block in range(self.count + 1)]
         return [Part(start, stop, min(self.capacity, stop - start)) for start, stop in pairwise(borders)]
 
     @cached_property
     def slots(self) -> tuple[Slot, ...]:
-        """The room that each block takes in a message."""
+        """The slot of each block in a message."""
         return tuple(Slot(part.k, part.stop - part.start) for part in self.parts)
 
     @cached_property
     def _twice(self) -> Parts:
-        """All blocks two times, so that a bag is a slice."""
+        # Two rounds of all blocks, so that neighbours across the end of the vector are one slice as well.
         return Parts(np.tile(Parts.of(self.parts).columns, 2))
 
-    def bag(self, first: int, size: int) -> Parts:
-        """Neighbouring blocks from one on, counted around: ``size`` from the block ``first``, below ``count``, on."""
+    def cyclic(self, first: int, size: int) -> Parts:
+        """``size`` neighbouring blocks from block ``first`` (below ``count``) on; block 0 follows the last one."""
         return self._twice[first : first + size]
 
 
-# One object for all workers that a process plays, and for all steps: both, for 1,024 workers with 10 bags each.
+# Cached: shared by all steps and by all workers that one process simulates, up to 1,024 workers with 10 rounds each.
 @lru_cache(maxsize=1024)
-def _cut_into(length: int, count: int, capacity: int) -> Blocks:
+def _make_blocks(length: int, count: int, capacity: int) -> Blocks:
     return Blocks(length, count, capacity)
 
 
 @lru_cache(maxsize=1 << 14)
-def _bag(blocks: Blocks, first: int, size: int) -> Parts:
-    return blocks.bag(first, size)
+def _cyclic_blocks(blocks: Blocks, first: int, size: int) -> Parts:
+    return blocks.cyclic(first, size)
 
 
 @dataclass
 class SparDLState(State):
-    """The adaptation of h in B-SAG.
+    """Adaptation of h, the number of entries that each team contributes to B-SAG.
 
     Attributes:
-        h: entries that each team contributed last time; 0 before the first time.
-        step: the next change of h.
-        inertia: whether the last step already pointed the right way.
+        h: Entries that each team contributed last time; 0 before the first time.
+        step: Next change of h.
+        inertia: Whether the last step already had the right direction.
     """
 
     h: int = 0
@@ -119,31 +119,29 @@ class SparDLState(State):
     inertia: bool = False
 
     def start(self, k: int, teams: int) -> int:
-        """The h to use now, within [ceil(k/d), k]; the first one is the lower end."""
+        """Returns the h to use now, within [ceil(k/d), k]; the first one is the lower end."""
         self.h = _clamp(self.h, -(-k // teams), k)
         self.step = self.step or max(1, (k - self.h) // 100)
         return self.h
 
     def adapt(self, merged: int, k: int, teams: int) -> None:
-        """Moves h so that the union of all teams' entries comes to hold k.
-
-        A step that points the right way twice is doubled, one that points the wrong way is halved and
-        turned. It never becomes 0, or a small block would keep its first h for ever.
+        """Moves h so that the union of the entries of all teams approaches k.
 
         Args:
-            merged: entries in the union this time.
-            k: entries wanted.
-            teams: number of teams.
+            merged: Number of entries in the current union.
+            k: Wanted number of entries.
+            teams: Number of teams.
         """
-        # Nobody is told another team's h, though the size of its message follows from it: all teams see the same union
-        # of a block, so they come to the same h. A union of exactly k counts as too small, so h never rests: it swings
-        # around the right one.
+        # All teams see the same union of a block, so they compute the same h, which determines the size of the next
+        # messages, without exchanging it. A union of exactly k counts as too small, so h keeps oscillating around its
+        # optimum and follows it when it moves.
         if (merged > k) != (self.step > 0):
             if self.inertia:
                 self.step = _clamp(2 * self.step, -k, k)
-            # Not ``True``: a doubled step has to be right twice again before the next doubling.
+            # Toggle instead of setting it: after a doubled step, two more steps have to be right before the next one.
             self.inertia = not self.inertia
         else:
+            # Turn and halve, but never to 0: a small block would keep its first h forever.
             self.step = int(-self.step / 2) or -self.step
             self.inertia = False
         self.h = _clamp(self.h + self.step, -(-k // teams), k)
@@ -154,55 +152,57 @@ def _clamp(value: int, low: int, high: int) -> int:
 
 
 def srs_rounds(size: int) -> list[tuple[int, int]]:
-    """The rounds of Spar-Reduce-Scatter in a team: (distance, blocks in the bag).
+    """Rounds of Spar-Reduce-Scatter in a team: (distance, number of blocks to send).
 
-    Distances fall from 2^(L-1) to 1, L = ceil(log2 size). A bag holds as many blocks as its distance; only the
-    first one is smaller where the size is no power of two.
+    Distances fall from 2^(L-1) to 1, L = ceil(log2 size). A round sends as many blocks as its distance; only the first
+    round sends fewer if the size is not a power of two.
     """
     distances = [1 << level for level in reversed(range((size - 1).bit_length()))]
     return [(distance, min(distance, size - distance)) for distance in distances]
 
 
 def spar_reduce_scatter(team: Team, accumulated: Accumulator, blocks: Blocks, select: Select) -> Program[None]:
-    """Adds up every block, sparsely, at the member whose position is the block's number.
+    """Sums every block at the member whose position is the number of the block.
 
-    A block is cut to its k_b largest entries only when it is about to leave, after all that arrived for it
-    was added (lazy block-wise sparsification). Afterwards the vector holds this member's own block fully
-    reduced, and in the others what was dropped.
+    Afterwards the vector holds this member's own block fully reduced, and the dropped entries of all other blocks.
 
     Args:
-        team: who takes part; as many members as there are blocks.
-        accumulated: this member's vector.
-        blocks: how it is cut.
-        select: picks the entries to keep.
+        team: Members in a fixed order, as many as there are blocks.
+        accumulated: Vector of this member.
+        blocks: Division of the vector into blocks.
+        select: Selection of the entries to keep.
     """
     courier = Courier.of(accumulated)
     for distance, size in srs_rounds(team.size):
-        outgoing, incoming = _bag(blocks, team.at(distance), size), _bag(blocks, team.position, size)
+        outgoing, incoming = (
+            _cyclic_blocks(blocks, team.at(distance), size),
+            _cyclic_blocks(blocks, team.position, size),
+        )
         yield Phase.SELECT
-        # The blocks of a bag travel end to end, as one vector.
+        # Lazy block-wise sparsification: a block is cut to its k_b largest entries only now that it leaves, after all
+        # that arrived for it was added, so each block is cut once. The blocks of a round form one contiguous vector.
         arrived = yield from courier.exchange(
             to=team.rank(distance),
             vector=accumulated.take(outgoing, select),
-            slot=_room(outgoing),
+            slot=_slot(outgoing),
             source=team.rank(-distance),
-            coming=_room(incoming),
+            coming=_slot(incoming),
         )
         accumulated.add(incoming.start, arrived)
 
 
-def _room(bag: Parts) -> Slot:
-    return Slot(bag.wanted, bag.length)
+def _slot(blocks: Parts) -> Slot:
+    return Slot(blocks.wanted, blocks.length)
 
 
 class ReducedBlock(NamedTuple):
-    """A team's own block after Spar-Reduce-Scatter, about to be added up over the teams.
+    """A team's own block after Spar-Reduce-Scatter, ready to be summed over the teams.
 
     Attributes:
-        accumulated: this worker's vector.
-        start: first position of the block.
-        slot: the block's length and how many entries of it the result may hold.
-        select: picks entries.
+        accumulated: Vector of this worker.
+        start: First position of the block.
+        slot: Length of the block, and the most entries of the result.
+        select: Selection of entries.
     """
 
     accumulated: Accumulator
@@ -211,35 +211,35 @@ class ReducedBlock(NamedTuple):
     select: Select
 
     def take(self, k: int) -> SparseVector:
-        """Cuts the k largest entries of the block out of the vector."""
+        """Removes the k largest entries of the block from the vector and returns them."""
         return self.accumulated.take([Part(self.start, self.start + self.slot.length, k)], self.select)
 
 
 def _shard(block: SparseVector, own: ReducedBlock, peers: Team) -> SparseVector:
-    """The block with indices of the whole vector: all teams end with the same one, and the first counts it."""
+    """The block with indices of the whole vector."""
+    # Every team ends with the same block; only the first one counts it.
     count = 0 if peers.position else len(block)
     return SparseVector(block.indices[:count] + own.start, block.values[:count], own.accumulated.values.numel())
 
 
 def recursive_gather(peers: Team, own: ReducedBlock, state: SparDLState) -> Program[SparseVector]:
-    """R-SAG: recursive doubling over a power of two of teams, re-selecting k_b entries in every round."""
+    """R-SAG: recursive doubling over a power of two of teams; every round selects k_b entries again."""
     target = Target(own.accumulated, own.start, own.slot)
     return (yield from recursive_doubling(peers, own.take(own.slot.capacity), target))
 
 
 def bruck_gather(peers: Team, own: ReducedBlock, state: SparDLState) -> Program[SparseVector]:
-    """B-SAG: one all-gather of h entries per team, any number of teams; the union is cut to k_b entries.
-
-    All workers add up in the order of the teams; otherwise their sums could differ in the last bit.
-    """
+    """B-SAG: one all-gather of h entries per team, for any number of teams; the union is cut to k_b entries."""
     capacity = own.slot.capacity
     if peers.size == 1:
         return own.take(capacity)
-    # Of a block that is kept whole there is nothing to choose, and density 1 must lose nothing.
+    # A block that is kept whole leaves nothing to choose, and density 1 must lose nothing: h is not adapted then.
     h = capacity if capacity == own.slot.length else state.start(capacity, peers.size)
     courier, slots = Courier.of(own.accumulated), [Slot(h, own.slot.length)] * peers.size
+    # ``merge`` adds in the order of teams on every worker; another order could change the last bit of a sum.
     union = merge((yield from courier.all_gather(peers, own.take(h), slots)))
     state.adapt(len(union), capacity, peers.size)
+    # All teams round the same sums, so each of them keeps its share of the rounding error.
     return own.accumulated.rounded(own.start, union.largest(capacity), peers.size)
 
 
@@ -252,11 +252,11 @@ def _bruck_words(teams: int, k: int) -> Bounds:
 
 
 class Gather(NamedTuple):
-    """A way to add up a block over the teams.
+    """An algorithm that sums a block over the teams.
 
     Attributes:
-        run: the program of one member.
-        words: what it sends, of a number of teams and a block of which the result holds some number of entries.
+        run: Program of one member.
+        words: Words that a member sends, by the number of teams and the number of entries of the result.
     """
 
     run: Callable[[Team, ReducedBlock, SparDLState], Program[SparseVector]]
@@ -269,15 +269,15 @@ GATHERS: Mapping[str, Gather] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class SparDL(Communicator[SparseCompressor]):
-    """Sparse all-reduce that re-selects on the way, for any number of workers.
+class SparDL(Communicator[SparseCompressor, SparDLState]):
+    """Sparse all-reduce that selects again in every round, for any number of workers.
 
     Args:
-        teams: d, must divide the number of workers; more teams mean fewer rounds and more words.
-        gather: how teams exchange: ``bruck`` (B-SAG) or ``recursive`` (R-SAG, d a power of two).
+        teams: Number of teams (d), a divisor of the number of workers; more teams mean fewer rounds and more words.
+        gather: All-gather between teams: ``bruck`` (B-SAG) or ``recursive`` (R-SAG, d a power of two).
 
     Raises:
-        ConfigError: if a value is none of these.
+        ConfigError: If a value is out of range.
     """
 
     teams: int = 1
@@ -293,17 +293,17 @@ class SparDL(Communicator[SparseCompressor]):
         check_choice("communicator.gather", self.gather, GATHERS)
         if self.gather == "recursive" and self.teams & (self.teams - 1):
             raise ConfigError(
-                f"communicator.gather=recursive (R-SAG) needs a power of two of teams, got teams={self.teams}; "
-                "use gather=bruck (B-SAG), which takes any"
+                f"communicator.gather=recursive (R-SAG) needs a power of two as communicator.teams, got {self.teams}; "
+                "use gather=bruck (B-SAG), which takes any number"
             )
 
     @property
     def splits(self) -> bool:
-        """All that is added up, then the all-gather in the team."""
+        """Always: the sums, then the all-gather within the team."""
         return True
 
     def check_workers(self, workers: int) -> None:
-        """Accepts every multiple of ``teams``."""
+        """Checks that ``teams`` divides ``workers``."""
         if workers % self.teams:
             legal = [str(d) for d in range(1, workers + 1) if workers % d == 0]
             raise ConfigError(
@@ -311,11 +311,11 @@ class SparDL(Communicator[SparseCompressor]):
             )
 
     def cost(self, context: Context, compressor: SparseCompressor) -> Cost:
-        """The formulas above; blocks of unequal length differ where they are kept whole."""
+        """Cost by the formulas of the module docstring; bounds where blocks of unequal length are kept whole."""
         return Cost.total(self.half_costs(context, compressor))
 
     def half_costs(self, context: Context, compressor: SparseCompressor) -> tuple[Cost, Cost]:
-        """All but the all-gather in the team, and that."""
+        """Costs of everything before the all-gather within the team, and of that all-gather."""
         size, teams = context.worker.size // self.teams, self.teams
         blocks = self._blocks(context, compressor, size)
         capacities = [slot.capacity for slot in blocks.slots]
@@ -327,33 +327,26 @@ class SparDL(Communicator[SparseCompressor]):
         return Cost.total([inside, Cost(Bounds.exactly(log2_ceil(teams)), between)]), inside
 
     def _blocks(self, context: Context, compressor: SparseCompressor, size: int) -> Blocks:
-        return _cut_into(context.layout.length, size, -(-compressor.count(context) // size))
+        return _make_blocks(context.layout.length, size, -(-compressor.count(context) // size))
 
     def init_state(self) -> SparDLState:
-        """The adaptation of h, at its beginning."""
+        """Initial state of the adaptation of h."""
         return SparDLState()
 
-    def reduce(
-        self,
-        context: Context,
-        accumulated: Accumulator,
-        compressor: SparseCompressor,
-        compression: State,
-        state: State,
-    ) -> Program[Sum]:
-        """Reduce-scatter in the team, gather between teams, all-gather in the team."""
-        assert isinstance(state, SparDLState)
-        worker = context.worker
+    def reduce(self, sync: Synchronization[SparseCompressor, SparDLState]) -> Program[Sum]:
+        """Runs the reduce-scatter in the team, the gather between teams, and the all-gather in the team."""
+        worker, accumulated = sync.context.worker, sync.accumulated
+        # Teams are contiguous ranks. The peers of a worker have its position in the other teams, hence the same block.
         size = worker.size // self.teams
         first = worker.rank - worker.rank % size
         team = Team(range(first, first + size), worker.rank % size)
         peers = Team(range(worker.rank % size, worker.size, size), worker.rank // size)
 
-        blocks = self._blocks(context, compressor, size)
-        select = compressor.selector(context, compression)
+        blocks = self._blocks(sync.context, sync.compressor, size)
+        select = sync.compressor.selector(sync.context, sync.compression)
         yield from spar_reduce_scatter(team, accumulated, blocks, select)
         yield Phase.SELECT
         own = ReducedBlock(accumulated, blocks.parts[team.position].start, blocks.slots[team.position], select)
-        block = yield from GATHERS[self.gather].run(peers, own, state)
+        block = yield from GATHERS[self.gather].run(peers, own, sync.state)
         yield Boundary(_shard(block, own, peers))
         return (yield from Courier.of(accumulated).all_gather_joined(team, block, blocks.slots))

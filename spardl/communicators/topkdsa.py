@@ -1,21 +1,21 @@
-"""TopkDSA: every region of the gradient is added up by one worker, and the sums are gathered, sparse or dense.
+"""TopkDSA: one worker sums each region of the gradient, then an all-gather shares the sums, sparse or dense.
 
 Source: Renggli et al., SparCML: High-Performance Sparse Communication for Machine Learning, SC 2019 (dynamic sparse
-all-reduce: split, then all-gather); the baseline of this name in Li and Hoefler, Ok-Topk, PPoPP 2022. Nothing is
-dropped on the way. Per worker and synchronization, with L = ceil(log2 P), if each worker's entries are spread evenly
-over the regions, and the sum has u entries:
+all-reduce: split, then all-gather); the baseline of this name in Li and Hoefler, Ok-Topk, PPoPP 2022. No partial sum
+is cut. Per worker and synchronization, with L = ceil(log2 P), for entries that are spread evenly
+over the regions and a sum of u entries:
 
 ====================  =================  ==================================================
 stage                 rounds             words
 ====================  =================  ==================================================
-counts to owners      L                  bits that are set in 1 ... P-1, all together
+counts to owners      L                  number of set bits in 1 ... P-1
 entries to owners     (P-1)/bucket       2k(P-1)/P
 counts to all         L                  P-1
 sums to all           L                  2u(P-1)/P sparse, n(P-1)/P dense
 ====================  =================  ==================================================
 
-So, beside the counts, from 4k(P-1)/P words (all workers choose the same entries: u = k) to (2k+n)(P-1)/P. A worker
-whose region holds more entries than others sends more, since an all-gather in L rounds sends its own region L times;
+Without counts, the words range from 4k(P-1)/P (all workers choose the same entries: u = k) to (2k+n)(P-1)/P. A
+worker whose region holds more entries than average sends more: an all-gather in L rounds sends its own region L times;
 the mean over all workers is as given.
 """
 
@@ -29,7 +29,7 @@ import torch
 
 from spardl.basics.checks import check_whole, is_a
 from spardl.basics.errors import ConfigError
-from spardl.communicators.base import Communicator
+from spardl.communicators.base import Communicator, Synchronization
 from spardl.communicators.steps.split import equal_regions, split_and_reduce, split_cost
 from spardl.communicators.steps.transfer import Courier, all_gather
 from spardl.compressors.base import Output, SparseCompressor
@@ -46,7 +46,6 @@ from spardl.protocol.programs import (
     log2_ceil,
     whole_team,
 )
-from spardl.vector.accumulator import Accumulator
 from spardl.vector.sparse import SparseVector, Sum
 from spardl.vector.wire import Wire
 
@@ -56,16 +55,17 @@ METHODS = (Combination("topkdsa", compressor="topk", communicator="topkdsa", res
 
 
 @dataclass(frozen=True)
-class TopkDSA(Communicator[SparseCompressor]):
-    """Sums sparse vectors region by region, and gathers the regions in the form that is meant to be shorter.
+class TopkDSA(Communicator[SparseCompressor, State]):
+    """Sums sparse vectors region by region, and gathers the regions in the shorter format.
 
     Args:
-        bucket: peers that a worker sends to in one round; more mean fewer rounds. The messages are as many.
-        dense_above: the regions travel dense if their sums have more than this share of all entries. Words are
-            fewest at 1/2; the published baseline changes earlier, at 1/3.
+        bucket: Number of peers that a worker sends to in one round; more peers mean fewer rounds and the same number of
+            messages.
+        dense_above: Share of all entries above which the regions are sent dense. 1/2 minimizes words; the published
+            baseline switches at 1/3.
 
     Raises:
-        ConfigError: if a value is out of range.
+        ConfigError: If a value is out of range.
     """
 
     bucket: int = 4
@@ -77,19 +77,19 @@ class TopkDSA(Communicator[SparseCompressor]):
     def __post_init__(self) -> None:
         check_whole("communicator.bucket", self.bucket, least=1)
         if not is_a(float, self.dense_above) or not 0 <= self.dense_above <= 1:
-            raise ConfigError(f"communicator.dense_above must be at least 0 and at most 1, got {self.dense_above!r}")
+            raise ConfigError(f"communicator.dense_above must be a number from 0 to 1, got {self.dense_above!r}")
 
     @property
     def splits(self) -> bool:
-        """Split and reduce, then the all-gather."""
+        """Always: split and reduce, then an all-gather."""
         return True
 
     def cost(self, context: Context, compressor: SparseCompressor) -> Cost:
-        """Exact rounds; words from an empty selection to the worst distribution over the regions."""
+        """Cost with exact rounds; words from an empty selection to the worst distribution over the regions."""
         return Cost.total(self.half_costs(context, compressor))
 
     def half_costs(self, context: Context, compressor: SparseCompressor) -> tuple[Cost, Cost]:
-        """Split and reduce; counts and sums of all regions."""
+        """Costs of split and reduce, and of the all-gathers of counts and sums."""
         workers, length = context.worker.size, context.layout.length
         others, levels = workers - 1, log2_ceil(workers)
         capacity = compressor.capacity(context)
@@ -99,47 +99,41 @@ class TopkDSA(Communicator[SparseCompressor]):
         return split, Cost(Bounds.exactly(2 * levels), Bounds(others, others + gathered))
 
     def _gathered(self, union: int, length: int, workers: int) -> int:
-        """The most words that a worker sends of the sums, if they have at most ``union`` entries."""
+        """Most words of sums that a worker sends, for sums of at most ``union`` entries."""
         region = -(-length // workers)
         sparse = min(union, int(self.dense_above * length))
         dense = (workers - 1) * region if union > self.dense_above * length else 0
         return max(dense, min(2 * sparse * log2_ceil(workers), 2 * (workers - 1) * region))
 
-    def reduce(
-        self,
-        context: Context,
-        accumulated: Accumulator,
-        compressor: SparseCompressor,
-        compression: State,
-        state: State,
-    ) -> Program[Sum]:
-        """Select, add up each region at its owner, gather the sums."""
+    def reduce(self, sync: Synchronization[SparseCompressor, State]) -> Program[Sum]:
+        """Selects entries, sums each region at its owner, and gathers the sums."""
         yield Phase.SELECT
+        context, accumulated, compressor = sync.context, sync.accumulated, sync.compressor
         length, team = accumulated.values.numel(), whole_team(context.worker)
-        own = accumulated.take([compressor.whole(context)], compressor.selector(context, compression))
+        own = accumulated.take([compressor.whole(context)], compressor.selector(context, sync.compression))
         courier = Courier.of(accumulated)
         borders = equal_regions(length, team.size)
         region = yield from split_and_reduce(team, own, borders, self.bucket, courier)
         start = borders[team.position]
+        # Round before the boundary: the owner must use the same values as the workers that receive the region.
         region = accumulated.rounded(start, region)
         yield Boundary(SparseVector(region.indices + start, region.values, length))
         lengths = [stop - start for start, stop in pairwise(borders)]
         slots = yield from courier.slots_of(team, region, lengths)
+        # All workers know all counts, so all of them choose the same format.
         if sum(slot.capacity for slot in slots) > self.dense_above * length:
             return (yield from _gather_dense(team, region, lengths, accumulated.wire))
         return (yield from courier.all_gather_joined(team, region, slots))
 
 
 def _gather_dense(team: Team, region: SparseVector, lengths: Sequence[int], wire: Wire) -> Program[SparseVector]:
-    """Gathers the regions as dense tensors.
-
-    An entry whose summands cancel out is not in the result then. No mass is lost: its workers either keep what they
-    sent, which adds up to zero, or do not.
-    """
+    """Gathers the regions as dense tensors."""
     yield Phase.PACK
     own = region.values.dtype
     gathered = yield from all_gather(team, region.dense().to(wire.dtype(own)), lengths, lengths)
     yield Phase.MERGE
     values = torch.cat(gathered).to(own)
+    # An entry whose summands cancel is missing from this result. No mass is lost: whatever its workers keep of what
+    # they sent adds up to zero.
     indices = values.nonzero().squeeze(1)
     return SparseVector(indices, values[indices], values.numel())

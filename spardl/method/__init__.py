@@ -1,4 +1,4 @@
-"""A method: a compressor, a communicator, a residual and a momentum that fit together, by name or one by one."""
+"""Methods: combinations of a compressor, a communicator, a residual and a momentum, made from parts or by name."""
 
 from spardl.method.method import Method
 from spardl.method.momentum import (

@@ -1,9 +1,9 @@
-"""Residuals of P workers, dealt out to another number of them.
+"""Redistribution of saved residuals when the world size changes.
 
-Each old residual has owners among the new workers: those whose rank is its own modulo the old number, or, if they are
-fewer, the one whose rank that is modulo the new number. Its entries go to its owners in turn. So every entry of every
-old residual goes to exactly one new worker, unchanged: the sum over all workers stays what it was, to the last bit
-where workers join, and up to the rounding of one addition where workers leave and their residuals are added up.
+Each old residual has owners among the new workers: all new ranks that are equal to the old rank modulo the old world
+size or, if the world size shrinks below it, the old rank modulo the new world size. The owners take turns with its
+entries. Every entry of every old residual thus goes to exactly one new worker, unchanged. The sum over all workers is
+bit-identical if workers join, and equal up to the rounding of one addition if workers leave and residuals are added.
 """
 
 from __future__ import annotations
@@ -14,36 +14,39 @@ from torch import Tensor
 
 from spardl.protocol.programs import Worker
 
-__all__ = ["deal", "owners", "sources"]
+__all__ = ["owners", "redistribute", "sources"]
 
 
 def owners(rank: int, before: int, now: int) -> list[int]:
-    """The new workers who share the residual of an old one.
+    """New workers that share the residual of an old worker.
 
     Args:
-        rank: of the old worker.
-        before: how many there were.
-        now: how many there are.
+        rank: Rank of the old worker.
+        before: Old world size.
+        now: New world size.
+
+    Returns:
+        New ranks, at least one.
     """
     return [new for new in range(now) if new % before == rank] or [rank % now]
 
 
 def sources(worker: Worker, before: int) -> list[int]:
-    """The old workers of whose residuals a new one gets a part; at least one."""
+    """Old ranks whose residuals ``worker`` gets a part of, for ``before`` old workers; at least one."""
     return [rank for rank in range(before) if worker.rank in owners(rank, before, worker.size)]
 
 
-def deal(vectors: Sequence[Tensor], worker: Worker, before: int, into: Tensor) -> None:
-    """Gives a new worker its part of old workers' vectors.
+def redistribute(vectors: Sequence[Tensor], worker: Worker, before: int, into: Tensor) -> None:
+    """Writes a new worker's part of the vectors of old workers.
 
     Args:
-        vectors: shape (n,) each: of ``sources(worker, before)``, in that order.
-        worker: the new one.
-        before: how many there were.
-        into: shape (n,): where it goes.
+        vectors: Vectors of ``sources(worker, before)``, in that order, shape (n,) each.
+        worker: New worker.
+        before: Old world size.
+        into: Tensor that receives the result, shape (n,).
 
     Raises:
-        ValueError: if a vector has another length than ``into``.
+        ValueError: If a vector and ``into`` have different lengths.
     """
     into.zero_()
     for rank, vector in zip(sources(worker, before), vectors, strict=True):

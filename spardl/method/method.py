@@ -1,4 +1,4 @@
-"""A method is a compressor, a communicator and a residual that fit together.
+"""Method: a compressor, a communicator and a residual that are compatible, and the state of one worker.
 
 gradient -> (momentum) -> accumulate -> compress -> communicate -> feed back
 """
@@ -16,10 +16,10 @@ from torch import Tensor
 
 from spardl.basics.checks import check_kind
 from spardl.basics.errors import ConfigError
-from spardl.communicators.base import Communicator
+from spardl.communicators.base import Communicator, Synchronization
 from spardl.compressors.base import Compressor, DenseCompressor, Mass, SparseCompressor
 from spardl.method import registry
-from spardl.method.elastic import deal, owners, sources
+from spardl.method.elastic import owners, redistribute, sources
 from spardl.method.momentum import Moments, Momentum, OptimizerMomentum, Spread
 from spardl.method.registry import why_not
 from spardl.method.residuals import Residual
@@ -36,26 +36,26 @@ from spardl.vector.wire import EXACT, Wire
 __all__ = ["Method", "MethodState"]
 
 
-# What one worker carries from one synchronization to the next.
+# State of one worker between synchronizations.
 
 
 @dataclass
 class MethodState:
-    """What one worker carries from step to step.
+    """State of one worker between synchronizations.
 
     Attributes:
-        layout: the tensors in its gradient; not saved.
-        memory: shape (n,): the residual between steps, the accumulated vector within one.
-        moments: of its gradients, if the momentum is the worker's; of shape (n,) each.
-        compression: the compressor's state.
-        communication: the communicator's state.
-        step: synchronizations so far, dense warm-up included.
-        refused: steps so far in which a gradient was left out because it held a NaN or an infinity, or in which a sum
-            of finite numbers was cut because it overflowed.
-        refused_last: the last of these steps, counted from 1; 0 if there was none since the state was made. Not saved.
-        overflowed: whether the last average was cut; the same on all workers.
-        candidates: of the memory's largest entries; not saved, since no result depends on it.
-        bound: of the memory's magnitudes; not saved.
+        layout: Layout of the gradient in tensors; not saved.
+        memory: Residual between steps, accumulated vector within a step, shape (n,).
+        moments: Moments of the worker's gradients, shape (n,) each, if the momentum is applied before compression.
+        compression: State of the compressor.
+        communication: State of the communicator.
+        step: Number of finished synchronizations, dense warm-up included.
+        refused: Number of steps in which a gradient was skipped because of a NaN or an infinity, or a sum of finite
+            numbers was clipped because it overflowed.
+        refused_last: Last of these steps, counted from 1; 0 if there was none since the state was created. Not saved.
+        overflowed: Whether the last average was clipped; equal on all workers.
+        candidates: Candidates for the largest entries of the memory; not saved, since no result depends on them.
+        bound: Bound of the magnitudes in the memory; not saved.
     """
 
     layout: Layout
@@ -71,17 +71,17 @@ class MethodState:
     bound: Bound = field(default_factory=Bound)
 
     def refuse(self) -> None:
-        """Counts this step, once, as one whose gradient was left out, or cut."""
+        """Counts the current step as one with a skipped or clipped gradient, at most once."""
         if self.refused_last != self.step + 1:
             self.refused += 1
             self.refused_last = self.step + 1
 
     def change(self, factor: float = 1.0, more: Tensor | None = None) -> None:
-        """Changes what is carried over, between two steps.
+        """Changes residual and moments between two steps.
 
         Args:
-            factor: the factor that all that is in the units of gradients is multiplied by.
-            more: what is added to the residual, shape (n,), finite.
+            factor: Factor of everything in the unit of gradients.
+            more: Finite vector to add to the residual, shape (n,).
         """
         if more is not None:
             self.memory.add_(more)
@@ -96,7 +96,7 @@ class MethodState:
         self.candidates = Candidates()
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data; residual and moments are shared, not copied."""
+        """Returns the state as plain data; residual and moments are shared, not copied."""
         more = {"variance": self.moments.variance, "updates": self.moments.updates}
         return {
             "memory": self.memory,
@@ -110,37 +110,38 @@ class MethodState:
         }
 
     def _vectors(self, values: Mapping[str, Any]) -> dict[str, tuple[Tensor, Any]]:
-        """Residual and moments with what was saved of each, by name."""
+        """Pairs residual and moments with the saved values, by name."""
         mine = {"residual": self.memory, "velocity": self.moments.velocity, "variance": self.moments.variance}
         return {
             name: (own, values.get("memory" if name == "residual" else name, own[:0])) for name, own in mine.items()
         }
 
     def check(self, values: Mapping[str, Any], *, finite: bool = False) -> None:
-        """Accepts values that ``load_state_dict`` can continue from; changes nothing.
+        """Checks that ``load_state_dict`` can continue from values; changes nothing.
 
         Args:
-            values: as saved.
-            finite: whether the residual must be finite.
+            values: Saved values.
+            finite: Whether the residual must be finite.
 
         Raises:
-            KeyError: if something is missing.
-            ValueError: if a value is of another kind, or a tensor has another length.
+            KeyError: If a value is missing.
+            ValueError: If a value has another type, or a tensor has another length.
         """
         for name, (mine, saved) in self._vectors(values).items():
             if not isinstance(saved, Tensor) or not saved.is_floating_point() or saved.layout is not torch.strided:
                 raise ValueError(f"{name} is {described(saved)}, expected {described(mine)}")
             if saved.shape != mine.shape:
-                raise ValueError(f"{name} of {saved.numel()} entries, expected {mine.numel()}")
+                raise ValueError(f"{name} has {saved.numel()} entries, expected {mine.numel()}")
         if finite and not values["memory"].isfinite().all():
-            raise ValueError("residual has a NaN or an infinity")
+            raise ValueError("residual contains a NaN or an infinity")
         counts = {"step": values["step"], "refused": values["refused"], "updates": values.get("updates", 0)}
         for name, count in counts.items():
             if type(count) is not int or count < 0:
                 raise ValueError(f"{name} is {described(count)}, expected a whole number, at least 0")
         spread = values.get("spread", {})
         if not isinstance(spread, Mapping) or not spread.keys() <= Spread().state_dict().keys():
-            raise ValueError(f"spread is {described(spread)}, expected a dict of {', '.join(Spread().state_dict())}")
+            keys = ", ".join(Spread().state_dict())
+            raise ValueError(f"spread is {described(spread)}, expected a dict with keys {keys}")
         for name, number in spread.items():
             if type(number) not in (int, float) or not 0 <= number < math.inf:
                 raise ValueError(f"spread.{name} is {described(number)}, expected a number, at least 0")
@@ -148,11 +149,11 @@ class MethodState:
             state.check(values[name] if isinstance(values[name], Mapping) else {"": values[name]})
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Continues from ``values``, as saved; residual and moments are copied in place.
+        """Continues from saved ``values``; residual and moments are copied in place.
 
         Raises:
-            KeyError: as ``check``; nothing is changed then.
-            ValueError: likewise.
+            KeyError: If a value is missing; nothing is changed.
+            ValueError: If a value has another type or length; nothing is changed.
         """
         self.check(values)
         for mine, saved in self._vectors(values).values():
@@ -163,43 +164,43 @@ class MethodState:
         self.communication.load_state_dict(values["communication"])
         self.step = values["step"]
         self.refused = values["refused"]
-        self._look_anew()
+        self._reset_bounds()
 
-    def _look_anew(self) -> None:
+    def _reset_bounds(self) -> None:
         self.bound, self.moments.bound, self.refused_last = Bound(), Bound(), 0
 
     def adopt(self, parts: Sequence[Mapping[str, Any]], worker: Worker, before: int) -> None:
-        """Continues from what another number of workers saved; compressor and communicator begin anew.
-
-        Residuals keep their sum over all workers (see ``spardl.method.elastic``), velocities their mean. A variance, by
-        which updates are divided, must not have the gaps that this leaves: it is that of one of the old workers.
+        """Continues from the states of another number of workers; compressor and communicator start with fresh states.
 
         Args:
-            parts: ``state_dict`` of those who have something for this worker, in the order of ``sources``.
-            worker: whose state this is.
-            before: how many workers there were.
+            parts: Results of ``state_dict`` of the workers ``sources(worker, before)``, in that order.
+            worker: Worker that owns this state.
+            before: Number of workers that saved the states.
 
         Raises:
-            ValueError: if a residual or a velocity has another length.
+            ValueError: If a residual or a velocity has another length.
         """
-        deal([part["memory"] for part in parts], worker, before, self.memory)
-        deal([part["velocity"] for part in parts], worker, before, self.moments.velocity)
+        # Residuals keep their sum over all workers, velocities their mean.
+        redistribute([part["memory"] for part in parts], worker, before, self.memory)
+        redistribute([part["velocity"] for part in parts], worker, before, self.moments.velocity)
         self.moments.velocity.mul_(worker.size / before)
         if self.moments.variance.numel():
+            # Updates are divided by the variance, so it must not have the gaps of a redistributed vector.
             own = parts[sources(worker, before).index(worker.rank % before)]
             self.moments.variance.copy_(own["variance"])
             self.moments.updates = own["updates"]
         self.moments.spread, self.moments.sample = Spread(**parts[0].get("spread", {})).resized(worker.size), None
         self.step = parts[0]["step"]
-        self._look_anew()
+        self._reset_bounds()
         self.refused = sum(
+            # An old worker that is shared by several new ones is counted once.
             part["refused"]
             for rank, part in zip(sources(worker, before), parts, strict=True)
             if owners(rank, before, worker.size)[0] == worker.rank
         )
 
 
-_KINDS: Mapping[str, type] = MappingProxyType(
+_PART_TYPES: Mapping[str, type] = MappingProxyType(
     {
         "compressor": Compressor,
         "communicator": Communicator,
@@ -213,18 +214,18 @@ _KINDS: Mapping[str, type] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Method:
-    """One way to turn P gradients into their average.
+    """An algorithm that turns the gradients of P workers into their average.
 
     Args:
-        compressor: what one worker sends.
-        communicator: how the sent is added up.
-        residual: where the rest goes.
-        momentum: what is compressed: gradients, or their momentum.
-        warmup: how many steps are dense at first.
-        wire: how the values of sparse messages travel.
+        compressor: Compressor of each worker's gradient.
+        communicator: Algorithm that sums the compressed gradients.
+        residual: Rule for the unsent part of a gradient.
+        momentum: Rule for the compressed vector: gradients, or their momentum.
+        warmup: Dense steps at the beginning of a run.
+        wire: Type of the values in sparse messages.
 
     Raises:
-        ConfigError: if a part is something else, or they do not fit; the message names those that do.
+        ConfigError: If a part has a wrong type, or parts are incompatible; the message names compatible ones.
 
     Example:
         >>> from spardl.communicators import SparDL
@@ -241,46 +242,46 @@ class Method:
     """
 
     compressor: Compressor
-    communicator: Communicator[Any]
+    communicator: Communicator[Any, Any]
     residual: Residual
     momentum: Momentum = OptimizerMomentum()  # noqa: RUF009 - immutable
     warmup: Warmup = Warmup()  # noqa: RUF009 - immutable
     wire: Wire = EXACT
 
     def __post_init__(self) -> None:
-        for name, kind in _KINDS.items():
+        for name, kind in _PART_TYPES.items():
             check_kind(name, getattr(self, name), kind)
         reason = why_not(type(self.compressor), type(self.communicator), type(self.residual), type(self.momentum))
         if reason:
             raise ConfigError(reason)
         if self.wire != EXACT and not isinstance(self.compressor, SparseCompressor):
             raise ConfigError(
-                f"wire.values={self.wire.values} is for messages of single entries, and compressor="
-                f"{self.compressor.name} makes {self.compressor.output.value}; use wire.values={EXACT.values}"
+                f"wire.values={self.wire.values} needs a sparse compressor, but compressor="
+                f"{self.compressor.name} sends {self.compressor.output.value}; use wire.values={EXACT.values}"
             )
         if self.wire.coarse and not self.communicator.sends_whole:
             raise ConfigError(
-                f"wire.values={self.wire.values} is for communicators that send whole what they round, and "
-                f"communicator={self.communicator.name} cuts it up; use wire.values=bfloat16, or communicator=spardl"
+                f"wire.values={self.wire.values} needs a communicator that sends rounded entries whole, but "
+                f"communicator={self.communicator.name} splits them; use wire.values=bfloat16 or communicator=spardl"
             )
 
     def init_state(self, layout: Layout, dtype: torch.dtype, device: torch.device | str = "cpu") -> MethodState:
-        """A fresh state of one worker, zeros, for gradients of this ``layout``, ``dtype`` and ``device``."""
+        """Initial state of one worker, for gradients of this ``layout``, ``dtype`` and ``device``."""
         memory = torch.zeros(layout.length, dtype=dtype, device=device)
         state = self.state_in(layout, memory, self.momentum.init_moments(memory))
         state.bound.value = state.moments.bound.value = 0.0
         return state
 
     def state_in(self, layout: Layout, memory: Tensor, moments: Moments) -> MethodState:
-        """A fresh state whose residual and moments are given: parts of longer vectors, that outlive it.
+        """Initial state in given memory, for example in slices of longer vectors.
 
         Args:
-            layout: of the gradients.
-            memory: residual, shape (n,).
-            moments: of the worker's gradients, as ``momentum.init_moments`` makes them.
+            layout: Layout of the gradients.
+            memory: Residual, shape (n,).
+            moments: Moments of the worker's gradients, as made by ``momentum.init_moments``.
 
         Returns:
-            The state; it shares their memory.
+            The state, which shares their memory.
         """
         return MethodState(
             layout=layout,
@@ -291,80 +292,78 @@ class Method:
         )
 
     def cost(self, context: Context) -> Cost:
-        """Rounds and words of one synchronization, ``context``, after the dense warm-up: the limits for any worker."""
+        """Cost of one synchronization, ``context``, after the dense warm-up, as bounds for every worker."""
         cost = self.communicator.cost(context, self.compressor)
         step = context.step + self.warmup.steps
         more = self.momentum.measure_cost(context.worker, context.layout.length, step)
         return cost if more is None else Cost.total([cost, more])
 
     def published_cost(self, context: Context) -> Cost:
-        """The same of ``context`` by the published formula, which may hold for the mean over all workers only."""
+        """Published cost of ``context``, which may be the mean over all workers."""
         return self.communicator.published_cost(context, self.compressor)
 
     def word_bytes(self, context: Context, dtype: torch.dtype = torch.float32) -> float:
-        """Bytes of a word on the wire in ``context``, of gradients of type ``dtype``.
-
-        Indices are coded, and take less than values.
-        """
+        """Average number of bytes per word in the messages of ``context``, for gradients of type ``dtype``."""
         if isinstance(self.compressor, DenseCompressor):
             return float(self.compressor.summed_as(dtype).itemsize)
         if not isinstance(self.compressor, SparseCompressor):
             return float(dtype.itemsize)
+        # Coded indices take fewer bytes than values, so average over a message.
         length, count = context.layout.length, self.compressor.count(context)
         form = self.wire.form(dtype, self.compressor.index_step)
         return form.size(Slot(count, length)) / message_words(Slot(count, length))
 
     def half_costs(self, context: Context) -> tuple[Cost, Cost]:
-        """The published cost of ``context`` up to the boundary in the middle of a synchronization, and after it.
+        """Published costs of ``context`` before and after the boundary in the middle of a synchronization.
 
         Raises:
-            ConfigError: if there is none.
+            ConfigError: If a synchronization of this method has no boundary.
         """
         self.check_split()
         return self.communicator.half_costs(context, self.compressor)
 
     def check_split(self) -> None:
-        """Accepts methods that may rest in the middle of a synchronization.
+        """Checks that a synchronization can pause between reduce-scatter and all-gather.
 
         Raises:
-            ConfigError: if this one may not; the message names what would.
+            ConfigError: If it cannot; the message names methods that can.
         """
         several = isinstance(self.compressor, DenseCompressor) and not self.compressor.one_sum
         if several and self.communicator.splits:
             raise ConfigError(
-                f"compressor={self.compressor.name} makes several sums in turn, which cannot be cut into a "
+                f"compressor={self.compressor.name} runs several sums in sequence, which cannot be split into a "
                 "reduce-scatter and an all-gather; use another compressor, or another schedule such as wfbp"
             )
         if not self.communicator.splits or several:
             raise ConfigError(
-                f"compressor={self.compressor.name} with communicator={self.communicator.name} cannot be cut into a "
-                f"reduce-scatter and an all-gather; use {_splitting()}, or another schedule"
+                f"compressor={self.compressor.name} with communicator={self.communicator.name} cannot be split into a "
+                f"reduce-scatter and an all-gather; use {_splittable()}, or another schedule"
             )
         if self.warmup.steps and not self.warmup.communicator.splits:
             raise ConfigError(
-                f"warmup.communicator={self.warmup.communicator.name} cannot be cut into a reduce-scatter and an "
+                f"warmup.communicator={self.warmup.communicator.name} cannot be split into a reduce-scatter and an "
                 "all-gather; use warmup.communicator=dense, or another schedule"
             )
 
     def check_shards(self) -> None:
-        """Accepts methods whose sum at the boundary is the result.
+        """Checks that the shards at the boundary are the final result.
 
         Raises:
-            ConfigError: if it is changed later.
+            ConfigError: If the result is changed after the boundary.
         """
         if self.residual.rescales:
             raise ConfigError(
-                f"residual={self.residual.name} changes sums after the all-gather, so their norm is not known before "
-                "it: use training.clip_norm=null, or another schedule"
+                f"residual={self.residual.name} scales sums after the all-gather, so their norm is not known before; "
+                "use training.clip_norm=null, or another schedule"
             )
 
     def shard(self, boundary: Boundary, worker: Worker, state: MethodState) -> Tensor:
-        """What a worker knows of the average at the boundary; all workers' shards are all of it.
+        """Entries of the average that a worker holds at the boundary; together, all workers hold each entry once.
 
         Args:
-            boundary: that its program yielded.
-            worker: who.
-            state: the worker's.
+            boundary: Boundary that the worker's program yielded.
+            worker: Worker that runs the program.
+            state: State of the worker.
 
         Returns:
             Entries of the average in any order, shape (m,).
@@ -375,28 +374,29 @@ class Method:
         elif state.step >= self.warmup.steps and isinstance(self.compressor, DenseCompressor):
             context = Context(worker, state.layout, state.step - self.warmup.steps)
             shard = self.compressor.entries(shard, context, state.memory.dtype)
+        # Clip as ``average`` does, so that a norm computed from shards is the norm of the result.
         cuts = self.carries or isinstance(boundary.shard, SparseVector)
         return (clip_overflow(shard.clone()) if cuts and not math.isfinite(largest([shard])) else shard) / worker.size
 
     def accumulate(self, gradient: Tensor, state: MethodState, *, clear: bool = False) -> None:
-        """Adds a worker's gradient to what it carried over.
+        """Adds a worker's gradient to its residual.
 
-        One with a NaN or an infinity is left out where it could do lasting harm or be lost in a selection: in a
-        residual or a velocity it would come back at every step. Dense sums pass it on, as torch does. Where a finite
-        gradient and what was carried over add up to more than their type can hold, the entry becomes the largest
-        number that it can.
+        A gradient with a NaN or an infinity is skipped if the method selects entries, or keeps a residual or a
+        velocity. Dense sums pass it on, as in torch. If a finite gradient and the residual overflow, the entry is
+        clipped to the largest finite number.
 
         Args:
-            gradient: shape (n,).
-            state: the worker's.
-            clear: whether the gradient becomes zero, or stays as it is.
+            gradient: Gradient of the worker, shape (n,).
+            state: State of the worker.
+            clear: Whether to set the gradient to zero.
 
         Raises:
-            ValueError: if the gradient has another length than the state is for.
+            ValueError: If the gradient does not have the length of the state.
         """
         if gradient.shape != state.memory.shape:
-            raise ValueError(f"a gradient of {gradient.numel()} entries, expected {state.memory.numel()}")
-        peak = 0.0 if self._passes_on else largest([gradient])
+            raise ValueError(f"gradient has {gradient.numel()} entries, expected {state.memory.numel()}")
+        # In a residual or a velocity, a NaN would come back in every step; a selection could lose it.
+        peak = 0.0 if self._passes_nonfinite else largest([gradient])
         if math.isfinite(peak):
             clear = self._apply(gradient, peak, state, clear=clear) and clear
         else:
@@ -406,12 +406,13 @@ class Method:
             gradient.zero_()
 
     def _apply(self, gradient: Tensor, peak: float, state: MethodState, *, clear: bool) -> bool:
-        """Adds a gradient whose magnitudes are at most ``peak``; returns whether it is still there."""
+        """Adds a gradient with magnitudes of at most ``peak``; returns whether it still has to be cleared."""
         state.moments.step = state.step
         applied = self.momentum.apply(gradient, state.moments)
         peak, found = self.momentum.bound(applied, peak, state.moments)
-        moved = clear and applied is gradient
-        self.residual.accumulate(state.memory, applied, state.candidates, clear=moved)
+        # Adding and clearing in one pass saves a pass over memory.
+        cleared = clear and applied is gradient
+        self.residual.accumulate(state.memory, applied, state.candidates, clear=cleared)
         if not self.residual.remembers:
             state.bound.value = peak
         elif state.bound.grow(state.memory, peak):
@@ -419,37 +420,37 @@ class Method:
             found = True
         if found:
             state.refuse()
-        return not moved
+        return not cleared
 
     @property
-    def _passes_on(self) -> bool:
+    def _passes_nonfinite(self) -> bool:
         return self.compressor.mass in (Mass.KEPT, Mass.ROUNDED) and not self.momentum.remembers
 
     @property
     def in_place(self) -> bool:
-        """Whether all it does to a gradient is a sum, of which nothing lasts, entry by entry: wherever that is made."""
+        """Whether the method only sums gradients entry by entry, so that any memory can hold the sum."""
         dense = isinstance(self.compressor, DenseCompressor) and self.compressor.one_sum
-        return dense and self._passes_on and not self.carries
+        return dense and self._passes_nonfinite and not self.carries
 
     @property
     def carries(self) -> bool:
-        """Whether a residual or moments last from step to step."""
+        """Whether the method keeps a residual or moments between steps."""
         return self.residual.remembers or self.momentum.remembers
 
     def average(self, worker: Worker, state: MethodState, into: Tensor | None = None) -> Program[Sum]:
-        """The program of one worker: from accumulated gradients to their average over all workers.
+        """Averages the accumulated gradients of all workers: the program of one worker.
 
         Args:
-            worker: who runs it.
-            state: the worker's.
-            into: where a dense average may be written, shape (n,), of the type of the residual: the gradient itself, if
-                nobody needs it any more.
+            worker: Worker that runs the program.
+            state: State of the worker.
+            into: Memory for a dense average, shape (n,), with the dtype of the residual; the gradient itself, if it is
+                no longer needed.
 
         Returns:
-            The average, sparse or dense as the method has it, bit-identical on every worker. A dense one may share
-            the memory of ``state``, or be ``into``: use it before the next step. A sum that overflows becomes the
-            largest number of its type, before it is divided; where nothing is carried over, a dense one is infinite,
-            as in plain training.
+            The average, sparse or dense, bit-identical on every worker. A dense average may share the memory of
+            ``state`` or be ``into``: use it before the next step. A sum that overflows is clipped to the largest finite
+            number before it is divided; without residual and moments, a dense one becomes infinite, as in plain
+            training.
         """
         yield Step(state.step + 1)
         if self.momentum.measures:
@@ -463,6 +464,7 @@ class Method:
         return average
 
     def _run_dense(self, worker: Worker, state: MethodState) -> Program[Sum]:
+        # A copy: the sum may be computed in place, while the memory is cleared below.
         total = yield from self.warmup.communicator.total(worker, state.memory.clone())
         state.memory.zero_()
         state.bound.value = 0.0
@@ -473,7 +475,7 @@ class Method:
         step = self.compressor.index_step if isinstance(self.compressor, SparseCompressor) else NIBBLE
         accumulated = Accumulator(state.memory, state.candidates, self.wire, state.bound, into, step)
         total = yield from self.communicator.reduce(
-            context, accumulated, self.compressor, state.compression, state.communication
+            Synchronization(context, accumulated, self.compressor, state.compression, state.communication)
         )
         yield Phase.MERGE
         if not isinstance(total, SparseVector):
@@ -481,6 +483,7 @@ class Method:
                 accumulated.forget_overflows()
             return self._divided(total, worker.size, state)
         if self.momentum.masks:
+            # Entries that are missing from the result return to the residual, so they do not count as sent.
             taken = accumulated.taken()
             self.momentum.mask(state.moments.velocity, taken[within(taken, total.indices)])
         if accumulated.overflowed:
@@ -490,8 +493,9 @@ class Method:
         return SparseVector(scaled.indices, self._limited(scaled.values, state), scaled.length).divided(worker.size)
 
     def _divided(self, total: Tensor, workers: int, state: MethodState) -> Tensor:
-        """The average of a dense sum over all workers, in its place, cut as ``_limited`` does."""
+        """Divides a dense sum in place, and clips it if it overflowed."""
         if not self.carries:
+            # Nothing of an overflow lasts, so let it reach the weights, where it is seen, as in plain training.
             return total.div_(workers)
         peak = divide(total, workers)
         if self._overflowed(peak, total.dtype, state):
@@ -500,12 +504,13 @@ class Method:
         return total
 
     def _limited(self, total: Tensor, state: MethodState) -> Tensor:
-        """A sum over all workers that overflowed, here or on its way, is cut, and counted."""
-        # A copy: simulated workers may share what arrived.
+        """Clips and counts a sum that overflowed, here or on the way."""
+        # A copy, since simulated workers may share received tensors.
         return clip_overflow(total.clone()) if self._overflowed(largest([total]), total.dtype, state) else total
 
     def _overflowed(self, peak: float, dtype: torch.dtype, state: MethodState) -> bool:
-        """Counts a sum whose largest magnitude shows that it was cut, or has to be; the latter is answered."""
+        """Counts an overflow if the largest magnitude shows one; returns whether the sum still has to be clipped."""
+        # A sum that was clipped on the way holds exactly the largest finite number.
         if peak < torch.finfo(dtype).max:
             return False
         state.overflowed = True
@@ -513,8 +518,8 @@ class Method:
         return not math.isfinite(peak)
 
 
-def _splitting() -> str:
+def _splittable() -> str:
     ways = [name for name, kind in registry.communicators().items() if kind().splits]
     dense = [kind for kind in registry.compressors().values() if issubclass(kind, DenseCompressor)]
     whole = [kind.name for kind in dense if not kind.one_sum]
-    return f"communicator={' or '.join(ways)}, with any compressor that fits but {' and '.join(whole)}"
+    return f"communicator={' or '.join(ways)} with any compatible compressor except {' and '.join(whole)}"

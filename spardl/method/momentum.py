@@ -1,4 +1,4 @@
-"""Where momentum and weight decay are applied: by the optimizer to the average, or by each worker to its gradient.
+"""Momentum rules: momentum and weight decay by the optimizer, after averaging, or by each worker, before compression.
 
 Source: Lin et al., Deep Gradient Compression, ICLR 2018, section 3.2 (momentum correction, momentum factor
 masking); Foroutan Eghlidi and Jaggi, Sparse Communication for Training Deep Networks, 2020 (the axis).
@@ -36,17 +36,17 @@ __all__ = [
 ]
 
 
-# What a momentum before compression remembers of one worker's gradients.
+# State of a momentum before compression.
 
 
 @dataclass(frozen=True)
 class Spread:
-    """How far apart the updates of all workers are, from a sample of their entries; equal on all workers.
+    """Spread of the workers' updates, measured on a sample of their entries; equal on all workers.
 
     Attributes:
-        own: running sum of the workers' mean of the squared updates.
-        common: running sum of the squares of the averaged update, with the same weights.
-        workers: how many workers were compared.
+        own: Running sum of the workers' mean squared updates, over the sampled entries.
+        common: Running sum of squares of the averaged update, with the same weights.
+        workers: Number of compared workers.
     """
 
     own: float = 0.0
@@ -55,16 +55,16 @@ class Spread:
 
     @property
     def factor(self) -> float:
-        """The root mean square of the workers' updates / that of their average: 1 to the root of the workers."""
+        """Root mean square of the workers' updates / that of their average: between 1 and sqrt(workers)."""
         if not self.common:
             return 1.0
         return math.sqrt(min(max(self.own / self.common, 1.0), float(self.workers)))
 
     def resized(self, workers: int) -> Spread:
-        """What another number of ``workers`` with the same noise would have measured."""
+        """Spread that another number of ``workers`` with the same noise would measure."""
         if workers == self.workers:
             return self
-        if self.workers == 1:  # one alone knows nothing of its noise
+        if self.workers == 1:  # a single worker cannot measure its noise
             return Spread()
         noise = max(self.own - self.common, 0.0) * self.workers / (self.workers - 1)
         signal = max(self.own - noise, 0.0)
@@ -72,13 +72,13 @@ class Spread:
 
     @classmethod
     def pooled(cls, spreads: Iterable[Spread]) -> Spread:
-        """The ``spreads`` of several groups of the same workers, taken together."""
+        """Combines the ``spreads`` of several buckets of the same workers."""
         found = list(spreads)
         own, common = (math.fsum(getattr(each, name) for each in found) for name in ("own", "common"))
         return cls(own, common, max((each.workers for each in found), default=1))
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data: the arguments."""
+        """The attributes as plain data."""
         return asdict(self)
 
 
@@ -87,14 +87,14 @@ class Moments:
     """Running means of one worker's gradients.
 
     Attributes:
-        velocity: of the gradients, with their scale, shape (n,); empty if nothing of the kind is kept.
-        variance: of their squares, without it, shape (n,); likewise.
-        updates: gradients that are in the variance.
-        spread: of the workers' updates, if it is measured.
-        scale: by which the next gradient is multiplied; not saved, and neither are the following attributes.
-        bound: of the velocity's magnitudes.
-        step: number of the synchronization that the next gradient is for.
-        sample: entries of the last update, shape (m,), if the workers are to compare them.
+        velocity: Running mean of the gradients, in their scale, shape (n,); empty if the rule keeps none.
+        variance: Running mean of the squared gradients, without their scale, shape (n,); empty if the rule keeps none.
+        updates: Number of gradients in the variance.
+        spread: Spread of the workers' updates, if it is measured.
+        scale: Factor of the next gradient (loss scale). This and the following attributes are not saved.
+        bound: Bound of the magnitudes in the velocity.
+        step: Number of the synchronization that the next gradient belongs to.
+        sample: Entries of the last update, shape (m,), if workers are about to compare them.
     """
 
     velocity: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -107,19 +107,19 @@ class Moments:
     sample: Tensor | None = None
 
 
-# Factors of Adam's updates before they are averaged.
+# Choices for the factor of Adam's updates.
 UPDATE_SCALES = ("none", "measured")
 
 
 class Momentum(ABC):
-    """A rule for what is compressed: the gradient, or a momentum of it.
+    """A rule for the vector that is compressed: the gradient, or a momentum of it.
 
     Attributes:
-        name: how configurations call it.
-        remembers: whether each worker carries moments of its gradients.
-        masks: whether the velocity is stopped at the entries that were sent.
-        moved: whether it is an optimizer's, moved: that then only applies averages, and a limit on the norm
-            holds for each worker's own gradient.
+        name: Name in configurations.
+        remembers: Whether each worker keeps moments of its gradients.
+        masks: Whether the velocity is reset at sent entries.
+        moved: Whether the rule is a local update: it replaces the state of an optimizer, which then only applies
+            averages, and a limit on the norm applies to each worker's own gradient.
     """
 
     name: ClassVar[str]
@@ -129,49 +129,49 @@ class Momentum(ABC):
 
     @property
     def decay(self) -> float:
-        """Weight decay that each worker adds to its gradient before compression."""
+        """Multiple of the weights that each worker adds to its gradient before compression."""
         return 0.0
 
     @property
     def measures(self) -> bool:
-        """Whether workers exchange more than what is compressed."""
+        """Whether workers exchange a sample of their updates."""
         return False
 
     def init_moments(self, like: Tensor) -> Moments:
-        """Zeros for a worker that begins; ``like``: its gradient, shape (n,)."""
+        """Initial moments of a worker whose gradient, shape (n,), is ``like``."""
         return Moments(like.new_empty(0), like.new_empty(0))
 
     @abstractmethod
     def apply(self, gradient: Tensor, moments: Moments) -> Tensor:
-        """What is to be compressed.
+        """Returns the vector to compress.
 
         Args:
-            gradient: finite, shape (n,), not changed.
-            moments: the worker's, changed in place.
+            gradient: Finite gradient, shape (n,); not changed.
+            moments: Moments of the worker, changed in place.
 
         Returns:
-            Shape (n,).
+            Vector of shape (n,).
         """
 
     def bound(self, applied: Tensor, peak: float, moments: Moments) -> tuple[float, bool]:
-        """Sees to it that what was remembered and what is to be compressed are finite.
+        """Ensures that moments and compressed vector are finite.
 
         Args:
-            applied: what ``apply`` returned, shape (n,); cut in place where it overflowed.
-            peak: largest magnitude of the gradient.
-            moments: the worker's, likewise.
+            applied: Result of ``apply``, shape (n,); overflows are clipped in place.
+            peak: Largest magnitude of the gradient.
+            moments: Moments of the worker, changed in place.
 
         Returns:
-            A bound of the magnitudes of ``applied``, and whether something had to be cut.
+            A bound of the magnitudes in ``applied``, and whether anything was clipped.
         """
         return peak, False
 
     def measure(self, worker: Worker, moments: Moments) -> Program[None]:
-        """The program in which workers compare what they accumulated last; called if ``measures``.
+        """Compares the last updates of all workers; called only if ``measures``.
 
         Args:
-            worker: who runs it.
-            moments: the worker's, changed in place, equally on all workers.
+            worker: Worker that runs the program.
+            moments: Moments of the worker, changed in place, equally on all workers.
 
         Returns:
             Nothing.
@@ -179,50 +179,50 @@ class Momentum(ABC):
         yield from ()
 
     def measure_cost(self, worker: Worker, length: int, step: int) -> Cost | None:
-        """Rounds and words of that program.
+        """Cost of ``measure``.
 
         Args:
-            worker: who runs it.
-            length: entries of the gradient.
-            step: number of the synchronization, dense warm-up included.
+            worker: Worker that runs the program.
+            length: Number of entries of the gradient.
+            step: Number of the synchronization, dense warm-up included.
 
         Returns:
-            The cost; ``None`` if nothing is exchanged in this step.
+            The cost; ``None`` if workers exchange nothing in this step.
         """
         return None
 
     def mask(self, velocity: Tensor, sent: Tensor) -> None:
-        """Stops the velocity where this worker sent; called if ``masks``.
+        """Resets the velocity at the entries that this worker sent; called only if ``masks``.
 
         Args:
-            velocity: shape (n,), changed in place.
-            sent: int64 positions, shape (m,).
+            velocity: Velocity, shape (n,), changed in place.
+            sent: Positions of the sent entries: int64, shape (m,).
         """
         velocity[sent] = 0
 
 
 class OptimizerMomentum(Momentum):
-    """Compresses the gradient; momentum and weight decay are the optimizer's, applied to the average."""
+    """Compresses the gradient; the optimizer applies momentum and weight decay to the average."""
 
     name = "optimizer"
     remembers = False
 
     def apply(self, gradient: Tensor, moments: Moments) -> Tensor:
-        """The gradient itself."""
+        """Returns the gradient itself."""
         return gradient
 
 
 @dataclass(frozen=True)
 class AutoMomentum(OptimizerMomentum):
-    """What the optimizer has is each worker's, as far as the optimizer is known; see ``spardl.method.moving``.
+    """Replaced by the local form of the optimizer's momentum, if the optimizer is known; see ``spardl.method.moving``.
 
     Args:
-        beta2: share of Adam's squares that is left in the next step; ``None``: the optimizer's, at most 0.99 where
-            ``scope=auto`` takes a share of each chunk, else 0.95.
-        update_scale: of Adam's updates: ``none`` or ``measured``; see :class:`AdamMomentum`.
+        beta2: Decay rate of Adam's squared gradients, a share; ``None`` uses that of the optimizer, at most 0.99 if
+            ``scope=auto`` selects a share of each chunk, otherwise 0.95.
+        update_scale: Factor of Adam's updates: ``none`` or ``measured``; see :class:`AdamMomentum`.
 
     Raises:
-        ConfigError: if a value is out of range.
+        ConfigError: If a value is out of range.
     """
 
     beta2: float | None = None
@@ -238,15 +238,15 @@ class AutoMomentum(OptimizerMomentum):
 
 @dataclass(frozen=True)
 class LocalMomentum(Momentum):
-    """Each worker compresses a momentum of its own gradient; the optimizer must have none.
+    """Each worker compresses a momentum of its own gradient; the optimizer must have no momentum.
 
     Args:
-        factor: share of the velocity that is left in the next step.
-        weight_decay: multiple of the weights that is added to the gradient.
-        nesterov: whether the gradient is looked ahead.
+        factor: Share of the velocity that remains in the next step.
+        weight_decay: Multiple of the weights that is added to the gradient.
+        nesterov: Whether to use Nesterov momentum.
 
     Raises:
-        ConfigError: if a value is out of range.
+        ConfigError: If a value is out of range.
     """
 
     factor: float = 0.9
@@ -264,21 +264,21 @@ class LocalMomentum(Momentum):
 
     @property
     def decay(self) -> float:
-        """The configured weight decay."""
+        """Configured weight decay."""
         return self.weight_decay
 
     def init_moments(self, like: Tensor) -> Moments:
-        """A velocity."""
+        """Initial moments with a velocity."""
         return Moments(torch.zeros_like(like), like.new_empty(0))
 
     def apply(self, gradient: Tensor, moments: Moments) -> Tensor:
-        """Factor * velocity + gradient, which is the velocity from now on."""
+        """Updates the velocity to factor * velocity + gradient, and returns it."""
         velocity = moments.velocity
         velocity.mul_(self.factor).add_(gradient)
         return torch.add(gradient, velocity, alpha=self.factor) if self.nesterov else velocity
 
     def bound(self, applied: Tensor, peak: float, moments: Moments) -> tuple[float, bool]:
-        """Grows by the peak; only where that is too much are the vectors looked at."""
+        """Grows the bound by ``peak``, and scans the vectors only if the bound could overflow."""
         found = moments.bound.grow(moments.velocity, peak)
         most = Bound(moments.bound.value)
         if applied is not moments.velocity:
@@ -288,10 +288,10 @@ class LocalMomentum(Momentum):
 
 @dataclass(frozen=True)
 class CorrectedMomentum(LocalMomentum):
-    """Momentum correction with factor masking; see ``LocalMomentum`` for the arguments.
+    """Momentum correction with factor masking; ``LocalMomentum`` documents the arguments.
 
-    What is sent late was multiplied by the momentum for as long as it waited; stopping the velocity where an
-    entry was sent keeps stale momentum from pushing on.
+    An entry that is sent late has accumulated momentum while it waited. Resetting the velocity of sent entries stops
+    this stale momentum.
     """
 
     name = "corrected"
@@ -300,49 +300,50 @@ class CorrectedMomentum(LocalMomentum):
 
 @dataclass(frozen=True)
 class SgdMomentum(LocalMomentum):
-    """The momentum of torch's SGD, moved: weight decay is what the optimizer's groups have; see ``LocalMomentum``."""
+    """Momentum of torch's SGD before compression, with the weight decay of the optimizer; see ``LocalMomentum``."""
 
     name = "sgd"
     moved = True
 
 
-# Adam before compression: each worker normalizes its own gradient, and updates are what is averaged.
+# Adam before compression: each worker normalizes its own gradient, and updates are averaged.
 #
-# Top-k of raw gradients starves the layers whose gradients are small, which Adam would have boosted; and what was late
-# arrives as the sum of many steps, which Adam then takes for one. Updates are of one size everywhere, and add up.
+# Top-k of raw gradients starves layers with small gradients, which Adam would boost, and Adam takes a late entry, the
+# sum of many steps, for a single gradient. Updates have the same size in all layers, and their sums are meaningful.
 #
-# Source: both moments kept by each worker as in Efficient-Adam (Chen et al., arXiv 2205.14473), whose updates are
-# quantized, with error feedback both ways. Without the first moment (``betas[0]=0``), the residual takes its place.
-# Others differ: COMP-AMS (Li, Karimi and Li, ICLR 2022) compresses gradients, and leaves both moments to the server;
-# 1-bit Adam (Tang et al., ICML 2021) compresses the first moment, and freezes the variance after a dense warm-up;
-# MicroAdam (Modoranu et al., NeurIPS 2024) compresses gradients to save memory.
+# Source: each worker keeps both moments as in Efficient-Adam (Chen et al., arXiv 2205.14473), which quantizes updates
+# with error feedback in both directions. Without the first moment (``betas[0]=0``), the residual takes its role.
+# Other methods differ: COMP-AMS (Li, Karimi and Li, ICLR 2022) compresses gradients and keeps both moments on the
+# server; 1-bit Adam (Tang et al., ICML 2021) compresses the first moment and freezes the variance after a dense
+# warm-up; MicroAdam (Modoranu et al., NeurIPS 2024) compresses gradients to save memory.
 #
-# Each worker divides by the root of its *own* squares, noise included. Averaging P updates removes noise, so the
-# average is up to the root of P times as short as the update that Adam makes of the averaged gradient, and the
-# learning rate of dense training is too low. ``update_scale=measured`` multiplies updates, which have no unit, by
-# ``sqrt(mean over workers of |u_i|^2 / |mean of u_i|^2)``: 1 where workers agree, the root of P where they are
-# independent. The formula has no published source; docs/learning.md shows what it gains.
+# Each worker divides by the root of its *own* squares, including noise. Averaging P updates removes noise, so the
+# average is up to sqrt(P) times shorter than Adam's update of the averaged gradient, and the learning rate of dense
+# training is too low. ``update_scale=measured`` multiplies updates by ``sqrt(mean over workers of |u_i|^2 / |mean of
+# u_i|^2)``: 1 where workers agree, sqrt(P) where they are independent. The formula has no published source;
+# docs/learning.md shows its effect.
 
 
-# Entries of an update that workers compare, steps from one comparison to the next, and the share of what was measured
-# before that is left then (0.95 for each step). In the first steps, gradients of all workers agree more than later.
+# Sampled entries of an update, steps between two comparisons, and the share of earlier measurements that remains at a
+# comparison (0.95 per step).
 _SAMPLE, _PERIOD, _KEPT = 256, 8, 0.95**8
+# Additional comparisons, since gradients of all workers agree more in the first steps than later.
 _EARLY = (1, 2, 4)
 
 
 @dataclass(frozen=True)
 class AdamMomentum(Momentum):
-    """Each worker compresses Adam's update of its own gradient; what is averaged is applied as it is.
+    """Each worker compresses Adam's update of its own gradient; the averaged update is applied unchanged.
 
     Args:
-        betas: shares of both moments that are left in the next step; 0 for the first one keeps none.
-        eps: added to the root of the second one.
-        update_scale: what updates are multiplied by: ``none`` (nothing), or ``measured``: how many times as long each
-            worker's update is as the average of all workers, from 256 entries of each group that workers exchange in
-            every eighth step. One worker alone measures nothing, and multiplies by 1.
+        betas: Decay rates of both moments, shares; 0 for the first rate keeps no first moment.
+        eps: Constant added to the root of the second moment.
+        update_scale: Factor of the updates: ``none``, or ``measured``, the ratio of each worker's update length to that
+            of the average of all workers. It is measured on 256 entries of each bucket, which workers exchange in every
+            eighth step. A single worker uses factor 1.
 
     Raises:
-        ConfigError: if a value is out of range.
+        ConfigError: If a value is out of range.
 
     Example:
         >>> rule = spardl.method.AdamMomentum(betas=(0.0, 0.95))
@@ -369,19 +370,19 @@ class AdamMomentum(Momentum):
 
     @property
     def measures(self) -> bool:
-        """Whether updates have a measured scale."""
+        """Whether ``update_scale`` is ``measured``."""
         return self.update_scale == "measured"
 
     def init_moments(self, like: Tensor) -> Moments:
-        """A velocity, unless its share is 0, and a variance, in float32 or wider."""
+        """Initial moments with a velocity, unless its decay rate is 0, and a variance in float32 or wider."""
         wide = torch.promote_types(like.dtype, torch.float32)
         velocity = torch.zeros_like(like) if self.betas[0] else like.new_empty(0)
         return Moments(velocity, torch.zeros_like(like, dtype=wide))
 
     def apply(self, gradient: Tensor, moments: Moments) -> Tensor:
-        """The first moment / (root of the second + eps), both without their bias, times the measured factor.
+        """Returns first moment / (root of second moment + eps), bias-corrected, times the measured factor.
 
-        With the gradient's scale.
+        The update has the scale of the gradient.
         """
         first, second = self.betas
         moments.updates += 1
@@ -395,34 +396,35 @@ class AdamMomentum(Momentum):
         if first:
             moments.velocity.lerp_(gradient, 1 - first)
             divisor.mul_(1 - first**moments.updates)
-        # In place: this is the peak of a step's memory.
+        # In place, since memory use peaks here.
         update = torch.div(moments.velocity if first else gradient, divisor, out=divisor)
         if self.measures:
-            if _compares(moments.step):
-                places = _places(len(update), moments.step).to(update.device)
-                moments.sample = update[places].to(torch.float32) / moments.scale
-            # Before the residual: what waits has the factor of its own step, and no mass is made or lost later.
+            if _measures_at(moments.step):
+                positions = _sample_positions(len(update), moments.step).to(update.device)
+                moments.sample = update[positions].to(torch.float32) / moments.scale
+            # Apply the factor before the residual: unsent entries keep the factor of their step, so no mass is created
+            # or lost when the factor changes.
             if (factor := moments.spread.factor) != 1:
                 update.mul_(factor)
         return update.to(gradient.dtype)
 
     def measure(self, worker: Worker, moments: Moments) -> Program[None]:
-        """Workers exchange a sample of their updates, and all compute the same factor for the next steps from it.
-
-        Where a worker has none, since its gradient was not finite, all keep what they have.
+        """Exchanges samples of updates, from which all workers compute the same factor for the next steps.
 
         Args:
-            worker: who runs it.
-            moments: the worker's, changed in place, equally on all workers.
+            worker: Worker that runs the program.
+            moments: Moments of the worker, changed in place, equally on all workers.
 
         Returns:
             Nothing.
         """
         sample, moments.sample = moments.sample, None
-        if worker.size == 1 or not _compares(moments.step):
+        if worker.size == 1 or not _measures_at(moments.step):
             return
         if sample is None:
-            sample = torch.full((_size(len(moments.variance)),), torch.nan, device=moments.variance.device)
+            # The gradient was not finite. NaN tells the other workers, so that all of them keep the old spread.
+            size = _sample_size(len(moments.variance))
+            sample = torch.full((size,), torch.nan, device=moments.variance.device)
         sizes = [len(sample)] * worker.size
         values = torch.stack((yield from all_gather(whole_team(worker), sample, sizes, sizes))).double()
         own, common = float(values.square().sum()) / worker.size, float(values.mean(0).square().sum())
@@ -431,14 +433,14 @@ class AdamMomentum(Momentum):
             moments.spread = Spread(_KEPT * before.own + own, _KEPT * before.common + common, worker.size)
 
     def measure_cost(self, worker: Worker, length: int, step: int) -> Cost | None:
-        """An all-gather of the samples, in the steps in which workers compare them."""
-        if not self.measures or worker.size == 1 or not _compares(step):
+        """Cost of an all-gather of the samples, in the steps that compare them."""
+        if not self.measures or worker.size == 1 or not _measures_at(step):
             return None
-        words = (worker.size - 1) * _size(length)
+        words = (worker.size - 1) * _sample_size(length)
         return Cost(Bounds.exactly(log2_ceil(worker.size)), Bounds.exactly(words))
 
     def bound(self, applied: Tensor, peak: float, moments: Moments) -> tuple[float, bool]:
-        """Looks: an update may be larger than the gradient, or smaller."""
+        """Scans ``applied``, since an update can be larger or smaller than the gradient."""
         moments.bound.value = max(moments.bound.value, peak)
         found = largest([applied])
         if math.isfinite(found):
@@ -448,17 +450,16 @@ class AdamMomentum(Momentum):
         return limits.max / 2, True
 
 
-def _compares(step: int) -> bool:
-    """Whether workers compare their updates in a synchronization, counted from 0."""
+def _measures_at(step: int) -> bool:
+    """Whether workers compare updates in this synchronization, counted from 0."""
     return step % _PERIOD == 0 or step in _EARLY
 
 
-def _size(length: int) -> int:
-    """Entries in the sample of an update of ``length`` entries."""
+def _sample_size(length: int) -> int:
     return min(_SAMPLE, length)
 
 
 @lru_cache(maxsize=16)
-def _places(length: int, step: int) -> Tensor:
-    """Which entries of an update workers compare: int64, shape (m,), the same on all workers, others in each step."""
-    return torch.randint(length, (_size(length),), generator=seeded_generator("update scale", step))
+def _sample_positions(length: int, step: int) -> Tensor:
+    """Positions of the compared entries: int64, shape (m,), equal on all workers and different in each step."""
+    return torch.randint(length, (_sample_size(length),), generator=seeded_generator("update scale", step))

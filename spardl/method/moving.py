@@ -1,7 +1,7 @@
-"""An optimizer's own state, moved before compression: what each worker then does to its gradient.
+"""Local updates: the momentum of an optimizer, applied by each worker before compression.
 
-Momentum after averaging takes what is late, a sum of many steps, for one gradient; moments that each worker keeps of
-its own gradients see every step when it happens.
+Momentum after averaging takes a late entry, the sum of many steps, for a single gradient. Moments that each worker
+keeps of its own gradients see every step when it happens.
 """
 
 from __future__ import annotations
@@ -37,39 +37,40 @@ def _adam(group: _Group) -> Momentum:
 _RULES: Mapping[type[torch.optim.Optimizer], Callable[[_Group], Momentum]] = MappingProxyType(
     {torch.optim.SGD: _sgd, torch.optim.Adam: _adam, torch.optim.AdamW: _adam}
 )
-# What goes with sparse updates, as measured in docs/learning.md: the residual does the work of Adam's first moment,
-# whose own inertia would come on top; an update that has waited for longer than some dozens of steps does more harm
-# than good; and updates are of one size everywhere, so that a share of each chunk is better than the largest of all.
-_DECAY = 0.98
-# A memory of squares as long as Adam's own follows what is late too slowly. The longer of these two gains nothing
-# without a share for each chunk.
-_SQUARES, _SQUARES_OF_CHUNKS = 0.95, 0.99
-# docs/learning.md: as published, 1% can learn less than a single worker does.
+# Best options with sparse updates, as measured in docs/learning.md. The residual takes the role of Adam's first moment,
+# whose inertia would add to it. Updates that are delayed by more than some dozens of steps do more harm than good,
+# hence a decay. Updates have the same size everywhere, so a share of each chunk is better than the largest entries of
+# all.
+_RESIDUAL_DECAY = 0.98
+# Adam's default average of squares follows late entries too slowly. The longer of these two averages has no advantage
+# without a share of each chunk.
+_BETA2, _BETA2_CHUNKED = 0.95, 0.99
+# docs/learning.md: as published, density 1% can learn less than a single worker.
 _ANY_OPTIMIZER = (
-    "a method that works with any optimizer: bf16 or int8; recipe=published works as well, but can end behind a single "
-    "worker"
+    "a method that works with any optimizer: bf16 or int8 (recipe=published works too, but can learn less than a "
+    "single worker)"
 )
-# Options under which the update is another one: what they must be.
-_PLAIN: Mapping[str, Any] = MappingProxyType(
+# Options that change the update, and the values at which they do not.
+_REQUIRED_OPTIONS: Mapping[str, Any] = MappingProxyType(
     {"dampening": 0, "amsgrad": False, "maximize": False, "differentiable": False}
 )
 
 
 def definite(method: Method, optimizer: torch.optim.Optimizer | None) -> Method:
-    """A method whose momentum is known.
+    """Replaces ``momentum=auto`` by the local update that works best with an optimizer.
 
     Args:
-        method: any.
-        optimizer: that will use the averages, if it is known; otherwise ``momentum=auto`` leaves its state to it.
+        method: Method with any momentum.
+        optimizer: Optimizer that applies the averages; without one, ``momentum=auto`` becomes ``momentum=optimizer``.
 
     Returns:
-        The same; in place of ``momentum=auto``, what has proved best with such an optimizer: SGD's own momentum; of
-        Adam's moments, the second one with a share of 0.99 at most where ``scope=auto`` becomes a share of each chunk,
-        else 0.95, unless another was chosen, and a residual that decays by 0.98 in each step unless it has a decay
-        already.
+        The method. For SGD, each worker applies SGD's momentum. For Adam, each worker keeps only the second moment,
+        with a decay rate of at most 0.99 if ``scope=auto`` becomes a share of each chunk and 0.95 otherwise, unless
+        ``beta2`` is set; and the residual decays by 0.98 per step, unless its decay is set.
 
     Raises:
-        ConfigError: if its state cannot be moved, or a share of squares was chosen, and it has none.
+        ConfigError: If the optimizer's momentum cannot be applied before compression, or options of Adam are set for
+            another optimizer.
     """
     check_kind("optimizer", optimizer, torch.optim.Optimizer, optional=True)
     if not isinstance(method.momentum, AutoMomentum):
@@ -77,34 +78,35 @@ def definite(method: Method, optimizer: torch.optim.Optimizer | None) -> Method:
     rule = rule_of(optimizer) if optimizer else OptimizerMomentum()
     beta2 = method.momentum.beta2
     if not isinstance(rule, AdamMomentum):
+        without = f"and {type(optimizer).__name__} has none" if optimizer else "and there is no optimizer="
         if beta2 is not None:
-            reason = f"{type(optimizer).__name__} has none" if optimizer else "there is no optimizer="
-            raise ConfigError(f"beta2={beta2} is the share of Adam's squares that is left, and {reason}; leave it out")
+            raise ConfigError(
+                f"beta2={beta2} has no effect: it is the decay rate of Adam's squares, {without}; remove it"
+            )
         if (scale := method.momentum.update_scale) != "none":
-            reason = f"{type(optimizer).__name__} has none" if optimizer else "there is no optimizer="
-            raise ConfigError(f"update_scale={scale} is for Adam's updates, and {reason}; leave it out")
+            raise ConfigError(f"update_scale={scale} has no effect: it scales Adam's updates, {without}; remove it")
         plain = isinstance(rule, SgdMomentum) and not rule.factor
         return replace(method, momentum=OptimizerMomentum() if plain else rule)
     residual = method.residual
     if isinstance(residual, ErrorFeedback) and residual.decay is None:
-        residual = replace(residual, decay=_DECAY)
-    compressor, most = method.compressor, _SQUARES
+        residual = replace(residual, decay=_RESIDUAL_DECAY)
+    compressor, limit = method.compressor, _BETA2
     if isinstance(compressor, Budget) and compressor.takes_chunks(compressor.scope, compressor.density):
-        compressor, most = replace(compressor, scope="chunk"), _SQUARES_OF_CHUNKS
-    squares = min(rule.betas[1], most) if beta2 is None else beta2
+        compressor, limit = replace(compressor, scope="chunk"), _BETA2_CHUNKED
+    squares = min(rule.betas[1], limit) if beta2 is None else beta2
     rule = replace(rule, betas=(0.0, squares), update_scale=method.momentum.update_scale)
     return replace(method, compressor=compressor, momentum=rule, residual=residual)
 
 
 def applied_twice(method: Method, optimizer: torch.optim.Optimizer) -> str | None:
-    """Why an optimizer should have no momentum, if it has one and averages are running means already.
+    """Checks whether momentum is applied twice: by the compressor, whose averages are running means, and the optimizer.
 
     Args:
-        method: how gradients are averaged.
-        optimizer: that applies the averages.
+        method: Method that averages gradients.
+        optimizer: Optimizer that applies the averages.
 
     Returns:
-        The text of a warning; ``None`` if all is well.
+        The text of a warning; ``None`` if momentum is applied once.
     """
     groups = optimizer.param_groups
     factor = next(filter(None, (group.get("momentum") or group.get("betas", (0,))[0] for group in groups)), 0)
@@ -120,61 +122,61 @@ def applied_twice(method: Method, optimizer: torch.optim.Optimizer) -> str | Non
 
 
 def check_moved(momentum: Momentum, optimizer: torch.optim.Optimizer) -> None:
-    """Accepts an optimizer whose state a momentum takes the place of.
+    """Checks that a local update replaces the momentum of an optimizer.
 
     Args:
-        momentum: before compression, taken from an optimizer of that kind.
-        optimizer: with parameter groups that differ at most in learning rate and weight decay.
+        momentum: Local update of the method.
+        optimizer: Optimizer whose parameter groups differ at most in learning rate and weight decay.
 
     Raises:
-        ConfigError: if it is of another kind, or its options mean something that is not moved.
+        ConfigError: If the optimizer is of another kind, or has unsupported options.
     """
     own = rule_of(optimizer)
     if not isinstance(momentum, type(own)):
         raise ConfigError(
-            f"momentum={momentum.name} is not what {type(optimizer).__name__} does; use momentum=auto, that of any "
-            f"optimizer, here momentum={own.name}"
+            f"momentum={momentum.name} does not match {type(optimizer).__name__}; use momentum=auto, which matches any "
+            f"optimizer (here momentum={own.name})"
         )
 
 
 def rule_of(optimizer: torch.optim.Optimizer) -> Momentum:
-    """What an optimizer does to gradients before it applies them, as a momentum that workers can have.
+    """Momentum rule of an optimizer, as a local update.
 
     Args:
         optimizer: SGD, Adam or AdamW of torch.
 
     Raises:
-        ConfigError: if it is another, or has options under which its update is another, or groups that differ.
+        ConfigError: If the optimizer is of another kind, has unsupported options, or has groups that differ in them.
     """
     make = _RULES.get(type(optimizer))
     if make is None:
         names = ", ".join(kind.__name__ for kind in _RULES)
         raise ConfigError(
-            f"the state of {type(optimizer).__name__} cannot be moved before compression, only that of {names}; use "
-            f"one of these, or {_ANY_OPTIMIZER}"
+            f"momentum before compression supports {names}, not {type(optimizer).__name__}; use one of these, or "
+            f"{_ANY_OPTIMIZER}"
         )
     groups = optimizer.param_groups
-    for name, plain in _PLAIN.items():
-        if any(group.get(name, plain) != plain for group in groups):
+    for name, required in _REQUIRED_OPTIONS.items():
+        if any(group.get(name, required) != required for group in groups):
             raise ConfigError(
-                f"{type(optimizer).__name__}({name}={groups[0][name]}) cannot be moved before compression; use "
-                f"{name}={plain}, or {_ANY_OPTIMIZER}"
+                f"momentum before compression does not support {type(optimizer).__name__}({name}={groups[0][name]}); "
+                f"use {name}={required}, or {_ANY_OPTIMIZER}"
             )
     rules = [make(group) for group in groups]
     if any(rule != rules[0] for rule in rules):
         raise ConfigError(
-            "parameter groups may differ in learning rate and weight decay; these differ in momentum or betas: "
-            f"make them equal, or use {_ANY_OPTIMIZER}"
+            "parameter groups differ in momentum or betas, but momentum before compression allows different learning "
+            f"rates and weight decays only; make them equal, or use {_ANY_OPTIMIZER}"
         )
     return rules[0]
 
 
 def coupled_decay(optimizer: torch.optim.Optimizer, group: _Group) -> float:
-    """The multiple of its weights that an optimizer adds to a gradient before its moments see it.
+    """Multiple of the weights that an optimizer adds to a gradient before its moments.
 
     Args:
-        optimizer: of a kind that can be moved.
-        group: one of its parameter groups.
+        optimizer: Optimizer with a local update.
+        group: Parameter group of the optimizer.
 
     Returns:
         The weight decay of SGD and Adam; 0 for AdamW, which shrinks weights in the update.
@@ -187,8 +189,8 @@ class Trained(NamedTuple):
     """Moments of one parameter, converted from the state of a trained optimizer; empty tensors where it has none.
 
     Attributes:
-        velocity: of the gradients, shape (n,).
-        variance: of their squares, shape (n,).
+        velocity: Running mean of the gradients, shape (n,).
+        variance: Running mean of the squared gradients, shape (n,).
     """
 
     velocity: Tensor
@@ -204,14 +206,14 @@ def trained_moments(
     and has one step count for all parameters; the conversion keeps each estimate.
 
     Args:
-        momentum: of the workers, taken from an optimizer of that kind.
-        group: of the optimizer that has the parameter.
-        state: of the optimizer for the parameter.
-        like: the parameter, of any shape.
-        updates: step count of the workers from here on.
+        momentum: Local update of the workers, for an optimizer of that kind.
+        group: Parameter group with the parameter.
+        state: State of the optimizer for the parameter.
+        like: Parameter of any shape.
+        updates: Step count of the workers from here on.
 
     Returns:
-        Moments, or ``None`` if the state lacks what Adam needs. SGD without a buffer begins with zeros as in torch.
+        Moments; ``None`` if the state lacks values that Adam needs. SGD without a buffer starts with zeros as in torch.
     """
     empty = like.new_empty(0)
     if not isinstance(momentum, AdamMomentum):

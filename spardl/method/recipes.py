@@ -1,8 +1,8 @@
-"""Methods by name: which compressor, communicator and residual rule a published method consists of.
+"""Methods by name: the compressor, communicator, residual and momentum of each published method.
 
-The files of compressors and communicators declare them (``spardl.protocol.programs``), and the same names choose
-them on the command line of the trainer. Other packages add theirs as entry points of the group ``spardl.methods``: a
-name, and something that makes a :class:`Method` from keyword arguments.
+The modules of compressors and communicators declare their methods (``spardl.protocol.programs.Combination``); the
+command line of the trainer uses the same names. Other packages add methods as entry points of the group
+``spardl.methods``: a name, and a callable that returns a :class:`Method` for keyword arguments.
 """
 
 from __future__ import annotations
@@ -46,55 +46,55 @@ __all__ = [
 ]
 
 
-# Entry points of other packages.
+# Group of the entry points in other packages.
 GROUP = "spardl.methods"
-# What is chosen where papers leave a choice, or can be bettered.
+# Versions of a method: with the improvements of this library, or as in its paper.
 RECIPES = ("recommended", "published")
 
-# Arguments of attach() and Synchronizer, whose misspelt forms arrive among a method's options.
-_OF_HANDLES = ("bucket_mb", "clip_norm", "find_unused", "group", "optimizer", "scaler", "schedule", "timeout")
+# Arguments of attach() and Synchronizer: misspelt ones arrive among the options of a method.
+_HANDLE_ARGUMENTS = ("bucket_mb", "clip_norm", "find_unused", "group", "optimizer", "scaler", "schedule", "timeout")
 
 T = TypeVar("T")
 
 
-class _Only(NamedTuple):
-    """An option that only some momenta have.
+class _MomentumOption(NamedTuple):
+    """An option that only some momentum rules have.
 
     Attributes:
-        field: of theirs.
-        lacks: what is said of others.
+        field: Field of the rule.
+        lacks: Description of rules without it, for messages.
     """
 
     field: str
     lacks: str
 
 
-MOMENTUM_OPTIONS: Mapping[str, _Only] = MappingProxyType(
+MOMENTUM_OPTIONS: Mapping[str, _MomentumOption] = MappingProxyType(
     {
-        "momentum_factor": _Only("factor", "has no factor"),
-        "beta2": _Only("beta2", "never is Adam's"),
-        "update_scale": _Only("update_scale", "never is Adam's"),
+        "momentum_factor": _MomentumOption("factor", "has no factor"),
+        "beta2": _MomentumOption("beta2", "never uses Adam"),
+        "update_scale": _MomentumOption("update_scale", "never uses Adam"),
     }
 )
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The parts of a method.
+    """The parts of a method, before their options are known.
 
     Args:
-        compressor: what one worker sends.
-        communicator: how the sent is added up.
-        residual: where the rest goes.
-        momentum: what is compressed.
-        dense_steps: synchronizations that are dense at first, unless it is called with another number.
-        compressor_options: those that differ from the compressor's own defaults.
-        communicator_options: those that differ from the communicator's own defaults.
-        faster: another communicator, for handles; see :class:`Combination`.
+        compressor: Compressor of each worker's gradient.
+        communicator: Algorithm that sums the compressed gradients.
+        residual: Rule for the unsent part of a gradient.
+        momentum: Rule for the compressed vector.
+        dense_steps: Default number of dense synchronizations at the beginning.
+        compressor_options: Options that differ from the defaults of the compressor.
+        communicator_options: Options that differ from the defaults of the communicator.
+        faster: Faster communicator for handles, by name; see :class:`Combination`.
     """
 
     compressor: type[Compressor]
-    communicator: type[Communicator[Any]]
+    communicator: type[Communicator[Any, Any]]
     residual: type[Residual]
     momentum: type[Momentum] = OptimizerMomentum
     dense_steps: int = 0
@@ -104,10 +104,10 @@ class Recipe:
 
     @classmethod
     def of(cls, declared: Combination) -> Recipe:
-        """The parts that a ``declared`` method names.
+        """Looks up the parts of a ``declared`` method.
 
         Raises:
-            ConfigError: if there is no such part.
+            ConfigError: If a part does not exist.
         """
         return cls(
             _part(declared, "compressor", registry.compressors()),
@@ -137,32 +137,32 @@ class Recipe:
         """Makes the method.
 
         Args:
-            communicator: another one, by name; ``None``: the method's own.
-            residual: another rule, by name; ``None``: the method's own.
-            residual_decay: share of the residual that is left in the next step; ``None``: all of it.
-            wire: how values travel in sparse messages: ``exact``, ``float32``, ``bfloat16``, ``float16``, ``int8``,
+            communicator: Name of another communicator; ``None`` uses that of the method.
+            residual: Name of another residual rule; ``None`` uses that of the method.
+            residual_decay: Share of the residual that remains in the next step; ``None`` keeps all of it.
+            wire: Type of the values in sparse messages: ``exact``, ``float32``, ``bfloat16``, ``float16``, ``int8``,
                 ``int4`` or ``int2``; see :class:`Wire`.
-            dense_steps: how many steps are dense at first; ``None``: as many as the method has.
-            momentum_factor: share of each worker's velocity that is left in the next step, at least 0 and below 1, for
-                methods with a momentum of their own (``dgc``); ``None`` is the rule's default. Not to be mixed up with
-                ``factor``, an option of some compressors.
-            beta2: share of the squares that each worker keeps in a step, where ``optimizer=`` is Adam or AdamW;
-                ``None``: the optimizer's, at most 0.99 where ``scope=auto`` takes a share of each chunk, else 0.95.
-            update_scale: what each worker's update is multiplied by, where ``optimizer=`` is Adam or AdamW:
-                ``none``, or ``measured``, so that dense training's learning rate fits; see :class:`AdamMomentum`.
-            recipe: ``recommended``, or ``published``: as its paper has it, with the optimizer's state left after
-                averaging.
-            options: of the compressor and the communicator, such as ``density`` and ``teams``; one that both have goes
-                to both.
+            dense_steps: Number of dense steps at the beginning; ``None`` uses that of the method.
+            momentum_factor: Share of each worker's velocity that remains in the next step, at least 0 and below 1, for
+                methods with momentum before compression (``dgc``); ``None`` uses the default of the rule. Not to be
+                confused with ``factor``, an option of some compressors.
+            beta2: Decay rate of each worker's squared gradients, a share, if ``optimizer=`` is Adam or AdamW; ``None``
+                uses that of the optimizer, at most 0.99 if ``scope=auto`` selects a share of each chunk, otherwise
+                0.95.
+            update_scale: Factor of each worker's update if ``optimizer=`` is Adam or AdamW: ``none``, or ``measured``,
+                which makes the learning rate of dense training suitable; see :class:`AdamMomentum`.
+            recipe: ``recommended``, or ``published``: as in the paper, with momentum in the optimizer, after averaging.
+            options: Options of the compressor and the communicator, such as ``density`` and ``teams``; an option that
+                both parts have is passed to both.
 
         Returns:
             The method.
 
         Raises:
-            ConfigError: if an option is unknown, of a wrong type or out of range, or the parts do not fit.
+            ConfigError: If an option is unknown, has a wrong type or is out of range, or parts are incompatible.
         """
-        adds_up = self._communicator(communicator)
-        self._check_known(options, adds_up)
+        summing = self._communicator(communicator)
+        self._check_known(options, summing)
         check_choice("recipe", recipe, RECIPES)
         rule = self.residual
         if residual is not None:
@@ -171,7 +171,7 @@ class Recipe:
             rule = rules[residual]
         return Method(
             _make(self.compressor, {**self.compressor_options, **options}),
-            _make(adds_up, {**(self.communicator_options if adds_up is self.communicator else {}), **options}),
+            _make(summing, {**(self.communicator_options if summing is self.communicator else {}), **options}),
             _residual(rule, residual_decay),
             _momentum(
                 published(self.momentum) if recipe == "published" else self.momentum,
@@ -181,18 +181,18 @@ class Recipe:
             Wire(wire),
         )
 
-    def _communicator(self, name: str | None) -> type[Communicator[Any]]:
+    def _communicator(self, name: str | None) -> type[Communicator[Any, Any]]:
         if name is None:
             return self.communicator
         known = registry.communicators()
         check_choice("communicator", name, known)
         return known[name]
 
-    def _check_known(self, options: Mapping[str, Any], communicator: type[Communicator[Any]]) -> None:
+    def _check_known(self, options: Mapping[str, Any], communicator: type[Communicator[Any, Any]]) -> None:
         known = sorted({*_options(self.compressor), *_options(communicator)})
         more = [option for option, each in MOMENTUM_OPTIONS.items() if hasattr(self.momentum, each.field)]
         general = ("communicator", "residual", "residual_decay", "wire", "dense_steps", "recipe")
-        _refuse(set(options) - set(known), [*known, *more, *general])
+        _reject_unknown(set(options) - set(known), [*known, *more, *general])
 
 
 def _part(declared: Combination, group: str, parts: Mapping[str, T]) -> T:
@@ -203,16 +203,16 @@ def _part(declared: Combination, group: str, parts: Mapping[str, T]) -> T:
 
 @cache
 def recipes() -> Mapping[str, Recipe]:
-    """The methods of this library, by name.
+    """Methods of this library by name.
 
     Raises:
-        ConfigError: if two files declare the same name, or one declares parts that are not there.
+        ConfigError: If two modules declare the same name, or a method declares parts that do not exist.
     """
     return MappingProxyType({name: Recipe.of(declared) for name, declared in registry.combinations().items()})
 
 
 def method_names() -> list[str]:
-    """Every method that ``make_method`` knows, those of other packages included.
+    """Names of all methods that ``make_method`` knows, including those of other packages.
 
     Example:
         >>> [name for name in spardl.method_names() if name.startswith("oktopk")]
@@ -222,18 +222,18 @@ def method_names() -> list[str]:
 
 
 def make_method(method: MethodName | str | Method, **options: Any) -> Method:
-    """A method by its name, or the very method that is given.
+    """Makes a method by its name.
 
     Args:
-        method: a name of ``method_names()``, or a method.
-        options: of its parts, for instance ``density=0.01``, ``teams=2``; ``method_options`` lists them.
+        method: Name of a method, see ``method_names()``; or a method, which is returned unchanged.
+        options: Options of its parts, for instance ``density=0.01``, ``teams=2``; see ``method_options``.
 
     Returns:
         The method.
 
     Raises:
-        ConfigError: if the name or an option is unknown, a value of a wrong type or out of range, or a whole method has
-            options.
+        ConfigError: If the name or an option is unknown, a value has a wrong type or is out of range, or ``method`` is
+            a method and there are options. options.
 
     Example:
         >>> spardl.make_method("spardl", density=0.01, teams=2).communicator
@@ -241,23 +241,25 @@ def make_method(method: MethodName | str | Method, **options: Any) -> Method:
     """
     if isinstance(method, Method):
         if options:
-            raise ConfigError(f"{', '.join(sorted(options))}: a method that is given whole takes no options")
+            raise ConfigError(
+                f"a spardl.Method takes no options, got {', '.join(sorted(options))}; set them on its parts"
+            )
         return method
     recipe = find_recipe(method)
-    return recipe(**options) if isinstance(recipe, Recipe) else _theirs(method, recipe, options)
+    return recipe(**options) if isinstance(recipe, Recipe) else _make_foreign(method, recipe, options)
 
 
 def find_recipe(name: str) -> Callable[..., Method]:
-    """What makes a method from its options.
+    """Returns the callable that makes a method from its options.
 
     Args:
-        name: of the method.
+        name: Name of the method.
 
     Returns:
-        A :class:`Recipe`, or what another package has under that name.
+        A :class:`Recipe`, or the callable of another package.
 
     Raises:
-        ConfigError: if there is no such method, or that package cannot be imported.
+        ConfigError: If no method has this name, or its package cannot be imported.
     """
     if isinstance(name, (Compressor, Communicator)):
         raise ConfigError(
@@ -267,40 +269,44 @@ def find_recipe(name: str) -> Callable[..., Method]:
     points = entry_points(group=GROUP, name=name) if isinstance(name, str) else ()
     if not isinstance(name, str) or (name not in recipes() and not points):
         hint = _did_you_mean(name, method_names())
-        raise ConfigError(f"there is no method {name!r}; use one of {', '.join(method_names())}{hint}")
-    return recipes()[name] if name in recipes() else _loaded(next(iter(points)))
+        raise ConfigError(f"unknown method {name!r}; use one of {', '.join(method_names())}{hint}")
+    return recipes()[name] if name in recipes() else _load(next(iter(points)))
 
 
-def _loaded(point: EntryPoint) -> Callable[..., Method]:
+def _load(point: EntryPoint) -> Callable[..., Method]:
     try:
         recipe: Callable[..., Method] = point.load()
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"the method {point.name} cannot be loaded from {point.value}: {error}") from error
+        raise ConfigError(f"method {point.name} cannot be loaded from {point.value}: {error}") from error
     return recipe
 
 
-def _theirs(name: str, recipe: Callable[..., Method], options: Mapping[str, Any]) -> Method:
-    """A method of another package, which need not check what it is called with."""
+def _make_foreign(name: str, recipe: Callable[..., Method], options: Mapping[str, Any]) -> Method:
     parameters = signature(recipe).parameters.values()
+    # A callable of another package need not check its arguments, and its TypeError would not name the valid ones.
     if not any(each.kind is Parameter.VAR_KEYWORD for each in parameters):
         known = [each.name for each in parameters]
-        _refuse(set(options) - set(known), known)
+        _reject_unknown(set(options) - set(known), known)
     made = recipe(**options)
     if not isinstance(made, Method):
-        raise ConfigError(f"the method {name} made a {type(made).__name__}, not a spardl.Method; ask who provides it")
+        raise ConfigError(
+            f"method {name} returned a {type(made).__name__}, expected a spardl.Method; report this to its authors"
+        )
     return made
 
 
-def _refuse(unknown: set[str], known: list[str]) -> None:
+def _reject_unknown(unknown: set[str], known: list[str]) -> None:
     if unknown:
         *most, last = known or ["none"]
         listed = f"{', '.join(most)} and {last}" if most else last
-        hint = next(filter(None, (_did_you_mean(each, [*known, *_OF_HANDLES]) for each in sorted(unknown))), "")
-        raise ConfigError(f"{', '.join(sorted(unknown))} is no option of this method; it has {listed}{hint}")
+        candidates = [*known, *_HANDLE_ARGUMENTS]
+        hint = next(filter(None, (_did_you_mean(each, candidates) for each in sorted(unknown))), "")
+        plural = "s" * (len(unknown) > 1)
+        raise ConfigError(f"unknown option{plural} {', '.join(sorted(unknown))}; this method has {listed}{hint}")
 
 
 def _did_you_mean(word: Any, known: Iterable[str]) -> str:
-    """A hint at the known word that is most similar; empty if none is."""
+    """A hint at the most similar known word; empty if none is similar."""
     close = get_close_matches(word, list(known), n=1, cutoff=0.75) if isinstance(word, str) else []
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -318,11 +324,11 @@ def _residual(rule: type[Residual], decay: float | None) -> Residual:
         return rule()
     if issubclass(rule, ErrorFeedback):
         return rule(decay=decay)
-    raise ConfigError(f"residual_decay={decay!r}: residual={rule.name} carries nothing over; leave it out")
+    raise ConfigError(f"residual_decay={decay!r} has no effect: residual={rule.name} keeps nothing; remove it")
 
 
 def published(rule: type[Momentum]) -> type[Momentum]:
-    """What a recommended ``rule`` is in the method's paper: there, the optimizer keeps its state."""
+    """Momentum rule of the published form of a method with ``rule``: papers keep momentum in the optimizer."""
     return OptimizerMomentum if issubclass(rule, AutoMomentum) else rule
 
 
@@ -331,29 +337,29 @@ def _momentum(rule: type[Any], given: Mapping[str, float | str | None]) -> Momen
     for option, value in given.items():
         if value is None:
             continue
-        field_of, lacks = MOMENTUM_OPTIONS[option]
-        if not hasattr(rule, field_of):
+        field_name, lacks = MOMENTUM_OPTIONS[option]
+        if not hasattr(rule, field_name):
             raise ConfigError(
-                f"{option}={value!r}: the momentum of this method, {rule.name}, {lacks}; leave it out, and set the "
-                "optimizer's"
+                f"{option}={value!r} has no effect: the momentum of this method, {rule.name}, {lacks}; remove it, and "
+                "set that of the optimizer"
             )
-        values[field_of] = value
+        values[field_name] = value
     made: Momentum = rule(**values)
     return made
 
 
-# The options of a method, as its parts declare and describe them.
+# Options of methods, as declared and described by their parts.
 
 
 class Option(NamedTuple):
-    """What can be chosen of a method.
+    """An option of a method.
 
     Attributes:
-        name: of the keyword argument.
-        part: whose it is: of the ``compressor``, of the ``communicator`` or of the whole ``method``.
-        type: as annotated; empty if another package has not said it.
-        default: what holds if it is left out; ``inspect.Parameter.empty`` if another package wants it to be given.
-        about: what it does, in one line; empty if another package has not said it.
+        name: Name of the keyword argument.
+        part: Owner of the option: ``compressor``, ``communicator`` or the whole ``method``.
+        type: Annotated type; empty if another package does not annotate it.
+        default: Default value; ``inspect.Parameter.empty`` for a required argument of another package.
+        about: Description in one line; empty if another package does not describe it.
     """
 
     name: str
@@ -364,18 +370,19 @@ class Option(NamedTuple):
 
 
 def method_options(method: MethodName | str) -> list[Option]:
-    """The options of a method, those that set it apart first.
+    """Lists the options of a method, its characteristic ones first.
 
-    One that both compressor and communicator have is there twice, with the default of each; what is given goes to both.
+    An option that both compressor and communicator have is listed twice, with the default of each; a value is passed to
+    both.
 
     Args:
-        method: a name of ``method_names()``.
+        method: Name of a method, see ``method_names()``.
 
     Returns:
-        Its options.
+        Options of the method.
 
     Raises:
-        ConfigError: if there is no such method.
+        ConfigError: If no method has this name.
 
     Example:
         >>> for option in spardl.method_options("spardl"):
@@ -424,7 +431,7 @@ def _of_recipe(recipe: Recipe) -> Iterator[Option]:
 
 
 def _of_call(make: Callable[..., Any]) -> Iterator[Option]:
-    """What a function says of its own arguments."""
+    """Options that a function declares as its arguments."""
     about = _described(make)
     for each in inspect.signature(make).parameters.values():
         if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL):
@@ -433,7 +440,7 @@ def _of_call(make: Callable[..., Any]) -> Iterator[Option]:
 
 
 def _described(*targets: Any) -> dict[str, str]:
-    """What docstrings in Google's style say of arguments, a line for each; later ones have the last word."""
+    """Descriptions of arguments in Google-style docstrings, in one line each; later targets override earlier ones."""
     found: dict[str, str] = {}
     for target in targets:
         text = inspect.cleandoc(vars(target).get("__doc__") or "" if inspect.isclass(target) else target.__doc__ or "")

@@ -1,7 +1,7 @@
-"""Who is told when of gradients that were refused: left out, since they are not finite, or cut, since a sum overflowed.
+"""Reports of skipped gradients (NaN or infinity) and of clipped sums (overflow).
 
-The worker that refuses one says so at once. That all others count it too costs no message in a usual step: counts are
-exchanged after steps 1, 2, 4, ..., 64, and then after every 64th.
+A worker reports its own cases at once. Counts of all workers are exchanged only after steps 1, 2, 4, ..., 64, and then
+after every 64th step, so most steps send no extra message.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from spardl.method.method import MethodState
 __all__ = ["Refusals", "Refused", "is_due"]
 
 _PERIOD = 64
-# A refusal so many steps after the last one is news. In between, each tenfold of what was told is.
+# Report again after this many steps without a case; in between, when the total has grown by this factor.
 _PAUSE, _GROWTH = 100, 10
 _MOST_NAMED = 8
 
 
 class Refused(NamedTuple):
-    """What one worker refused.
+    """Skipped and clipped gradients of one worker.
 
     Attributes:
-        number: gradients (of a group of parameters) so far.
-        last: the step of the last one, counted from 1; 0 if there was none since this process began.
+        number: Number of skipped or clipped gradients, counted per bucket.
+        last: Step of the last one, counted from 1; 0 if there was none since this process started.
     """
 
     number: int
@@ -32,56 +32,56 @@ class Refused(NamedTuple):
 
     @classmethod
     def of(cls, states: Iterable[MethodState]) -> Refused:
-        """By one worker, whose ``states`` of all groups these are."""
+        """Sums the counts of one worker over the ``states`` of all its buckets."""
         found = [(state.refused, state.refused_last) for state in states]
         return cls(sum(count for count, _ in found), max((last for _, last in found), default=0))
 
 
 class Refusals:
-    """Keeps count for some workers, and decides what is worth a line.
+    """Counts skipped and clipped gradients of all workers, and decides which of them to report.
 
     Args:
-        size: how many workers there are.
+        size: Number of workers.
     """
 
     def __init__(self, size: int) -> None:
         self._counts, self._lasts = [0] * size, [0] * size
-        self._told = 0
+        self._reported = 0
 
     @property
     def total(self) -> int:
-        """Refused by all workers, as far as is known here."""
+        """Number of skipped or clipped gradients of all workers, as far as known on this one."""
         return sum(self._counts)
 
     def learn(self, counts: Sequence[int]) -> None:
-        """Is told the ``counts`` of all ranks."""
+        """Takes over the exchanged ``counts`` of all ranks."""
         self._counts = list(counts)
 
     def notice(self, found: Mapping[int, Refused]) -> str | None:
-        """Looks for news.
+        """Updates the counts and returns a report if one is due.
 
         Args:
-            found: what some ranks refused so far.
+            found: Counts of some ranks.
 
         Returns:
-            One line that names ranks and step, where a burst of refusals begins, or has grown much; else ``None``.
+            One line that names ranks and step, at the beginning of a burst or after large growth; otherwise ``None``.
         """
         before = max(self._lasts)
         fresh = [rank for rank, each in found.items() if each.last > self._lasts[rank]]
         for rank, each in found.items():
             self._counts[rank], self._lasts[rank] = each
         begins = before == 0 or max(self._lasts) - before > _PAUSE
-        if not fresh or not (begins or self.total >= _GROWTH * self._told):
+        if not fresh or not (begins or self.total >= _GROWTH * self._reported):
             return None
-        self._told = self.total
+        self._reported = self.total
         named = ", ".join(map(str, fresh[:_MOST_NAMED]))
         others = f" and {len(fresh) - _MOST_NAMED} others" if len(fresh) > _MOST_NAMED else ""
         return (
-            f"rank{'s' * (len(fresh) > 1)} {named}{others} refused a gradient in step {max(self._lasts)}: it is not "
-            f"finite, or too large to be added up in its type ({self.total} so far, see `refused`)"
+            f"rank{'s' * (len(fresh) > 1)} {named}{others} skipped or clipped a gradient in step {max(self._lasts)} "
+            f"because of a NaN, an infinity or an overflow ({self.total} so far, see `refused`)"
         )
 
 
 def is_due(step: int) -> bool:
-    """Whether workers tell one another their counts after ``step`` steps."""
+    """Whether workers exchange their counts after ``step`` steps."""
     return step % _PERIOD == 0 or step & (step - 1) == 0

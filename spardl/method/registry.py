@@ -1,4 +1,7 @@
-"""Finds the parts of the library by looking: a new file in a package is a new choice."""
+"""Registry of all parts: compressors, communicators, residual rules and momentum rules, by name.
+
+The registry imports every module of the packages, so a new file needs no registration.
+"""
 
 from __future__ import annotations
 
@@ -27,41 +30,43 @@ T = TypeVar("T")
 
 @cache
 def compressors() -> dict[str, type[Compressor]]:
-    """Every compressor, by name."""
+    """All compressors by name."""
     return _concrete(_modules(spardl.compressors), Compressor)
 
 
 @cache
-def communicators() -> dict[str, type[Communicator[Any]]]:
-    """Every communicator, by name."""
+def communicators() -> dict[str, type[Communicator[Any, Any]]]:
+    """All communicators by name."""
     return _concrete(_modules(spardl.communicators), Communicator)  # type: ignore[type-abstract]
 
 
 @cache
 def residual_rules() -> dict[str, type[Residual]]:
-    """Every residual rule, by name."""
+    """All residual rules by name."""
     return _concrete([residuals], Residual)  # type: ignore[type-abstract]
 
 
 @cache
 def momentum_rules() -> dict[str, type[Momentum]]:
-    """Every place for momentum, by name."""
+    """All momentum rules by name."""
     return _concrete([momentum], Momentum)  # type: ignore[type-abstract]
 
 
 @cache
 def combinations() -> dict[str, Combination]:
-    """Every method that a file of a compressor or a communicator declares in its ``METHODS``, by name.
+    """All methods by name, as declared in ``METHODS`` of the compressors' and communicators' modules.
 
     Raises:
-        ConfigError: if two files declare the same name.
+        ConfigError: If two modules declare the same name.
     """
     found: dict[str, Combination] = {}
     places: dict[str, str] = {}
     for module in (*_modules(spardl.compressors), *_modules(spardl.communicators)):
         for each in getattr(module, "METHODS", ()):
             if each.name in found:
-                raise ConfigError(f"{module.__name__} and {places[each.name]} both declare a method {each.name!r}")
+                raise ConfigError(
+                    f"{module.__name__} and {places[each.name]} both declare a method {each.name!r}; rename one of them"
+                )
             found[each.name], places[each.name] = each, module.__name__
     return found
 
@@ -76,50 +81,50 @@ def _concrete(modules: list[ModuleType], base: type[T]) -> dict[str, type[T]]:
         member
         for module in modules
         for _, member in inspect.getmembers(module, inspect.isclass)
-        # The module first: Python 3.10 takes aliases like list[int], which modules import, for classes.
+        # Check the module first: for Python 3.10, aliases such as list[int] are classes, but ``issubclass`` fails.
         if member.__module__ == module.__name__ and issubclass(member, base) and "name" in vars(member)
     ]
     return {vars(kind)["name"]: kind for kind in sorted(found, key=lambda kind: kind.__name__)}
 
 
-# Which parts fit together: what their declarations say of one another.
+# Compatibility of parts, derived from what each of them declares.
 
 
 def why_not(
     compressor: type[Compressor],
-    communicator: type[Communicator[Any]],
+    communicator: type[Communicator[Any, Any]],
     residual: type[Residual],
     momentum: type[Momentum] = OptimizerMomentum,
 ) -> str | None:
-    """Why parts do not fit together.
+    """Explains why parts do not fit together.
 
     Args:
-        compressor: what one worker sends.
-        communicator: how the sent is added up.
-        residual: where the rest goes.
-        momentum: what is compressed.
+        compressor: Compressor class of the method.
+        communicator: Communicator class of the method.
+        residual: Residual rule of the method.
+        momentum: Momentum rule of the method.
 
     Returns:
-        One sentence, naming those that would fit; ``None`` if these do.
+        One sentence that names compatible parts; ``None`` if the given ones are compatible.
     """
     if compressor.output not in communicator.sums:
         legal = [name for name, kind in communicators().items() if compressor.output in kind.sums]
         others = [name for name, kind in compressors().items() if kind.output in communicator.sums]
         return (
-            f"communicator={communicator.name} cannot add up {compressor.output.value}, which compressor="
-            f"{compressor.name} makes; with it use communicator={' or '.join(legal)}, or with "
-            f"communicator={communicator.name} use compressor={' or '.join(others)}"
+            f"communicator={communicator.name} cannot sum {compressor.output.value}, the output of compressor="
+            f"{compressor.name}; use communicator={' or '.join(legal)} with this compressor, or compressor="
+            f"{' or '.join(others)} with this communicator"
         )
     if not _residual_fits(compressor, residual):
         rules = [name for name, rule in residual_rules().items() if _residual_fits(compressor, rule)]
         return (
             f"residual={residual.name} does not fit compressor={compressor.name} ({_nature(compressor)}); "
-            f"with it use residual={' or '.join(rules)}"
+            f"use residual={' or '.join(rules)}"
         )
     if momentum.masks and not compressor.sparsifies:
         return (
-            f"momentum={momentum.name} stops the velocity at the entries that were sent, and compressor="
-            f"{compressor.name} sends no single entries; use momentum=local or momentum=optimizer"
+            f"momentum={momentum.name} resets the velocity of sent entries, but compressor={compressor.name} sends no "
+            "single entries; use momentum=local or momentum=optimizer"
         )
     return None
 
@@ -135,4 +140,4 @@ def _residual_fits(compressor: type[Compressor], residual: type[Residual]) -> bo
 def _nature(compressor: type[Compressor]) -> str:
     entries = "sends single entries" if compressor.sparsifies else "sends no single entries"
     number = ", any number of them" if compressor.output is Output.ANY_COUNT else ""
-    return f"it {entries}{number}; what it leaves out: {compressor.mass.value}"
+    return f"it {entries}{number}; unsent part: {compressor.mass.value}"

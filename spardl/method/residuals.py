@@ -1,15 +1,15 @@
-"""Error feedback: where the discarded mass goes.
+"""Residual rules (error feedback): which part of a gradient a worker keeps for the next step.
 
-The rules differ in what they call lost (Zhao et al., SparDL, ICDE 2024, global residual collection):
+The rules differ in the kinds of unsent entries that they keep (Zhao et al., SparDL, ICDE 2024, global residual
+collection):
 
-* *local*: an entry that this worker did not select stays with it.
-* *end-procedure*: an entry that it selected, but whose index is absent from the final result, comes back.
-* *in-procedure*: an index that is present in the result, of which some mass was dropped on the way, keeps
-  that mass at the worker that dropped it.
+* *local*: an entry that this worker did not select.
+* *end-procedure*: an entry that this worker selected, but whose index is missing from the result.
+* *in-procedure*: an entry whose index is in the result, but which a worker dropped from a partial sum.
 
-LRES keeps the first kind, PRES the first two, GRES all three, and only GRES conserves mass when a
-communicator re-selects on the way; none does with a decay. What a compressor leaves behind of a whole vector,
-entry by entry (a low-rank approximation, a sign), knows no positions: only LRES can keep it.
+LRES keeps the first kind, PRES the first two, GRES all three. Only GRES conserves mass if a communicator drops entries
+of partial sums; with a decay, no rule does. Compression errors of a whole vector (a low-rank approximation, a sign)
+have no positions: only LRES can keep them.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ __all__ = [
 
 
 class Residual(ABC):
-    """A rule for what one worker carries over to its next gradient.
+    """A rule for the residual that one worker adds to its next gradient.
 
     Attributes:
-        name: how configurations call it.
-        remembers: whether anything is carried over.
-        needs_entries: whether the rule is about single entries that were sent, and others that were not.
-        needs_count: whether it must know how many entries are sent before they are chosen.
-        rescales: whether the result is another than the sum.
+        name: Name in configurations.
+        remembers: Whether the rule keeps a residual.
+        needs_entries: Whether the rule distinguishes sent entries from unsent ones.
+        needs_count: Whether the rule must know the number of sent entries before the selection.
+        rescales: Whether the result differs from the sum.
     """
 
     name: ClassVar[str]
@@ -60,40 +60,40 @@ class Residual(ABC):
     def accumulate(
         self, memory: Tensor, gradient: Tensor | None, candidates: Candidates, *, clear: bool = False
     ) -> None:
-        """Adds a gradient to what was carried over, in place.
+        """Adds a gradient to the residual, in place.
 
         Args:
-            memory: shape (n,): the residual; afterwards residual plus gradient.
-            gradient: finite, shape (n,); ``None`` for a step without one.
-            candidates: of the memory's largest entries; up to date afterwards.
-            clear: whether the gradient becomes zero, or stays as it is.
+            memory: Residual, shape (n,); afterwards residual plus gradient.
+            gradient: Finite gradient, shape (n,); ``None`` for a step without one.
+            candidates: Candidates for the largest entries of ``memory``, which are updated.
+            clear: Whether to set the gradient to zero.
         """
         candidates.add(memory, gradient, clear=clear)
 
     def scale(self, total: SparseVector, parts: Sequence[Part]) -> SparseVector:
-        """What the result is made of the sum: itself.
+        """Turns the sum into the result, by default the sum itself.
 
         Args:
-            total: over all workers.
-            parts: how many entries of which ranges were sent.
+            total: Sum over all workers.
+            parts: Number of sent entries of each range.
 
         Returns:
-            What is to be divided by P.
+            The vector that is divided by P.
         """
         return total
 
     @abstractmethod
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
-        """Turns the vector that a synchronization leaves behind into the new residual, in place.
+        """Turns the vector after a synchronization into the new residual, in place.
 
         Args:
-            accumulated: the vector after the program has taken from it and added to it.
-            final: int64, shape (m,), strictly increasing: the indices of the final result.
+            accumulated: Vector after the program has taken and added entries.
+            final: Indices of the final result: int64, shape (m,), strictly increasing.
         """
 
 
 class NoResidual(Residual):
-    """Forgets what was not sent."""
+    """Keeps no residual: unsent entries are lost."""
 
     name = "none"
     remembers = False
@@ -101,7 +101,7 @@ class NoResidual(Residual):
     def accumulate(
         self, memory: Tensor, gradient: Tensor | None, candidates: Candidates, *, clear: bool = False
     ) -> None:
-        """Replaces the memory by the gradient: nothing is carried over."""
+        """Replaces the memory by the gradient."""
         if gradient is None:
             memory.zero_()
         else:
@@ -111,13 +111,13 @@ class NoResidual(Residual):
         candidates.add(memory, None)
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
-        """Keeps nothing; the next gradient overwrites the memory."""
+        """Does nothing, since the next gradient overwrites the memory."""
 
 
 class RescaledResidual(NoResidual):
-    """Forgets what was not sent, and multiplies what was by n / k.
+    """Keeps no residual, and multiplies sent entries by n / k.
 
-    Makes a random choice of k out of n entries right on average (Foroutan Eghlidi and Jaggi, Sparse Communication
+    This makes a random choice of k out of n entries unbiased (Foroutan Eghlidi and Jaggi, Sparse Communication
     for Training Deep Networks, 2020, axis "error feedback off").
     """
 
@@ -127,7 +127,7 @@ class RescaledResidual(NoResidual):
     rescales = True
 
     def scale(self, total: SparseVector, parts: Sequence[Part]) -> SparseVector:
-        """Every entry times the length of its part / the entries sent of it."""
+        """Multiplies each entry by the length of its part / the number of entries sent of it."""
         device, dtype = total.indices.device, total.values.dtype
         ends = torch.tensor([part.stop for part in parts], dtype=torch.int64, device=device)
         factors = torch.tensor([(part.stop - part.start) / part.k for part in parts], dtype=dtype, device=device)
@@ -137,27 +137,27 @@ class RescaledResidual(NoResidual):
 
 @dataclass(frozen=True)
 class ErrorFeedback(Residual):
-    """Carries over what is late.
+    """Base class of the rules that keep a residual.
 
     Args:
-        decay: share of it that is left in the next step, so that what is very late is forgotten: of a gradient that
-            waits, no more than 1 / (1 - decay) steps add up. ``None`` keeps all, as published. SparseLoCo (Sarfi et
-            al., arXiv 2508.15706) has 0.95, of its outer steps.
+        decay: Share of the residual that remains in the next step, so that very late entries fade: an unsent entry
+            accumulates at most 1 / (1 - decay) steps. ``None`` keeps all, as published. SparseLoCo (Sarfi et al.,
+            arXiv 2508.15706) uses 0.95 per outer step.
 
     Raises:
-        ConfigError: if it is not between 0 and 1.
+        ConfigError: If ``decay`` is not between 0 and 1.
     """
 
     decay: float | None = None
 
     def __post_init__(self) -> None:
         if self.decay is not None and (not is_a(float, self.decay) or not 0 < self.decay < 1):
-            raise ConfigError(f"residual.decay must be above 0 and below 1, or null for none, got {self.decay!r}")
+            raise ConfigError(f"residual.decay must be above 0 and below 1, or null, got {self.decay!r}")
 
     def accumulate(
         self, memory: Tensor, gradient: Tensor | None, candidates: Candidates, *, clear: bool = False
     ) -> None:
-        """Adds a gradient to what is left of what was carried over, in place; see :class:`Residual`."""
+        """Adds a gradient to the decayed residual, in place; see :class:`Residual`."""
         if self.decay is not None:
             memory.mul_(self.decay)
         super().accumulate(memory, gradient, candidates, clear=clear)
@@ -165,42 +165,42 @@ class ErrorFeedback(Residual):
 
 @dataclass(frozen=True)
 class LocalResidual(ErrorFeedback):
-    """LRES: keeps what this worker did not select itself. See :class:`ErrorFeedback`."""
+    """LRES: keeps the entries that this worker did not select. :class:`ErrorFeedback` documents the arguments."""
 
     name = "local"
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
-        """Restores the original vector and clears what this worker selected."""
+        """Restores the original vector, without the entries that this worker selected."""
         accumulated.restore_but(final, whole=True)
         accumulated.add_errors(final)
 
 
 @dataclass(frozen=True)
 class PartialResidual(ErrorFeedback):
-    """PRES: also keeps what this worker selected but the final result lacks (the rule of Ok-Topk, too).
+    """PRES: also keeps selected entries that are missing from the result, as Ok-Topk does.
 
-    See :class:`ErrorFeedback`.
+    :class:`ErrorFeedback` documents the arguments.
     """
 
     name = "partial"
     needs_entries = True
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
-        """Restores the original vector and clears what this worker selected and the result holds."""
+        """Restores the original vector, without the selected entries that are in the result."""
         accumulated.restore_but(final, whole=False)
         accumulated.add_errors(final)
 
 
 @dataclass(frozen=True)
 class GlobalResidual(ErrorFeedback):
-    """GRES: also keeps, where the result has an index, the mass this worker dropped on the way.
+    """GRES: also keeps the entries that this worker dropped from partial sums, for indices in the result.
 
-    See :class:`ErrorFeedback`.
+    :class:`ErrorFeedback` documents the arguments.
     """
 
     name = "global"
     needs_entries = True
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
-        """Restores the original vector except at the result's indices."""
+        """Restores the original vector, except at the indices of the result."""
         accumulated.restore_others(final)

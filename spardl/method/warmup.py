@@ -1,4 +1,4 @@
-"""Dense warm-up: the first steps of a run without compression, while gradients still change fast.
+"""Dense warm-up: the first steps of a run are not compressed, since gradients still change fast.
 
 Source: the official Ok-Topk code trains its first 512 (VGG) or 128 (LSTM) steps densely; torch's PowerSGD hook its
 first ``start_powerSGD_iter``.
@@ -18,14 +18,14 @@ __all__ = ["Warmup"]
 
 @dataclass(frozen=True)
 class Warmup:
-    """How a run begins.
+    """Dense warm-up at the beginning of a run.
 
     Args:
-        steps: synchronizations that send the whole gradient.
-        communicator: how they add it up.
+        steps: Number of synchronizations that send the whole gradient.
+        communicator: Dense communicator of these synchronizations.
 
     Raises:
-        ConfigError: if the number of steps is not a whole number, at least 0, or the communicator not a dense one.
+        ConfigError: If ``steps`` is not a whole number of at least 0, or the communicator is not a dense one.
     """
 
     steps: int = 0
@@ -34,4 +34,7 @@ class Warmup:
     def __post_init__(self) -> None:
         check_whole("warmup.steps", self.steps, least=0)
         if not isinstance(self.communicator, DenseCommunicator):
-            raise ConfigError("warmup.communicator must sum dense tensors: dense, backend or allgather_dense")
+            raise ConfigError(
+                "warmup.communicator must be dense, backend or allgather_dense, got "
+                f"{getattr(self.communicator, 'name', self.communicator)!r}"
+            )

@@ -1,4 +1,4 @@
-"""Workers that run Ok-Topk, and gradients for them, as its tests need them."""
+"""Simulated workers and gradients for the tests of Ok-Topk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PUBLISHED = ("vgg", "lstm", "bert")
 
 
 def published(name: str) -> dict[str, Any]:
-    """The parts that a configuration names."""
+    """Parts of a configured method."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("train", [f"compressor={name}"])
     return {
@@ -44,7 +44,7 @@ def cluster(
 
 
 def alike(workers: int, length: int, source: torch.Generator) -> list[Tensor]:
-    """Gradients with a common part."""
+    """Gradients of all workers with a common component."""
     common = torch.randn(length, generator=source, dtype=torch.float64)
     return [common + torch.randn(length, generator=source, dtype=torch.float64) for _ in range(workers)]
 

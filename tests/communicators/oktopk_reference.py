@@ -1,4 +1,4 @@
-"""A slow, obvious model of Ok-Topk on a whole cluster, written from its description in plain numbers."""
+"""Reference implementation of Ok-Topk on all workers at once, in plain numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TopkA."""
+"""TopkA: the sum of all selected entries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from spardl.vector.sparse import SparseVector
 from tests.harness import Bench, topka
 
 
-def test_the_sum_of_what_each_worker_selects() -> None:
+def test_sums_all_selected_entries() -> None:
     gradients = [torch.tensor([5.0, 1.0, 0.0, 4.0]), torch.tensor([1.0, -7.0, 0.5, 3.0])]
     bench = Bench.build(topka(0.5), 2, 4, torch.float32)
     average = bench.step(gradients)[0]

@@ -1,4 +1,4 @@
-"""The all-gather of codes, with a compressor that is simple enough to follow by hand."""
+"""All-gather of codes, with simple compressors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.harness import Bench, context
 
 @dataclass(frozen=True)
 class Whole(CodeCompressor):
-    """Sends whole numbers from -128 to 127, a byte each."""
+    """Sends whole numbers from -128 to 127, one byte each."""
 
     decoded: list[int] = field(default_factory=list)
 
@@ -43,7 +43,7 @@ def bench(workers: int, length: int, dtype: torch.dtype = torch.float64) -> Benc
     return Bench.build(Method(Whole(), AllGatherCodes(), LocalResidual()), workers, length, dtype)
 
 
-def test_what_is_not_sent_stays() -> None:
+def test_compression_error_stays() -> None:
     found = bench(2, 3)
     gradients = [torch.tensor([1.5, -2.25, 0.0]), torch.tensor([0.75, 4.0, -0.5])]
     assert found.step([gradient.double() for gradient in gradients])[0].tolist() == [0.5, 1.0, 0.0]
@@ -78,7 +78,7 @@ def test_every_worker_decodes_each_message_once() -> None:
 
 
 def test_adds_up_by_rank() -> None:
-    """In an order of which float32 keeps nothing but the last number."""
+    """Only one order of additions gives this float32 result."""
 
     class Powers(Whole):
         """The exponent of 2."""
@@ -101,7 +101,7 @@ def test_adds_up_by_rank() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 7, 8, 16])
 def test_cost(workers: int) -> None:
-    """A word is 32 bits; a message of 10 bytes is 3 words."""
+    """A message of 10 bytes takes 3 words of 32 bits."""
     found = bench(workers, 10)
     found.step([torch.ones(10, dtype=torch.float64)] * workers)
     for ledger in found.cluster.ledgers:
@@ -114,8 +114,8 @@ def test_cost(workers: int) -> None:
         assert cost.words.low == cost.words.high == 3 * (workers - 1)
 
 
-def test_codes_and_dense_tensors_do_not_mix() -> None:
+def test_dense_compressors_are_refused() -> None:
     with pytest.raises(ConfigError, match="use communicator=allgather_codes"):
         Method(Whole(), AllGatherDense(), NoResidual())
-    with pytest.raises(ConfigError, match="allgather_codes cannot add up dense tensors"):
+    with pytest.raises(ConfigError, match="allgather_codes cannot sum dense tensors"):
         Method(NoCompression(), AllGatherCodes(), NoResidual())

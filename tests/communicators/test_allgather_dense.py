@@ -1,4 +1,4 @@
-"""The dense all-gather."""
+"""Dense all-gather."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ METHOD = Method(NoCompression(), AllGatherDense(), NoResidual())
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5, 8, 13])
 @pytest.mark.parametrize("length", [0, 1, 17])
-def test_adds_up_by_rank(workers: int, length: int) -> None:
-    """To the last bit what a loop over the ranks makes, from numbers whose sum depends on the order."""
+def test_adds_in_the_order_of_ranks(workers: int, length: int) -> None:
+    """Bit-identical to a loop over the ranks, for summands whose sum depends on the order."""
     source = np.random.default_rng(workers)
     gradients = (source.standard_normal((workers, length)) * 10.0 ** source.integers(-6, 7, (workers, length))).astype(
         np.float32
@@ -35,7 +35,7 @@ def test_adds_up_by_rank(workers: int, length: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 7, 8, 16])
-def test_few_rounds_and_many_words(workers: int) -> None:
+def test_cost(workers: int) -> None:
     length = 11
     bench = Bench.build(METHOD, workers, length)
     bench.step([torch.ones(length, dtype=torch.float64)] * workers)
@@ -45,8 +45,8 @@ def test_few_rounds_and_many_words(workers: int) -> None:
         assert ledger.bytes_sent == ledger.bytes_received == 8 * ledger.words
 
 
-def test_the_sum_keeps_no_message_alive() -> None:
-    """The others' vectors arrive in messages of up to P n entries."""
+def test_sum_does_not_keep_messages_alive() -> None:
+    """Vectors arrive in messages of up to P n entries."""
     length, workers = 10, 8
     bench = Bench.build(METHOD, workers, length)
     for state in bench.states:

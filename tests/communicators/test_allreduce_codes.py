@@ -1,4 +1,4 @@
-"""The all-reduce of codes, with a compressor that is simple enough to follow by hand."""
+"""All-reduce of codes, with simple compressors."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def bench(workers: int, length: int) -> Bench:
     return Bench.build(Method(Whole(), AllReduceCodes(), LocalResidual()), workers, length)
 
 
-def test_by_hand() -> None:
-    """The first worker adds up the first entry, the second the others; one's own is added as it is, then coded."""
+def test_worked_example() -> None:
+    """The first worker sums the first entry, the second the others; the own summand is not coded, the sum is."""
     found = bench(2, 3)
     gradients = [torch.tensor([1.5, -2.25, 0.5]), torch.tensor([0.75, 4.5, -0.5])]
     # 1.5 + 0 is coded as 1; -2 + 4.5 as 2; 0 - 0.5 as 0.
@@ -59,7 +59,7 @@ def test_equals_a_loop_over_the_ranks(workers: int, length: int) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 7, 8])
 def test_cost(workers: int) -> None:
-    """A word is 32 bits; of 80 entries, a byte each, every worker sends as much as a ring all-reduce of bytes does."""
+    """80 entries of one byte each: the words of a ring all-reduce of bytes, 32 bits each."""
     found = bench(workers, 80)
     found.step([torch.ones(80, dtype=torch.float64)] * workers)
     for rank, ledger in enumerate(found.cluster.ledgers):
@@ -71,8 +71,8 @@ def test_cost(workers: int) -> None:
     assert sum(half.words.high for half in halves) == cost.words.high
 
 
-def test_no_two_messages_draw_alike() -> None:
-    """Of a worker, over steps."""
+def test_messages_have_different_random_numbers() -> None:
+    """All messages of one worker, over several steps."""
     steps: list[int] = []
     for step in range(4):
         where = Context(Worker(1, 3), layout_of(30), step)
@@ -83,7 +83,7 @@ def test_no_two_messages_draw_alike() -> None:
 
 
 @pytest.mark.slow
-def test_two_roundings_at_random_are_right_on_average() -> None:
+def test_two_stochastic_roundings_are_unbiased() -> None:
     vector = torch.linspace(-1, 1, 64, dtype=torch.float64)
     found = Bench.build(Method(QSGD(bits=2, bucket_entries=16, norm="max"), AllReduceCodes(), NoResidual()), 4, 64)
     mean = torch.zeros(64, dtype=torch.float64)
@@ -94,7 +94,7 @@ def test_two_roundings_at_random_are_right_on_average() -> None:
     torch.testing.assert_close(mean, vector, atol=0.1, rtol=0)
 
 
-def test_a_sum_that_overflows_is_cut_and_told() -> None:
+def test_overflow_of_a_sum_is_clipped_and_counted() -> None:
     method = spardl.make_method("int8", exempt=0)
     found = Bench.build(method, 2, 40, torch.float32)
     limit = torch.finfo(torch.float32).max
@@ -106,8 +106,8 @@ def test_a_sum_that_overflows_is_cut_and_told() -> None:
 
 
 @pytest.mark.parametrize(("name", "workers"), list(itertools.product(("qsgd", "signsgd", "terngrad"), (1, 3))))
-def test_other_codes_can_be_summed_so(name: str, workers: int) -> None:
-    """With layers cut at the borders of blocks."""
+def test_sums_codes_of_other_compressors(name: str, workers: int) -> None:
+    """Borders of blocks cut layers."""
     whole = spardl.make_method(name)
     found = Bench.build(Method(whole.compressor, AllReduceCodes(), whole.residual), workers, 61)
     gradients = [torch.randn(61, generator=torch.Generator().manual_seed(rank)).double() for rank in range(workers)]
@@ -116,8 +116,8 @@ def test_other_codes_can_be_summed_so(name: str, workers: int) -> None:
     assert torch.dot(averages[0], torch.stack(gradients).mean(0)) > 0  # type: ignore[arg-type]
 
 
-def test_the_average_is_written_where_there_is_room() -> None:
-    """And is what it would be elsewhere."""
+def test_average_is_written_into_given_memory() -> None:
+    """The result is the same as without it."""
     method, gradients = spardl.make_method("int4", exempt=0), [torch.randn(50) for _ in range(3)]
     benches = [Bench.build(method, 3, 50, torch.float32) for _ in range(2)]
     for _ in range(3):
@@ -145,8 +145,8 @@ def test_the_average_is_written_where_there_is_room() -> None:
     ),
     ids=str,
 )
-def test_no_residual_is_above_its_bound(name: str, rounding: str, dtype: torch.dtype) -> None:
-    """Of a sum, which can be as many times as large as there are workers, more can be left than of any gradient."""
+def test_residual_stays_within_its_bound(name: str, rounding: str, dtype: torch.dtype) -> None:
+    """A sum can be P times larger than a gradient, and so can its compression error."""
     method = spardl.make_method(name, exempt=0, block=16, **({} if name == "fp8" else {"rounding": rounding}))
     found = Bench.build(method, 8, 200, dtype)
     for step in range(4):

@@ -1,4 +1,4 @@
-"""The backend's own all-reduce."""
+"""All-reduce of the backend."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spardl.method.residuals import NoResidual
 from tests.harness import Bench, run_workers
 
 
-def test_one_collective_at_the_ideal_cost() -> None:
+def test_one_collective_at_optimal_cost() -> None:
     bench = Bench.build(Method(NoCompression(), Backend(), NoResidual()), 4, 8)
     averages = bench.step([torch.full((8,), float(rank), dtype=torch.float64) for rank in range(4)])
     assert all(torch.equal(average, torch.full((8,), 1.5, dtype=torch.float64)) for average in averages)
@@ -23,8 +23,8 @@ def test_one_collective_at_the_ideal_cost() -> None:
 @pytest.mark.parametrize(
     "workers", [2, 3, pytest.param(4, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.slow)]
 )
-def test_gloo_gives_all_workers_the_same_bits(workers: int) -> None:
-    """Though summands of different size make another sum in every order: each entry is added up by one worker alone."""
+def test_gloo_is_bit_identical_on_all_workers(workers: int) -> None:
+    """One worker sums each entry, so the order of additions is the same for all of them."""
     kinds = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     lengths = (1, 2, 7, 1000, 70_001)
 

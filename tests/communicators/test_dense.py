@@ -1,4 +1,4 @@
-"""The dense ring."""
+"""Dense ring."""
 
 from __future__ import annotations
 

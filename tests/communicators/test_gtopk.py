@@ -1,4 +1,4 @@
-"""gTopk: both variants against a slow, obvious model of the whole cluster; their costs for any number of workers."""
+"""gTopk: both variants against a reference implementation, and their costs for any number of workers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def largest(entries: Entries, k: int) -> Entries:
 
 @dataclass
 class Cluster:
-    """All workers in plain arrays: what each has to send, what each dropped, and who only waits for the result."""
+    """All workers in plain arrays: entries to send, dropped entries, and workers that only wait for the result."""
 
     k: int
     held: list[Entries]
@@ -45,7 +45,7 @@ class Cluster:
     gone: set[int] = field(default_factory=set)
 
     def meet(self, workers: Sequence[int], others: Sequence[int]) -> None:
-        """Two groups, each of one mind, add up; those who then hold the sum share what it loses."""
+        """Two groups with one vector each sum up; all holders of the sum share its dropped entries."""
         one, other = self.held[workers[0]], self.held[others[0]]
         union = {i: one.get(i, 0.0) + other.get(i, 0.0) for i in {*one, *other}}
         kept = largest(union, self.k)
@@ -103,7 +103,7 @@ def reference(inputs: Sequence[Vector], k: int, variant: str, rule: Residual) ->
 
 
 def compare(gradients: Sequence[Sequence[Tensor]], density: float, variant: str, rule: Residual) -> None:
-    """Runs some steps, and the model beside them; gradients by step and worker."""
+    """Compares several steps with the reference; gradients by step and worker."""
     workers, length = len(gradients[0]), gradients[0][0].numel()
     method = Method(TopK(density), GTopk(variant), rule)
     bench = Bench.build(method, workers, length)
@@ -142,7 +142,7 @@ def test_equals_the_reference(workers: int, variant: str, rule: Residual) -> Non
     rule=st.sampled_from(RULES),
 )
 @hypothesis_settings(max_examples=80)
-def test_equals_the_reference_in_small_shapes(
+def test_equals_the_reference_for_small_shapes(
     data: st.DataObject, workers: int, length: int, density: float, variant: str, rule: Residual
 ) -> None:
     """Ties, zeros, sums that cancel out."""
@@ -153,8 +153,8 @@ def test_equals_the_reference_in_small_shapes(
     compare(gradients, density, variant, rule)
 
 
-def test_three_workers_by_hand() -> None:
-    """k = 1. Worker 0 meets 1 first in the tree, and 2 first when folding; another one wins."""
+def test_worked_example_of_three_workers() -> None:
+    """k = 1. Worker 0 exchanges with 1 first in the tree, and with 2 first when folding, so other entries win."""
     gradients = [torch.tensor(values) for values in ([3.0, 0, 1], [0, 4.0, 1], [2.0, 0, 1])]
     left = {
         ("tree", "partial"): [[3, 0, 1], [0, 0, 1], [2, 0, 1]],  # 4 wins over 3, then over 2
@@ -173,7 +173,7 @@ def test_three_workers_by_hand() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 4, 8, 16])
 def test_variants_agree_for_a_power_of_two(workers: int) -> None:
-    """The same pairs meet; only who keeps what is dropped differs, which the partial rule does not look at."""
+    """The same pairs exchange; they differ only in the owner of dropped entries, which the partial rule ignores."""
     benches = [Bench.build(Method(TopK(0.1), GTopk(variant), PartialResidual()), workers, 50) for variant in VARIANTS]
     source = torch.Generator().manual_seed(workers)
     for _ in range(3):
@@ -182,8 +182,8 @@ def test_variants_agree_for_a_power_of_two(workers: int) -> None:
         assert same_bits(one, other)
 
 
-def test_partial_loses_what_is_dropped_on_the_way() -> None:
-    """1 at position 0 is dropped where 0 and 1 meet, but its index is in the end result, thanks to 2 and 3."""
+def test_partial_residual_loses_dropped_entries() -> None:
+    """Workers 0 and 1 drop position 0, but workers 2 and 3 bring its index into the result."""
     gradients = [torch.tensor(values) for values in ([1.0, 0, 0], [0, 2.0, 0], [5.0, 0, 0], [5.0, 0, 0])]
     for rule, lost in ((PartialResidual(), 1.0), (GlobalResidual(), 0.0)):
         for variant in VARIANTS:
@@ -206,7 +206,7 @@ class Reluctant(TopK):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("workers", [1, 3, 4, 7])
-def test_fewer_entries_than_there_is_room_for(workers: int, variant: str) -> None:
+def test_fewer_entries_than_the_slot_holds(workers: int, variant: str) -> None:
     gradients = list(torch.randn(workers, 50, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
     bench = Bench.build(Method(Reluctant(0.1), GTopk(variant), GlobalResidual()), workers, 50)
     averages = bench.step(gradients)
@@ -229,7 +229,7 @@ def measured(workers: int, variant: str) -> tuple[Bench, int]:
 
 @pytest.mark.parametrize("workers", [*range(1, 18), 32])
 def test_cost_of_the_tree(workers: int) -> None:
-    """A worker sends 2k words to its parent and to each child, and gets as much from each."""
+    """A worker sends 2k words to its parent and to each child, and receives 2k words from each."""
     bench, k = measured(workers, "tree")
     for rank, ledger in enumerate(bench.cluster.ledgers):
         neighbours = sum(child & (child - 1) == rank for child in range(1, workers)) + (rank > 0)
@@ -248,7 +248,7 @@ def test_cost_of_the_tree(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [*range(1, 18), 32])
 def test_cost_of_doubling(workers: int) -> None:
-    """log2 P rounds and 2k log2 P words; the workers beyond a power of two cost two rounds more."""
+    """log2 P rounds and 2k log2 P words; workers beyond a power of two take two more rounds."""
     bench, k = measured(workers, "doubling")
     levels = workers.bit_length() - 1
     core = 1 << levels
@@ -269,7 +269,7 @@ def test_cost_of_doubling(workers: int) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("workers", [*range(1, 18), 32])
-def test_the_formula_has_the_limits_over_all_workers(workers: int, variant: str) -> None:
+def test_formula_bounds_all_workers(workers: int, variant: str) -> None:
     bench, _ = measured(workers, variant)
     rounds, words = bench.method.cost(Context(bench.cluster.local_workers[0], bench.states[0].layout, 0))
     ledgers = bench.cluster.ledgers
@@ -277,7 +277,7 @@ def test_the_formula_has_the_limits_over_all_workers(workers: int, variant: str)
     assert words == (min(one.words for one in ledgers), max(one.words for one in ledgers))
 
 
-def test_nothing_lasts() -> None:
+def test_has_no_state() -> None:
     assert GTopk().init_state().state_dict() == {}
 
 

@@ -1,4 +1,4 @@
-"""Ok-Topk: its regions, thresholds and costs, and a slow, obvious model of the whole cluster to compare with."""
+"""Ok-Topk: regions, thresholds and costs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.communicators.oktopk_cluster import PUBLISHED, WORKERS, alike, cluste
 from tests.harness import NETWORK, Bench, layout_of, same_bits
 
 
-def test_the_files_hold_the_published_numbers() -> None:
+def test_configurations_hold_the_published_values() -> None:
     densities, steps = {"vgg": 0.02, "lstm": 0.02, "bert": 0.01}, {"vgg": 512, "lstm": 128, "bert": 0}
     bands = {
         "vgg": ((0.6667, 1.012, 1.25, 1.012), (0.6667, 1.008, 1.3333, 1.008)),
@@ -57,7 +57,7 @@ def test_no_mass_is_lost() -> None:
 
 
 def spent(bench: Bench, gradients: list[Tensor]) -> tuple[int, list[int], list[int]]:
-    """Entries in the result of a step, and every worker's words and rounds, which its formula must allow."""
+    """Entries in the result of a step, and every worker's words and rounds, which must be within bounds."""
     workers, method = len(gradients), bench.method
     before = [(ledger.words, ledger.rounds) for ledger in bench.cluster.ledgers]
     step = bench.states[0].step
@@ -74,7 +74,7 @@ def spent(bench: Bench, gradients: list[Tensor]) -> tuple[int, list[int], list[i
 @pytest.mark.parametrize("factor", [4, 0])
 @pytest.mark.parametrize("workers", [2, 3, 5, 8])
 def test_words_and_rounds(workers: int, factor: float) -> None:
-    """At most 6k(P-1)/P words, counts and borders included, but where the threshold is evaluated; then up to 2kP."""
+    """At most 6k(P-1)/P words, counts and borders included; up to 2kP in steps that evaluate the threshold."""
     length, k = 12_000, 1200
     communicator = OkTopk(balance_factor=factor, threshold_period=8, repartition_period=16)
     bench = cluster(workers, length, ReusedThreshold(0.1, period=8), communicator, NoResidual())
@@ -97,7 +97,7 @@ def test_words_and_rounds(workers: int, factor: float) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 7, 8])
-def test_without_entries_only_their_numbers_are_sent(workers: int) -> None:
+def test_without_entries_only_counts_are_sent(workers: int) -> None:
     """The lower limit of the formula."""
     bench = cluster(workers, 40, ReusedThreshold(0.1), OkTopk(repartition_period=2))
     for step in range(3):
@@ -120,8 +120,8 @@ def concentrated(workers: int, length: int, source: torch.Generator) -> list[Ten
     return gradients
 
 
-def test_unequal_blocks_are_balanced_and_new_regions_make_them_equal() -> None:
-    """Weight moves into one region: balancing cuts the words of the worker that holds it, and changes no value."""
+def test_blocks_are_balanced_until_new_regions() -> None:
+    """All weight moves into one region: balancing reduces the words of its owner and changes no value."""
     workers, length, k = 8, 4000, 160
     found: dict[float | None, list[tuple[int, list[int], list[int]]]] = {}
     for factor in (None, 4):
@@ -146,8 +146,8 @@ def test_unequal_blocks_are_balanced_and_new_regions_make_them_equal() -> None:
             assert max(words) < 5 * k * 7 / 8
 
 
-def test_by_hand() -> None:
-    """Two workers, six entries, exact top-2: a step that evaluates, one that re-uses, one that balances."""
+def test_worked_example() -> None:
+    """Two workers, six entries, exact top-2: steps that evaluate, reuse and balance."""
     bench = cluster(2, 6, TopK(1 / 3), OkTopk(balance_factor=1.5, reevaluate_beyond=None))
     first = [torch.tensor([9.0, 0, 0, 5, 1, 0]), torch.tensor([0.0, 4, 0, 7, 2, 0])]
     average = bench.step([vector.double() for vector in first])[0]
@@ -186,7 +186,7 @@ def spent_by_hand(bench: Bench, gradients: list[Tensor]) -> tuple[SparseVector, 
 
 @pytest.mark.parametrize("residual", [NoResidual(), PartialResidual()])
 @pytest.mark.parametrize("scale", [100.0, 0.01])
-def test_a_jump_of_the_scale_is_noticed(scale: float, residual: Residual) -> None:
+def test_jump_of_the_scale_is_detected(scale: float, residual: Residual) -> None:
     """Between two evaluations; the count of the result stays between k/2 and 2k, and the threshold follows."""
     length, k = 6000, 300
     counts, thresholds = {}, {}
@@ -217,7 +217,7 @@ def test_all_zeros_and_back() -> None:
     assert counts == [0, 0, 10]
 
 
-def test_what_adds_up_to_zero_is_not_kept() -> None:
+def test_sums_of_zero_are_dropped() -> None:
     bench = cluster(2, 4, TopK(0.5), OkTopk())
     ups = torch.tensor([5.0, 1.0, 0.0, 0.0], dtype=torch.float64)
     average = bench.step([ups, torch.tensor([-5.0, 1.0, 0.0, 0.0], dtype=torch.float64)])[0]
@@ -226,7 +226,7 @@ def test_what_adds_up_to_zero_is_not_kept() -> None:
     assert [state.memory.tolist() for state in bench.states] == [[5.0, 0, 0, 0], [-5.0, 0, 0, 0]]
 
 
-def test_a_threshold_too_small_for_the_type_keeps_no_zeros() -> None:
+def test_underflowing_threshold_keeps_no_zeros() -> None:
     bench = cluster(2, 4, TopK(0.5), OkTopk(reevaluate_beyond=None), dtype=torch.float32)
     bench.step([torch.ones(4)] * 2)
     for state in bench.states:
@@ -252,7 +252,7 @@ def test_density_one_is_the_dense_average(compressor: SparseCompressor) -> None:
             assert not bench.residuals().any()
 
 
-def test_an_overflow_stays_out_of_the_threshold() -> None:
+def test_overflow_does_not_enter_the_threshold() -> None:
     largest = torch.finfo(torch.float32).max
     bench = cluster(4, 40, ReusedThreshold(0.1), OkTopk(), dtype=torch.float32)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Ok-Topk while residuals still grow from zero, so that the thresholds of the step before select far too many."""
+"""Ok-Topk while residuals grow from zero, so that reused thresholds select too many entries."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def layers(source: torch.Generator, length: int, step: int) -> Tensor:
 
 
 def words_of(bench: Bench, gradients: list[Tensor]) -> tuple[SparseVector, list[int]]:
-    """The average, which all workers must have to the last bit, and every worker's words; the formulas must be true."""
+    """Average of a step, bit-identical on all workers, and every worker's words, which must be within bounds."""
     workers, step = len(gradients), bench.states[0].step
     before = [(ledger.words, ledger.rounds) for ledger in bench.cluster.ledgers]
     averages = bench.step(gradients)
@@ -67,8 +67,8 @@ def words_of(bench: Bench, gradients: list[Tensor]) -> tuple[SparseVector, list[
 
 
 @pytest.mark.parametrize(("workers", "beyond"), some_quick(product([2, 3, 5, 8, 14], [2.0, None]), 3))
-def test_a_cold_start_stays_within_the_bound(workers: int, beyond: float | None) -> None:
-    """6k(P-1)/P words on every worker, numbers included, in all steps between two evaluations."""
+def test_cold_start_stays_within_the_bound(workers: int, beyond: float | None) -> None:
+    """6k(P-1)/P words on every worker, counts included, in all steps between two evaluations."""
     length, k = 3000 * workers, 30 * workers
     parts = ReusedThreshold(0.01, reevaluate_beyond=beyond), OkTopk(reevaluate_beyond=beyond)
     bench = cluster(workers, length, *parts)
@@ -89,7 +89,7 @@ def test_a_cold_start_stays_within_the_bound(workers: int, beyond: float | None)
     ids=lambda one: str(getattr(one, "__name__", one)),
 )
 def test_the_mean_never_exceeds_the_published_formula(workers: int, make: Make) -> None:
-    """However gradients change, as long as regions hold equal shares; over both kinds of evaluations."""
+    """For any gradients, as long as regions hold equal shares; over both kinds of evaluations."""
     length = 4000
     communicator = OkTopk(threshold_period=14, repartition_period=14)
     bench = cluster(workers, length, ReusedThreshold(0.03, period=14), communicator)
@@ -111,8 +111,8 @@ def test_the_published_forms_stay_within_the_bound(name: str) -> None:
             assert max(words) <= 6 * k * (workers - 1) / workers, step
 
 
-def test_a_compressor_that_selects_far_too_many_is_cut() -> None:
-    """Gaussian-k keeps 3.5 k of these; what is cut stays with the worker."""
+def test_oversized_selections_are_cut() -> None:
+    """Gaussian-k selects 3.5 k entries here; cut entries stay with the worker."""
     workers, length, k = 4, 20_000, 20
     compressor = GaussianK(0.001)
     bench = cluster(workers, length, compressor, OkTopk())
@@ -132,8 +132,8 @@ def test_a_compressor_that_selects_far_too_many_is_cut() -> None:
 
 
 @pytest.mark.parametrize("scale", [5.0, 0.1])
-def test_a_threshold_found_ahead_of_time_is_nearly_the_exact_one(scale: float) -> None:
-    """From too many sums, or from too few, k are kept: the largest, but for a few that lie close to the threshold."""
+def test_early_threshold_is_close_to_the_exact_one(scale: float) -> None:
+    """The result has k sums: the largest ones, except for a few close to the threshold."""
     workers, length, k = 5, 20_000, 1000
     bench = cluster(workers, length, TopK(k / length), OkTopk(threshold_period=1000))
     source = torch.Generator().manual_seed(3)
@@ -167,8 +167,8 @@ def by_hand(scale: float, beyond: float | None = 2.0) -> tuple[Bench, list[Tenso
 
 
 @pytest.mark.parametrize("beyond", [2.0, None])
-def test_too_many_by_hand(beyond: float | None) -> None:
-    """More than 4/3 of k, but not more than twice: they are cut, and the threshold is corrected as published."""
+def test_worked_example_of_too_many(beyond: float | None) -> None:
+    """More than 4/3 k, at most 2 k: the selection is cut, and the threshold is corrected as published."""
     bench, gradients = by_hand(1, beyond)
     average, words = words_of(bench, gradients)
     # Six sums reach 2, four of them with worker 0. Of three each gives its share, rounded up: 3 x 4/6 and 3 x 2/6.
@@ -179,7 +179,7 @@ def test_too_many_by_hand(beyond: float | None) -> None:
     assert [state.memory.nonzero().squeeze(1).tolist() for state in bench.states] == [[2], [3, 6]]
 
 
-def test_far_too_many_by_hand() -> None:
+def test_worked_example_of_far_too_many() -> None:
     """A new threshold is found among 4/3 of k: 4 x 4/6 and 4 x 2/6, rounded up."""
     bench, gradients = by_hand(1, 1.9)
     average, words = words_of(bench, gradients)
@@ -191,7 +191,7 @@ def test_far_too_many_by_hand() -> None:
 
 
 @pytest.mark.parametrize("beyond", [2.0, None])
-def test_too_few_by_hand(beyond: float | None) -> None:
+def test_worked_example_of_too_few(beyond: float | None) -> None:
     bench, gradients = by_hand(0.1, beyond)
     average, words = words_of(bench, gradients)
     if beyond is None:

@@ -1,4 +1,4 @@
-"""Ok-Topk against a slow, obvious model of the whole cluster."""
+"""Ok-Topk against a reference implementation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SHORT = {
 
 
 def compare(workers: int, parts: tuple[ReusedThreshold, OkTopk], length: int, steps: int, seed: int) -> Reference:
-    """Runs the cluster beside the reference, on gradients with ties, zeros, changes of scale and moving weight."""
+    """Compares the cluster with the reference, on gradients with ties, zeros, changes of scale and moving weight."""
     bench, reference = cluster(workers, length, *parts), Reference(workers, length, *parts)
     source = torch.Generator().manual_seed(seed)
     place = torch.linspace(0, 3, length, dtype=torch.float64)
@@ -76,7 +76,7 @@ def test_equals_the_reference(workers: int, name: str) -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_equals_the_reference_as_published(name: str) -> None:
-    """With the numbers of the files, over all periods; no evaluation ahead of time."""
+    """With the published options, over all periods and without early evaluation."""
     workers = 4
     parts = published(f"oktopk_{name}")
     compressor = replace(parts["compressor"], density=0.15)
@@ -88,7 +88,7 @@ def test_equals_the_reference_as_published(name: str) -> None:
 
 @given(st.integers(1, 9), st.integers(0, 25), st.floats(0.01, 1), st.sampled_from([None, 0, 4]), st.integers(0, 10**6))
 @hypothesis_settings(max_examples=25)
-def test_any_shape(workers: int, length: int, density: float, factor: float | None, seed: int) -> None:
-    """Fewer entries than workers, none at all, and all of them; balanced or not."""
+def test_small_shapes(workers: int, length: int, density: float, factor: float | None, seed: int) -> None:
+    """Fewer entries than workers, no entries, and all entries; balanced or not."""
     communicator = OkTopk(repartition_period=4, threshold_period=3, balance_factor=factor)
     compare(workers, (ReusedThreshold(density, period=3), communicator), length, 8, seed)

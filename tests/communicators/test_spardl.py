@@ -1,4 +1,4 @@
-"""SparDL: its rounds, its h, and a slow, obvious model of the whole cluster to compare with."""
+"""SparDL: its rounds, its h, and a reference implementation."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_equals_the_reference(workers: int, data: st.DataObject, seed: int) -> N
 
 
 def test_h_stays_in_its_range_and_meets_k() -> None:
-    """Section 1.5 of the facts: it must adapt for small blocks, too."""
+    """h must also adapt for small blocks."""
     for k, teams in ((30, 2), (60, 4), (7, 7), (1, 3), (4000, 4)):
         state, merged = SparDLState(), []
         lowest = math.ceil(k / teams)
@@ -144,7 +144,7 @@ def test_h_stays_in_its_range_and_meets_k() -> None:
         (80, True, 90, 100, False),  # no larger than k
     ],
 )
-def test_the_rule_of_h(step: int, inertia: bool, merged: int, then_step: int, then_inertia: bool) -> None:
+def test_adaptation_of_h(step: int, inertia: bool, merged: int, then_step: int, then_inertia: bool) -> None:
     state = SparDLState(h=60, step=step, inertia=inertia)
     state.adapt(merged, k=100, teams=4)
     assert (state.step, state.inertia) == (then_step, then_inertia)
@@ -152,7 +152,7 @@ def test_the_rule_of_h(step: int, inertia: bool, merged: int, then_step: int, th
 
 
 def test_h_adapts_on_real_selections() -> None:
-    """B-SAG over small blocks: the density reached comes close to the one asked for."""
+    """B-SAG over small blocks: the resulting density is close to the configured one."""
     workers, length, density = 6, 1200, 0.05
     bench = Bench.build(spardl(density, teams=3), workers, length)
     source = torch.Generator().manual_seed(3)
@@ -189,7 +189,7 @@ def test_blocks_cover_the_vector(length: int, count: int, capacity: int) -> None
     assert all(blocks.slots[b].capacity == min(capacity, sizes[b]) for b in range(count))
     around = [*blocks.parts, *blocks.parts]
     for first in range(count):
-        assert all(list(blocks.bag(first, size)) == around[first : first + size] for size in range(1, count + 1))
+        assert all(list(blocks.cyclic(first, size)) == around[first : first + size] for size in range(1, count + 1))
 
 
 def test_bad_options() -> None:
@@ -198,7 +198,7 @@ def test_bad_options() -> None:
             SparDL(teams=teams)
     with pytest.raises(ConfigError, match="must be one of bruck, recursive, got 'ring'"):
         SparDL(gather="ring")
-    with pytest.raises(ConfigError, match=r"power of two of teams, got teams=3; use gather=bruck"):
+    with pytest.raises(ConfigError, match=r"power of two as communicator.teams, got 3; use gather=bruck"):
         SparDL(teams=3, gather="recursive")
     with pytest.raises(ConfigError, match=r"teams=4 does not divide 6 workers; use one of 1, 2, 3, 6"):
         SparDL(teams=4).check_workers(6)

@@ -1,4 +1,4 @@
-"""TopkDSA: a slow, obvious model of the whole cluster, its costs on inputs of known overlap, and its two forms."""
+"""TopkDSA: a reference implementation, costs for inputs of known overlap, and both formats."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Vector = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class AnyCount(SparseCompressor):
-    """Selects what is above a threshold: none, some or all."""
+    """Selects entries above a threshold: none, some or all."""
 
     threshold: float
 
@@ -74,7 +74,7 @@ def reference(
 
 
 def compare(gradients: Sequence[Sequence[Tensor]], density: float, communicator: TopkDSA, rule: Residual) -> None:
-    """Runs some steps, and the model beside them; gradients by step and worker."""
+    """Compares several steps with the reference; gradients by step and worker."""
     workers, length = len(gradients[0]), gradients[0][0].numel()
     method = Method(TopK(density), communicator, rule)
     bench = Bench.build(method, workers, length)
@@ -114,7 +114,7 @@ def test_equals_the_reference(workers: int, dense_above: float, rule: Residual) 
     rule=st.sampled_from(RULES),
 )
 @hypothesis_settings(max_examples=40)
-def test_equals_the_reference_in_small_shapes(
+def test_equals_the_reference_for_small_shapes(
     data: st.DataObject, workers: int, length: int, density: float, communicator: TopkDSA, rule: Residual
 ) -> None:
     """Ties, zeros, sums that cancel out, regions without entries."""
@@ -127,7 +127,7 @@ def test_equals_the_reference_in_small_shapes(
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 @pytest.mark.parametrize("dense_above", FORMS.values(), ids=FORMS)
-def test_sums_that_cancel_out_lose_no_mass(dense_above: float, rule: Residual) -> None:
+def test_cancelled_sums_lose_no_mass(dense_above: float, rule: Residual) -> None:
     """Position 0: 4 - 4, both selected; position 1 is selected by worker 0 only."""
     gradients = [torch.tensor([4.0, 3.0, 1.0]), torch.tensor([-4.0, 0.5, 2.0])]
     bench = Bench.build(Method(TopK(2 / 3), TopkDSA(dense_above=dense_above), rule), 2, 3, torch.float32)
@@ -155,7 +155,7 @@ def test_any_number_of_entries(workers: int, threshold: float) -> None:
 
 
 def check_limits(bench: Bench) -> None:
-    """What the formula says before, and what was sent."""
+    """Compares the formula with the sent words."""
     workers = len(bench.states)
     for rank, ledger in enumerate(bench.cluster.ledgers):
         rounds, words = bench.method.cost(Context(Worker(rank, workers), bench.states[rank].layout, 0))
@@ -189,7 +189,7 @@ def words_of_counts(workers: int) -> int:
 @pytest.mark.parametrize("bucket", [1, 4])
 @pytest.mark.parametrize("disjoint", [False, True], ids=["identical", "disjoint"])
 @pytest.mark.parametrize("workers", [*WORKERS, 17])
-def test_cost_of_an_even_load(workers: int, disjoint: bool, bucket: int) -> None:
+def test_cost_of_even_load(workers: int, disjoint: bool, bucket: int) -> None:
     """From 4k(P-1)/P words to (2k+n)(P-1)/P, which is less than what kP entries would cost."""
     share = 2
     k, others, counts = share * workers, workers - 1, words_of_counts(workers)
@@ -209,7 +209,7 @@ def test_cost_of_an_even_load(workers: int, disjoint: bool, bucket: int) -> None
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_cost_of_an_uneven_load(workers: int) -> None:
+def test_cost_of_uneven_load(workers: int) -> None:
     """Exact for every worker: its own region is sent in each round, the one after it in all but the first, ..."""
     length, k = 203, 10
     source = torch.Generator().manual_seed(workers)
@@ -235,8 +235,8 @@ def test_cost_of_an_uneven_load(workers: int) -> None:
 
 
 @pytest.mark.parametrize(("dense_above", "entries"), [(0.5, 6), (1 / 3, 4), (0.25, 3), (0.0, 0), (1.0, 12)])
-def test_the_switch(dense_above: float, entries: int) -> None:
-    """So many of 12 entries travel sparse, one more dense; at one half the words are the same."""
+def test_dense_above(dense_above: float, entries: int) -> None:
+    """Up to a number of 12 entries, regions are sent sparse; at one half, both formats take the same words."""
     for union in range(1, 13):
         gradient = torch.zeros(12, dtype=torch.float64)
         places = [i // 2 + 6 * (i % 2) for i in range(union)]
@@ -257,7 +257,7 @@ def test_regions_without_entries(length: int) -> None:
         check_limits(bench)
 
 
-def test_nothing_lasts() -> None:
+def test_has_no_state() -> None:
     assert TopkDSA().init_state().state_dict() == {}
     assert TopkDSA().cost(Context(Worker(0, 1), layout_of(9), 0), TopK(1.0)) == ((0, 0), (0, 0))
 
@@ -269,5 +269,5 @@ def test_bad_options() -> None:
         ):
             TopkDSA(bucket=bucket)
     for share in (-0.1, 1.1, float("nan"), "half", True, None, [0.5]):
-        with pytest.raises(ConfigError, match="dense_above must be at least 0 and at most 1, got"):
+        with pytest.raises(ConfigError, match="dense_above must be a number from 0 to 1, got"):
             TopkDSA(dense_above=share)

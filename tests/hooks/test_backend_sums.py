@@ -56,9 +56,9 @@ def test_others_keep_their_own() -> None:
     ("options", "message"),
     [
         ({"communicator": "denze"}, "communicator must be one of allgather, "),
-        ({"communicator": "spardl"}, "communicator=spardl cannot add up dense tensors"),
-        ({"communicator": "dense", "halves": True}, "halves is no option of this method"),
-        ({"density": 0.1}, "density is no option of this method"),
+        ({"communicator": "spardl"}, "communicator=spardl cannot sum dense tensors"),
+        ({"communicator": "dense", "halves": True}, "unknown option halves; this method has"),
+        ({"density": 0.1}, "unknown option density; this method has"),
     ],
 )
 def test_what_cannot_be_asked_for(options: dict[str, Any], message: str) -> None:
@@ -238,8 +238,11 @@ def test_a_state_of_another_method_is_refused() -> None:
 
     (found, other) = run_workers(2, work)
     assert found == other
-    assert found[0].startswith("this state is of NoCompression + Backend + NoResidual") and found[2] == "True"
-    assert "and this method is TopK + AllGather" in found[1]
+    assert (
+        found[0].startswith("this state belongs to the method NoCompression + Backend + NoResidual")
+        and found[2] == "True"
+    )
+    assert "but this method is TopK + AllGather" in found[1]
 
 
 def test_the_other_order_is_followed_by_copies(monkeypatch: pytest.MonkeyPatch) -> None:

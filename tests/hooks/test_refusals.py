@@ -23,12 +23,16 @@ from tests.hooks.refused import refusals
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("sparkle", {}, "there is no method 'sparkle'; use one of arc_topk, arc_topk_ef21, bf16, "),
-        ("spardl", {"teem": 2}, "teem is no option of this method; it has bucket_entries, density, gather, "),
+        ("sparkle", {}, "unknown method 'sparkle'; use one of arc_topk, arc_topk_ef21, bf16, "),
+        ("spardl", {"teem": 2}, "unknown option teem; this method has bucket_entries, density, gather, "),
         ("spardl", {"density": 2}, "compressor.density must be above 0 and at most 1, got 2"),
         ("spardl", {"residual": "x"}, "residual must be one of global, local, "),
         ("qsgd", {"residual": "global"}, "residual=global does not fit compressor=qsgd"),
-        (spardl.make_method("none"), {"density": 0.1}, "density: a method that is given whole takes no options"),
+        (
+            spardl.make_method("none"),
+            {"density": 0.1},
+            "a spardl.Method takes no options, got density; set them",
+        ),
     ],
 )
 def test_bad_input(name: Any, options: dict[str, Any], said: str) -> None:
@@ -166,7 +170,7 @@ def test_before_there_is_a_process_group() -> None:
 def test_a_gradient_of_another_length_is_refused() -> None:
     method = spardl.make_method("spardl")
     state = method.init_state(Layout.flat(10), torch.float32)
-    with pytest.raises(ValueError, match="a gradient of 6 entries, expected 10"):
+    with pytest.raises(ValueError, match="gradient has 6 entries, expected 10"):
         method.accumulate(torch.zeros(6), state)
 
 

@@ -291,7 +291,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"clip_norm": 1.0}, "clip_norm=1.0 needs optimizer= (SGD, Adam or AdamW of torch.optim)"),
     ({"schedule": "dear", "optimizer": "sgd", "clip_norm": -1}, "clip_norm must be a number above 0"),
     ({"schedule": "dear", "optimizer": "lbfgs", "recipe": "published"}, "optimizer=LBFGS needs all gradients at once"),
-    ({"schedule": "dear", "optimizer": "sgd", "method": "oktopk"}, "cannot be cut into a reduce-scatter and an"),
+    ({"schedule": "dear", "optimizer": "sgd", "method": "oktopk"}, "cannot be split into a reduce-scatter and an"),
 ]
 
 

@@ -21,6 +21,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "powersgd": {"method": "powersgd", "rank": 1},
     "dgc": {"method": "dgc", "density": 0.1},
 }
+OTHER_HANDLE = "this is not the state of such a handle; load the result of its state_dict()"
 
 
 def run(path: Path, rule: torch.optim.Optimizer, model: Any, steps: range) -> None:
@@ -143,12 +144,12 @@ def test_states_of_other_workers_and_methods_are_refused() -> None:
 
     for rank, said in enumerate(run_workers(2, work)):
         assert said[:5] == said[5:]
-        assert said[0].startswith(f"this state is of rank {1 - rank} of 2, and this is rank {rank} of 2: a residual is")
-        assert said[1].startswith(f"this state is of rank {rank} of 4")
+        assert said[0].startswith(f"this state belongs to rank {1 - rank} of 2, but this is rank {rank} of 2; save and")
+        assert said[1].startswith(f"this state belongs to rank {rank} of 4")
         assert said[2].startswith(
-            "this state is of A + B + C + D, and this method is TopK + SparDL + GlobalResidual + "
+            "this state belongs to the method A + B + C + D, but this method is TopK + SparDL + GlobalResidual + "
         )
-        assert said[3:5] == ["this is no state of such a handle; load what its state_dict() gave"] * 2
+        assert said[3:5] == [OTHER_HANDLE] * 2
 
 
 def test_all_handles_have_one_kind_of_state() -> None:
@@ -202,13 +203,14 @@ def test_what_is_no_state_changes_nothing() -> None:
 
     for said in run_workers(2, work):
         assert not any("\n" in each for each in said)
-        assert set(said[:3] + said[9:12]) == {"this is no state of such a handle; load what its state_dict() gave"}
-        assert said[3] == said[12] == "this state lacks factor; load what state_dict() gave, whole"
-        assert said[4] == "this state has a int as groups, not a list; load what state_dict() gave, whole"
-        assert said[5].startswith("this state lacks groups[")
-        assert said[5].endswith(".memory; load what state_dict() gave, whole")
-        assert said[6] == "this state has a int as groups[0], not a dict; load what state_dict() gave, whole"
-        assert said[7].startswith("this state lacks groups[0].communication.")
+        assert set(said[:3] + said[9:12]) == {OTHER_HANDLE}
+        invalid, rest = "this state is invalid: ", "; load the complete result of state_dict()"
+        assert said[3] == said[12] == f"{invalid}factor is missing{rest}"
+        assert said[4] == f"{invalid}groups is a int, expected a list{rest}"
+        assert said[5].startswith(f"{invalid}groups[")
+        assert said[5].endswith(f".memory is missing{rest}")
+        assert said[6] == f"{invalid}groups[0] is a int, expected a dict{rest}"
+        assert said[7].startswith(f"{invalid}groups[0].communication.")
         assert said[8].startswith("this state is of other parameters, or of another bucket_mb")
 
 

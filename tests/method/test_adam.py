@@ -1,4 +1,4 @@
-"""Adam's moments before compression, against torch's own optimizer and a plain model of Efficient-Adam."""
+"""Adam's moments before compression, against torch's optimizer and a reference of Efficient-Adam."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def sparse(rule: AdamMomentum, density: float = 0.2, teams: int = 1) -> Method:
         ("update_scale", "P"),
     ],
 )
-def test_values_that_make_no_sense(field: str, value: object) -> None:
+def test_invalid_values(field: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"momentum.{field} must be"):
         AdamMomentum(**{field: value})
 
 
 @pytest.mark.parametrize("betas", BETAS)
 @pytest.mark.parametrize("density", [None, 1.0])
-def test_one_worker_without_compression_is_torchs_adamw(betas: tuple[float, float], density: float | None) -> None:
+def test_one_worker_without_compression_equals_adamw(betas: tuple[float, float], density: float | None) -> None:
     rule = AdamMomentum(betas, eps=1e-6)
     bench = Bench.build(exact(rule) if density is None else sparse(rule, density), 1, 50)
     mine, theirs = (torch.nn.Parameter(torch.linspace(-1, 1, 50).double()) for _ in range(2))
@@ -97,10 +97,8 @@ def test_workers_without_compression_average_local_updates(betas: tuple[float, f
     rule=st.sampled_from([AdamMomentum(betas) for betas in BETAS]),
 )
 @hypothesis.settings(max_examples=25, deadline=None)
-def test_mass_of_updates_is_conserved_and_replicas_are_equal(
-    workers: int, seed: int, steps: int, rule: AdamMomentum
-) -> None:
-    """What was averaged so far, and what waits, is all that workers' own Adam would have done."""
+def test_mass_of_updates_is_conserved(workers: int, seed: int, steps: int, rule: AdamMomentum) -> None:
+    """Averages and residuals together are all updates of the workers' Adam; replicas are equal."""
     generator = torch.Generator().manual_seed(seed)
     bench = Bench.build(sparse(rule), workers, 40)
     models = [LocalAdam(tuple(rule.betas), rule.eps, 40) for _ in range(workers)]
@@ -114,7 +112,7 @@ def test_mass_of_updates_is_conserved_and_replicas_are_equal(
     torch.testing.assert_close(applied + bench.residuals(), made, rtol=1e-9, atol=1e-9)
 
 
-def test_a_gradient_that_is_not_finite_leaves_the_moments_alone() -> None:
+def test_nonfinite_gradient_does_not_change_moments() -> None:
     bench = Bench.build(sparse(AdamMomentum()), 2, 10)
     good = torch.ones(10).double()
     bench.step([good * float("nan"), good])
@@ -125,8 +123,8 @@ def test_a_gradient_that_is_not_finite_leaves_the_moments_alone() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("strength", [1e-30, 1.0, 1e37])
-def test_any_finite_gradient_makes_a_finite_update(dtype: torch.dtype, strength: float) -> None:
-    """Law 6: nothing infinite is ever carried over, whatever overflows on the way."""
+def test_finite_gradients_make_finite_updates(dtype: torch.dtype, strength: float) -> None:
+    """Law 6: residuals and moments stay finite, whatever overflows."""
     limit = torch.finfo(dtype)
     bench = Bench.build(sparse(AdamMomentum((0.9, 0.5))), 2, 40, dtype)
     for step in range(8):
@@ -145,8 +143,8 @@ def test_small_gradients_in_half_precision() -> None:
         assert float(average.abs().max()) < 3
 
 
-def test_the_scale_of_gradients_is_not_that_of_the_variance() -> None:
-    """A GradScaler's factor multiplies updates as it does gradients, and leaves no trace in the variance."""
+def test_loss_scale_does_not_enter_the_variance() -> None:
+    """The factor of a GradScaler multiplies updates like gradients, but not the variance."""
     plain, scaled = (Bench.build(exact(AdamMomentum()), 1, 20) for _ in range(2))
     for factor in (1024.0, 1024.0, 64.0):
         gradient = torch.randn(20, dtype=torch.float64)
@@ -158,7 +156,7 @@ def test_the_scale_of_gradients_is_not_that_of_the_variance() -> None:
     torch.testing.assert_close(scaled.states[0].moments.variance, plain.states[0].moments.variance)
 
 
-def test_a_saved_state_goes_on_to_the_same_bits() -> None:
+def test_saved_state_continues_bit_identically() -> None:
     first, second = (Bench.build(sparse(AdamMomentum()), 2, 30) for _ in range(2))
     draw = [[torch.randn(30, dtype=torch.float64) for _ in range(2)] for _ in range(6)]
     for gradients in draw[:3]:
@@ -170,8 +168,8 @@ def test_a_saved_state_goes_on_to_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize(("before", "now"), [(4, 3), (3, 6), (2, 5)])
-def test_every_worker_has_a_variance_whatever_their_number(before: int, now: int) -> None:
-    """A gap in it would make an update a million times as large; velocities keep their mean."""
+def test_variance_survives_a_change_of_world_size(before: int, now: int) -> None:
+    """A gap in the variance would make huge updates; velocities keep their mean."""
     method = sparse(AdamMomentum())
     old = Bench.build(method, before, 30)
     for _ in range(3):
@@ -186,8 +184,8 @@ def test_every_worker_has_a_variance_whatever_their_number(before: int, now: int
     torch.testing.assert_close(*means, rtol=1e-12, atol=1e-15)
 
 
-def test_it_is_compressed_like_a_gradient() -> None:
-    """Of updates of one size, top-k sends the largest, and not those whose gradients are large."""
+def test_updates_are_compressed_like_gradients() -> None:
+    """Top-k selects large updates, not large gradients."""
     parts = topka(0.5)
     bench = Bench.build(Method(parts.compressor, parts.communicator, parts.residual, AdamMomentum((0.0, 0.9))), 1, 2)
     bench.step([torch.tensor([100.0, 0.001]).double()])
@@ -199,7 +197,7 @@ MEASURED = AdamMomentum((0.0, 0.9), update_scale="measured")
 
 
 def noisy(workers: int, length: int, noise: float, generator: torch.Generator) -> list[Tensor]:
-    """Gradients of one signal, and noise of each worker's own."""
+    """Gradients with a common signal and independent noise."""
     signal = torch.randn(length, dtype=torch.float64, generator=generator)
     return [signal + noise * torch.randn(length, dtype=torch.float64, generator=generator) for _ in range(workers)]
 
@@ -209,8 +207,8 @@ def factors(bench: Bench) -> list[float]:
 
 
 @pytest.mark.parametrize(("noise", "low", "high"), [(0.0, 1.0, 1.0 + 1e-9), (1.0, 1.1, 1.5), (1e6, 1.8, 2.0)])
-def test_the_measured_factor_follows_the_noise(noise: float, low: float, high: float) -> None:
-    """1 where workers agree, at most the root of their number; the same bits on all of them."""
+def test_measured_factor_follows_the_noise(noise: float, low: float, high: float) -> None:
+    """1 where workers agree, at most sqrt(P); bit-identical on all workers."""
     generator = torch.Generator().manual_seed(0)
     bench = Bench.build(sparse(MEASURED), 4, 1000)
     assert factors(bench) == [1.0] * 4
@@ -222,8 +220,8 @@ def test_the_measured_factor_follows_the_noise(noise: float, low: float, high: f
 
 
 @pytest.mark.parametrize("density", [None, 0.2])
-def test_updates_have_the_factor_of_the_steps_before(density: float | None) -> None:
-    """At density 1 an average is the mean of the workers' updates times the factor; mass is that of such updates."""
+def test_updates_have_the_factor_of_earlier_steps(density: float | None) -> None:
+    """At density 1, an average is the mean of the workers' updates times the factor."""
     generator = torch.Generator().manual_seed(1)
     bench = Bench.build(exact(MEASURED) if density is None else sparse(MEASURED, density), 3, 60)
     models = [LocalAdam((0.0, 0.9), 1e-8, 60) for _ in range(3)]
@@ -241,14 +239,14 @@ def test_updates_have_the_factor_of_the_steps_before(density: float | None) -> N
         torch.testing.assert_close(applied + bench.residuals(), made, rtol=1e-9, atol=1e-9)
 
 
-def test_one_worker_measures_nothing() -> None:
+def test_single_worker_measures_nothing() -> None:
     benches = [Bench.build(sparse(rule), 1, 40) for rule in (AdamMomentum((0.0, 0.9)), MEASURED)]
     for _ in range(10):
         gradient = torch.randn(40, dtype=torch.float64)
         assert same_bits(*(bench.step([gradient])[0] for bench in benches))
 
 
-def test_workers_measure_as_much_as_the_cost_says() -> None:
+def test_measurement_has_the_stated_cost() -> None:
     plain, measured = (Bench.build(sparse(rule), 3, 600) for rule in (AdamMomentum((0.0, 0.9)), MEASURED))
     more = []
     for step in range(18):
@@ -265,7 +263,7 @@ def test_workers_measure_as_much_as_the_cost_says() -> None:
     assert [step for step, each in enumerate(more) if each] == [0, 1, 2, 4, 8, 16]
 
 
-def test_a_gradient_that_is_not_finite_is_not_measured() -> None:
+def test_nonfinite_gradient_is_not_measured() -> None:
     bench = Bench.build(sparse(MEASURED), 2, 40)
     good = [torch.randn(40, dtype=torch.float64) for _ in range(2)]
     bench.step(good)
@@ -276,7 +274,7 @@ def test_a_gradient_that_is_not_finite_is_not_measured() -> None:
     assert bench.states[0].moments.spread != before
 
 
-def test_a_measured_factor_is_saved_and_old_states_load() -> None:
+def test_measured_factor_is_saved_and_old_states_load() -> None:
     generator = torch.Generator().manual_seed(2)
     first, second = (Bench.build(sparse(MEASURED), 2, 30) for _ in range(2))
     draw = [noisy(2, 30, 3.0, generator) for _ in range(22)]
@@ -296,8 +294,8 @@ def test_a_measured_factor_is_saved_and_old_states_load() -> None:
 
 
 @pytest.mark.parametrize(("before", "now"), [(4, 2), (2, 6), (3, 1), (1, 3)])
-def test_another_number_of_workers_has_a_factor_of_its_own(before: int, now: int) -> None:
-    """Of the same signal and noise: own = s + n, common = s + n / P."""
+def test_factor_for_another_world_size(before: int, now: int) -> None:
+    """For the same signal and noise: own = s + n, common = s + n / P."""
     spread = Spread(3.0, 1.0 + 2.0 / before, before) if before > 1 else Spread()
     old, new = Bench.build(sparse(MEASURED), before, 30), Bench.build(sparse(MEASURED), now, 30)
     for state in old.states:
@@ -309,7 +307,7 @@ def test_another_number_of_workers_has_a_factor_of_its_own(before: int, now: int
     assert factors(new) == pytest.approx([expected] * now)
 
 
-def test_groups_that_are_cut_anew_have_the_factor_of_all() -> None:
+def test_new_buckets_have_the_common_factor() -> None:
     found = Spread.pooled([Spread(4.0, 2.0, 3), Spread(2.0, 1.0, 3)])
     assert (found.own, found.common, found.workers) == (6.0, 3.0, 3)
     assert Spread.pooled([Spread()]).factor == 1.0

@@ -1,4 +1,4 @@
-"""Residuals that change hands: each entry goes to exactly one worker."""
+"""Redistribution of residuals: each entry goes to exactly one worker."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from spardl.method.elastic import deal, owners, sources
+from spardl.method.elastic import owners, redistribute, sources
 from spardl.protocol.programs import Worker
 
 NUMBERS = st.integers(1, 12)
 
 
-def dealt(vectors: list[Tensor], now: int) -> list[Tensor]:
-    """What every new worker has."""
+def redistributed(vectors: list[Tensor], now: int) -> list[Tensor]:
+    """Residuals of all new workers."""
     found = []
     for rank in range(now):
         worker, into = Worker(rank, now), torch.full_like(vectors[0], 7)
-        deal([vectors[old] for old in sources(worker, len(vectors))], worker, len(vectors), into)
+        redistribute([vectors[old] for old in sources(worker, len(vectors))], worker, len(vectors), into)
         found.append(into)
     return found
 
 
 @given(before=NUMBERS, now=NUMBERS)
-def test_every_old_worker_has_owners_and_every_new_one_sources(before: int, now: int) -> None:
+def test_owners_and_sources_cover_all_workers(before: int, now: int) -> None:
     assert all(owners(old, before, now) for old in range(before))
     for rank in range(now):
         found = sources(Worker(rank, now), before)
@@ -34,31 +34,31 @@ def test_every_old_worker_has_owners_and_every_new_one_sources(before: int, now:
 
 
 @given(before=NUMBERS, now=NUMBERS, length=st.integers(0, 30))
-def test_the_sum_is_kept(before: int, now: int, length: int) -> None:
-    """Exactly, with whole numbers: nothing is lost, doubled or moved to another position."""
+def test_sum_is_conserved(before: int, now: int, length: int) -> None:
+    """Exactly, for whole numbers: no entry is lost, doubled or moved."""
     generator = torch.Generator().manual_seed(before * 100 + now)
     vectors = list(torch.randint(-1000, 1000, (before, length), generator=generator).float())
-    assert torch.equal(torch.stack(dealt(vectors, now)).sum(0), torch.stack(vectors).sum(0))
+    assert torch.equal(torch.stack(redistributed(vectors, now)).sum(0), torch.stack(vectors).sum(0))
 
 
 @given(before=NUMBERS, more=st.integers(0, 8))
-def test_where_workers_join_no_entry_is_rounded(before: int, more: int) -> None:
+def test_joining_workers_round_no_entry(before: int, more: int) -> None:
     generator = torch.Generator().manual_seed(before)
     vectors = list(torch.randn(before, 23, generator=generator))
-    entries = sorted(x for vector in dealt(vectors, before + more) for x in vector[vector != 0].tolist())
+    entries = sorted(x for vector in redistributed(vectors, before + more) for x in vector[vector != 0].tolist())
     assert entries == sorted(x for vector in vectors for x in vector.tolist())
 
 
-def test_the_same_number_changes_nothing() -> None:
+def test_same_world_size_changes_nothing() -> None:
     vectors = list(torch.randn(5, 7))
-    assert all(torch.equal(new, old) for new, old in zip(dealt(vectors, 5), vectors, strict=True))
+    assert all(torch.equal(new, old) for new, old in zip(redistributed(vectors, 5), vectors, strict=True))
 
 
 def test_joining_workers_get_equal_parts() -> None:
-    found = dealt([torch.ones(12), torch.full((12,), 2.0)], 6)
+    found = redistributed([torch.ones(12), torch.full((12,), 2.0)], 6)
     assert [vector.sum().item() for vector in found] == [4, 8, 4, 8, 4, 8]
 
 
-def test_another_length_is_refused() -> None:
+def test_other_length_is_refused() -> None:
     with pytest.raises(ValueError, match="a saved vector has 3 entries, expected 4"):
-        deal([torch.zeros(3)], Worker(0, 1), 1, torch.zeros(4))
+        redistribute([torch.zeros(3)], Worker(0, 1), 1, torch.zeros(4))

@@ -1,4 +1,4 @@
-"""Parts fit together by declaration, and what does not fit names what would."""
+"""Compatibility of parts, and error messages that name compatible ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PRODUCT = list(
 )
 
 
-def test_the_registry_finds_every_part() -> None:
+def test_registry_finds_every_part() -> None:
     assert {"none", "topk"} <= set(registry.compressors())
     assert {"dense", "backend", "allgather", "spardl"} <= set(registry.communicators())
     for group, parts in {
@@ -43,7 +43,7 @@ def test_the_registry_finds_every_part() -> None:
 
 
 @pytest.mark.parametrize(("compressor", "communicator", "residual"), PRODUCT)
-def test_every_combination_runs_or_is_refused_with_a_way_out(compressor, communicator, residual) -> None:
+def test_combinations_run_or_are_refused(compressor, communicator, residual) -> None:
     reason = why_not(compressor, communicator, residual)
     if reason is None:
         method = Method(compressor(), communicator(), residual())
@@ -59,7 +59,7 @@ def test_every_combination_runs_or_is_refused_with_a_way_out(compressor, communi
             assert compressor.output in registry.communicators()[name].sums
 
 
-def test_messages_name_the_legal_choices() -> None:
+def test_messages_name_compatible_parts() -> None:
     with pytest.raises(ConfigError, match=r"use communicator=allgather or gtopk or .*spardl.*compressor=.* or none"):
         Method(TopK(0.1), Dense(), LocalResidual())
     with pytest.raises(ConfigError, match=r"communicator=allgather_dense or backend or dense.*compressor=.* or topk"):
@@ -71,10 +71,8 @@ def test_messages_name_the_legal_choices() -> None:
 @pytest.mark.parametrize("bad", [None, torch.nan])
 @pytest.mark.parametrize("momentum", [OptimizerMomentum(), LocalMomentum(0.5)])
 @pytest.mark.parametrize("residual", [GlobalResidual(), LocalResidual(), NoResidual()])
-def test_a_gradient_is_cleared_if_wanted_and_else_left_as_it_is(
-    residual: Residual, momentum: Momentum, bad: float | None
-) -> None:
-    """Also one that is refused; what is carried over is the same."""
+def test_gradient_is_cleared_only_on_request(residual: Residual, momentum: Momentum, bad: float | None) -> None:
+    """Also a skipped one; residual and moments do not depend on it."""
     method = Method(TopK(0.1), AllGather(), residual, momentum)
     states = [method.init_state(Layout.flat(40), torch.float32) for _ in range(2)]
     for step in range(3):
@@ -94,14 +92,13 @@ def test_a_gradient_is_cleared_if_wanted_and_else_left_as_it_is(
 @pytest.mark.parametrize(
     "method", [Method(NoCompression(), Dense(), NoResidual()), Method(QSGD(), AllGatherCodes(), NoResidual())]
 )
-def test_a_wire_is_for_single_entries(method: Method) -> None:
+def test_wire_needs_a_sparse_compressor(method: Method) -> None:
     output, name = method.compressor.output.value, method.compressor.name
     for wire in ("bfloat16", "float16", "float32"):
         with pytest.raises(ConfigError) as caught:
             replace(method, wire=Wire(wire))
         assert str(caught.value) == (
-            f"wire.values={wire} is for messages of single entries, and compressor={name} makes {output}; "
-            "use wire.values=exact"
+            f"wire.values={wire} needs a sparse compressor, but compressor={name} sends {output}; use wire.values=exact"
         )
     assert replace(method, wire=Wire("exact")) == method
     assert Method(TopK(0.1), AllGather(), LocalResidual(), wire=Wire("bfloat16")).wire == Wire("bfloat16")

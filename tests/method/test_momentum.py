@@ -1,4 +1,4 @@
-"""Where momentum is applied, on cases worked out by hand and against torch's own."""
+"""Momentum rules, on worked examples and against torch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.harness import Bench, to_dense
 
 
 @pytest.mark.parametrize(("field", "value"), [("factor", 1), ("factor", "a"), ("weight_decay", -1), ("nesterov", 1)])
-def test_values_that_make_no_sense(field: str, value: object) -> None:
+def test_invalid_values(field: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"momentum.{field} must be"):
         LocalMomentum(**{field: value})
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_without_compression_it_is_the_optimizers(nesterov: bool) -> None:
+def test_equals_the_optimizer_without_compression(nesterov: bool) -> None:
     """SGD over averaged local momenta = SGD with momentum over averaged gradients."""
     mine, theirs = (torch.nn.Parameter(torch.ones(6, dtype=torch.float64)) for _ in range(2))
     method = Method(NoCompression(), Dense(), NoResidual(), LocalMomentum(0.9, nesterov=nesterov))
@@ -38,7 +38,7 @@ def test_without_compression_it_is_the_optimizers(nesterov: bool) -> None:
         torch.testing.assert_close(mine, theirs)
 
 
-def test_masking_stops_what_was_sent() -> None:
+def test_masking_resets_sent_entries() -> None:
     method = Method(TopK(0.5), AllGather(), LocalResidual(), CorrectedMomentum(0.5))
     bench = Bench.build(method, 1, 2)
     assert to_dense(bench.step([torch.tensor([4.0, 1.0]).double()])[0]).tolist() == [4, 0]
@@ -50,7 +50,7 @@ def test_masking_stops_what_was_sent() -> None:
     assert state.memory.tolist() == [1, 0]
 
 
-def test_a_gradient_that_is_not_finite_leaves_the_velocity_alone() -> None:
+def test_nonfinite_gradient_does_not_change_velocity() -> None:
     for method in (
         Method(TopK(0.5), AllGather(), LocalResidual(), CorrectedMomentum()),
         Method(NoCompression(), Dense(), NoResidual(), LocalMomentum()),
@@ -62,12 +62,12 @@ def test_a_gradient_that_is_not_finite_leaves_the_velocity_alone() -> None:
         assert bench.states[0].memory.isfinite().all()
 
 
-def test_masking_needs_single_entries() -> None:
+def test_masking_needs_a_sparse_compressor() -> None:
     with pytest.raises(ConfigError, match="momentum=local or momentum=optimizer"):
         Method(NoCompression(), Dense(), NoResidual(), CorrectedMomentum())
 
 
-def test_the_first_steps_are_dense() -> None:
+def test_first_steps_are_dense() -> None:
     method = Method(TopK(0.5), AllGather(), LocalResidual(), warmup=Warmup(2))
     bench = Bench.build(method, 2, 2)
     gradients = [torch.tensor([4.0, 1.0]).double(), torch.tensor([2.0, 1.0]).double()]

@@ -1,4 +1,4 @@
-"""What momentum=auto stands for, once the optimizer is known."""
+"""Replacement of momentum=auto once the optimizer is known."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def optimizer(kind: type[torch.optim.Optimizer], **options: Any) -> torch.optim.
         (torch.optim.AdamW, {"betas": (0.5, 0.9), "eps": 1e-5}, AdamMomentum((0.0, 0.9), 1e-5), 0.98),
     ],
 )
-def test_what_the_optimizer_has_is_the_workers(
+def test_momentum_of_the_optimizer_becomes_local(
     kind: type[torch.optim.Optimizer], options: dict[str, Any], momentum: object, decay: float | None
 ) -> None:
     found = definite(AUTO, optimizer(kind, **options))
@@ -70,7 +70,7 @@ def test_what_the_optimizer_has_is_the_workers(
     ],
     ids=["model", "layer", "chunk", "a low density", "thresholds"],
 )
-def test_a_scope_that_was_chosen_stays_and_a_memory_of_squares_with_it(compressor: Any, scope: str) -> None:
+def test_chosen_scope_is_kept(compressor: Any, scope: str) -> None:
     method = spardl.Method(compressor, AllGather(), LocalResidual(), AutoMomentum())
     found = definite(method, optimizer(torch.optim.AdamW))
     assert found.compressor == compressor
@@ -78,39 +78,39 @@ def test_a_scope_that_was_chosen_stays_and_a_memory_of_squares_with_it(compresso
     assert found.momentum == AdamMomentum((0.0, 0.95))
 
 
-def test_a_decay_that_was_chosen_stays() -> None:
+def test_chosen_decay_is_kept() -> None:
     method = spardl.Method(TopK(0.1), SparDL(), GlobalResidual(0.5), AutoMomentum())
     assert definite(method, optimizer(torch.optim.AdamW)).residual == GlobalResidual(0.5)
 
 
-def test_a_share_of_squares_that_was_chosen_stays() -> None:
+def test_chosen_beta2_is_kept() -> None:
     method = spardl.make_method("spardl", beta2=0.99)
     assert definite(method, optimizer(torch.optim.AdamW)).momentum == AdamMomentum((0.0, 0.99))
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [(torch.optim.SGD, "SGD has none; leave it out"), (None, "there is no optimizer=; leave it out")]
+    ("kind", "words"), [(torch.optim.SGD, "SGD has none; remove it"), (None, "there is no optimizer=; remove it")]
 )
-def test_a_share_of_squares_without_any_is_refused(kind: type[torch.optim.Optimizer] | None, words: str) -> None:
+def test_beta2_without_adam_is_refused(kind: type[torch.optim.Optimizer] | None, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         definite(spardl.make_method("spardl", beta2=0.99), optimizer(kind, lr=0.1) if kind else None)
 
 
-def test_a_scale_of_updates_that_was_chosen_stays() -> None:
+def test_chosen_update_scale_is_kept() -> None:
     method = spardl.make_method("spardl", update_scale="measured")
     expected = AdamMomentum((0.0, 0.99), update_scale="measured")
     assert definite(method, optimizer(torch.optim.AdamW)).momentum == expected
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [(torch.optim.SGD, "SGD has none; leave it out"), (None, "there is no optimizer=; leave it out")]
+    ("kind", "words"), [(torch.optim.SGD, "SGD has none; remove it"), (None, "there is no optimizer=; remove it")]
 )
-def test_a_scale_without_updates_of_adam_is_refused(kind: type[torch.optim.Optimizer] | None, words: str) -> None:
+def test_update_scale_without_adam_is_refused(kind: type[torch.optim.Optimizer] | None, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         definite(spardl.make_method("spardl", update_scale="measured"), optimizer(kind, lr=0.1) if kind else None)
 
 
-def test_other_momenta_and_unknown_optimizers_stay() -> None:
+def test_other_momenta_are_kept() -> None:
     method = spardl.Method(AUTO.compressor, AUTO.communicator, AUTO.residual, LocalMomentum())
     assert definite(method, optimizer(torch.optim.AdamW)) is method
     assert type(definite(AUTO, None).momentum) is OptimizerMomentum
@@ -121,10 +121,10 @@ def test_other_momenta_and_unknown_optimizers_stay() -> None:
     [
         (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.1}, "SGD(dampening=0.1)"),
         (torch.optim.Adam, {"amsgrad": True}, "amsgrad=False"),
-        (torch.optim.RMSprop, {}, "the state of RMSprop cannot be moved"),
+        (torch.optim.RMSprop, {}, "not RMSprop; use one of these"),
     ],
 )
-def test_what_is_something_else_is_refused(kind: type[torch.optim.Optimizer], options: Any, words: str) -> None:
+def test_unsupported_optimizers_are_refused(kind: type[torch.optim.Optimizer], options: Any, words: str) -> None:
     with pytest.raises(ConfigError) as error:
         definite(AUTO, optimizer(kind, **options))
     assert words in str(error.value)
@@ -132,8 +132,8 @@ def test_what_is_something_else_is_refused(kind: type[torch.optim.Optimizer], op
     assert 0 < text.index("bf16 or int8") < text.index("recipe=published")
 
 
-def test_a_factor_beside_an_optimizer_without_one() -> None:
-    """Nobody has changed the optimizer, whose own factor is 0."""
+def test_factor_with_a_plain_optimizer() -> None:
+    """The optimizer is unchanged, with factor 0."""
     weights = nn.Parameter(torch.ones(3))
     made = torch.optim.SGD([weights], lr=0.5)
     steps = PlainSteps(made, SgdMomentum(0.9))
@@ -147,6 +147,6 @@ def test_a_factor_beside_an_optimizer_without_one() -> None:
 @pytest.mark.parametrize(
     ("kind", "expected"), [(torch.optim.SGD, 0.1), (torch.optim.Adam, 0.1), (torch.optim.AdamW, 0.0)]
 )
-def test_weight_decay_goes_where_the_optimizer_has_it(kind: type[torch.optim.Optimizer], expected: float) -> None:
+def test_weight_decay_follows_the_optimizer(kind: type[torch.optim.Optimizer], expected: float) -> None:
     made = optimizer(kind, lr=0.1, weight_decay=0.1)
     assert coupled_decay(made, made.param_groups[0]) == expected

@@ -1,4 +1,4 @@
-"""Refused gradients are counted by all workers, and one line tells of a burst of them."""
+"""Counts and reports of skipped and clipped gradients."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from spardl.method.refusals import Refusals, Refused, is_due
 from tests.harness import run_workers
 
 
-def told(found: list[tuple[int, int, int]], size: int = 4) -> list[str]:
-    """The lines about (step, rank, whose how many-th)."""
+def reports(found: list[tuple[int, int, int]], size: int = 4) -> list[str]:
+    """Reports for (step, rank, count of the rank)."""
     refusals = Refusals(size)
     return [line for step, rank, number in found if (line := refusals.notice({rank: Refused(number, step)}))]
 
 
-def test_a_line_names_rank_and_step() -> None:
-    (line,) = told([(7, 1, 1)])
-    assert line.startswith("rank 1 refused a gradient in step 7: ")
+def test_report_names_rank_and_step() -> None:
+    (line,) = reports([(7, 1, 1)])
+    assert line.startswith("rank 1 skipped or clipped a gradient in step 7 because of ")
     refusals = Refusals(16)
     line = refusals.notice({rank: Refused(int(rank > 3), 5 * (rank > 3)) for rank in range(16)}) or ""
-    assert line.startswith("ranks 4, 5, 6, 7, 8, 9, 10, 11 and 4 others refused a gradient in step 5: ")
+    assert line.startswith("ranks 4, 5, 6, 7, 8, 9, 10, 11 and 4 others skipped or clipped a gradient in step 5 ")
     assert "(12 so far" in line
     assert refusals.total == 12
 
 
-def test_a_burst_is_told_once_and_again_when_it_has_grown_tenfold() -> None:
-    lines = told([(step, 2, step) for step in range(1, 2001)])
-    assert [line.split(":")[0].split()[-1] for line in lines] == ["1", "10", "100", "1000"]
+def test_burst_is_reported_at_each_tenfold_growth() -> None:
+    lines = reports([(step, 2, step) for step in range(1, 2001)])
+    assert [line.split(" in step ")[1].split()[0] for line in lines] == ["1", "10", "100", "1000"]
 
 
-def test_another_burst_is_told_again() -> None:
-    assert len(told([(3, 0, 1), (4, 0, 2), (50, 0, 3)])) == 1
-    assert len(told([(3, 0, 1), (4, 0, 2), (150, 0, 3), (151, 1, 1)])) == 2
+def test_next_burst_is_reported() -> None:
+    assert len(reports([(3, 0, 1), (4, 0, 2), (50, 0, 3)])) == 1
+    assert len(reports([(3, 0, 1), (4, 0, 2), (150, 0, 3), (151, 1, 1)])) == 2
 
 
-def test_what_was_saved_is_counted_and_no_news() -> None:
+def test_loaded_counts_are_not_reported() -> None:
     refusals = Refusals(2)
     assert refusals.notice({0: Refused(5, 0), 1: Refused(1, 0)}) is None
     assert refusals.total == 6
 
 
-def test_when_workers_tell_one_another() -> None:
+def test_steps_of_the_exchange() -> None:
     assert [step for step in range(1, 200) if is_due(step)] == [1, 2, 4, 8, 16, 32, 64, 128, 192]
 
 
-def test_all_workers_count_what_one_refused_and_that_one_says_so() -> None:
-    """The exchange is no part of what a method costs."""
+def test_all_workers_count_and_one_reports() -> None:
+    """The exchange is not part of the cost of a method."""
 
     def work(cluster: ProcessGroupCluster) -> tuple[list[str], list[int], float]:
         parameter = torch.nn.Parameter(torch.zeros(10))
@@ -65,8 +65,8 @@ def test_all_workers_count_what_one_refused_and_that_one_says_so() -> None:
                 known.append(synchronizer._averager.refused)
         rounds = synchronizer.stats().rounds
         synchronizer.detach()
-        return [str(each.message).split(":")[1].strip() for each in caught], known, rounds
+        return [str(each.message).removeprefix("spardl: ").split(" because")[0] for each in caught], known, rounds
 
     first, second = run_workers(2, work)
     assert first == ([], [0, 0, 0, 1, 1], 2.0)
-    assert second == (["rank 1 refused a gradient in step 3"], [0, 0, 1, 1, 2], 2.0)
+    assert second == (["rank 1 skipped or clipped a gradient in step 3"], [0, 0, 1, 1, 2], 2.0)

@@ -1,4 +1,4 @@
-"""Where the discarded mass goes, on a case worked out by hand."""
+"""Residual rules, on a worked example."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def select_first(accumulated: Accumulator, parts: Sequence[Part]) -> torch.Tenso
 
 
 def accumulated() -> Accumulator:
-    """Original 1..6; 0 and 1 were taken, 10 and 20 arrived at 1 and 4, and 4 was taken after that."""
+    """Vector 1..6: positions 0 and 1 are taken, 10 and 20 are added at 1 and 4, then 4 is taken."""
     vector = Accumulator(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))
     vector.take([Part(0, 3, 2)], select_first)
     vector.add(0, SparseVector(torch.tensor([1, 4]), torch.tensor([10.0, 20.0]), 6))
@@ -50,13 +50,13 @@ def accumulated() -> Accumulator:
     ],
     ids=["LRES", "PRES", "GRES"],
 )
-def test_by_hand(rule: Residual, expected: list[float]) -> None:
+def test_worked_example(rule: Residual, expected: list[float]) -> None:
     vector = accumulated()
     rule.keep(vector, torch.tensor([1, 3]))
     assert vector.values.tolist() == expected
 
 
-def test_take_and_add_report_what_they_did() -> None:
+def test_take_and_add_are_logged() -> None:
     vector = Accumulator(torch.tensor([1.0, 2.0, 3.0, 4.0]))
     block = vector.take([Part(2, 4, 1)], select_first)
     assert (block.indices.tolist(), block.values.tolist(), block.length) == ([0], [3.0], 2)
@@ -66,7 +66,7 @@ def test_take_and_add_report_what_they_did() -> None:
     assert vector.values.tolist() == [1.0, 2.0, 3.0, 4.0]
 
 
-def test_a_position_touched_twice_gets_its_first_value_back() -> None:
+def test_position_touched_twice_is_restored() -> None:
     vector = accumulated()
     vector.restore()
     assert vector.values.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
@@ -84,7 +84,7 @@ def test_accumulate() -> None:
     assert memory.tolist() == [0.0, 0.0]
 
 
-def test_rescaled_is_right_on_average() -> None:
+def test_rescaled_is_unbiased() -> None:
     rule = RescaledResidual()
     average = Bench.build(Method(TopK(0.5), AllGather(), rule), 1, 2).step([torch.tensor([1.0, 3.0]).double()])[0]
     assert isinstance(average, SparseVector)
@@ -94,8 +94,8 @@ def test_rescaled_is_right_on_average() -> None:
     assert rule.scale(total, [Part(0, 4, 2), Part(4, 10, 1)]).values.tolist() == [2.0, 6.0, 6.0]
 
 
-def test_each_rule_keeps_what_the_one_before_keeps_and_more() -> None:
-    """LRES, PRES, GRES: what is lost shrinks, and GRES loses nothing."""
+def test_each_rule_keeps_more_than_the_previous_one() -> None:
+    """LRES, PRES, GRES lose less in this order, and GRES loses nothing."""
     source = torch.Generator().manual_seed(0)
     common = torch.randn(400, generator=source, dtype=torch.float64)
     gradients = [common + torch.randn(400, generator=source, dtype=torch.float64) for _ in range(16)]
@@ -112,8 +112,8 @@ def test_each_rule_keeps_what_the_one_before_keeps_and_more() -> None:
 
 @pytest.mark.parametrize("rule", [LocalResidual, PartialResidual, GlobalResidual])
 @pytest.mark.parametrize("workers", [1, 3, 4])
-def test_a_decay_forgets_what_is_late(rule: type[ErrorFeedback], workers: int) -> None:
-    """What waits is multiplied before the next gradient is added; what is averaged meanwhile is all that leaves."""
+def test_decay_of_late_entries(rule: type[ErrorFeedback], workers: int) -> None:
+    """The residual is multiplied before the next gradient is added."""
     plain, decayed = (Bench.build(Method(TopK(0.1), SparDL(), rule(decay)), workers, 40) for decay in (None, 0.75))
     first = [torch.randn(40, dtype=torch.float64) for _ in range(workers)]
     for bench in (plain, decayed):
@@ -127,6 +127,6 @@ def test_a_decay_forgets_what_is_late(rule: type[ErrorFeedback], workers: int) -
 
 
 @pytest.mark.parametrize("decay", [0, 1, 1.5, -0.1, "a", True, float("nan")])
-def test_decays_that_make_no_sense(decay: object) -> None:
+def test_invalid_decays(decay: object) -> None:
     with pytest.raises(ConfigError, match=r"residual\.decay must be above 0 and below 1"):
         GlobalResidual(decay)

@@ -164,7 +164,7 @@ def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> No
 
 
 def test_methods_without_halves_are_refused_at_once() -> None:
-    with pytest.raises(ConfigError, match="cannot be cut into a reduce-scatter and an all-gather"):
+    with pytest.raises(ConfigError, match="cannot be split into a reduce-scatter and an all-gather"):
         Dear().check(topka(0.1), clips=False)
     Dear().check(spardl(0.1), clips=True)
 

@@ -75,5 +75,5 @@ def test_schedules_agree_where_groups_do_not_matter(tmp_path: Path) -> None:
 
 
 def test_the_optimizer_must_be_of_that_kind() -> None:
-    with pytest.raises(ConfigError, match="momentum=adam is not what SGD does"):
+    with pytest.raises(ConfigError, match="momentum=adam does not match SGD"):
         replace(plan(whole(AdamMomentum())), optimizer=SGD).check(2)

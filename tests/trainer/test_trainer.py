@@ -243,7 +243,7 @@ def test_one_line_names_the_rank_and_the_step(tmp_path: Path, capfd: pytest.Capt
 
     run_workers(2, work)
     (line,) = [line for line in capfd.readouterr().err.splitlines() if "refused" in line]
-    assert line.startswith("warning: rank 1 refused a gradient in step 2: ")
+    assert line.startswith("warning: rank 1 skipped or clipped a gradient in step 2 because of ")
 
 
 def test_nothing_but_nan_ends_the_run(tmp_path: Path) -> None:

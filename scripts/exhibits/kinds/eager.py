@@ -9,7 +9,8 @@ from itertools import accumulate
 from torch import Tensor
 
 from spardl.basics.errors import ConfigError
-from spardl.communicators.spardl import Blocks, SparDL, srs_rounds
+from spardl.communicators.base import Synchronization
+from spardl.communicators.spardl import Blocks, SparDL, SparDLState, srs_rounds
 from spardl.communicators.steps.doubling import Target
 from spardl.communicators.steps.split import cut_apart
 from spardl.communicators.steps.transfer import Courier
@@ -90,20 +91,13 @@ class EagerSparDL(SparDL):
         """Never."""
         return False
 
-    def reduce(
-        self,
-        context: Context,
-        accumulated: Accumulator,
-        compressor: SparseCompressor,
-        compression: State,
-        state: State,
-    ) -> Program[Sum]:
+    def reduce(self, sync: Synchronization[SparseCompressor, SparDLState]) -> Program[Sum]:
         """See :meth:`SparDL.reduce`."""
-        team = whole_team(context.worker)
-        blocks = Blocks(context.layout.length, team.size, -(-compressor.count(context) // team.size))
-        select = compressor.selector(context, compression)
-        block = yield from self._reduce_scatter(team, accumulated, blocks, select)
-        return (yield from Courier.of(accumulated).all_gather_joined(team, block, blocks.slots))
+        team = whole_team(sync.context.worker)
+        blocks = Blocks(sync.context.layout.length, team.size, -(-sync.compressor.count(sync.context) // team.size))
+        select = sync.compressor.selector(sync.context, sync.compression)
+        block = yield from self._reduce_scatter(team, sync.accumulated, blocks, select)
+        return (yield from Courier.of(sync.accumulated).all_gather_joined(team, block, blocks.slots))
 
     def _reduce_scatter(
         self, team: Team, accumulated: Accumulator, blocks: Blocks, select: Select

@@ -1,1 +1,1 @@
-"""Pieces that several communicators are made of."""
+"""Building blocks that several communicators share."""

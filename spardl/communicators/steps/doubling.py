@@ -1,4 +1,4 @@
-"""Recursive doubling of sparse blocks, cut to their largest entries after every round.
+"""Recursive doubling of sparse blocks; every round cuts the sum to its largest entries.
 
 Source: Shi et al., A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low Bandwidth
 Networks, ICDCS 2019, for a whole vector; Zhao et al., SparDL, ICDE 2024, R-SAG, for one block. Among m members, a power
@@ -20,12 +20,12 @@ __all__ = ["Target", "recursive_doubling"]
 
 
 class Target(NamedTuple):
-    """A range of one worker's vector, whose blocks are added up over workers.
+    """A range of one worker's vector whose blocks are summed over workers.
 
     Attributes:
-        accumulated: this worker's vector.
-        start: first position of the range.
-        slot: length of the range, and how many entries of it a sum may hold.
+        accumulated: Vector of this worker.
+        start: First position of the range.
+        slot: Length of the range, and the most entries of a sum.
     """
 
     accumulated: Accumulator
@@ -33,11 +33,11 @@ class Target(NamedTuple):
     slot: Slot
 
     def add_up(self, blocks: Sequence[SparseVector], holders: int) -> SparseVector:
-        """The largest entries of a sum of blocks; the vector gets this worker's share of the others.
+        """Sums blocks and keeps the largest entries; the vector takes this worker's share of the other entries.
 
         Args:
-            blocks: at least one, each of the range's length.
-            holders: workers that add up the same blocks. A power of two loses no bit of the share.
+            blocks: At least one block, each of the length of the range.
+            holders: Number of workers that compute the same sum. Dividing by a power of two is exact.
         """
         kept, dropped = merge(blocks).top(self.slot.capacity)
         self.accumulated.add(self.start, dropped.divided(holders))
@@ -45,22 +45,22 @@ class Target(NamedTuple):
 
 
 def recursive_doubling(team: Team, own: SparseVector, target: Target) -> Program[SparseVector]:
-    """Adds up one block of each member, cutting the sum in every round.
+    """Sums one block of each member and cuts the sum in every round.
 
-    After round j, 2^(j+1) members hold the same sum and drop the same entries.
+    After round j, 2^(j+1) members hold the same sum and have dropped the same entries.
 
     Args:
-        team: who takes part; a power of two.
-        own: this member's block; fits the target's slot.
-        target: where the block lies.
+        team: Members in a fixed order; a power of two.
+        own: Block of this member; fits the slot of the target.
+        target: Range of the vector that holds the block.
 
     Returns:
-        The sum, bit-identical at all members.
+        The sum, bit-identical on all members.
     """
     merged, courier = own, Courier.of(target.accumulated)
     for level in range((team.size - 1).bit_length()):
         partner = team.members[team.position ^ (1 << level)]
         arrived = yield from courier.exchange(partner, merged, target.slot, partner, target.slot)
-        # Two summands are added up to the same bits in either order.
+        # The partner adds the same two summands in the other order: floating-point addition is commutative.
         merged = target.add_up([merged, arrived], holders=2 << level)
     return merged

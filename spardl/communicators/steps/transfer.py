@@ -1,4 +1,4 @@
-"""Sparse blocks on their way between workers: packed, exchanged and unpacked."""
+"""Transfer of tensors and sparse blocks between workers: all-gathers and point-to-point messages."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ __all__ = ["Courier", "Use", "all_gather", "all_gather_around", "all_gather_coun
 
 
 Use: TypeAlias = Callable[[int, Tensor], None]
-"""Is told the position of a member, and its item, shape (m,)."""
+"""Callback that receives the position of a member and its item, shape (m,)."""
 
 
 def all_gather(team: Team, item: Tensor, sizes: Sequence[int], words: Sequence[int]) -> Program[list[Tensor]]:
-    """Gives every member the items of all members.
+    """Gathers the items of all members.
 
     Args:
-        team: who takes part.
-        item: this member's, shape (m,).
-        sizes: number of elements of each member's item, by position.
-        words: the same in the papers' unit.
+        team: Members in a fixed order.
+        item: Item of this member, shape (m,).
+        sizes: Number of elements of each member's item, by position.
+        words: Number of words of each member's item, by position.
 
     Returns:
-        The items, shape (sizes[position],) each, by position in the team.
+        The items by position in the team, shape (sizes[position],) each.
     """
     around = yield from all_gather_around(team, item, sizes, words)
     held = around.split([sizes[team.at(j)] for j in range(team.size)])
@@ -49,87 +49,89 @@ def all_gather(team: Team, item: Tensor, sizes: Sequence[int], words: Sequence[i
 def all_gather_around(
     team: Team, item: Tensor, sizes: Sequence[int], words: Sequence[int], use: Use | None = None
 ) -> Program[Tensor]:
-    """The same; all items end to end, this member's first, then those of the members after it, counted around.
-
-    In the round with distance g a member holds the items of itself and the g - 1 members after it, and sends as many
-    of them as are missing g places before it. What arrives is received where it belongs.
+    """Gathers the items of all members into one tensor that starts with the item of this member.
 
     Args:
-        team: who takes part.
-        item: this member's, shape (m,).
-        sizes: number of elements of each member's item, by position.
-        words: the same in the papers' unit.
-        use: is told each item once, this member's first: all but the last ones while others are under way.
+        team: Members in a fixed order.
+        item: Item of this member, shape (m,).
+        sizes: Number of elements of each member's item, by position.
+        words: Number of words of each member's item, by position.
+        use: Callback for each item, this member's first; runs while other items are in flight, except for the last
+            ones.
 
     Returns:
-        Shape (sum of sizes,).
+        All items in cyclic order of positions, shape (sum of sizes,).
     """
-    ends, words_to = _Around(sizes, team.position), _Around(words, team.position)
+    ends, words_to = _CyclicOffsets(sizes, team.position), _CyclicOffsets(words, team.position)
+    # In cyclic order, the items that a member holds are always contiguous, so they are sent without a copy, and what
+    # arrives is received in its final place.
     around = item.new_empty(ends.at(team.size))
     around[: ends.at(1)] = item
 
-    def tell(start: int, stop: int) -> None:
+    def call_use(start: int, stop: int) -> None:
         if use is not None:
             for j in range(start, stop):
                 use(team.at(j), around[ends.at(j) : ends.at(j + 1)])
 
-    told, gap = 0, 1
+    used, gap = 0, 1
+    # A member holds the items of itself and the ``gap - 1`` members after it. It sends the ones that are missing
+    # ``gap`` places before it, so the number of items doubles in every round.
     while gap < team.size:
         count = min(gap, team.size - gap)
         outgoing, incoming = around[: ends.at(count)], around[ends.at(gap) : ends.at(gap + count)]
         yield Exchange(
             sends=[Send(team.rank(-gap), outgoing, words_to.at(count))],
             receives=[Receive(team.rank(gap), incoming.numel(), item.dtype, incoming)],
-            meanwhile=partial(tell, told, gap) if use is not None else None,
+            meanwhile=partial(call_use, used, gap) if use is not None else None,
         )
-        told, gap = gap, gap + count
-    tell(told, team.size)
+        used, gap = gap, gap + count
+    call_use(used, team.size)
     return around
 
 
-class _Around:
-    """Where items end that lie end to end, counted around from one position on.
+class _CyclicOffsets:
+    """End offsets of items that lie one after the other in cyclic order.
 
     Args:
-        sizes: of each item, by position.
-        position: of the first one.
+        sizes: Size of each item, by position.
+        position: Position of the first item.
     """
 
     def __init__(self, sizes: Sequence[int], position: int) -> None:
         self._sums, self._first = _sums_of_two(tuple(sizes)), position
 
     def at(self, count: int) -> int:
-        """The sum of the first ``count`` sizes."""
+        """Sum of the first ``count`` sizes."""
         return self._sums[self._first + count] - self._sums[self._first]
 
 
 @lru_cache(maxsize=256)
 def _sums_of_two(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Sums from the first on, twice around: once for all workers that a process plays."""
+    # Cached: shared by all workers that one process simulates. Two rounds, so that every cyclic sum is one difference.
     return tuple(accumulate(sizes * 2, initial=0))
 
 
 class Courier(NamedTuple):
-    """Carries sparse vectors.
+    """Transport of sparse vectors.
 
     Attributes:
-        form: of its messages.
+        form: Format of the messages.
     """
 
     form: Form
 
     @classmethod
     def of(cls, accumulated: Accumulator) -> Courier:
-        """For what is taken out of a worker's vector, ``accumulated``."""
+        """Transport for entries that are taken from a worker's vector, ``accumulated``."""
         return cls(accumulated.form)
 
     def send(self, to: int, vector: SparseVector, slot: Slot) -> Send:
-        """One message, packed.
+        """Packs a vector into a message.
 
         Args:
-            to: rank of the receiver.
-            vector: fits the slot; its values are what rounding made of them, see ``Wire.rounded``.
-            slot: the room; the receiver must know the same.
+            to: Rank of the receiver.
+            vector: Vector that fits the slot, with values that are already rounded, see ``Wire.rounded``.
+            slot: Size of the message, which the receiver must know.
 
         Returns:
             The message, for an ``Exchange``.
@@ -137,33 +139,33 @@ class Courier(NamedTuple):
         return Send(to, self.form.pack(vector, slot), message_words(slot))
 
     def receive(self, source: int, slot: Slot) -> Receive:
-        """What the rank ``source`` sends with an equal ``slot``, at the other end."""
+        """Expects a message that rank ``source`` sends with an equal ``slot``."""
         return Receive(source, self.form.size(slot), torch.uint8)
 
     def open(self, message: Tensor, slot: Slot) -> SparseVector:
-        """The vector in a message that arrived.
+        """Unpacks the vector in a received message.
 
         Args:
-            message: uint8, shape (form.size(slot),).
-            slot: its room.
+            message: Bytes of the message: uint8, shape (form.size(slot),).
+            slot: Slot of the message.
 
         Returns:
-            Values of the type in memory.
+            The vector, with values of the type in memory.
         """
         return self.form.open(message, [slot])
 
     def exchange(self, to: int, vector: SparseVector, slot: Slot, source: int, coming: Slot) -> Program[SparseVector]:
-        """Sends one vector to one worker, and receives another from one.
+        """Sends a vector to one worker and receives another vector from one worker.
 
         Args:
-            to: rank of the receiver.
-            vector: what is sent.
-            slot: its room.
-            source: rank of the sender of what is received.
-            coming: the room of what is received.
+            to: Rank of the receiver.
+            vector: Vector to send.
+            slot: Slot of the sent message.
+            source: Rank of the sender of the received vector.
+            coming: Slot of the received message.
 
         Returns:
-            What was received.
+            The received vector.
         """
         yield Phase.PACK
         (message,) = yield Exchange([self.send(to, vector, slot)], [self.receive(source, coming)])
@@ -172,12 +174,12 @@ class Courier(NamedTuple):
         return received
 
     def all_gather(self, team: Team, block: SparseVector, slots: Sequence[Slot]) -> Program[list[SparseVector]]:
-        """Gives every member the sparse blocks of all members.
+        """Gathers the sparse blocks of all members.
 
         Args:
-            team: who takes part.
-            block: this member's; fits ``slots[team.position]``.
-            slots: the room of each member's block, by position.
+            team: Members in a fixed order.
+            block: Block of this member; fits ``slots[team.position]``.
+            slots: Slot of each member's block, by position.
 
         Returns:
             The blocks, by position in the team.
@@ -189,41 +191,41 @@ class Courier(NamedTuple):
         return blocks
 
     def all_gather_joined(self, team: Team, block: SparseVector, slots: Sequence[Slot]) -> Program[SparseVector]:
-        """Gives every member the sparse blocks of all members, as one vector.
+        """Gathers the sparse blocks of all members as one vector.
 
         Args:
-            team: who takes part.
-            block: this member's; fits ``slots[team.position]``.
-            slots: the room of each member's block, by position.
+            team: Members in a fixed order.
+            block: Block of this member; fits ``slots[team.position]``.
+            slots: Slot of each member's block, by position.
 
         Returns:
-            The blocks end to end, by position in the team.
+            The concatenated blocks, by position in the team.
         """
         yield Phase.PACK
         message, sizes, words = self._packed(block, slots, team.position)
         around = yield from all_gather_around(team, message, sizes, words)
-        # From this member's block on, and then those of the members before it; read at once where they are turned back.
-        turn = sum(sizes[team.position :])
-        joined = self.form.open(torch.cat((around[turn:], around[:turn])) if team.position else around, slots)
+        # The gathered messages are in cyclic order from this member on; rotate them into the order of positions.
+        start = sum(sizes[team.position :])
+        joined = self.form.open(torch.cat((around[start:], around[:start])) if team.position else around, slots)
         yield Phase.MERGE
         return joined
 
     def _packed(
         self, block: SparseVector, slots: Sequence[Slot], position: int
     ) -> tuple[Tensor, tuple[int, ...], tuple[int, ...]]:
-        """This member's message, and the sizes of all, in bytes and in words."""
+        """Packs this member's message; returns it with the sizes of all messages, in bytes and in words."""
         return self.form.pack(block, slots[position]), *_sizes(self.form, tuple(slots))
 
     def slots_of(self, team: Team, block: SparseVector, lengths: Sequence[int]) -> Program[list[Slot]]:
-        """Tells all members how many entries each one's block has: its room, for a gather.
+        """Gathers the number of entries of each member's block, as slots for an all-gather.
 
         Args:
-            team: who takes part.
-            block: this member's.
-            lengths: length of each member's block, by position.
+            team: Members in a fixed order.
+            block: Block of this member.
+            lengths: Length of each member's block, by position.
 
         Returns:
-            The room of each member's block, by position.
+            The slot of each member's block, by position.
         """
         counts = yield from all_gather_counts(team, [len(block)], block.indices.device)
         return [Slot(count, length) for (count,), length in zip(counts, lengths, strict=True)]
@@ -231,20 +233,20 @@ class Courier(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _sizes(form: Form, slots: tuple[Slot, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of messages, in bytes and in words: once for all workers that a process plays."""
+    """Sizes of messages in bytes and in words."""
     return tuple(map(form.size, slots)), tuple(map(message_words, slots))
 
 
 def all_gather_counts(team: Team, counts: Sequence[int], device: torch.device) -> Program[list[list[int]]]:
-    """Gives every member the whole numbers of all members: for messages whose size only the sender knows.
+    """Gathers whole numbers of all members, for example sizes that only the sender of a message knows.
 
     Args:
-        team: who takes part.
-        counts: this member's; all members have as many.
-        device: where messages live.
+        team: Members in a fixed order.
+        counts: Numbers of this member; equally many on all members.
+        device: Device of the messages.
 
     Returns:
-        The numbers, by position in the team.
+        The numbers of each member, by position in the team.
     """
     sizes = [len(counts)] * team.size
     gathered = yield from all_gather(team, torch.tensor(counts, dtype=torch.int64, device=device), sizes, sizes)

@@ -97,11 +97,11 @@ def _made(name: str, findings: Findings) -> Iterator[Method]:
         findings.warn(f"methods: {name} is not checked, as it needs options: {error}")
 
 
-def _partner(methods: Iterable[Method], way: Communicator[Any]) -> Compressor:
+def _partner(methods: Iterable[Method], way: Communicator[Any, Any]) -> Compressor:
     return next(method.compressor for method in methods if method.compressor.output in way.sums)
 
 
-def _paired(compressor: Compressor, way: Communicator[Any]) -> Method:
+def _paired(compressor: Compressor, way: Communicator[Any, Any]) -> Method:
     return Method(compressor, way, LocalResidual() if compressor.mass is Mass.LEFT else NoResidual())
 
 

@@ -1,4 +1,4 @@
-"""Balancing: equal blocks, in the same order."""
+"""Balancing of blocks: equal sizes, unchanged order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def balanced(blocks: list[SparseVector]) -> tuple[list[SparseVector], SimulatedC
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=12), st.sampled_from([torch.float32, torch.float64]))
-def test_blocks_are_equal_to_within_one_entry(counts: list[int], dtype: torch.dtype) -> None:
+def test_block_sizes_differ_by_at_most_one(counts: list[int], dtype: torch.dtype) -> None:
     length = 3 * sum(counts) + 1
     indices = torch.arange(1, length, 3)
     values = torch.randn(sum(counts), dtype=dtype)
@@ -45,8 +45,8 @@ def test_blocks_are_equal_to_within_one_entry(counts: list[int], dtype: torch.dt
         assert ledger.words <= 2 * (sum(counts) - len(after))
 
 
-def test_by_hand() -> None:
-    """Worker 0 has six of eight entries, worker 2 has two: each shall have two."""
+def test_worked_example() -> None:
+    """Worker 0 has six of eight entries, worker 2 has two; each of four workers gets two."""
     indices = torch.tensor([0, 3, 4, 5, 8, 9, 20, 21])
     starts = [0, 6, 6, 8, 8]
     blocks = [SparseVector(indices[low:high], indices[low:high].double(), 30) for low, high in pairwise(starts)]
@@ -58,7 +58,7 @@ def test_by_hand() -> None:
 
 
 @pytest.mark.parametrize("length", [2**31 - 2, 2**31 - 1, 2**40])
-def test_indices_of_the_whole_vector_keep_all_their_bits(length: int) -> None:
+def test_large_indices_are_exact(length: int) -> None:
     indices = torch.tensor([0, 1, length - 2, length - 1])
     empty = SparseVector(indices[:0], torch.zeros(0), length)
     found, _ = balanced([SparseVector(indices, torch.ones(4), length), empty])

@@ -14,7 +14,7 @@ from tests.harness import NETWORK
 
 
 @pytest.mark.parametrize("workers", [*range(1, 18), 33])
-def test_everybody_gets_everything_in_order(workers: int) -> None:
+def test_all_members_get_all_items_in_order(workers: int) -> None:
     cluster = SimulatedCluster(workers, NETWORK)
     sizes = [rank % 3 for rank in range(workers)]
     items = [torch.full((size,), float(rank)) for rank, size in enumerate(sizes)]
@@ -36,7 +36,7 @@ def test_teams_do_not_mix() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 7, 8])
-def test_each_item_is_told_once_this_member_s_first(workers: int) -> None:
+def test_callback_gets_each_item_once_own_first(workers: int) -> None:
     cluster, sizes = SimulatedCluster(workers, NETWORK), [1] * workers
 
     def program(worker: Worker) -> Program[list[tuple[int, float]]]:
@@ -50,7 +50,7 @@ def test_each_item_is_told_once_this_member_s_first(workers: int) -> None:
         assert told == [(each % workers, float(each % workers)) for each in range(rank, rank + workers)]
 
 
-def test_what_is_there_is_told_while_others_are_under_way() -> None:
+def test_callback_runs_while_items_are_in_flight() -> None:
     told: list[int] = []
     team, item = Team(range(4), 1), torch.zeros(1)
     steps = all_gather_around(team, item, [1] * 4, [1] * 4, lambda position, found: told.append(position))

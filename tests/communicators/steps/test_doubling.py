@@ -1,4 +1,4 @@
-"""Recursive doubling of sparse blocks: who drops what, and what it costs."""
+"""Recursive doubling of sparse blocks: dropped entries and costs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def sparse(entries: dict[int, float], length: int) -> SparseVector:
     return SparseVector(torch.tensor(sorted(entries), dtype=torch.int64), values, length)
 
 
-def test_a_sum_is_cut_and_the_rest_is_shared() -> None:
+def test_dropped_entries_are_shared() -> None:
     target = Target(Accumulator(torch.ones(6, dtype=torch.float64)), 2, Slot(2, 4))
     kept = target.add_up([sparse({0: 3, 1: 5}, 4), sparse({1: 1, 3: -4}, 4)], holders=2)
     assert kept.indices.tolist() == [1, 3]
@@ -31,7 +31,7 @@ def test_a_sum_is_cut_and_the_rest_is_shared() -> None:
     assert target.accumulated.values.tolist() == [1] * 6
 
 
-def test_four_members_by_hand() -> None:
+def test_worked_example_of_four_members() -> None:
     """One entry each. Round 1: {0, 1} keep 4 at 1 and drop 3, {2, 3} keep 5 at 0; round 2 keeps 5 and drops 4."""
     own = [{0: 3.0}, {1: 4.0}, {0: 5.0}, {2: 1.0}]
     left, sums = double([sparse(entries, 3) for entries in own], capacity=1)
@@ -41,7 +41,7 @@ def test_four_members_by_hand() -> None:
 
 
 def double(blocks: list[SparseVector], capacity: int, members: list[int] | None = None) -> tuple[list[Tensor], list]:
-    """Runs it with all vectors zero at first; members are workers in an order of their own."""
+    """Runs recursive doubling on zero vectors, with members in any order."""
     members = members or list(range(len(blocks)))
     accumulators = [Accumulator(torch.zeros(blocks[0].length, dtype=torch.float64)) for _ in blocks]
 

@@ -19,7 +19,7 @@ SIZES = [1, 2, 3, 4, 5, 7, 8, 13, 16]
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_counts_reach_the_member_they_are_for(size: int) -> None:
+def test_counts_reach_their_member(size: int) -> None:
     cluster = SimulatedCluster(size, NETWORK, count_local=False)
     device = torch.device("cpu")
     programs = [

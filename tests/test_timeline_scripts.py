@@ -130,7 +130,7 @@ def test_the_bench_has_every_cell(script: Script, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words", "complaint"),
     [
-        ("timeline", ["none.json"], "none.json cannot be read as a profile"),
+        ("timeline", ["none.json"], "none.json is not a profile"),
         ("timeline", [PROFILES / "resnet50.json", "--schedules", "foo"], "--schedules foo is unknown"),
         ("timeline", [PROFILES / "resnet50.json", "--methods", "foo"], "--methods foo is unknown"),
         ("timeline", [PROFILES / "resnet50.json", "--network", "foo"], "foo is unknown"),

@@ -599,7 +599,7 @@ def _network(bandwidth: str | float | Network) -> Network:
         network = PRESETS.get(bandwidth) or parse_bandwidth(bandwidth)
         if network is None:
             raise ConfigError(
-                f"bandwidth={bandwidth!r} is none; use one like '1gbit' or '100mbit', a number of Gbit/s, or "
+                f"bandwidth={bandwidth!r} is not a bandwidth; use, for example, '1gbit', a number of Gbit/s, or "
                 f"{', '.join(PRESETS)}"
             )
         return network

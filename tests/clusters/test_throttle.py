@@ -196,10 +196,10 @@ def test_a_training_run_on_a_slow_network(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ("cluster.throttle=token_ring", "cluster.throttle=token_ring is unknown; use ethernet_1g"),
-        ("cluster.throttle=5", "cluster.throttle needs a preset's name, or the keys alpha and gbit, got 5"),
-        ("cluster.throttle={alpha:1}", "cluster.throttle needs a preset's name, or the keys alpha and gbit"),
-        ("cluster.throttle={alpha:-1,gbit:1}", "cluster.throttle: a network needs alpha >= 0"),
+        ("cluster.throttle=token_ring", "cluster.throttle=token_ring is not a network; use ethernet_1g"),
+        ("cluster.throttle=5", "cluster.throttle=5 is not a network; use a preset, a file path, or the keys"),
+        ("cluster.throttle={alpha:1}", "cluster.throttle={'alpha': 1} is not a network; use a preset"),
+        ("cluster.throttle={alpha:-1,gbit:1}", "cluster.throttle: alpha=-1, gbit=1 is not a network; set alpha >= 0"),
         ("cluster=simulated cluster.throttle=ethernet_1g", "with cluster=simulated use cluster.network"),
     ],
 )

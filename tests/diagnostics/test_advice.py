@@ -124,9 +124,9 @@ def test_a_gradient_that_is_not_finite_leaves_the_model_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("1 apple",), "bandwidth='1 apple' is none; use one like '1gbit'"),
-        (("0gbit",), "bandwidth='0gbit' is none"),
-        ((-1,), "a network needs alpha >= 0 .* and gbit > 0, got .* gbit=-1"),
+        (("1 apple",), "bandwidth='1 apple' is not a bandwidth; use, for example, '1gbit'"),
+        (("0gbit",), "bandwidth='0gbit' is not a bandwidth"),
+        ((-1,), "gbit=-1 is not a network; set alpha >= 0"),
         (("1gbit", 8, {"methods": ["none", "foo"]}), "methods must be some of none, bf16, .*, spardl, got foo"),
         (("1gbit", 8, {"methods": []}), "methods must be some of none, bf16, .*, spardl, got none"),
         (("1gbit", 8, {"schedules": ["foo"]}), "schedules must be some of after_backward, .*, got foo"),

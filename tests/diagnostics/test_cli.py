@@ -142,12 +142,12 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("foo", "No such command 'foo'; see spardl --help"),
         ("advise", "Missing argument 'PROFILE'; see spardl advise --help"),
-        ("advise nowhere.json", "nowhere.json cannot be read as a profile"),
+        ("advise nowhere.json", "nowhere.json is not a profile"),
         (
             "advise nowhere.json --workers x",
             "Invalid value for '--workers': 'x' is not a valid integer; see spardl adv",
         ),
-        ("timeline nowhere.json", "nowhere.json cannot be read as a profile"),
+        ("timeline nowhere.json", "nowhere.json is not a profile"),
         ("timeline nowhere.json --methods top", "--methods top is unknown; choose from arc_topk, arc_topk_ef21, bf16"),
         ("profile TRAINING:one", "Missing option '--out'; see spardl profile --help"),
         ("profile TRAINING --out x", "MODEL must be package.module:function, torchvision:NAME, timm:NAME, got train"),

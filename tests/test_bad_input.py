@@ -199,7 +199,7 @@ def test_what_only_a_worker_finds(tmp_path: Path, capfd: pytest.CaptureFixture[s
 def test_a_profile_of_another_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     profile = ROOT / "scripts" / "profiles" / "resnet50.json"
     assert here("cluster=simulated", f"cluster.profile={profile}", f"output_dir={tmp_path}") == 2
-    assert "make one of this model with spardl profile" in one_line(capfd.readouterr().err)
+    assert "create one for this model with spardl profile" in one_line(capfd.readouterr().err)
 
 
 def test_a_port_of_ones_own(tmp_path: Path) -> None:

@@ -58,16 +58,16 @@ class Ledger:
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state, _lock=threading.Lock())
 
-    def spend(self, phase: Phase, seconds: float, *, beside: bool = False) -> None:
+    def spend(self, phase: Phase, seconds: float, *, overlapped: bool = False) -> None:
         """Adds time to a phase.
 
         Args:
             phase: phase to charge.
             seconds: duration in seconds.
-            beside: whether the time overlaps the computation.
+            overlapped: whether the time overlaps the computation.
         """
         with self._lock:
-            (self.beside if beside else self.seconds)[phase] += seconds
+            (self.beside if overlapped else self.seconds)[phase] += seconds
 
     def count_exchange(self, exchange: Exchange) -> None:
         """Counts one round, ``exchange``."""
@@ -137,12 +137,14 @@ class Stopwatch:
 
     Args:
         ledger: ledger that receives the seconds.
-        beside: whether the time overlaps the computation.
+        overlapped: whether the time overlaps the computation.
         timer: function that returns the current time in seconds.
     """
 
-    def __init__(self, ledger: Ledger, *, beside: bool = False, timer: Callable[[], float] = time.perf_counter) -> None:
-        self._ledger, self._beside, self._timer = ledger, beside, timer
+    def __init__(
+        self, ledger: Ledger, *, overlapped: bool = False, timer: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._ledger, self._overlapped, self._timer = ledger, overlapped, timer
         self._phase: Phase | None = None
         self._since = 0.0
 
@@ -155,7 +157,7 @@ class Stopwatch:
         now = self._timer()
         lasted = now - self._since if self._phase else 0.0
         if self._phase:
-            self._ledger.spend(self._phase, lasted, beside=self._beside)
+            self._ledger.spend(self._phase, lasted, overlapped=self._overlapped)
         self._phase, self._since = phase, now
         return lasted
 

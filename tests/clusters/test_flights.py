@@ -88,7 +88,7 @@ def test_a_result_that_was_never_released() -> None:
     pair = cluster()
     flight = pair.flight([swap(worker, 1) for worker in pair.local_workers])
     flight.release(0)
-    with pytest.raises(ProgramError, match="rank 1 has not begun to send"):
+    with pytest.raises(ProgramError, match="rank 1 has not released its program"):
         flight.wait(0)
 
 
@@ -111,7 +111,7 @@ def test_a_profile_takes_the_place_of_measured_seconds() -> None:
         pass
     assert pair.now(0) == 24
     with pytest.raises(
-        ConfigError, match=r"cluster\.profile is of a model with 2 layers and 5 parameters, this one has 1"
+        ConfigError, match=r"cluster\.profile describes a model with 2 layers and 5 parameters, but this model has 1"
     ):
         pair.expect([5])
 
@@ -208,9 +208,9 @@ def test_streams_that_cannot_be() -> None:
     for streams in (0, 1.5, "2"):
         with pytest.raises(ConfigError, match=r"cluster\.streams must be a whole number, at least 1"):
             ProcessGroupCluster(group=object(), streams=streams)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="on GPUs, several groups of NCCL can wait for one another; use 1"):
+    with pytest.raises(ConfigError, match="can deadlock on GPUs"):
         ProcessGroupCluster(group=object(), device="cuda", streams=2)
-    with pytest.raises(ConfigError, match="a throttle slows each stream down as if it had the link alone; use 1"):
+    with pytest.raises(ConfigError, match="does not work with a throttle"):
         ProcessGroupCluster(group=object(), throttle=NETWORK, streams=2)
 
 
@@ -231,7 +231,9 @@ def test_a_peer_that_is_lost_is_noticed_at_the_wait(signum: signal.Signals) -> N
         except PeerError as error:
             raise LookupError(f"noticed: {error}") from error
 
-    with pytest.raises(WorkerError, match=r"noticed: rank 0 lost contact|worker 1 was killed|worker 1 did not answer"):
+    with pytest.raises(
+        WorkerError, match=r"noticed: rank 0 lost contact|worker 1 was killed|worker 1 stopped answering"
+    ):
         real(work)
 
 

@@ -120,8 +120,8 @@ def test_a_peer_that_does_not_come_to_a_group_of_its_own_is_given_up_after_the_t
     with pytest.raises(WorkerError):  # gloo closes the connections of the given group after a timeout
         run_workers(2, absent)
     found = (tmp_path / "said").read_text()
-    assert found.startswith("rank 0 lost contact in making a group of its own, to which all workers must come: ")
-    assert "no sign of rank 1; " in found
+    assert found.startswith("rank 0 lost contact in creating a process group, which needs all workers: ")
+    assert "no answer from rank 1; " in found
     assert "\n" not in found
 
 
@@ -143,7 +143,7 @@ def test_a_worker_that_died_before_is_named_at_once(tmp_path: Path) -> None:
         run_workers(3, dying)
     seconds, _, said = (tmp_path / "0").read_text().partition(" ")
     assert float(seconds) < 5
-    assert "all workers must come: no sign of rank 1; " in said
+    assert "needs all workers: no answer from rank 1; " in said
 
 
 def _averages(cluster: ProcessGroupCluster) -> dict[str, torch.Tensor]:
@@ -158,8 +158,8 @@ def test_messages_through_the_memory_of_the_host_arrive_as_others_do(monkeypatch
     straight = run_workers(2, _averages)[0]
     copied = []
     monkeypatch.setattr(process_group, "by_host", lambda group, device: True)
-    own = process_group._copied
-    monkeypatch.setattr(process_group, "_copied", lambda tensor: copied.append(tensor) or own(tensor))
+    own = process_group._host_copy
+    monkeypatch.setattr(process_group, "_host_copy", lambda tensor: copied.append(tensor) or own(tensor))
     around, seen = run_workers(2, lambda cluster: (_averages(cluster), len(copied)))[0]
     assert seen > len(straight)
     assert all(torch.equal(around[name], average) for name, average in straight.items())

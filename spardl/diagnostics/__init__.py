@@ -1,1 +1,1 @@
-"""Before a training: how long will a step take, what pays, is the cluster well."""
+"""Tools to use before training: predict step times, recommend a method, and check the cluster."""

@@ -111,7 +111,7 @@ def test_advise_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch, capsys: 
     ticks = iter(range(100))
     seconds = telling(lambda name, options: lambda entries: 0.0, 6, clock=lambda: float(next(ticks)))
     out = capsys.readouterr()
-    assert (out.out, out.err.startswith("measuring compression of 6 methods on one core: about 12 s on an idle ")) == (
+    assert (out.out, out.err.startswith("measuring the compression of 6 methods on one core: about 12 s on an idle ")) == (
         "",
         True,
     )

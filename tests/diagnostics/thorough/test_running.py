@@ -129,12 +129,12 @@ def test_numbers_that_are_none_become_text() -> None:
 @pytest.mark.parametrize(
     ("words", "environment", "said"),
     [
-        ("--json x.json", {}, "--json is for --thorough; add it, or leave --json away"),
-        ("--thorough --workers 4", {}, "--workers is not for --thorough"),
-        ("--thorough --out x.yaml", {}, "--out is not for --thorough"),
-        ("--thorough --interface lo", {}, "--interface is not for --thorough"),
+        ("--json x.json", {}, "--json needs --thorough; add --thorough, or remove --json"),
+        ("--thorough --workers 4", {}, "--workers has no effect with --thorough"),
+        ("--thorough --out x.yaml", {}, "--out has no effect with --thorough"),
+        ("--thorough --interface lo", {}, "--interface has no effect with --thorough"),
         ("--thorough --timeout 0", {}, "--timeout must be from 1 to 3600 seconds, got 0"),
-        ("--thorough --json .", {}, "--json . must be a file in a folder that exists"),
+        ("--thorough --json .", {}, "--json . must be a file in an existing folder"),
         (
             "--thorough",
             {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"},

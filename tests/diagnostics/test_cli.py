@@ -111,7 +111,10 @@ def test_advise_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch, capsys: 
     ticks = iter(range(100))
     seconds = telling(lambda name, options: lambda entries: 0.0, 6, clock=lambda: float(next(ticks)))
     out = capsys.readouterr()
-    assert (out.out, out.err.startswith("measuring the compression of 6 methods on one core: about 12 s on an idle ")) == (
+    assert (
+        out.out,
+        out.err.startswith("measuring the compression of 6 methods on one core: about 12 s on an idle "),
+    ) == (
         "",
         True,
     )
@@ -156,12 +159,12 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         ("profile TRAINING:value --out x", "has no function value"),
         (
             "profile TRAINING:number --out x",
-            "must return a torch.nn.Module and a batch, or the loss as a function, got 3",
+            "must return a torch.nn.Module and a batch, or a loss function, got 3",
         ),
         ("profile TRAINING:fails --out x", ":fails failed with ValueError: two"),
-        ("profile TRAINING:detached --out x", "the model returned Tensor without a tensor to differentiate"),
+        ("profile TRAINING:detached --out x", "the model returned Tensor without a differentiable tensor"),
         ("profile TRAINING:one --out x --passes 0", "--passes and --threads must be at least 1"),
-        ("profile nowhere.there:one --out x", "there is no module nowhere.there in "),
+        ("profile nowhere.there:one --out x", "module nowhere.there is neither in "),
         ("profile BROKEN:one --out x", "cannot be imported: ZeroDivisionError: division by zero"),
     ],
 )

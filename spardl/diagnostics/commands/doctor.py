@@ -37,7 +37,13 @@ Examples:
 @click.option("--timeout", type=float, default=30.0, show_default=True, help="Timeout of every wait in seconds.")
 @click.option("--budget", type=float, default=60.0, show_default=True, help="Seconds after which no check starts.")
 @click.option("--interface", help="Network interface for gloo and NCCL, such as eth0.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Device of the workers.")
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="Device of the workers.",
+)
 @click.option("--thorough", is_flag=True, help="Run all checks of this device instead, in ten minutes.")
 @click.option(
     "--json", "json_file", type=click.Path(path_type=Path), help="Write the results of --thorough to this file."

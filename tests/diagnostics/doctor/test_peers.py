@@ -20,7 +20,7 @@ def test_who_does_not_come_is_named(places: Callable[[int], Any], findings: Coll
     with closing(peers.listen("gloo")) as listener:
         assert peers.roll_call(places(0), "gloo", listener, findings) == []
     (line,) = findings.lines
-    assert line.startswith("FAILED workers: worker 1 did not come to 127.0.0.1:1 within 0.2 s (1 of 2 did); see what")
+    assert line.startswith("FAILED workers: worker 1 did not connect to 127.0.0.1:1 within 0.2 s (1 of 2 did); see")
 
 
 @pytest.mark.parametrize(
@@ -53,18 +53,18 @@ def test_other_versions_elsewhere(doctor: Doctor, findings: Collected) -> None:
     peers.check_present(present, findings)
     assert findings.lines[0] == "ok worker 0 on h0 (10.0.0.1); worker 1 on h1 (10.0.0.1); worker 2 on h2 (10.0.0.1)"
     assert findings.lines[1] == (
-        "FAILED versions: torch 2 with worker 0 and 3 with worker 2 on h2; install the same on all hosts"
+        "FAILED versions: worker 0 has torch 2, but worker 2 on h2 has 3; install the same version on all hosts"
     )
 
 
 def test_a_store_that_cannot_be_found(doctor: Doctor) -> None:
     nowhere = member(1)._replace(host="nowhere.invalid")
-    with pytest.raises(PeerError, match=r"worker 1 on .*: nowhere\.invalid does not resolve .*set MASTER_ADDR"):
+    with pytest.raises(PeerError, match=r"worker 1 on .* cannot resolve nowhere\.invalid .*set MASTER_ADDR"):
         join_store(nowhere, 1.0)
 
 
 def test_a_first_worker_that_says_nothing(places: Callable[[int], Any]) -> None:
-    with pytest.raises(PeerError, match=r"worker 0 at 127\.0\.0\.1 says nothing any more"):
+    with pytest.raises(PeerError, match=r"worker 0 at 127\.0\.0\.1 stopped answering"):
         places(1).hear_leader("called", 0.1)
 
 

@@ -108,7 +108,7 @@ def test_checks_end_with_the_time(findings: Collected) -> None:
     assert done == ["links", "network"]
     assert findings.lines[:2] == ["progress checking links (1 of 4) ...", "progress checking network (2 of 4) ..."]
     assert len(findings.lines) == 3
-    assert findings.lines[2].startswith("warning not checked, as the time is over: methods, pace; run this again ")
+    assert findings.lines[2].startswith("warning not checked within --budget: methods, pace; run this again ")
 
 
 @pytest.mark.timeout(60)
@@ -116,8 +116,8 @@ def test_workers_agree_that_the_time_is_over(brief: Doctor, capfd: pytest.Captur
     assert brief("--workers", "2", "--device", "cpu", "--budget", "1e-6") == 0
     out, err = capfd.readouterr()
     missing = "links, network, all-reduce, SparDL, methods, pace"
-    assert any(f"not checked, as the time is over: {missing}; run" in line for line in lines(out, "warning"))
-    assert "doctor: checks take at most about 0 s" in err
+    assert any(f"not checked within --budget: {missing}; run" in line for line in lines(out, "warning"))
+    assert "doctor: the checks stop after about 0 s" in err
     assert "checking links" not in err
 
 
@@ -132,7 +132,7 @@ def test_a_network_that_cannot_be_written(
     code, output = local(brief, capfd, "--out", str(tmp_path / "x"))
     assert code == 1
     (line,) = lines(output, "FAILED")
-    assert f"cannot be written to {tmp_path / 'x'}: No space left on device; use another --out" in line
+    assert f"cannot be written to {tmp_path / 'x'}: No space left on device; choose another --out" in line
 
 
 @pytest.mark.parametrize(
@@ -195,6 +195,6 @@ def test_missing_libraries_are_named(doctor: Doctor, findings: Collected, monkey
     monkeypatch.setattr("spardl.diagnostics.doctor.board.metadata.requires", lambda name: wanted)
     board.check_extras(findings)
     assert findings.lines == [
-        "warning extras: without none-9 selection takes three times as long; pip install 'spardl[fast]'",
-        "ok extras: dev; not complete: fast (without none-9); pip install 'spardl[NAME]' if you want it",
+        "warning extras: selection is about 3 x slower without none-9; pip install 'spardl[fast]'",
+        "ok extras: dev; incomplete: fast (without none-9); pip install 'spardl[NAME]' to complete one",
     ]

@@ -190,7 +190,7 @@ def test_a_vector_too_long_for_memory_is_left_out(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.slow
 def test_attach() -> None:
     outcome = loops.check_attach(2)(HERE)
-    said(outcome, Verdict.OK, "all skip a step in which one worker overflowed")
+    said(outcome, Verdict.OK, "all workers skip a step in which one of them overflows")
     assert outcome.figures["scales"] == [256.0, 256.0, 128.0, 128.0]
 
 
@@ -198,16 +198,16 @@ def test_workers_are_forked_before_the_first_backward_pass(monkeypatch: pytest.M
     """On a machine with a GPU, torch refuses a backward pass in a process that was forked after one."""
     order = []
     run = loops._Run(torch.zeros(1), [torch.ones(1)] * 4, [1.0] * 4)
-    for name in ("shared", "_by_hand"):
+    for name in ("shared", "_manual"):
         monkeypatch.setattr(loops, name, lambda *of, name=name: order.append(name) or ([run] if of[1:] else run))
     loops.check_attach(1)(HERE)
-    assert order == ["shared", "shared", "_by_hand"]
+    assert order == ["shared", "shared", "_manual"]
 
 
 @pytest.mark.slow
 def test_an_average_that_is_a_sum_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spardl.vector.sparse.SparseVector.divided", lambda self, divisor: self)
-    said(loops.check_attach(2)(HERE), Verdict.FAILED, "off those by hand on the CPU, 2 workers over gloo on cpu")
+    said(loops.check_attach(2)(HERE), Verdict.FAILED, "the weights differ from a manual loop on the CPU by ")
 
 
 @pytest.mark.slow
@@ -215,7 +215,7 @@ def test_an_overflow_that_a_scaler_does_not_see_is_found(monkeypatch: pytest.Mon
     monkeypatch.setattr("spardl.schedules.engine.Engine._overflow", lambda self, number, gradient: gradient.zero_())
     outcome = loops.check_attach(2)(HERE)
     said(outcome, Verdict.FAILED, "attach: ")
-    assert any("not scaled down after the overflow in step 2" in problem for problem in outcome.figures["problems"])
+    assert any("does not decrease after the overflow in step 2" in problem for problem in outcome.figures["problems"])
 
 
 @pytest.mark.parametrize(
@@ -223,13 +223,13 @@ def test_an_overflow_that_a_scaler_does_not_see_is_found(monkeypatch: pytest.Mon
     [
         ([1.0, 2.0, 3.0, 4.0], 1.0, "step 2 was not skipped"),
         ([1.0, 2.0, 2.0, 2.0], 1.0, "step 3 changed no weights"),
-        ([1.0, 2.0, 2.0, 3.0], 2.0, "the loss is not scaled down after the overflow in step 2"),
+        ([1.0, 2.0, 2.0, 3.0], 2.0, "the loss scale does not decrease after the overflow in step 2"),
         ([1.0, 2.0, 2.0, 3.0], 1.0, None),
     ],
 )
 def test_steps_are_judged(after: list[float], scale: float, text: str | None) -> None:
     run = loops._Run(torch.zeros(1), [torch.tensor([each]) for each in after], [2.0, 2.0, scale, scale])
-    found = list(loops._faults([run, run], "here"))
+    found = list(loops._problems([run, run], "here"))
     assert [text in line for line in found] == [True] if text else not found
 
 
@@ -262,7 +262,7 @@ def test_waits_are_found_in_a_trace() -> None:
 @pytest.mark.slow
 def test_a_wait_in_the_backward_pass_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = loops.check_waits(HERE)
-    said(outcome, Verdict.OK, "no reads of a tensor's number")
+    said(outcome, Verdict.OK, "no reads of tensor values")
     assert sum(outcome.figures["beside"].values()) > 0
     own = CopiedGradient.put
 
@@ -273,5 +273,9 @@ def test_a_wait_in_the_backward_pass_is_found(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(CopiedGradient, "put", slow)
     outcome = loops.check_waits(HERE)
-    said(outcome, Verdict.WARNING, "6 reads of a tensor's number, which would wait for a GPU, per pass in the threads")
+    said(
+        outcome,
+        Verdict.WARNING,
+        "6 reads of tensor values, which would wait for a GPU, per pass in the compute threads",
+    )
     assert "spardl/hooks/averager.py" in outcome.text

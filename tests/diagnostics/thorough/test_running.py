@@ -35,9 +35,9 @@ def test_a_check_that_breaks_off_stops_no_other(
     said = capsys.readouterr().out
     assert code == 1
     (broken,) = lines(said, "FAILED")
-    assert broken.startswith("no such check: broke off: StopIteration; send the file of --json")
+    assert broken.startswith("no such check: ended with exit code 1: StopIteration; report it with the file of --json")
     (device,) = lines(said, "warning")
-    assert device.startswith("device: torch finds no GPU here, or none was asked for; the same checks run on the CPU")
+    assert device.startswith("device: no GPU is found or requested, so the checks run on the CPU")
     assert lines(said, "ok")[0].startswith("installation: python ")
     found = json.loads(file.read_text())
     assert (found["format"], found["device"], found["well"], found["interpreted"]) == (1, "cpu", False, True)
@@ -69,7 +69,7 @@ def test_what_there_is_no_time_for_is_left_out(
     assert running.examine_thoroughly("cuda", "cuda", 30, None)
     assert begun == ["installation"]
     (left_out,) = lines(capsys.readouterr().out, "warning")
-    assert left_out.startswith("no such check: left out, as the other checks took all the time there was")
+    assert left_out.startswith("no such check: skipped, because the other checks took all the time")
 
 
 def test_the_exit_code_is_that_of_the_verdicts(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,14 +97,14 @@ time.sleep(60)
 @pytest.mark.timeout(60)
 def test_a_check_that_hangs_is_ended_with_its_workers(tmp_path: Path) -> None:
     with (tmp_path / "said").open("wb") as stream:
-        assert running._ended([sys.executable, "-c", PARENT], dict(os.environ), stream, 2.0) is None
+        assert running._run_program([sys.executable, "-c", PARENT], dict(os.environ), stream, 2.0) is None
     child = int((tmp_path / "said").read_text())
     until = time.monotonic() + 10
     while _lives(child) and time.monotonic() < until:
         time.sleep(0.05)
     assert not _lives(child)
-    text = running._lost(INSTALLED, None, 2, "one\ntwo\n")["text"]
-    assert text.startswith("installation: not done after 2 s: two; see what else uses this device")
+    text = running._without_result(INSTALLED, None, 2, "one\ntwo\n")["text"]
+    assert text.startswith("installation: not finished after 2 s: two; stop other programs on this device")
 
 
 def _lives(process: int) -> bool:
@@ -117,9 +117,9 @@ def _lives(process: int) -> bool:
 def test_a_check_that_is_killed_is_told(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"]
     with (tmp_path / "said").open("wb") as stream:
-        code = running._ended(command, dict(os.environ), stream, 30.0)
-    text = running._lost(INSTALLED, code, 30, "")["text"]
-    assert text.startswith("installation: was ended by SIGSEGV: it said nothing; send the file")
+        code = running._run_program(command, dict(os.environ), stream, 30.0)
+    text = running._without_result(INSTALLED, code, 30, "")["text"]
+    assert text.startswith("installation: killed by SIGSEGV: no output; report it with the file")
 
 
 def test_numbers_that_are_none_become_text() -> None:

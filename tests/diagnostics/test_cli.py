@@ -95,7 +95,7 @@ def test_kernels_are_compiled_by_method(capsys: pytest.CaptureFixture[str]) -> N
 def test_networks_and_workers_are_given_alike(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = " ".join(spoken(capsys, command, "--help")[1].split())
     assert re.search(r"--network, --bandwidth TEXT .* \[default: 1gbit\]", out)
-    assert "--workers INTEGER [default: 8]" in out
+    assert "--workers INTEGER Number of workers. [default: 8]" in out
 
 
 def test_timeline_takes_a_bandwidth(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ LATER = (
     "correctness.check_spardl",
     "correctness.check_methods",
     "correctness.check_pace",
-    "alpha_beta.check_all_reduce",
+    "links.check_all_reduce",
 )
 Doctor: TypeAlias = Callable[..., int]
 

@@ -21,10 +21,10 @@ def doctor(monkeypatch: pytest.MonkeyPatch) -> Doctor:
     for name in STARTED_BY:
         monkeypatch.delenv(name, raising=False)
     for place, value in (
-        ("alpha_beta._BYTES", 1 << 18),
-        ("alpha_beta._SHORT_TURNS", 10),
-        ("alpha_beta._LONG_TURNS", 4),
-        ("alpha_beta._MOST", 1 << 18),
+        ("links._BYTES", 1 << 18),
+        ("links._SHORT_PROBES", 10),
+        ("links._LONG_PROBES", 4),
+        ("links._LONGEST", 1 << 18),
         ("correctness._ENTRIES", 5000),
         ("links._MOST", 1 << 16),
         ("links._PROBE", 1 << 16),

@@ -136,7 +136,7 @@ def test_the_bench_has_every_cell(script: Script, tmp_path: Path) -> None:
         ("timeline", [PROFILES / "resnet50.json", "--network", "foo"], "foo is unknown"),
         ("timeline", [PROFILES / "resnet50.json", "--workers", 0], "--workers must be at least 1"),
         ("timeline", [PROFILES / "resnet50.json", "--compute", -1], "got -1"),
-        ("timeline", [PROFILES / "resnet50.json", "--compression", "none.json"], "no file of compression times"),
+        ("timeline", [PROFILES / "resnet50.json", "--compression", "none.json"], "not a file of compression times"),
         ("bench_schedules", ["--models", "foo"], "--models foo is unknown"),
         ("compression", ["--methods", "foo", "--out", "x.json"], "there is no compressor=foo"),
         (

@@ -104,8 +104,8 @@ def test_what_is_no_model_or_no_loss_is_told() -> None:
     calls = (
         ("model.json", None, r"model must be a module, or a Profile \(Profile.read\(path\)\), got a str"),
         (made, made(batch).sum(), "loss must be a function that runs one forward pass, such as .*, got a Tensor"),
-        (made, lambda: None, "needs the loss of a pass, a scalar that depends on the model, got a NoneType"),
-        (made, lambda: made(batch), r"a scalar that depends on the model, got a tensor of shape \(2, 4\)"),
+        (made, lambda: None, "the loss must be a scalar tensor that depends on the model, got a NoneType"),
+        (made, lambda: made(batch), r"a scalar tensor that depends on the model, got a tensor of shape \(2, 4\)"),
         (made, batch.sum, r"depends on the model, got a tensor of shape \(\)"),
     )
     for given, loss, said in calls:
@@ -116,7 +116,7 @@ def test_what_is_no_model_or_no_loss_is_told() -> None:
 def test_a_gradient_that_is_not_finite_leaves_the_model_as_it_was() -> None:
     """The loss is 0 here, and its gradient 0/0: even a rate of 0 would make weights of it that are no numbers."""
     made, batch = nn.Linear(4, 4), torch.randn(2, 4)
-    with pytest.raises(ConfigError, match="a gradient of the profiled model is not finite; look at its inputs"):
+    with pytest.raises(ConfigError, match="a gradient of the profiled model is not finite; check its inputs"):
         spardl.advise(made, "1gbit", workers=2, loss=lambda: (made(batch) * 0).square().sum().sqrt())
     assert all(parameter.isfinite().all() for parameter in made.parameters())
 

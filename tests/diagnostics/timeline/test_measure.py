@@ -117,7 +117,7 @@ def test_real_seconds_fit_together() -> None:
 
 def test_nothing_to_measure() -> None:
     model = nn.Linear(2, 2)
-    with pytest.raises(ConfigError, match="passes >= 1, got 0"):
+    with pytest.raises(ConfigError, match="passes must be at least 1, got 0"):
         run(model, lambda: model(torch.ones(1, 2)).sum(), passes=0)
     frozen = nn.Linear(2, 2).requires_grad_(False)
     with pytest.raises(ConfigError, match="found none"):

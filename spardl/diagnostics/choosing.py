@@ -221,9 +221,9 @@ class Advice:
         if self.every:
             waits = 1 - self.compute / self.advised.seconds
             yield (
-                f"  local steps: {waits:.0%} of such a step waits for the network; spardl.Outer(..., "
-                f"{self.advised.arguments}, every={self.every}) reduces this to {_WAITED:.0%} of the computation, but "
-                f"the same number of examples teaches less: {_price()}"
+                f"  local steps: {waits:.0%} of such a step waits for the network, but only {_WAITED:.0%} of the "
+                f"computation with spardl.Outer(..., {self.advised.arguments}, every={self.every}); the same number of "
+                f"examples then teaches less: {_price()}"
             )
 
     def _rows(self) -> list[Choice]:
@@ -253,10 +253,10 @@ def _range(least: str, most: str) -> str:
 
 
 def _price() -> str:
-    left = ", ".join(f"{share:.0%} with every={every}" for every, share in LEFT.items())
+    left = " or ".join(f"{share:.0%} (every={every})" for every, share in LEFT.items())
     return (
-        "dense exchanges kept of the gain of 8 workers over a single one in 900 steps of a GPT of 0.2 M parameters: "
-        f"{left} (one seed; docs/learning.md, Local steps)"
+        f"with dense exchanges, {left} of the gain of 8 workers over a single one remained in 900 steps of a GPT of "
+        "0.2 M parameters (one seed; docs/learning.md, Local steps)"
     )
 
 

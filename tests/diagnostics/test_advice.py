@@ -102,7 +102,7 @@ def test_what_is_measured_leaves_the_model_as_it_was() -> None:
 def test_what_is_no_model_or_no_loss_is_told() -> None:
     made, batch = nn.Linear(4, 4), torch.ones(2, 4)
     calls = (
-        ("model.json", None, r"model must be a module, or a Profile \(Profile.read\(path\)\), got a str"),
+        ("model.json", None, r"model must be a module or a Profile \(Profile.read\(path\)\), got a str"),
         (made, made(batch).sum(), "loss must be a function that runs one forward pass, such as .*, got a Tensor"),
         (made, lambda: None, "the loss must be a scalar tensor that depends on the model, got a NoneType"),
         (made, lambda: made(batch), r"a scalar tensor that depends on the model, got a tensor of shape \(2, 4\)"),
@@ -215,11 +215,10 @@ def test_after_how_many_local_steps_the_network_is_hardly_waited_for(compute: fl
     assert advice.every == every
     lines = [line for line in str(advice).splitlines() if "local steps:" in line]
     said = (
-        "  local steps: 49% of such a step waits for the network; with spardl.Outer(..., "
-        '"topka", density=0.01, every=9) '
-        "5% of computing does, and as many examples teach less: of what 8 workers gain over one alone in 900 steps of "
-        "a GPT of 0.2 M parameters, dense exchanges left 22% with every=15, 3% with every=30 (one seed; "
-        "docs/learning.md, Local steps)"
+        "  local steps: 49% of such a step waits for the network, but only 5% of the computation with "
+        'spardl.Outer(..., "topka", density=0.01, every=9); the same number of examples then teaches less: with '
+        "dense exchanges, 22% (every=15) or 3% (every=30) of the gain of 8 workers over a single one remained in 900 steps "
+        "of a GPT of 0.2 M parameters (one seed; docs/learning.md, Local steps)"
     )
     assert lines == ([said] if every else [])
 

@@ -148,7 +148,11 @@ def test_messages(monkeypatch: pytest.MonkeyPatch) -> None:
         out[-1] ^= 1
 
     monkeypatch.setattr(packing, "_encode", damaged)
-    said(twins.check_messages(HERE), Verdict.FAILED, "messages: the messages of 1 normal entries, float32, are not")
+    said(
+        twins.check_messages(HERE),
+        Verdict.FAILED,
+        "messages: the messages of 1 normal entries, float32, differ from the CPU kernels",
+    )
 
 
 # --- selection

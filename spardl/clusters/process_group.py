@@ -606,7 +606,9 @@ class ProcessGroupCluster(Cluster):
         """
         # Each worker counts its calls in the store of the group, which shows who is missing. gloo also reports a closed
         # connection at once: to rank 0, and to the other ranks when rank 0 has ended.
-        rank, store = self.local_ranks[0], _store_of(self._group)
+        rank = self.local_ranks[0]
+        # torch exposes the store of a group since version 2.8.
+        store = getattr(self._group, "get_group_store", lambda: None)()
         calls = [f"spardl/calls/{other}" for other in range(self.size)]
         here = store.add(calls[rank], 1) if store else 0
 
@@ -668,11 +670,6 @@ class ProcessGroupCluster(Cluster):
         self.release()
         if self._group is dist.group.WORLD:
             dist.destroy_process_group()
-
-
-def _store_of(group: Any) -> Any:
-    # torch exposes the store of a group since version 2.8.
-    return group.get_group_store() if hasattr(group, "get_group_store") else None
 
 
 def _missing_prefix(ranks: Sequence[int]) -> str:
@@ -741,17 +738,6 @@ class ProcessFlight(Flight[T]):
             reached = self._thread.result(self._paused)
             assert isinstance(reached, Boundary)
             return reached
-
-    def failing(self, tell: Callable[[BaseException], None]) -> None:
-        """Calls ``tell`` in any thread with the error of a released program, if it fails."""
-        assert self._ended is not None
-
-        def look(ended: Future[Any]) -> None:
-            error = ended.exception()
-            if error is not None:
-                tell(error)
-
-        self._ended.add_done_callback(look)
 
     def resume(self) -> None:
         """Queues the rest of the program."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from spardl.basics.checks import is_a
 from spardl.basics.errors import ConfigError
-from spardl.clusters.network import LATENCY, PRESETS, Network, parse_bandwidth
+from spardl.clusters.network import LATENCY, Network, parse_network
 from spardl.clusters.profile import LayerTimes, Profile
 from spardl.diagnostics.timeline.measure import measure, measure_compression
 from spardl.diagnostics.timeline.model import SCHEDULES, MethodCosts, Timeline
@@ -426,7 +426,7 @@ def advise(
     Args:
         model: model to train, or a profile of it.
         bandwidth: bandwidth of each worker's link: ``"1gbit"``, ``"100mbit"``, a number of Gbit/s, a preset name
-            (``"ethernet_10g"``), or a :class:`Network`.
+            (``"ethernet_10g"``), a file from ``spardl doctor --out``, or a :class:`Network`.
         workers: number of workers, P.
         loss: function that runs one forward pass and returns the scalar loss. The passes are then measured, which
             changes running statistics of the model but not its weights.
@@ -461,7 +461,9 @@ def advise(
           learning: at density=0.01 an entry is sent every 100 steps on average;
             in a training of fewer than 1,000 steps, compare the loss with that of "powersgd" or "bf16"
     """
-    network = _network(bandwidth)
+    network = bandwidth
+    if not isinstance(network, Network):
+        network = parse_network(network, "bandwidth") if isinstance(network, str) else Network(LATENCY, network)
     if not is_a(int, workers) or workers < 2:
         raise ConfigError(f"workers must be a whole number, at least 2, got {workers!r}")
     _check("methods", methods, METHODS)
@@ -586,17 +588,3 @@ def _break_even(cost: _Cost, dense: _Cost, entries: int) -> float:
     if saved <= 0:
         return 0.0
     return 8e-9 * saved / lost if lost > 0 else math.inf
-
-
-def _network(bandwidth: str | float | Network) -> Network:
-    if isinstance(bandwidth, Network):
-        return bandwidth
-    if isinstance(bandwidth, str):
-        network = PRESETS.get(bandwidth) or parse_bandwidth(bandwidth)
-        if network is None:
-            raise ConfigError(
-                f"bandwidth={bandwidth!r} is not a bandwidth; use, for example, '1gbit', a number of Gbit/s, or "
-                f"{', '.join(PRESETS)}"
-            )
-        return network
-    return Network(LATENCY, bandwidth)

@@ -124,8 +124,8 @@ def test_a_gradient_that_is_not_finite_leaves_the_model_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("1 apple",), "bandwidth='1 apple' is not a bandwidth; use, for example, '1gbit'"),
-        (("0gbit",), "bandwidth='0gbit' is not a bandwidth"),
+        (("1 apple",), "bandwidth=1 apple is not a network; use ethernet_1g, .*, a bandwidth such as 1gbit"),
+        (("0gbit",), "bandwidth=0gbit is not a network"),
         ((-1,), "gbit=-1 is not a network; set alpha >= 0"),
         (("1gbit", 8, {"methods": ["none", "foo"]}), "methods must be some of none, bf16, .*, spardl, got foo"),
         (("1gbit", 8, {"methods": []}), "methods must be some of none, bf16, .*, spardl, got none"),
@@ -216,9 +216,9 @@ def test_after_how_many_local_steps_the_network_is_hardly_waited_for(compute: fl
     lines = [line for line in str(advice).splitlines() if "local steps:" in line]
     said = (
         "  local steps: 49% of such a step waits for the network, but only 5% of the computation with "
-        'spardl.Outer(..., "topka", density=0.01, every=9); the same number of examples then teaches less: with '
-        "dense exchanges, 22% (every=15) or 3% (every=30) of the gain of 8 workers over a single one remained in 900 steps "
-        "of a GPT of 0.2 M parameters (one seed; docs/learning.md, Local steps)"
+        'spardl.Outer(..., "topka", density=0.01, every=9); the same number of examples then teaches less: '
+        "with dense exchanges, 22% (every=15) or 3% (every=30) of the gain of 8 workers over a single one remained in "
+        "900 steps of a GPT of 0.2 M parameters (one seed; docs/learning.md, Local steps)"
     )
     assert lines == ([said] if every else [])
 

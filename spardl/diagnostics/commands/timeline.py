@@ -224,12 +224,9 @@ def _report(options: _Options, found: _Cases) -> None:
 
 
 def _table(cases: Mapping[str, Mapping[str, Timeline | None]], schedules: Sequence[str]) -> str:
-    rows = [[method, *(_seconds_cell(found[name]) for name in schedules)] for method, found in cases.items()]
+    cells = {method: [found[name] for name in schedules] for method, found in cases.items()}
+    rows = [[method, *(f"{each.seconds:.4g}" if each else "-" for each in row)] for method, row in cells.items()]
     return markdown([["method", *schedules], *rows])
-
-
-def _seconds_cell(timeline: Timeline | None) -> str:
-    return f"{timeline.seconds:.4g}" if timeline else "-"
 
 
 def timeline_command(

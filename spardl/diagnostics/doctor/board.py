@@ -34,6 +34,7 @@ __all__ = [
     "installed",
     "interfaces",
     "join_store",
+    "nccl_version",
     "own_address",
     "versions",
     "why_unreachable",
@@ -65,16 +66,15 @@ class Findings:
 
     def ok(self, text: str) -> None:
         """Reports a passed check."""
-        self._report(Verdict.OK, text)
+        self.report(Verdict.OK, text)
 
     def warn(self, text: str) -> None:
         """Reports a problem that does not prevent training: what, where, and the fix."""
-        self._report(Verdict.WARNING, text)
+        self.report(Verdict.WARNING, text)
 
     def fail(self, text: str) -> None:
         """Reports a failure: what, where, and the fix."""
-        self.failures += 1
-        self._report(Verdict.FAILED, text)
+        self.report(Verdict.FAILED, text)
 
     def judge(self, good: bool, text: str, fix: str) -> None:
         """Reports a pass or a failure."""
@@ -93,7 +93,9 @@ class Findings:
         if self.speaks:
             print("\n".join(f"{'':<9}{line}" for line in lines), flush=True)
 
-    def _report(self, verdict: Verdict, text: str) -> None:
+    def report(self, verdict: Verdict, text: str) -> None:
+        """Reports a result as one line, and counts a failure."""
+        self.failures += verdict is Verdict.FAILED
         if self.speaks:
             print(f"{verdict.value:<9}{' '.join(text.split())}", flush=True)
 
@@ -123,8 +125,12 @@ def check_versions(findings: Findings) -> None:
 def _gpus() -> str:
     if not torch.version.cuda:
         return "no CUDA in torch"
-    nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else "none"
-    return f"CUDA {torch.version.cuda}, NCCL {nccl}, {torch.cuda.device_count()} GPU(s) here"
+    return f"CUDA {torch.version.cuda}, NCCL {nccl_version() or 'none'}, {torch.cuda.device_count()} GPU(s) here"
+
+
+def nccl_version() -> str | None:
+    """Version of NCCL, or ``None`` if torch has none."""
+    return ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None
 
 
 def check_extras(findings: Findings) -> None:

@@ -238,11 +238,7 @@ def check_links(links: Links, networked: bool, findings: Findings) -> None:
 
 def _usual(values: list[list[float]], best: Callable[[Iterable[float]], float]) -> float:
     # Of each worker's best link, because one slow worker among three takes part in most links.
-    return median(best(_without_own(rank, row)) for rank, row in enumerate(values))
-
-
-def _without_own(rank: int, row: Sequence[float]) -> list[float]:
-    return [value for other, value in enumerate(row) if other != rank]
+    return median(best([*row[:rank], *row[rank + 1 :]]) for rank, row in enumerate(values))
 
 
 def _slow(links: Links, usual: float) -> list[str]:

@@ -129,7 +129,10 @@ def _verdict(place: Place, workers: int, cases: Mapping[str, _Case], found: Mapp
     where = setting(place, workers)
     problems = [f"{name}: {one.problem}, {where}" for name, one in found.items() if one.problem]
     problems += [line for name, one in found.items() if (line := _deviation(place, name, cases[name], one, where))]
-    near = [name for name, one in found.items() if not one.off <= _rounding(cases[name])]
+    rounding = {
+        name: _SIXTEEN if isinstance(case.method.communicator, Backend) else ROUNDING for name, case in cases.items()
+    }
+    near = [name for name, one in found.items() if not one.off <= rounding[name]]
     same = sum(one.same for one in found.values())
     figures: dict[str, Any] = {"workers": workers, "density": DENSITY, "entries": LAYOUT.length}
     figures["methods"] = {name: one._asdict() for name, one in found.items()}
@@ -144,10 +147,6 @@ def _verdict(place: Place, workers: int, cases: Mapping[str, _Case], found: Mapp
             figures,
         )
     return judged(good, problems, _FIX, figures)
-
-
-def _rounding(case: _Case) -> float:
-    return _SIXTEEN if isinstance(case.method.communicator, Backend) else ROUNDING
 
 
 def _deviation(place: Place, name: str, case: _Case, found: _Found, where: str) -> str | None:

@@ -8,7 +8,6 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -153,12 +152,8 @@ def _manual(workers: int) -> _Run:
     return run
 
 
-def _autocast(device: torch.device) -> AbstractContextManager[None]:
-    return torch.autocast(device.type, dtype=torch.float16)
-
-
 def _loss(model: nn.Module, given: Tensor, device: torch.device) -> Tensor:
-    with _autocast(device):
+    with torch.autocast(device.type, dtype=torch.float16):
         out: Tensor = model(given)
     return out.float().square().mean()
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from spardl.basics.files import write_atomically
-from spardl.diagnostics.doctor.board import Findings, Verdict, installed, versions
+from spardl.diagnostics.doctor.board import Findings, Verdict, installed, nccl_version, versions
 from spardl.diagnostics.thorough.laws import check_laws
 from spardl.diagnostics.thorough.loops import check_attach, check_waits
 from spardl.diagnostics.thorough.outcome import Outcome, Place, ok, plain, warned
@@ -60,7 +60,7 @@ def _gpu(place: Place) -> dict[str, Any]:
         "capability": f"{facts.major}.{facts.minor}",
         "memory": facts.total_memory,
         "multiprocessors": facts.multi_processor_count,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None,
+        "nccl": nccl_version(),
         "driver": _driver(),
     }
 
@@ -227,7 +227,7 @@ def examine_thoroughly(asked: str, device: str, timeout: float, json_file: Path 
     began, rows = time.monotonic(), list[dict[str, Any]]()
     for check in all_checks():
         rows.append(_row(check, program, _BUDGET - (time.monotonic() - began)))
-        _print(findings, rows[-1])
+        findings.report(Verdict(rows[-1]["verdict"]), f"{rows[-1]['text']} ({rows[-1]['seconds']:.1f} s)")
         if json_file:
             write_report(json_file, asked, device, rows, time.monotonic() - began)
     result = f"; all results are in {json_file}, ready to share" if json_file else "; --json FILE saves all results"
@@ -243,12 +243,3 @@ def _row(check: Check, program: _Program, left: float) -> dict[str, Any]:
     else:
         result = program.run(check, min(left, check.seconds))
     return {"name": check.name, **result, "seconds": time.monotonic() - began}
-
-
-def _print(findings: Findings, row: dict[str, Any]) -> None:
-    reporters: dict[Verdict, Callable[[str], None]] = {
-        Verdict.OK: findings.ok,
-        Verdict.WARNING: findings.warn,
-        Verdict.FAILED: findings.fail,
-    }
-    reporters[Verdict(row["verdict"])](f"{row['text']} ({row['seconds']:.1f} s)")

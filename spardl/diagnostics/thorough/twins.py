@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from spardl.diagnostics.thorough.outcome import Outcome, Place, failed, judged, ok, warned
+from spardl.diagnostics.timeline.measure import clock_of
 from spardl.vector import sparse
 from spardl.vector.candidates import Candidates
 from spardl.vector.layout import Part
@@ -104,9 +105,14 @@ def _figures(length: int, place: Place) -> dict[str, float]:
 def _timed(place: Place, work: Callable[[], object], after: Callable[[], object] = lambda: None) -> list[float]:
     """Seconds of each repetition after the warm-up; ``after`` is not measured."""
     until, seconds = time.perf_counter() + _SHARE * place.seconds, list[float]()
-    clock = _gpu_seconds if place.on_gpu else _cpu_seconds
+    clock = clock_of(place.torch_device)
     for turn in range(_WARM + _MOST):
-        took = clock(work)
+        clock.settle()
+        began = clock.mark()
+        work()
+        ended = clock.mark()
+        clock.settle()
+        took = clock.between(began, ended)
         after()
         late = time.perf_counter() > until
         if late or turn >= _WARM:
@@ -114,23 +120,6 @@ def _timed(place: Place, work: Callable[[], object], after: Callable[[], object]
         if late:
             break
     return seconds
-
-
-def _cpu_seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
-
-
-def _gpu_seconds(work: Callable[[], object]) -> float:
-    """Seconds on the CUDA stream, including waits for the host."""
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    start.record()
-    work()
-    stop.record()
-    stop.synchronize()
-    return float(start.elapsed_time(stop)) / 1e3
 
 
 _GPU_SIZES, _SMALL_SIZES = (1, 1000, 1_000_000, 14_700_000), (1, 1000, 20_000)

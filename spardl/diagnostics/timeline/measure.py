@@ -30,7 +30,7 @@ from spardl.schedules.fusion import Linear
 from spardl.vector.flat import FlatGradient
 from spardl.vector.layout import Layout
 
-__all__ = ["SIZES", "measure", "measure_compression", "read_compression"]
+__all__ = ["SIZES", "Clock", "clock_of", "measure", "measure_compression", "read_compression"]
 
 
 # Time of selection, packing and merging: the local part of a synchronization.
@@ -178,7 +178,7 @@ def measure(
         raise ConfigError(f"passes must be at least 1, got {passes}")
     gradient = FlatGradient(model.named_parameters())
     device = gradient.vector.device
-    clock = _CudaClock(device) if device.type == "cuda" else _CpuClock(timer)
+    clock = clock_of(device, timer)
     with _Marks(clock).attached(model) as marks:
         rows = [_one_pass(marks, forward_and_loss, optimizer, gradient) for _ in range(warmup + passes)][warmup:]
     forward, backward, update = (
@@ -247,7 +247,7 @@ def _check_finite(loss: Tensor, gradient: FlatGradient) -> None:
             )
 
 
-class _Clock(ABC):
+class Clock(ABC):
     """Takes marks during a pass and measures the seconds between them afterwards."""
 
     @abstractmethod
@@ -268,7 +268,7 @@ class _Clock(ABC):
 
 
 @dataclass(frozen=True)
-class _CpuClock(_Clock):
+class _CpuClock(Clock):
     timer: Callable[[], float]
 
     def mark(self) -> float:
@@ -285,7 +285,7 @@ class _CpuClock(_Clock):
 
 
 @dataclass(frozen=True)
-class _CudaClock(_Clock):
+class _CudaClock(Clock):
     """A clock of CUDA events, which record the time at which the stream reaches them, while the host runs ahead.
 
     Hooks of the backward pass run in a thread of autograd under the stream of the gradient, so the current stream is
@@ -310,6 +310,16 @@ class _CudaClock(_Clock):
         return torch.cuda.get_device_name(self.device)
 
 
+def clock_of(device: torch.device, timer: Callable[[], float] = time.perf_counter) -> Clock:
+    """The clock for work on a device.
+
+    Args:
+        device: device that does the work.
+        timer: clock on a CPU, in seconds.
+    """
+    return _CudaClock(device) if device.type == "cuda" else _CpuClock(timer)
+
+
 @dataclass
 class _Marks:
     """The marks of one pass.
@@ -321,7 +331,7 @@ class _Marks:
         users: for each parameter, the modules that hold it, each followed by its parents from the inside out.
     """
 
-    clock: _Clock
+    clock: Clock
     used: dict[nn.Module, Any] = field(default_factory=dict)
     done: dict[nn.Parameter, Any] = field(default_factory=dict)
     users: dict[nn.Parameter, list[list[nn.Module]]] = field(default_factory=dict)

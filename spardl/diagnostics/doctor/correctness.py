@@ -8,10 +8,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import time
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +19,7 @@ from spardl.basics.errors import ConfigError
 from spardl.clusters import Ledger, Network, ProcessGroupCluster, gather_rows
 from spardl.clusters.profile import StepCosts, break_even_gbit, gather_costs
 from spardl.communicators import Backend, SparDL
-from spardl.communicators.base import Communicator
-from spardl.compressors import Compressor, Mass, NoCompression, TopK
+from spardl.compressors import Mass, NoCompression, TopK
 from spardl.diagnostics.doctor.board import Findings
 from spardl.method import registry
 from spardl.method.method import Method, MethodState
@@ -83,29 +81,23 @@ def every_method(findings: Findings) -> dict[str, Method]:
     Args:
         findings: where methods that cannot be created without options are reported.
     """
-    named = {name: method for name in method_names() for method in _made(name, findings)}
-    used = {type(method.communicator) for method in named.values()}
-    left = [kind() for kind in registry.communicators().values() if kind not in used]
-    pairs = [(_partner(named.values(), communicator), communicator) for communicator in left]
-    return {
-        **named,
-        **{f"{one.name} with {communicator.name}": _paired(one, communicator) for one, communicator in pairs},
-    }
-
-
-def _made(name: str, findings: Findings) -> Iterator[Method]:
-    try:
-        yield make_method(name)
-    except ConfigError as error:
-        findings.warn(f"methods: {name} is not checked because it needs options: {error}")
-
-
-def _partner(methods: Iterable[Method], communicator: Communicator[Any]) -> Compressor:
-    return next(method.compressor for method in methods if method.compressor.output in communicator.sums)
-
-
-def _paired(compressor: Compressor, communicator: Communicator[Any]) -> Method:
-    return Method(compressor, communicator, LocalResidual() if compressor.mass is Mass.LEFT else NoResidual())
+    methods: dict[str, Method] = {}
+    for name in method_names():
+        try:
+            methods[name] = make_method(name)
+        except ConfigError as error:
+            findings.warn(f"methods: {name} is not checked because it needs options: {error}")
+    compressors = [method.compressor for method in methods.values()]
+    used = {type(method.communicator) for method in methods.values()}
+    for kind in registry.communicators().values():
+        if kind in used:
+            continue
+        communicator = kind()
+        # Any compressor whose output the communicator can sum; LocalResidual keeps what such a pair leaves behind.
+        compressor = next(each for each in compressors if each.output in communicator.sums)
+        residual = LocalResidual() if compressor.mass is Mass.LEFT else NoResidual()
+        methods[f"{compressor.name} with {communicator.name}"] = Method(compressor, communicator, residual)
+    return methods
 
 
 def keeping(method: Method) -> Method:

@@ -114,25 +114,21 @@ def _seconds(method: Method, workers: int, layout: Layout, device: torch.device)
     states = [method.init_state(layout, torch.float32, device) for _ in range(workers)]
     source = torch.Generator().manual_seed(1)
     # The fastest step counts, in the median over the workers. The first one allocates memory and is ignored.
+    settle = clock_of(device).settle
     found: list[float] = []
     for step in range(1 + _STEPS):
         seconds = [-_spent(ledger) for ledger in cluster.ledgers]
         for rank, state in enumerate(states):
             gradient = torch.randn(layout.length, generator=source).to(device)
-            _settle(device)
+            settle()
             started = time.perf_counter()
             method.accumulate(gradient, state)
-            _settle(device)
+            settle()
             seconds[rank] += time.perf_counter() - started
         cluster.run([method.average(*pair) for pair in zip(cluster.local_workers, states, strict=True)])
         if step:
             found.append(median(map(add, seconds, map(_spent, cluster.ledgers))))
     return min(found)
-
-
-def _settle(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _spent(ledger: Ledger) -> float:

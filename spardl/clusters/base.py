@@ -176,4 +176,5 @@ def gather_rows(cluster: Cluster, rows: Sequence[Tensor], *, counted: bool = Fal
         for worker, row in zip(cluster.local_workers, rows, strict=True)
     ]
     run = cluster.run if counted else cluster.run_aside
+    # All local ranks receive the same rows.
     return [row.to(rows[0].device) for row in run(programs)[0]]

@@ -52,6 +52,7 @@ class Ledger:
     # The main thread and the communication threads write to the same ledger.
     _lock: AbstractContextManager[Any] = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
+    # Locks do not support pickling.
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_lock"}
 
@@ -71,11 +72,12 @@ class Ledger:
 
     def count_exchange(self, exchange: Exchange) -> None:
         """Counts one round, ``exchange``."""
+        # Receives are announced with their size, so they count before they arrive.
         received = sum([receive.size * receive.dtype.itemsize for receive in exchange.receives])
         messages = words = sent = 0
         for send in exchange.sends:
             nbytes = send.payload.nbytes
-            messages += nbytes > 0
+            messages += nbytes > 0  # empty messages are not sent
             words += send.words
             sent += nbytes
         self._count(1, messages, words, sent, received)
@@ -154,6 +156,7 @@ class Stopwatch:
         Returns:
             Duration of the ended phase since the last switch, in seconds.
         """
+        # One reading of the clock ends a phase and starts the next, so no time falls between two phases.
         now = self._timer()
         lasted = now - self._since if self._phase else 0.0
         if self._phase:
@@ -187,7 +190,7 @@ class PhaseStack:
     @contextmanager
     def timed(self, phase: Phase, local: Sequence[int]) -> Iterator[None]:
         """Charges the time spent in the ``with`` block to a phase of some local ranks."""
-        self.settle()
+        self.settle()  # the outer phase up to here
         self._open.append(_Open(phase, local))
         try:
             yield
@@ -226,6 +229,7 @@ def follower() -> Follow:
         LOGGER.setLevel(logging.DEBUG)
         if not LOGGER.hasHandlers():
             LOGGER.addHandler(logging.StreamHandler())
+    # Applications may also enable the level themselves, without the variable.
     return _log_messages if LOGGER.isEnabledFor(logging.DEBUG) else _unlogged
 
 
@@ -255,6 +259,7 @@ def _with_log(program: Program[Any], worker: Worker) -> Program[Any]:
                     if send.payload.numel():
                         _log(step, rounds, worker.rank, str(send.to), send.words, send.payload.nbytes)
             elif isinstance(request, AllReduce | ReduceScatter | AllGather):
+                # The ledger counts the same cost; the real messages of the backend are unknown.
                 more, elements = ring_cost(request, worker.size)
                 _log(step, rounds + 1, worker.rank, "all", elements, elements * request.tensor.itemsize)
                 rounds += more

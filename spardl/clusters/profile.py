@@ -102,6 +102,7 @@ def break_even_gbit(costs: StepCosts) -> float | None:
     Returns:
         Gbit/s per worker, or ``None`` if compression saves no bytes.
     """
+    # Without savings no bandwidth makes compression faster; without overhead it is faster on any.
     saved = costs.dense_bytes - costs.bytes_sent
     if saved <= 0 or costs.overhead <= 0:
         return None
@@ -169,7 +170,7 @@ class Profile:
             count = layer.entries
             _demand_text(f"{where}name", layer.name)
             _demand(is_a(int, count) and count >= 0, f"{where}entries", count, "a whole number, at least 0")
-            if layer.shapes:
+            if layer.shapes:  # shapes are optional, but must agree with the entries
                 held = sum(map(math.prod, layer.shapes))
                 _demand(held == count, f"{where}shapes", layer.shapes, f"shapes with {count} entries in total")
             _demand_seconds(f"{where}needed", layer.needed, self.forward)
@@ -231,6 +232,7 @@ class Profile:
             OSError: if the file cannot be written.
         """
         plain = _rounded(asdict(self))
+        # Unknown shapes are omitted, as in older files.
         layers = [{name: value for name, value in layer.items() if value != []} for layer in plain.pop("layers")]
         lines = ",\n".join(f"  {json.dumps(layer)}" for layer in layers)
         head = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in plain.items())
@@ -250,7 +252,7 @@ class Profile:
         try:
             return cls(**{**_fields(cls, plain, ""), "layers": _layers(plain["layers"])})
         except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from None
+            raise ConfigError(f"{path}: {error}") from None  # names the file, which the field's error does not
 
 
 def _layers(rows: Any) -> tuple[LayerTimes, ...]:
@@ -287,7 +289,7 @@ def _rounded(value: Any) -> Any:
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, Mapping):
         return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
+    if isinstance(value, Sequence) and not isinstance(value, str):  # a string is a sequence of strings
         return [_rounded(item) for item in value]
     return value
 

@@ -198,6 +198,7 @@ class VirtualRun:
         # The sender may overwrite the payload as soon as its own exchange ends.
         self._in_flight[source, send.to].append(_Message(send.payload.clone(), busy + self._network.alpha))
         self._enqueue_next(source)
+        # Sorted, so that the order of events does not depend on the hash of a set.
         for waiting in sorted({source, send.to}):
             self._deliver(waiting)
 
@@ -232,11 +233,12 @@ class VirtualRun:
         # Counted at the ideal cost of a ring; sums run in rank order, so that all runs give the same bits.
         requests = [self._collective[rank] for rank in range(len(self._programs))]
         kinds = {type(request) for request in requests}
-        if len(kinds) > 1:
+        if len(kinds) > 1:  # a real backend would hang or corrupt data
             raise ProgramError(f"the ranks start different collectives: {' and '.join(sorted(map(str, kinds)))}")
         (kind,), tensors = kinds, [request.tensor for request in requests]
         rounds, elements = ring_cost(requests[0], len(requests))
         cost = rounds * self._network.alpha + elements * tensors[0].itemsize * self._network.beta
+        # A collective starts when the last worker has reached it, and ends at the same time on all of them.
         then = max(self._clocks) + cost
         replies = _COLLECTIVES[kind](tensors)
         self._collective.clear()
@@ -439,7 +441,7 @@ class SimulatedCluster(Cluster):
 
     def now(self, local: int) -> float:
         """Virtual seconds of the worker ``local``."""
-        self._stack.settle()
+        self._stack.settle()  # the running phase has not advanced the clock yet
         return self._clocks[local]
 
     def enqueue(self, job: _Job) -> None:
@@ -465,6 +467,7 @@ class SimulatedCluster(Cluster):
         return job.results[local]
 
     def _run_job(self, job: _Job) -> None:
+        # A job starts when its stream is free and the worker has released it.
         job.ends = [max(pair) for pair in zip(self._streams, job.starts(), strict=True)]
         job.results = self._run(
             job.programs,
@@ -507,6 +510,7 @@ class _SimulatedFlight(Flight[T]):
     def __init__(self, cluster: SimulatedCluster, programs: Sequence[Program[T]], pauses: bool) -> None:
         self._cluster = cluster
         self._first = _Job(programs, pauses=pauses)
+        # Programs that pause run as two jobs, because the computation between them takes virtual time.
         self._last = _Job(programs, begun=True) if pauses else self._first
 
     def release(self, local: int) -> None:

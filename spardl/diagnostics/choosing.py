@@ -161,6 +161,7 @@ class Advice:
         way = self.advised
         if not self.compute or way.seconds <= (1 + _WAITED) * self.compute:
             return None
+        # An exchange of outer steps overlaps nothing, so its whole duration counts.
         return math.ceil(way.exchange / (_WAITED * self.compute))
 
     def __str__(self) -> str:
@@ -319,6 +320,7 @@ def measured(
 
     def seconds(name: str, options: Mapping[str, Any]) -> Repeated:
         method = make_method(name, **options)
+        # Only methods that compress matrices depend on the shapes of the tensors.
         tensors = layout if method.compressor.by_matrix else None
         until, lines = clock() + PATIENCE, list[Linear]()
         while len(lines) < _LEAST or (len(lines) < _MOST and clock() < until):
@@ -483,6 +485,7 @@ def _compared(
     schedules: Sequence[str],
 ) -> Advice:
     """Predicts all methods that can be compared, and plain DDP."""
+    # A method that cannot be compared does not prevent the advice; the table names it.
     left_out = {name: reason for name in methods if (reason := _why_not(name, profile))}
     dense = _cost(DENSE, {}, workers, network, compressing, profile)
     costs = [
@@ -494,6 +497,7 @@ def _compared(
     if not costs:
         raise ConfigError(f"none of the methods can be compared ({'; '.join(left_out.values())}); choose others")
     found = [_choice(cost, dense, profile, schedules) for cost in costs]
+    # On a fast network many step times are equal; fewer bytes then come first.
     ordered = sorted(found, key=lambda choice: (choice.seconds, choice.bytes_sent))
     baseline = _choice(dense, dense, profile, [_DDP])
     return Advice(
@@ -534,6 +538,7 @@ def _why_not(name: str, profile: Profile) -> str | None:
 def _cost(
     name: str, options: Mapping[str, Any], workers: int, network: Network, compressing: Compressing, profile: Profile
 ) -> _Cost:
+    # A dense sum selects and packs nothing.
     line = Linear(0.0, 0.0) if name == DENSE else compressing(name, options)
     method = make_method(name, **options)
     costs = MethodCosts.of(method, workers, network, line, profile.layout)
@@ -552,6 +557,7 @@ def _choice(cost: _Cost, dense: _Cost, profile: Profile, schedules: Sequence[str
     moves = isinstance(make_method(cost.name).momentum, AutoMomentum)
     exchange = cost.costs.whole.seconds(entries)
     seconds = timelines[schedule].seconds
+    # The repetitions use the schedule of the median, so the range does not mix schedules.
     repeated = [found.seconds for each in cost.repetitions for _, found in _timelines(each, profile, [schedule])]
     thresholds = [_break_even(cost._replace(costs=each), dense, entries) for each in cost.repetitions]
     return Choice(
@@ -586,5 +592,5 @@ def _break_even(cost: _Cost, dense: _Cost, entries: int) -> float:
     rounds = cost.rounds(entries) - dense.rounds(entries)
     lost = cost.costs.whole.compression(entries) + rounds * cost.costs.whole.network.alpha
     if saved <= 0:
-        return 0.0
+        return 0.0  # never pays
     return 8e-9 * saved / lost if lost > 0 else math.inf

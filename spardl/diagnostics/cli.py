@@ -51,7 +51,7 @@ def precompile(methods: tuple[str, ...], dtype: str, workers: int) -> None:
     """
     if workers < 1:
         raise ConfigError(f"--workers must be at least 1, got {workers}")
-    gradient = torch.empty(0, dtype=getattr(torch, dtype))
+    gradient = torch.empty(0, dtype=getattr(torch, dtype))  # only its dtype and device matter
     if not compiled(gradient):
         raise ConfigError(
             "compiled kernels are not available: numba is missing, or SPARDL_KERNELS=portable disables them; install "
@@ -124,12 +124,13 @@ def run(command: click.Command, words: Sequence[str], name: str) -> int:
         The exit code: 2 for bad input, 130 if interrupted.
     """
     try:
+        # Not standalone, because click would otherwise print errors in its own format and exit.
         code = command.main(args=list(words), prog_name=name, standalone_mode=False)
     except click.UsageError as error:
         # Click prints usage and error on several lines; scripts expect one.
         path = error.ctx.command_path if error.ctx else name
         return _print_error(f"{error.format_message().rstrip('.').replace('. Did', '; did')}; see {path} --help")
-    except click.Abort:
+    except click.Abort:  # Ctrl-C
         _print_error("interrupted")
         return _INTERRUPTED
     except (click.ClickException, SpardlError, OSError) as error:

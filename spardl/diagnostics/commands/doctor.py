@@ -81,6 +81,7 @@ def doctor(
     settings = Settings(_count(workers, member), timeout, device, out, budget)
     _check(settings, interface)
     _silence_torch()
+    # Backends read these variables when they connect.
     for variable in board.VARIABLES.values() if interface else ():
         os.environ[variable] = interface or ""
     return 0 if examine(settings, member) else 1
@@ -90,7 +91,7 @@ def _count(workers: int | None, member: Membership | None) -> int:
     if member and workers not in (None, member.size):
         raise ConfigError(f"--workers {workers} differs from the {member.size} started workers; remove --workers")
     if member:
-        return member.size
+        return member.size  # torchrun or srun decides
     return 4 if workers is None else workers
 
 
@@ -98,7 +99,7 @@ def _check(settings: Settings, interface: str | None) -> None:
     if settings.workers < 2:
         raise ConfigError(f"--workers must be at least 2, got {settings.workers}; one worker has no peers to check")
     _check_timeout(settings.timeout)
-    if not settings.budget > 0:
+    if not settings.budget > 0:  # also rejects NaN
         raise ConfigError(f"--budget must be above 0 seconds, got {settings.budget:g}")
     _check_file("--out", settings.out)
     if interface and interface not in board.interfaces():

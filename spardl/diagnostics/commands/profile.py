@@ -125,7 +125,7 @@ def from_function(place: str) -> Job:
     try:
         returned = function()
     except SpardlError:
-        raise
+        raise  # its message already is one line
     except Exception as error:
         raise ConfigError(f"{place} failed with {type(error).__name__}: {first_line(error)}") from error
     if not isinstance(returned, Sequence) or len(returned) != 2 or not isinstance(returned[0], nn.Module):
@@ -167,10 +167,12 @@ def _output(model: nn.Module, batch: Any) -> Any:
 
 
 def _loss(output: Any) -> Tensor:
+    # Models of transformers return a mapping with the loss, other libraries an object with an attribute.
     named = output if isinstance(output, Mapping) else vars(output) if hasattr(output, "__dict__") else {}
     own = named.get("loss")
     if isinstance(own, Tensor):
         return own
+    # All outputs take part, so that the backward pass reaches all parameters.
     means = [tensor.float().mean() for tensor in _tensors(output) if tensor.requires_grad]
     if not means:
         raise ConfigError(
@@ -260,6 +262,7 @@ class _Options:
 
 
 def _measured(options: _Options, sources: Mapping[str, Source]) -> Profile:
+    # Times depend on the data where operations skip work, so the data is the same in every run.
     torch.manual_seed(1)
     job = made(options.model, options, sources)
     model = job.model.to(options.device).train()

@@ -182,7 +182,7 @@ def _predict(options: _Options, make: Callable[[Sequence[str]], Mapping[str, Met
     profiles = [Profile.read(path) for path in options.profiles]
     if options.compute is not None:
         profiles = [profile.scaled(options.compute) for profile in profiles]
-    made = make(methods)
+    made = make(methods)  # once: creating a method may be slow, and profiles share it
 
     def cases(profile: Profile) -> dict[str, dict[str, Timeline | None]]:
         costs = {
@@ -204,7 +204,7 @@ def _report(options: _Options, found: _Cases) -> None:
         for path, cases in found.items()
         for method, row in cases.items()
         for name, timeline in row.items()
-        if timeline
+        if timeline  # None: the method does not support the schedule
     }
     if options.json:
         rows = [
@@ -214,7 +214,7 @@ def _report(options: _Options, found: _Cases) -> None:
         plain = {"workers": options.workers, "network": options.network, "predictions": rows}
         write_atomically(options.json, f"{json.dumps(plain, indent=1)}\n".encode())
     if options.picture:
-        several = len(found) > 1
+        several = len(found) > 1  # then each row also names its profile
         named = [
             ("\n".join([*([Path(path).stem] if several else []), f"{method}, {name}"]), timeline)
             for (path, method, name), timeline in every.items()

@@ -97,6 +97,7 @@ class Findings:
         """Reports a result as one line, and counts a failure."""
         self.failures += verdict is Verdict.FAILED
         if self.speaks:
+            # Errors of libraries may span lines; scripts expect one line per result.
             print(f"{verdict.value:<9}{' '.join(text.split())}", flush=True)
 
 
@@ -145,7 +146,7 @@ def check_extras(findings: Findings) -> None:
     extras: dict[str, list[str]] = {}
     for line in wanted:
         found = re.match(r"""([\w.-]+).*extra\s*==\s*["']([\w-]+)["']""", line)
-        if found and found[1] != "spardl":
+        if found and found[1] != "spardl":  # an extra may include other extras of this package
             extras.setdefault(found[2], []).append(found[1])
     missing = {extra: [name for name in names if not installed(name)] for extra, names in sorted(extras.items())}
     if lacks := missing.get(_FAST):
@@ -201,6 +202,7 @@ def why_unreachable(backend: str, hosts: int) -> str | None:
     """
     address, source = own_address(backend)
     there = [name for name in interfaces() if address_of(name)]
+    # The loopback interface is suggested only if there is no other.
     better = [name for name in there if name != "lo"] or there
     advice = f"set {VARIABLES[backend]} to one of {', '.join(better)}, or pass --interface"
     if address is None:
@@ -237,6 +239,7 @@ class Board:
         Raises:
             PeerError: if the store is lost, and with it worker 0.
         """
+        # One deadline for all ranks: several missing workers must not multiply the wait.
         until, found = time.monotonic() + seconds, {}
         for rank in ranks:
             key = f"{topic}/{rank}"
@@ -259,7 +262,7 @@ class Board:
         try:
             self.store.wait([key], timedelta(seconds=max(0.01, seconds)))
         except dist.DistNetworkError:
-            raise
+            raise  # the store is gone, which is not a timeout
         except RuntimeError:  # stores raise different subclasses on a timeout
             return False
         return True

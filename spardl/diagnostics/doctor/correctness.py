@@ -132,6 +132,7 @@ def check_methods(cluster: ProcessGroupCluster, findings: Findings) -> None:
     began, done, spent, before = time.perf_counter(), 0, 0.0, findings.failures
     methods = every_method(findings)
     for name, method in methods.items():
+        # As published, and without losses, so that the sum can be checked; a set, because both may be equal.
         tried = dict.fromkeys((method, keeping(method)))
         problem = next((problem for each in tried for problem, *_ in [try_out(cluster, each)] if problem), None)
         if problem:
@@ -170,6 +171,7 @@ def try_out(cluster: ProcessGroupCluster, method: Method, steps: int = STEPS) ->
 def check_pace(cluster: ProcessGroupCluster, network: Network, findings: Findings) -> None:
     """Compares SparDL with torch's dense all-reduce, and reports the networks on which it pays."""
     share = 2 * (cluster.size - 1) / cluster.size
+    # On a slow network the gradient is smaller, so that the dense all-reduce ends in time.
     entries = int(min(_ENTRIES, _PATIENCE / (share * network.beta * 4)))
     dense, _ = _paced(cluster, Method(NoCompression(), Backend(), NoResidual()), entries)
     sparse, costs = _paced(cluster, _spardl(DENSITY), entries)
@@ -189,7 +191,7 @@ def _spardl(density: float) -> Method:
 def _conserves(method: Method) -> bool:
     """Whether averages and residuals add up to the gradients, according to the parts of the method."""
     if method.momentum.remembers:
-        return False
+        return False  # averages then contain momentum, not only gradients
     return isinstance(method.residual, GlobalResidual) or (
         (method.residual.remembers and not method.compressor.sparsifies) or method.compressor.mass is Mass.KEPT
     )
@@ -215,7 +217,7 @@ def _synchronized(cluster: ProcessGroupCluster, method: Method, steps: int) -> t
         method.accumulate(gradient_of(worker.rank, step, LAYOUT.length).to(cluster.device), state)
         (found,) = cluster.run_aside([method.average(worker, state)])
         average = dense_of(found)
-        sent += cluster.size * average.double()
+        sent += cluster.size * average.double()  # float64, so that this sum adds no rounding error
     return average, sent, state
 
 
@@ -252,12 +254,13 @@ def _paced(cluster: ProcessGroupCluster, method: Method, entries: int) -> tuple[
     gradient = gradient_of(worker.rank, 0, entries).to(cluster.device)
     seconds = []
     for step in range(_SETTLE + _TIMED):
-        if step == _SETTLE:
+        if step == _SETTLE:  # costs of the first steps do not count
             ledger.load_state_dict(Ledger().state_dict())
         began = cluster.now(0)
         with cluster.timed(Phase.SELECT, [0]):
             method.accumulate(gradient, state)
         cluster.run([method.average(worker, state)])
         seconds.append(cluster.now(0) - began)
+    # The slowest worker determines the duration of a step.
     rows = gather_rows(cluster, [torch.tensor([median(seconds[_SETTLE:])])])
     return max(float(row) for row in rows), gather_costs(cluster, _TIMED, gradient)

@@ -210,7 +210,7 @@ def examine(settings: Settings, member: Membership | None) -> bool:
     Raises:
         ConfigError: if there are fewer GPUs or processes than requested.
     """
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # several workers share the cores
     allowance = Allowance(settings.budget)
     if member is None or member.rank == 0:
         print(
@@ -244,6 +244,7 @@ def _start(settings: Settings, allowance: Allowance) -> bool:
         reported = folder / "reported"
 
         def target(rank: int, heartbeat: object) -> None:
+            # The workers share this machine, so the loopback interface works even without a network.
             os.environ.setdefault(board.VARIABLES["gloo"], "lo")
             member = Membership(rank, settings.workers, rank, settings.workers, "127.0.0.1", 0)
             findings = Findings(rank == 0)
@@ -251,6 +252,7 @@ def _start(settings: Settings, allowance: Allowance) -> bool:
             try:
                 healthy = Examination(settings, member, findings, allowance).perform(store)
             finally:
+                # Marks that a failure has been printed, so that the parent does not print it again.
                 if findings.failures and findings.speaks:
                     reported.touch()
             if not healthy:
@@ -262,6 +264,7 @@ def _start(settings: Settings, allowance: Allowance) -> bool:
             raise
         except SpardlError as error:
             if not reported.exists():
+                # Workers of the doctor report no steps.
                 Findings(True).fail(f"workers: {str(error).replace(' at step 0', '')}")
             return False
     return True

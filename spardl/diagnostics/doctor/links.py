@@ -84,6 +84,7 @@ def check_all_reduce(cluster: ProcessGroupCluster, network: Network, networked: 
     """Compares torch's all-reduce of 25 MB, or less on slow links, with the bound of a ring."""
     share = 2 * (cluster.size - 1) / cluster.size
     nbytes = int(min(_BYTES, _PATIENCE / (share * network.beta))) // 4 * 4
+    # The minimum, because other work on the cores only adds time.
     took = min(cluster.time_aside([_all_reduce(nbytes, cluster.device)])[0] for _ in range(_TIMES))
     slowest = max(float(row) for row in gather_rows(cluster, [torch.tensor([took])]))
     bound = 2 * (cluster.size - 1) * network.alpha + share * nbytes * network.beta
@@ -191,6 +192,7 @@ def measure(cluster: ProcessGroupCluster, hosts: Sequence[str], speed: float) ->
     turns = 2 * (_LONG_TURNS + 1) * len(groups)
     length = int(min(_MOST, max(_LEAST, speed * _BUDGET / turns)))
     links = Links(*([[0.0] * size for _ in range(size)] for _ in range(2)))
+    # Each direction separately: a link may be slow in one direction only.
     for group, swap in itertools.product(groups, (False, True)):
         pairs = [pair[::-1] if swap else pair for pair in group]
         mine = next((pair for pair in pairs if cluster.local_ranks[0] in pair), None)

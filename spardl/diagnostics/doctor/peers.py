@@ -94,7 +94,7 @@ def listen(backend: str) -> socket.socket:
     address, _ = own_address(backend)
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.bind((address or "", 0))
-    listener.listen(4096)
+    listener.listen(4096)  # all workers connect at once, and nobody accepts
     return listener
 
 
@@ -138,6 +138,7 @@ def _all_reachable(board: Board, backend: str, present: Sequence[Peer], findings
     """Every worker checks its own address, and worker 0 reports the results."""
     if not present:
         return False
+    # Only the worker itself knows its interfaces, so each checks its own address.
     board.tell("address", why_unreachable(backend, len({one.host for one in present})))
     said = board.hear("address", range(board.member.size), board.timeout)
     wrong = {rank: reason for rank, reason in said.items() if reason}
@@ -170,6 +171,7 @@ def reach_all(board: Board, present: Sequence[Peer], findings: Findings) -> bool
         Whether all connections succeed; the same on all workers.
     """
     size = board.member.size
+    # In parallel, because an unreachable worker costs the whole timeout.
     with ThreadPoolExecutor(max_workers=min(32, size)) as pool:
         reasons = list(pool.map(_try, [present[rank] for rank in board.others]))
     board.tell("reached", {rank: why for rank, why in zip(board.others, reasons, strict=True) if why})
@@ -206,6 +208,7 @@ def name_lost(board: Board, present: Sequence[Peer], doing: str, reason: str, ow
         own: whether this worker itself failed, rather than another one.
         findings: where worker 0 reports the result.
     """
+    # Sorted by this flag, an error of a worker itself comes before the lost connections that it causes.
     board.tell("parted", [not own, reason])
     if board.member.rank:
         return

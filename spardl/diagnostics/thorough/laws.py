@@ -75,6 +75,7 @@ def check_laws(workers: int) -> Callable[[Place], Outcome]:
 
     def check(place: Place) -> Outcome:
         cases = _cases(workers)
+        # The results of one worker suffice: a deviation between workers is a problem that all of them report.
         (found, *_) = shared(place, workers, lambda device: _try_all(place, device, cases))
         return _verdict(place, workers, cases, found)
 
@@ -103,6 +104,7 @@ def _cases(workers: int) -> dict[str, _Case]:
             whole = replace(keeping(method), compressor=replace(method.compressor, density=1.0))
             forms[f"{name} at density 1"] = (whole, 1, True)
         for form, (made, steps, dense) in forms.items():
+            # Several names may give the same method; each is checked once.
             if all(made != case.method for case in cases.values()):
                 cases[form] = _Case(made, steps, simulated(made, workers, steps), dense)
     return cases
@@ -121,6 +123,7 @@ def _try(cluster: ProcessGroupCluster, case: _Case) -> _Found:
     if problem is None and case.dense:
         off = distance(trial.average.double() * size, total(size, 1))
         problem = None if off <= ROUNDING else f"the average differs from the dense average by {off:.0e}"
+    # As integers, because equal floats may differ in bits (0.0 and -0.0).
     same = torch.equal(trial.average.view(torch.int32), case.expected.view(torch.int32))
     return _Found(problem, trial.lost, distance(trial.average, case.expected), same)
 

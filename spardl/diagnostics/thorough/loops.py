@@ -124,6 +124,7 @@ def _attached(device: torch.device, density: float) -> _Run:
     for step, harm in enumerate(_HARM):
         rule.zero_grad()
         loss = _loss(ddp, batch(rank, step, device), device)
+        # Only one worker overflows; all of them must skip the step nevertheless.
         (scaler.scale(loss) * (harm if last else 1.0)).backward()
         scaler.step(rule)
         scaler.update()
@@ -179,24 +180,25 @@ class Wait(NamedTuple):
     Attributes:
         name: event that waits.
         where: function of this library that caused it, if known.
-        beside: whether it is in the communication thread, where it does not delay the computation.
+        overlapped: whether it is in the communication thread, where it does not delay the computation.
     """
 
     name: str
     where: str
-    beside: bool
+    overlapped: bool
 
 
 def check_waits(place: Place) -> Outcome:
     """Counts the waits in the backward pass of an attached model: they keep the host from queueing further GPU work."""
     (found,) = shared(place, 1, _profiled)
     counted = {name: sum(wait.name == name for wait in found) / _SEEN for name in sorted(_STOPS | _READS)}
+    # Without a GPU nothing waits, but reads of tensor values show where it would.
     telling = _STOPS if place.on_gpu else {"aten::_local_scalar_dense"}
-    held = Counter(wait.where for wait in found if wait.name in telling and not wait.beside)
-    beside = Counter(wait.where for wait in found if wait.name in telling and wait.beside)
-    figures = {"counted": counted, "held_up": dict(held), "beside": dict(beside), "passes": _SEEN}
+    held = Counter(wait.where for wait in found if wait.name in telling and not wait.overlapped)
+    overlapped = Counter(wait.where for wait in found if wait.name in telling and wait.overlapped)
+    figures = {"counted": counted, "held_up": dict(held), "beside": dict(overlapped), "passes": _SEEN}
     what = "waits for the GPU" if place.on_gpu else "reads of tensor values, which would wait for a GPU,"
-    rate = sum(beside.values()) / _SEEN
+    rate = sum(overlapped.values()) / _SEEN
     if not held:
         return ok(
             f"backward pass: no {what} in the compute threads; {rate:.3g} per pass in the communication thread",
@@ -211,6 +213,7 @@ def check_waits(place: Place) -> Outcome:
 
 
 def _profiled(device: torch.device) -> list[Wait]:
+    # Small buckets, so that the small model has several, as a large one does.
     ddp = DistributedDataParallel(model_of(device), bucket_cap_mb=0.02)
     rule = optimizer_of(ddp)
     handle = attach(ddp, "spardl", density=0.05, bucket_mb=0.02)
@@ -222,19 +225,20 @@ def _profiled(device: torch.device) -> list[Wait]:
             loss.backward()
         rule.step()
 
+    # DDP rebuilds its buckets after the first step, and kernels are compiled in the first ones.
     for number in range(_WARM):
         step(number)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     with profile(activities=activities, with_stack=True, experimental_config=_all_threads()) as profiler:
         for number in range(_SEEN):
             step(_WARM + number)
-    beside = {thread.native_id for thread in threading.enumerate() if thread.name == _THREAD}
+    communicating = {thread.native_id for thread in threading.enumerate() if thread.name == _THREAD}
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "trace.json"
         profiler.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
     handle.detach()
-    return waits_in(events, beside)
+    return waits_in(events, communicating)
 
 
 def _all_threads() -> _ExperimentalConfig:
@@ -245,16 +249,16 @@ def _all_threads() -> _ExperimentalConfig:
         return _ExperimentalConfig()
 
 
-def waits_in(events: Iterable[Mapping[str, Any]], beside: Iterable[int | None]) -> list[Wait]:
+def waits_in(events: Iterable[Mapping[str, Any]], communicating: Iterable[int | None]) -> list[Wait]:
     """The waits that start during a backward pass.
 
     Args:
         events: events of a trace in Chrome's format.
-        beside: ids of the communication threads.
+        communicating: ids of the communication threads.
     """
     spans = [event for event in events if event.get("ph") == "X"]
     passes = [span for span in spans if span["name"] == _MARK]
-    threads, own = set(beside), [span for span in spans if _OWN.search(span["name"])]
+    threads, own = set(communicating), [span for span in spans if _OWN.search(span["name"])]
     return [
         Wait(span["name"], _location(span, own), span["tid"] in threads)
         for span in spans

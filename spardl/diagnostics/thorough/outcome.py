@@ -141,8 +141,9 @@ def shared(place: Place, workers: int, work: Callable[[torch.device], T]) -> lis
                 backend_of(place, workers), store=store, rank=rank, world_size=workers, timeout=patience
             )
             found = work(place.torch_device)
+            # A file rather than a pipe: results may exceed what a pipe holds.
             (folder / str(rank)).write_bytes(pickle.dumps(found))
-            if dist.is_initialized():
+            if dist.is_initialized():  # the check may have closed it
                 dist.destroy_process_group()
 
         run_processes(workers, target, folder)

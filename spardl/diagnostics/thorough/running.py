@@ -53,7 +53,7 @@ def check_installation(place: Place) -> Outcome:
 
 def _gpu(place: Place) -> dict[str, Any]:
     facts = torch.cuda.get_device_properties(place.torch_device)
-    torch.ones(2, device=place.torch_device).sum().item()
+    torch.ones(2, device=place.torch_device).sum().item()  # fails if the driver or the GPU is broken
     return {
         "gpu": facts.name,
         "gpus": torch.cuda.device_count(),
@@ -167,6 +167,7 @@ class _Program:
             words = [check.name, self.device, str(self.timeout), str(seconds), str(file)]
             with output.open("wb") as stream:
                 code = _run_program([sys.executable, "-m", __package__, *words], self._environment(), stream, seconds)
+            # The file decides, not the exit code: a process may crash in its shutdown after a completed check.
             if file.exists():
                 result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
                 return result
@@ -187,7 +188,7 @@ def _run_program(command: Sequence[str], environment: dict[str, str], stream: An
     except subprocess.TimeoutExpired:
         return None
     finally:
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):  # everything has ended
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
@@ -228,7 +229,7 @@ def examine_thoroughly(asked: str, device: str, timeout: float, json_file: Path 
     for check in all_checks():
         rows.append(_row(check, program, _BUDGET - (time.monotonic() - began)))
         findings.report(Verdict(rows[-1]["verdict"]), f"{rows[-1]['text']} ({rows[-1]['seconds']:.1f} s)")
-        if json_file:
+        if json_file:  # after every check, so that an interruption loses nothing
             write_report(json_file, asked, device, rows, time.monotonic() - began)
     result = f"; all results are in {json_file}, ready to share" if json_file else "; --json FILE saves all results"
     findings.ok(f"{len(rows)} checks took {time.monotonic() - began:.0f} s, {findings.failures} failed{result}")

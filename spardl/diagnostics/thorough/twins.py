@@ -90,6 +90,7 @@ def _figures(length: int, place: Place) -> dict[str, float]:
         candidates.add(values, gradient)
         found[:] = [candidates.largest(values, parts, [])]
 
+    # Without this the values would grow, and later selections would differ from the first.
     def settle() -> None:
         sparse.cut(values, found[0])
 
@@ -153,6 +154,7 @@ def check_triton(dtype: torch.dtype) -> Callable[[Place], Outcome]:
         problems, tried = [], 0
         for length in sizes:
             for kind, values in vectors(length, dtype).items():
+                # Without a gradient, with a different one, and with one that doubles or cancels all values.
                 for gradient in (None, values.flip(0) / 2, -values if kind == "zeros" else values):
                     tried += 1
                     problems += [
@@ -180,6 +182,7 @@ def _differences(values: Tensor, gradient: Tensor | None, device: torch.device) 
     listed = torch.cat([finder.listed(start, stop) for start, stop in zip(*numbers[:2], strict=True)])
     whole = _WHOLE[values.itemsize]
     same = {
+        # NaN has many bit patterns, which may differ between devices.
         "the sums": _equal(memory.view(whole)[~memory.isnan()], portable.view(whole)[~portable.isnan()]),
         "the counts": counts == wanted.tolist(),
         "the positions": _equal(positions, listed),
@@ -225,7 +228,7 @@ def check_messages(place: Place) -> Outcome:
         for dtype in (torch.float32, torch.bfloat16, torch.float64):
             for kind, values in vectors(length, dtype).items():
                 if kind == "infinite":
-                    continue
+                    continue  # training rejects non-finite gradients before selection
                 tried += 1
                 here, there = _stages(values), _on_device(values, place)
                 named = str(dtype).removeprefix("torch.")

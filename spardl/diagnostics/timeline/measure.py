@@ -119,6 +119,7 @@ def _seconds(method: Method, workers: int, layout: Layout, device: torch.device)
     for step in range(1 + _STEPS):
         seconds = [-_spent(ledger) for ledger in cluster.ledgers]
         for rank, state in enumerate(states):
+            # Generated on the CPU, so that the values do not depend on the device.
             gradient = torch.randn(layout.length, generator=source).to(device)
             settle()
             started = time.perf_counter()
@@ -190,7 +191,7 @@ def measure(
         )
         for i, layer in enumerate(gradient.layers)
     ]
-    update /= max(1, gradient.layout.length)
+    update /= max(1, gradient.layout.length)  # per entry; the model may have no trainable parameters
     return Profile(name, clock.device_name(), batch, tuple(times), forward, backward, update)
 
 
@@ -351,7 +352,7 @@ class _Marks:
                 handle.remove()
 
     def _enter(self, module: nn.Module, _: Any) -> None:
-        if module not in self.used:
+        if module not in self.used:  # the first call counts
             self.used[module] = self.clock.mark()
 
     def _arrive(self, parameter: Tensor) -> None:

@@ -135,6 +135,7 @@ def whole(
     method.communicator.check_workers(workers)
     if layout and method.compressor.by_matrix:
         return GroupCost(_average_cost(method, workers, layout), lambda entries: dtype.itemsize, network, compression)
+    # Cached, because schedules that form groups evaluate the same sizes many times.
     formula = cache(lambda entries: method.published_cost(_context(workers, entries)))
     return GroupCost(formula, _word_bytes(method, workers, dtype), network, compression)
 
@@ -272,7 +273,7 @@ class _Spans:
 
     def work(self, kind: Kind, label: str, seconds: float) -> None:
         start, self.free = self.free, self.free + seconds
-        if self.free > start:
+        if self.free > start:  # spans of length 0 would only clutter pictures
             self.spans.append(Span(kind, label, start, self.free))
 
 
@@ -324,6 +325,7 @@ def in_halves(profile: Profile, groups: Sequence[Range], first: GroupWork, secon
         _synchronize(network, profile, group, second, Kind.GATHER)
         arrived.append(network.free)
     passed = 0.0
+    # In the order of use, which may differ from the order of registration.
     for needed, number in sorted((_needed(profile, group), number) for number, group in enumerate(groups)):
         compute.work(Kind.FORWARD, "", needed - passed)
         passed = needed
@@ -390,6 +392,7 @@ def _ready(profile: Profile, groups: Sequence[Range]) -> list[float]:
             f"groups must be consecutive ranges that cover all {len(profile.layers)} layers of {profile.model}, got "
             f"{list(groups)}"
         )
+    # A group is sent once its last gradient is complete.
     return [max(profile.ready[start:stop]) for start, stop in groups]
 
 
@@ -452,6 +455,7 @@ class MethodCosts:
         Raises:
             ConfigError: if the method does not support this number of workers.
         """
+        # A method that cannot be split still supports the schedules without halves.
         try:
             split = halves(method, workers, network, compressing)
         except ConfigError:

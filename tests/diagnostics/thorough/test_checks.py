@@ -257,9 +257,9 @@ def test_waits_are_found_in_a_trace() -> None:
         _span("cudaMemcpyAsync", 14, 0.5, 1),
     ]
     assert loops.waits_in(events, {2}) == [
-        loops.Wait("cudaStreamSynchronize", "spardl/vector/norms.py(57): largest", beside=False),
-        loops.Wait("cudaDeviceSynchronize", "spardl/hooks/hook.py(120): average", beside=False),
-        loops.Wait("aten::item", "outside of spardl", beside=True),
+        loops.Wait("cudaStreamSynchronize", "spardl/vector/norms.py(57): largest", overlapped=False),
+        loops.Wait("cudaDeviceSynchronize", "spardl/hooks/hook.py(120): average", overlapped=False),
+        loops.Wait("aten::item", "outside of spardl", overlapped=True),
     ]
 
 

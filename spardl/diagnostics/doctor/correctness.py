@@ -132,7 +132,7 @@ def check_methods(cluster: ProcessGroupCluster, findings: Findings) -> None:
     began, done, spent, before = time.perf_counter(), 0, 0.0, findings.failures
     methods = every_method(findings)
     for name, method in methods.items():
-        # As published, and without losses, so that the sum can be checked; a set, because both may be equal.
+        # As published, and with nothing lost, so that the sum can be checked; a dict drops equal methods.
         tried = dict.fromkeys((method, keeping(method)))
         problem = next((problem for each in tried for problem, *_ in [try_out(cluster, each)] if problem), None)
         if problem:

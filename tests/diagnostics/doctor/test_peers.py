@@ -40,7 +40,7 @@ def test_who_cannot_be_reached_is_named(
     (line,) = findings.lines
     where = f"({other}, 127.0.0.1:{closed_one_port(present)})"
     assert line.startswith(f"FAILED peers: worker 1 {where} cannot be reached by worker 0: Connection refused; ")
-    assert f"; see the {between} (workers need all ports)" in line
+    assert f"; check the {between} (workers need all ports)" in line
 
 
 def closed_one_port(present: list[Any]) -> int:

@@ -174,7 +174,6 @@ class VirtualRun:
         return lasted if self._count_local else 0.0
 
     def _enqueue_next(self, source: int) -> None:
-        """Queues the next message of a worker, if any."""
         if self._outbox[source]:
             heapq.heappush(self._heads, (self._start(source), source))
 
@@ -184,7 +183,6 @@ class VirtualRun:
         return max(self._clocks[source], self._out_free[source], self._in_free[target])
 
     def _send_earliest(self) -> None:
-        """Sends the message with the earliest start."""
         expected, source = heapq.heappop(self._heads)
         start = self._start(source)
         if start > expected:

@@ -228,7 +228,6 @@ class Advice:
             )
 
     def _rows(self) -> list[Choice]:
-        """The choices and plain DDP, ordered by step time."""
         others = [] if self.baseline in self.choices else [self.baseline]
         return sorted([*self.choices, *others], key=lambda choice: choice.seconds)
 
@@ -484,7 +483,6 @@ def _compared(
     methods: Sequence[str],
     schedules: Sequence[str],
 ) -> Advice:
-    """Predicts all methods that can be compared, and plain DDP."""
     # A method that cannot be compared does not prevent the advice; the table names it.
     left_out = {name: reason for name in methods if (reason := _why_not(name, profile))}
     dense = _cost(DENSE, {}, workers, network, compressing, profile)
@@ -529,7 +527,6 @@ def _check(option: str, names: Sequence[str], known: Mapping[str, Any]) -> None:
 
 
 def _why_not(name: str, profile: Profile) -> str | None:
-    """Why a method cannot be compared, or ``None``."""
     if make_method(name).compressor.by_matrix and profile.layout is None:
         return f"{name} compresses matrices, but the profile has no shapes; create it again with spardl profile"
     return None
@@ -547,7 +544,6 @@ def _cost(
 
 
 def _choice(cost: _Cost, dense: _Cost, profile: Profile, schedules: Sequence[str]) -> Choice:
-    """The method with its best schedule."""
     timelines = dict(_timelines(cost.costs, profile, schedules))
     if not timelines:
         raise ConfigError(f"{cost.name} supports none of the schedules {', '.join(schedules)}; add another schedule")
@@ -575,7 +571,6 @@ def _choice(cost: _Cost, dense: _Cost, profile: Profile, schedules: Sequence[str
 
 
 def _extremes(value: float, repeated: Sequence[float]) -> tuple[float, float] | None:
-    """Smallest and largest value, including the predicted one."""
     return (min(value, *repeated), max(value, *repeated)) if repeated else None
 
 

@@ -14,7 +14,7 @@ import torch
 from spardl.basics.errors import PeerError, WorkerError
 from spardl.clusters import ProcessGroupCluster, gather_rows, process_group
 from spardl.clusters.precompile import precompile
-from spardl.diagnostics.doctor.correctness import every_method, try_out
+from spardl.diagnostics.doctor.correctness import every_method, try_method
 from spardl.protocol.programs import Exchange, Phase, Program, Receive, Send
 from tests.diagnostics.doctor.common import Collected
 from tests.harness import run_workers
@@ -148,7 +148,7 @@ def test_a_worker_that_died_before_is_named_at_once(tmp_path: Path) -> None:
 
 def _averages(cluster: ProcessGroupCluster) -> dict[str, torch.Tensor]:
     every = every_method(Collected())
-    return {name: try_out(cluster, method).average for name, method in every.items()}
+    return {name: try_method(cluster, method).average for name, method in every.items()}
 
 
 @pytest.mark.timeout(120)

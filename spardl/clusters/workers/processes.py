@@ -390,7 +390,7 @@ def _watch(children: Sequence[_Child], steps: Sequence[int]) -> None:
         alive = _alive(children)
         if any(child.ended and child.process.exitcode for child in children):
             _await_end(children, _NOTICE)
-            raise _blame(children, steps)
+            raise _first_failure(children, steps)
         if not alive:
             return
         wait(alive)
@@ -406,7 +406,7 @@ def _await_end(children: Sequence[_Child], seconds: float) -> None:
         wait(alive, timeout=until - time.monotonic())
 
 
-def _blame(children: Sequence[_Child], steps: Sequence[int]) -> SpardlError:
+def _first_failure(children: Sequence[_Child], steps: Sequence[int]) -> SpardlError:
     """Finds the worker that failed first; the others failed because of it."""
     for child in children:
         child.read_fault()

@@ -281,7 +281,6 @@ def _measured(options: _Options, sources: Mapping[str, Source]) -> Profile:
 
 
 def _moved(value: Any, device: str) -> Any:
-    """Moves the tensors in nested tuples, lists and mappings to a device."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, Mapping):

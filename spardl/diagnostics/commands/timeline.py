@@ -172,7 +172,6 @@ _Cases = dict[str, dict[str, dict[str, Timeline | None]]]
 
 
 def _predict(options: _Options, make: Callable[[Sequence[str]], Mapping[str, Method]], known: Sequence[str]) -> _Cases:
-    """Predicts the timelines by profile, method and schedule."""
     schedules = chosen(options.schedules, tuple(SCHEDULES), "--schedules")
     methods = chosen(options.methods, known, "--methods")
     network = parse_network(options.network, "--network")
@@ -195,7 +194,6 @@ def _predict(options: _Options, make: Callable[[Sequence[str]], Mapping[str, Met
 
 
 def _report(options: _Options, found: _Cases) -> None:
-    """Prints the tables, and writes the requested files."""
     title = f"{options.workers} workers, {options.network}"
     for path, cases in found.items():
         click.echo(f"{path}, {title}: seconds per step\n\n{_table(cases, options.schedules.split(','))}\n")

@@ -57,11 +57,11 @@ class Findings:
     """Prints the results of the checks and counts the failures.
 
     Attributes:
-        speaks: whether this process prints; only one process does.
+        prints: whether this process prints; only one process does.
         failures: number of failed checks.
     """
 
-    speaks: bool
+    prints: bool
     failures: int = field(default=0, init=False)
 
     def ok(self, text: str) -> None:
@@ -85,18 +85,18 @@ class Findings:
 
     def progress(self, text: str) -> None:
         """Prints the next action to stderr, because it may take a while."""
-        if self.speaks:
+        if self.prints:
             print(text, file=sys.stderr, flush=True)
 
     def show(self, lines: list[str]) -> None:
         """Prints further lines below the last one."""
-        if self.speaks:
+        if self.prints:
             print("\n".join(f"{'':<9}{line}" for line in lines), flush=True)
 
     def report(self, verdict: Verdict, text: str) -> None:
         """Reports a result as one line, and counts a failure."""
         self.failures += verdict is Verdict.FAILED
-        if self.speaks:
+        if self.prints:
             # Errors of libraries may span lines; scripts expect one line per result.
             print(f"{verdict.value:<9}{' '.join(text.split())}", flush=True)
 
@@ -229,11 +229,11 @@ class Board:
         """Ranks of all other workers."""
         return [rank for rank in range(self.member.size) if rank != self.member.rank]
 
-    def tell(self, topic: str, content: Any) -> None:
+    def publish(self, topic: str, content: Any) -> None:
         """Publishes plain data under a topic, once per topic."""
         self._asked(lambda: self.store.set(f"{topic}/{self.member.rank}", json.dumps(content)))
 
-    def hear(self, topic: str, ranks: Iterable[int], seconds: float) -> dict[int, Any]:
+    def read(self, topic: str, ranks: Iterable[int], seconds: float) -> dict[int, Any]:
         """Reads what workers published under a topic, by rank, as far as it arrives in time.
 
         Raises:
@@ -247,13 +247,13 @@ class Board:
                 found[rank] = json.loads(self._asked(lambda key=key: self.store.get(key)))
         return found
 
-    def hear_leader(self, topic: str, seconds: float) -> Any:
+    def read_leader(self, topic: str, seconds: float) -> Any:
         """Reads what worker 0 published under a topic.
 
         Raises:
             PeerError: if nothing arrives in time.
         """
-        found = self.hear(topic, [0], seconds)
+        found = self.read(topic, [0], seconds)
         if not found:
             raise PeerError(f"worker 0 at {self.member.host} stopped answering; see its output")
         return found[0]

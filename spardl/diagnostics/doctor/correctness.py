@@ -43,9 +43,9 @@ __all__ = [
     "distance",
     "every_method",
     "gradient_of",
-    "keeping",
+    "lossless",
     "total",
-    "try_out",
+    "try_method",
 ]
 
 DENSITY = 0.01
@@ -100,7 +100,7 @@ def every_method(findings: Findings) -> dict[str, Method]:
     return methods
 
 
-def keeping(method: Method) -> Method:
+def lossless(method: Method) -> Method:
     """The same method with a residual that loses nothing, and without momentum of its own."""
     kept = type(method.residual)()
     residual = GlobalResidual() if method.compressor.sparsifies and method.residual.remembers else kept
@@ -119,7 +119,7 @@ def check_spardl(cluster: ProcessGroupCluster, networked: bool, findings: Findin
         f"SparDL at density 1: {problem or f'equals the dense average within {off:.0e}'}",
         f"rounding explains at most {ROUNDING:g}, so {fix}",
     )
-    problem, off, _ = try_out(cluster, _spardl(DENSITY))
+    problem, off, _ = try_method(cluster, _spardl(DENSITY))
     findings.judge(
         problem is None,
         f"SparDL at density {DENSITY:g}: {problem or f'replicas bitwise equal, gradients conserved within {off:.0e}'}",
@@ -133,8 +133,8 @@ def check_methods(cluster: ProcessGroupCluster, findings: Findings) -> None:
     methods = every_method(findings)
     for name, method in methods.items():
         # As published, and with nothing lost, so that the sum can be checked; a dict drops equal methods.
-        tried = dict.fromkeys((method, keeping(method)))
-        problem = next((problem for each in tried for problem, *_ in [try_out(cluster, each)] if problem), None)
+        tried = dict.fromkeys((method, lossless(method)))
+        problem = next((problem for each in tried for problem, *_ in [try_method(cluster, each)] if problem), None)
         if problem:
             findings.fail(f"{name}: {problem}; do not use it on this cluster, and report a bug")
         done += 1
@@ -154,7 +154,7 @@ def check_methods(cluster: ProcessGroupCluster, findings: Findings) -> None:
         )
 
 
-def try_out(cluster: ProcessGroupCluster, method: Method, steps: int = STEPS) -> Trial:
+def try_method(cluster: ProcessGroupCluster, method: Method, steps: int = STEPS) -> Trial:
     """Averages known gradients, and checks that replicas are equal and no gradient is lost."""
     average, sent, state = _synchronized(cluster, method, steps)
     problem = _differing(cluster, average)

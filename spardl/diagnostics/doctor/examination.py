@@ -26,7 +26,7 @@ from spardl.diagnostics.doctor import board, correctness, links, peers
 from spardl.diagnostics.doctor.board import Findings
 from spardl.method.method import Method
 
-__all__ = ["Allowance", "Examination", "Settings", "examine", "in_turn"]
+__all__ = ["Examination", "Settings", "TimeBudget", "examine", "run_stages"]
 
 # Seconds after which no further method is compiled, so that the doctor takes a minute in total.
 _COMPILING = 25.0
@@ -53,7 +53,7 @@ class Settings:
     budget: float
 
 
-class Allowance:
+class TimeBudget:
     """The time budget that all checks share.
 
     Args:
@@ -78,7 +78,7 @@ class Allowance:
 Stage: TypeAlias = tuple[str, Callable[[], None]]
 
 
-def in_turn(stages: Sequence[Stage], left: Callable[[], float], findings: Findings) -> None:
+def run_stages(stages: Sequence[Stage], left: Callable[[], float], findings: Findings) -> None:
     """Runs checks until the time is over and reports the skipped ones.
 
     Args:
@@ -105,16 +105,16 @@ class Examination:
         settings: options, equal on all workers.
         member: place of this process among the workers.
         findings: where worker 0 reports the results.
-        allowance: time budget of all checks; that of worker 0 counts.
+        budget: time budget of all checks; that of worker 0 counts.
     """
 
-    def __init__(self, settings: Settings, member: Membership, findings: Findings, allowance: Allowance) -> None:
-        self._settings, self._member, self._findings, self._allowance = settings, member, findings, allowance
+    def __init__(self, settings: Settings, member: Membership, findings: Findings, budget: TimeBudget) -> None:
+        self._settings, self._member, self._findings, self._budget = settings, member, findings, budget
         self._device = pick_device(settings.device, member.local_rank, member.local_size, "--device")
         self._backend = "nccl" if self._device.type == "cuda" else "gloo"
         self._doing = "installation"
 
-    def perform(self, store: Any) -> bool:
+    def run(self, store: Any) -> bool:
         """Checks the presence of all workers and then the cluster; all workers get the same result.
 
         Returns:
@@ -128,11 +128,11 @@ class Examination:
         board.check_extras(self._findings)
         with closing(peers.listen(self._backend)) as listener:
             present = peers.roll_call(place, self._backend, listener, self._findings)
-            if present and peers.reach_all(place, present, self._findings):
+            if present and peers.connect_all(place, present, self._findings):
                 self._attempt(place, present)
-        well = peers.agree(place, self._findings)
+        well = peers.share_result(place, self._findings)
         if well:
-            self._findings.ok(f"all checks took {self._allowance.spent:.0f} s")
+            self._findings.ok(f"all checks took {self._budget.spent:.0f} s")
         return well
 
     def _attempt(self, place: board.Board, present: Sequence[peers.Peer]) -> None:
@@ -143,7 +143,7 @@ class Examination:
             # Any error must reach the other workers, which otherwise wait until the timeout.
             own = not isinstance(error, PeerError)
             reason = f"worker {self._member.rank}: {type(error).__name__}: {first_line(error)}" if own else str(error)
-            peers.name_lost(place, present, self._doing, reason, own, self._findings)
+            peers.report_lost_worker(place, present, self._doing, reason, own, self._findings)
 
     def _measure_and_verify(self, store: Any, present: Sequence[peers.Peer]) -> None:
         cluster, findings = self._open(store), self._findings
@@ -161,7 +161,7 @@ class Examination:
 
         def left() -> float:
             # The clock of worker 0 decides, so that all workers skip the same checks.
-            return float(gather_rows(cluster, [torch.tensor([self._allowance.left], dtype=torch.float64)])[0])
+            return float(gather_rows(cluster, [torch.tensor([self._budget.left], dtype=torch.float64)])[0])
 
         stages: list[Stage] = [
             ("links", lambda: links.check_links(links.measure(cluster, hosts, speed), networked, findings)),
@@ -171,7 +171,7 @@ class Examination:
             ("methods", lambda: correctness.check_methods(cluster, findings)),
             ("pace", lambda: correctness.check_pace(cluster, fitted(), findings)),
         ]
-        in_turn([self._named(*stage) for stage in stages], left, findings)
+        run_stages([self._named(*stage) for stage in stages], left, findings)
         cluster.close()
 
     def _named(self, name: str, check: Callable[[], None]) -> Stage:
@@ -211,7 +211,7 @@ def examine(settings: Settings, member: Membership | None) -> bool:
         ConfigError: if there are fewer GPUs or processes than requested.
     """
     torch.set_num_threads(1)  # several workers share the cores
-    allowance = Allowance(settings.budget)
+    budget = TimeBudget(settings.budget)
     if member is None or member.rank == 0:
         print(
             f"doctor: the checks stop after about {settings.budget:.0f} s; remaining ones are skipped",
@@ -219,26 +219,25 @@ def examine(settings: Settings, member: Membership | None) -> bool:
             flush=True,
         )
     # Compiled before the fork, once for all workers, and before they wait for one another.
-    precompile(torch.float32, _within_budget(speaks=member is None or member.rank == 0))
-    return _join(settings, member, allowance) if member else _start(settings, allowance)
+    precompile(torch.float32, _within_budget(prints=member is None or member.rank == 0))
+    return _join(settings, member, budget) if member else _start(settings, budget)
 
 
-def _within_budget(speaks: bool) -> Iterator[Method]:
+def _within_budget(prints: bool) -> Iterator[Method]:
     """The methods to check, as far as they can be compiled in time; with a warm cache these are all methods."""
     began = time.perf_counter()
-    if speaks:
+    if prints:
         print(f"compiling kernels, for at most {_COMPILING:.0f} s ...", file=sys.stderr, flush=True)
     methods = correctness.every_method(Findings(False))
     for done, (name, method) in enumerate(methods.items(), start=1):
         if time.perf_counter() - began > _COMPILING:
             return
-        if speaks:
+        if prints:
             print(f"compiling kernels: {name} ({done} of {len(methods)})", file=sys.stderr, flush=True)
         yield method
 
 
-def _start(settings: Settings, allowance: Allowance) -> bool:
-    """Runs the checks on workers of this machine."""
+def _start(settings: Settings, budget: TimeBudget) -> bool:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         reported = folder / "reported"
@@ -250,10 +249,10 @@ def _start(settings: Settings, allowance: Allowance) -> bool:
             findings = Findings(rank == 0)
             store = dist.FileStore(str(folder / "store"), settings.workers)  # type: ignore[attr-defined]
             try:
-                healthy = Examination(settings, member, findings, allowance).perform(store)
+                healthy = Examination(settings, member, findings, budget).run(store)
             finally:
                 # Marks that a failure has been printed, so that the parent does not print it again.
-                if findings.failures and findings.speaks:
+                if findings.failures and findings.prints:
                     reported.touch()
             if not healthy:
                 raise WorkerError("a check failed")
@@ -270,12 +269,11 @@ def _start(settings: Settings, allowance: Allowance) -> bool:
     return True
 
 
-def _join(settings: Settings, member: Membership, allowance: Allowance) -> bool:
-    """Runs the checks as one of the workers that torchrun or srun started."""
+def _join(settings: Settings, member: Membership, budget: TimeBudget) -> bool:
     findings = Findings(member.rank == 0)
     try:
         store = board.join_store(member, settings.timeout)
-        return Examination(settings, member, findings, allowance).perform(store)
+        return Examination(settings, member, findings, budget).run(store)
     except PeerError as error:
         Findings(True).fail(f"workers: {error}")
         return False

@@ -196,7 +196,7 @@ def measure(cluster: ProcessGroupCluster, hosts: Sequence[str], speed: float) ->
     for group, swap in itertools.product(groups, (False, True)):
         pairs = [pair[::-1] if swap else pair for pair in group]
         mine = next((pair for pair in pairs if cluster.local_ranks[0] in pair), None)
-        row = torch.tensor(_there_and_back(cluster, mine, length) if mine else [0.0, 0.0], dtype=torch.float64)
+        row = torch.tensor(_round_trips(cluster, mine, length) if mine else [0.0, 0.0], dtype=torch.float64)
         # Also a barrier: idle workers must not start with the next group.
         rows = gather_rows(cluster, [row])
         for first, second in pairs:
@@ -207,7 +207,7 @@ def measure(cluster: ProcessGroupCluster, hosts: Sequence[str], speed: float) ->
     return links
 
 
-def _there_and_back(cluster: ProcessGroupCluster, pair: tuple[int, int], length: int) -> list[float]:
+def _round_trips(cluster: ProcessGroupCluster, pair: tuple[int, int], length: int) -> list[float]:
     """Round-trip seconds of a short message, and of a long message with a short reply."""
     (rank,) = cluster.local_ranks
 
@@ -247,7 +247,7 @@ def _slow(links: Links, usual: float) -> list[str]:
     slow = {(a, b) for a, b in _pairs(links) if links.gbit[a][b] * _OFF < usual}
     return [
         f"{name} {min(links.gbit[a][b] for a, b in pairs):.3g} Gbit/s, at least {_OFF:g} x slower than usual"
-        for name, pairs in _joined(slow, len(links.gbit))
+        for name, pairs in _grouped(slow, len(links.gbit))
     ]
 
 
@@ -255,7 +255,7 @@ def _late(links: Links, delay: float) -> list[str]:
     late = {(a, b) for a, b in _pairs(links) if links.seconds[a][b] > max(_OFF * delay, delay + _LATE)}
     return [
         f"{name} {1e6 * max(links.seconds[a][b] for a, b in pairs):.0f} us, at least {_OFF:g} x the usual latency"
-        for name, pairs in _joined(late, len(links.gbit))
+        for name, pairs in _grouped(late, len(links.gbit))
     ]
 
 
@@ -272,7 +272,7 @@ def _pairs(links: Links) -> Iterator[tuple[int, int]]:
     return itertools.permutations(range(len(links.gbit)), 2)
 
 
-def _joined(pairs: set[tuple[int, int]], size: int) -> Iterator[tuple[str, set[tuple[int, int]]]]:
+def _grouped(pairs: set[tuple[int, int]], size: int) -> Iterator[tuple[str, set[tuple[int, int]]]]:
     """Groups links that leave the same worker or reach the same worker; the others stay single."""
     left = set(pairs)
     for place, way in enumerate(("from", "to")):

@@ -21,16 +21,16 @@ from spardl.protocol.programs import Exchange, Program, Receive, Send
 __all__ = [
     "SHORT",
     "Peer",
-    "agree",
     "check_present",
+    "connect_all",
     "listen",
-    "name_lost",
     "networked",
-    "reach_all",
+    "report_lost_worker",
     "ring",
     "roll_call",
     "round_trip",
     "seconds",
+    "share_result",
 ]
 
 
@@ -65,7 +65,7 @@ def seconds(cluster: ProcessGroupCluster, program: Callable[[], Program[None]], 
 
 
 # Timeout of a connection to another worker, and extra seconds for worker 0 to publish its result.
-_CONNECTING, _TELLING = 4.0, 5.0
+_CONNECTING, _PUBLISHING = 4.0, 5.0
 
 
 class Peer(NamedTuple):
@@ -111,18 +111,18 @@ def roll_call(board: Board, backend: str, listener: socket.socket, findings: Fin
         All workers, ordered by rank; empty if one is missing or unreachable.
     """
     address, _ = own_address(backend)
-    board.tell("here", Peer(socket.gethostname(), address, listener.getsockname()[1], versions()))
+    board.publish("here", Peer(socket.gethostname(), address, listener.getsockname()[1], versions()))
     if board.member.rank:
-        called = board.hear_leader("called", board.timeout + _TELLING)
+        called = board.read_leader("called", board.timeout + _PUBLISHING)
     else:
         called = _call(board, findings)
-        board.tell("called", called)
+        board.publish("called", called)
     present = [Peer(*one) for one in called]
     return present if _all_reachable(board, backend, present, findings) else []
 
 
 def _call(board: Board, findings: Findings) -> list[Any]:
-    here = board.hear("here", range(board.member.size), board.timeout)
+    here = board.read("here", range(board.member.size), board.timeout)
     missing = [rank for rank in range(board.member.size) if rank not in here]
     if missing:
         findings.fail(
@@ -139,8 +139,8 @@ def _all_reachable(board: Board, backend: str, present: Sequence[Peer], findings
     if not present:
         return False
     # Only the worker itself knows its interfaces, so each checks its own address.
-    board.tell("address", why_unreachable(backend, len({one.host for one in present})))
-    said = board.hear("address", range(board.member.size), board.timeout)
+    board.publish("address", why_unreachable(backend, len({one.host for one in present})))
+    said = board.read("address", range(board.member.size), board.timeout)
     wrong = {rank: reason for rank, reason in said.items() if reason}
     for rank, reason in wrong.items():
         findings.fail(f"interface of worker {rank}: {reason}")
@@ -164,7 +164,7 @@ def check_present(present: Sequence[Peer], findings: Findings) -> None:
             )
 
 
-def reach_all(board: Board, present: Sequence[Peer], findings: Findings) -> bool:
+def connect_all(board: Board, present: Sequence[Peer], findings: Findings) -> bool:
     """Connects every pair of workers in both directions; worker 0 reports those that cannot be reached.
 
     Returns:
@@ -174,10 +174,10 @@ def reach_all(board: Board, present: Sequence[Peer], findings: Findings) -> bool
     # In parallel, because an unreachable worker costs the whole timeout.
     with ThreadPoolExecutor(max_workers=min(32, size)) as pool:
         reasons = list(pool.map(_try, [present[rank] for rank in board.others]))
-    board.tell("reached", {rank: why for rank, why in zip(board.others, reasons, strict=True) if why})
+    board.publish("reached", {rank: why for rank, why in zip(board.others, reasons, strict=True) if why})
     if board.member.rank:
-        return bool(board.hear_leader("reachable", board.timeout + 3 * _CONNECTING + _TELLING))
-    said = board.hear("reached", range(size), board.timeout + 3 * _CONNECTING)
+        return bool(board.read_leader("reachable", board.timeout + 3 * _CONNECTING + _PUBLISHING))
+    said = board.read("reached", range(size), board.timeout + 3 * _CONNECTING)
     between = "links and firewalls between these hosts" if networked(present) else "firewall of this machine"
     for rank in sorted(set(range(size)) - set(said)):
         findings.fail(f"peers: worker {rank} on {present[rank].host} stopped answering; see its output")
@@ -191,13 +191,15 @@ def reach_all(board: Board, present: Sequence[Peer], findings: Findings) -> bool
                 "need all ports), or choose another --interface"
             )
     reachable = not findings.failures
-    board.tell("reachable", reachable)
+    board.publish("reachable", reachable)
     if reachable:
         findings.ok(f"peers: every worker reaches all others ({size * (size - 1)} connections)")
     return reachable
 
 
-def name_lost(board: Board, present: Sequence[Peer], doing: str, reason: str, own: bool, findings: Findings) -> None:
+def report_lost_worker(
+    board: Board, present: Sequence[Peer], doing: str, reason: str, own: bool, findings: Findings
+) -> None:
     """Reports which worker stopped answering; called by all workers that notice.
 
     Args:
@@ -209,10 +211,10 @@ def name_lost(board: Board, present: Sequence[Peer], doing: str, reason: str, ow
         findings: where worker 0 reports the result.
     """
     # Sorted by this flag, an error of a worker itself comes before the lost connections that it causes.
-    board.tell("parted", [not own, reason])
+    board.publish("parted", [not own, reason])
     if board.member.rank:
         return
-    noticed = board.hear("parted", range(board.member.size), board.timeout + _TELLING)
+    noticed = board.read("parted", range(board.member.size), board.timeout + _PUBLISHING)
     silent = [rank for rank in range(board.member.size) if rank not in noticed]
     late, first = min(noticed.values())
     if not late:
@@ -226,19 +228,19 @@ def name_lost(board: Board, present: Sequence[Peer], doing: str, reason: str, ow
         findings.fail(f"{doing}: {first}; all workers still answer, so {fix}")
 
 
-def agree(board: Board, findings: Findings) -> bool:
+def share_result(board: Board, findings: Findings) -> bool:
     """Publishes the overall result of worker 0 and waits until all workers have read it.
 
     Raises:
         PeerError: if worker 0 is lost.
     """
     if board.member.rank:
-        well = bool(board.hear_leader("well", 2 * board.timeout + _TELLING))
-        board.tell("heard", well)
+        well = bool(board.read_leader("well", 2 * board.timeout + _PUBLISHING))
+        board.publish("heard", well)
         return well
-    board.tell("well", not findings.failures)
+    board.publish("well", not findings.failures)
     # The store ends with this process, so it stays until the others have read the result.
-    board.hear("heard", board.others, _TELLING)
+    board.read("heard", board.others, _PUBLISHING)
     return not findings.failures
 
 

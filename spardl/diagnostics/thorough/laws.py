@@ -22,9 +22,9 @@ from spardl.diagnostics.doctor.correctness import (
     distance,
     every_method,
     gradient_of,
-    keeping,
+    lossless,
     total,
-    try_out,
+    try_method,
 )
 from spardl.diagnostics.thorough.outcome import Outcome, Place, judged, setting, shared, warned
 from spardl.method.method import Method
@@ -99,9 +99,9 @@ def _cases(workers: int) -> dict[str, _Case]:
     """Every method as published, with a residual that loses nothing, and with top-k at density 1."""
     cases: dict[str, _Case] = {}
     for name, method in every_method(Findings(False)).items():
-        forms = {name: (method, STEPS, False), f"{name}, all mass kept": (keeping(method), STEPS, False)}
+        forms = {name: (method, STEPS, False), f"{name}, all mass kept": (lossless(method), STEPS, False)}
         if isinstance(method.compressor, TopK):
-            whole = replace(keeping(method), compressor=replace(method.compressor, density=1.0))
+            whole = replace(lossless(method), compressor=replace(method.compressor, density=1.0))
             forms[f"{name} at density 1"] = (whole, 1, True)
         for form, (made, steps, dense) in forms.items():
             # Several names may give the same method; each is checked once.
@@ -118,7 +118,7 @@ def _try_all(place: Place, device: torch.device, cases: Mapping[str, _Case]) -> 
 
 
 def _try(cluster: ProcessGroupCluster, case: _Case) -> _Found:
-    trial = try_out(cluster, case.method, case.steps)
+    trial = try_method(cluster, case.method, case.steps)
     problem, size = trial.problem, cluster.size
     if problem is None and case.dense:
         off = distance(trial.average.double() * size, total(size, 1))

@@ -41,7 +41,7 @@ def check_selection(length: int) -> Callable[[Place], Outcome]:
 
     def check(place: Place) -> Outcome:
         named = f"selection of 1% of {length:,} entries"
-        free, needed = _free(place), 4 * _VECTORS * length
+        free, needed = _free_bytes(place), 4 * _VECTORS * length
         if free < needed:
             return warned(
                 f"{named}: skipped, because it needs {needed / 1e9:.2g} GB of memory and {free / 1e9:.2g} GB are free "
@@ -53,8 +53,7 @@ def check_selection(length: int) -> Callable[[Place], Outcome]:
     return check
 
 
-def _free(place: Place) -> int:
-    """Free memory in bytes."""
+def _free_bytes(place: Place) -> int:
     if place.on_gpu:
         return int(torch.cuda.mem_get_info()[0])
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -77,7 +77,7 @@ def warnings_of(
         name: [[changed.get(name, {}).get((a, b), usual) for b in range(size)] for a in range(size)]
         for name, usual in (("seconds", 1e-4), ("gbit", 1.0))
     }
-    links.check_links(links.Links(**values), networked, board.Findings(speaks=True))
+    links.check_links(links.Links(**values), networked, board.Findings(prints=True))
     return lines(capsys.readouterr().out, "warning")
 
 

@@ -35,8 +35,8 @@ def test_who_cannot_be_reached_is_named(
             peers.Peer(host, "127.0.0.1", listener.getsockname()[1], {})
             for host, listener in (("one", open_one), (other, closed_one))
         ]
-        places(1).tell("reached", {})
-        assert not peers.reach_all(places(0), present, findings)
+        places(1).publish("reached", {})
+        assert not peers.connect_all(places(0), present, findings)
     (line,) = findings.lines
     where = f"({other}, 127.0.0.1:{closed_one_port(present)})"
     assert line.startswith(f"FAILED peers: worker 1 {where} cannot be reached by worker 0: Connection refused; ")
@@ -65,7 +65,7 @@ def test_a_store_that_cannot_be_found(doctor: Doctor) -> None:
 
 def test_a_first_worker_that_says_nothing(places: Callable[[int], Any]) -> None:
     with pytest.raises(PeerError, match=r"worker 0 at 127\.0\.0\.1 stopped answering"):
-        places(1).hear_leader("called", 0.1)
+        places(1).read_leader("called", 0.1)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import yaml
 from spardl.basics.errors import PeerError
 from spardl.clusters import ProcessGroupCluster, parse_network
 from spardl.diagnostics.doctor import board
-from spardl.diagnostics.doctor.examination import Allowance, in_turn
+from spardl.diagnostics.doctor.examination import TimeBudget, run_stages
 from tests.diagnostics.doctor.common import Collected, Doctor, lines, local
 from tests.driver import command
 
@@ -58,7 +58,7 @@ def test_a_lost_worker_is_named(
         dist.barrier()
 
     monkeypatch.setattr("spardl.diagnostics.doctor.correctness.check_spardl", _within_the_library(lose))
-    monkeypatch.setattr("spardl.diagnostics.doctor.peers._TELLING", 1.0)
+    monkeypatch.setattr("spardl.diagnostics.doctor.peers._PUBLISHING", 1.0)
     code, output = local(brief, capfd, "--timeout", "2")
     (line,) = lines(output, "FAILED")
     assert (code, line[: len(said)]) == (1, said)
@@ -102,9 +102,9 @@ def test_checks_end_with_the_time(findings: Collected) -> None:
 
         return name, run
 
-    allowance = Allowance(60.0, clock=lambda: now[0])
+    budget = TimeBudget(60.0, clock=lambda: now[0])
     stages = [check("links", 20.0), check("network", 45.0), check("methods", 1.0), check("pace", 1.0)]
-    in_turn(stages, lambda: allowance.left, findings)  # type: ignore[arg-type]
+    run_stages(stages, lambda: budget.left, findings)  # type: ignore[arg-type]
     assert done == ["links", "network"]
     assert findings.lines[:2] == ["progress checking links (1 of 4) ...", "progress checking network (2 of 4) ..."]
     assert len(findings.lines) == 3

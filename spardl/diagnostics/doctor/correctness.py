@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from spardl.basics.errors import ConfigError
-from spardl.clusters import Ledger, Network, ProcessGroupCluster, gather_rows
+from spardl.clusters import Cluster, Ledger, Network, ProcessGroupCluster, gather_rows
 from spardl.clusters.profile import StepCosts, break_even_gbit, gather_costs
 from spardl.communicators import Backend, SparDL
 from spardl.compressors import Mass, NoCompression, TopK
@@ -44,6 +44,7 @@ __all__ = [
     "every_method",
     "gradient_of",
     "lossless",
+    "synchronize",
     "total",
     "try_method",
 ]
@@ -111,7 +112,7 @@ def check_spardl(cluster: ProcessGroupCluster, networked: bool, findings: Findin
     """Compares SparDL at density 1 with the dense average, and checks its laws at a low density."""
     alike = "use the same versions and the same kind of processor on all hosts"
     fix = f"training would be wrong; {alike if networked else 'report a bug with the versions above'}"
-    average, _, _ = _synchronized(cluster, _spardl(1.0), steps=1)
+    average, _, _ = synchronize(cluster, _spardl(1.0), steps=1)
     off = distance(average.double() * cluster.size, total(cluster.size, steps=1))
     problem = _differing(cluster, average)
     findings.judge(
@@ -156,7 +157,7 @@ def check_methods(cluster: ProcessGroupCluster, findings: Findings) -> None:
 
 def try_method(cluster: ProcessGroupCluster, method: Method, steps: int = STEPS) -> Trial:
     """Averages known gradients, and checks that replicas are equal and no gradient is lost."""
-    average, sent, state = _synchronized(cluster, method, steps)
+    average, sent, (state,) = synchronize(cluster, method, steps)
     problem = _differing(cluster, average)
     if problem or not _conserves(method):
         return Trial(problem, 0.0, average)
@@ -208,17 +209,27 @@ def total(size: int, steps: int) -> Tensor:
     return torch.stack([gradient_of(rank, step, LAYOUT.length).double() for rank, step in each]).sum(0)
 
 
-def _synchronized(cluster: ProcessGroupCluster, method: Method, steps: int) -> tuple[Tensor, Tensor, MethodState]:
-    """Last average, P times the sum of all averages in float64 (both on the CPU), and the state of this worker."""
-    (worker,) = cluster.local_workers
-    state = method.init_state(LAYOUT, torch.float32, cluster.device)
+def synchronize(cluster: Cluster, method: Method, steps: int) -> tuple[Tensor, Tensor, list[MethodState]]:
+    """Averages known gradients for some steps.
+
+    Args:
+        cluster: the workers that take part.
+        method: method that averages.
+        steps: number of steps.
+
+    Returns:
+        The last average, and P times the sum of all averages in float64, both of shape (n,) on the CPU; and the state
+        of each local worker.
+    """
+    states = [method.init_state(LAYOUT, torch.float32, cluster.device) for _ in cluster.local_workers]
     average, sent = torch.empty(0), torch.zeros(LAYOUT.length, dtype=torch.float64)
     for step in range(steps):
-        method.accumulate(gradient_of(worker.rank, step, LAYOUT.length).to(cluster.device), state)
-        (found,) = cluster.run_aside([method.average(worker, state)])
-        average = dense_of(found)
+        pairs = list(zip(cluster.local_workers, states, strict=True))
+        for worker, state in pairs:
+            method.accumulate(gradient_of(worker.rank, step, LAYOUT.length).to(cluster.device), state)
+        average = dense_of(cluster.run_aside([method.average(*pair) for pair in pairs])[0])
         sent += cluster.size * average.double()  # float64, so that this sum adds no rounding error
-    return average, sent, state
+    return average, sent, states
 
 
 def dense_of(found: Sum) -> Tensor:

@@ -18,11 +18,10 @@ from spardl.diagnostics.doctor.correctness import (
     LAYOUT,
     ROUNDING,
     STEPS,
-    dense_of,
     distance,
     every_method,
-    gradient_of,
     lossless,
+    synchronize,
     total,
     try_method,
 )
@@ -84,15 +83,7 @@ def check_laws(workers: int) -> Callable[[Place], Outcome]:
 
 def simulated(method: Method, workers: int, steps: int) -> Tensor:
     """Last average of workers that are simulated on the CPU, shape (n,)."""
-    cluster = SimulatedCluster(workers, Network(0, 1), count_local=False)
-    states = [method.init_state(LAYOUT, torch.float32) for _ in range(workers)]
-    found = torch.empty(0)
-    for step in range(steps):
-        for rank, state in enumerate(states):
-            method.accumulate(gradient_of(rank, step, LAYOUT.length), state)
-        pairs = zip(cluster.local_workers, states, strict=True)
-        found = dense_of(cluster.run_aside([method.average(*pair) for pair in pairs])[0])
-    return found
+    return synchronize(SimulatedCluster(workers, Network(0, 1), count_local=False), method, steps)[0]
 
 
 def _cases(workers: int) -> dict[str, _Case]:

@@ -42,15 +42,15 @@ _DTYPES = ("float32", "float64", "bfloat16", "float16")
 @click.option(
     "--dtype", type=click.Choice(_DTYPES), default="float32", show_default=True, help="Dtype of the gradients."
 )
-@click.option("--workers", type=int, default=4, show_default=True, help="Number of workers of the training.")
+@click.option(
+    "--workers", type=click.IntRange(min=1), default=4, show_default=True, help="Number of workers of the training."
+)
 def precompile(methods: tuple[str, ...], dtype: str, workers: int) -> None:
     """Compile the kernels of methods on this machine.
 
     The first training on a machine does the same, but delays its first step. Compiled kernels are stored in numba's
     cache: next to the installation or, if that is read-only, in the user's cache directory.
     """
-    if workers < 1:
-        raise ConfigError(f"--workers must be at least 1, got {workers}")
     gradient = torch.empty(0, dtype=getattr(torch, dtype))  # only its dtype and device matter
     if not compiled(gradient):
         raise ConfigError(

@@ -95,7 +95,7 @@ def test_kernels_are_compiled_by_method(capsys: pytest.CaptureFixture[str]) -> N
 def test_networks_and_workers_are_given_alike(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = " ".join(spoken(capsys, command, "--help")[1].split())
     assert re.search(r"--network, --bandwidth TEXT .* \[default: 1gbit\]", out)
-    assert "--workers INTEGER Number of workers. [default: 8]" in out
+    assert "--workers INTEGER RANGE Number of workers. [default: 8; x>=1]" in out
 
 
 def test_timeline_takes_a_bandwidth(capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,7 +163,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         ("profile TRAINING:fails --out x", ":fails failed with ValueError: two"),
         ("profile TRAINING:detached --out x", "the model returned Tensor without a differentiable tensor"),
-        ("profile TRAINING:one --out x --passes 0", "--passes and --threads must be at least 1"),
+        ("profile TRAINING:one --out x --passes 0", "Invalid value for '--passes': 0 is not in the range x>=1"),
         ("profile nowhere.there:one --out x", "module nowhere.there is neither in "),
         ("profile BROKEN:one --out x", "cannot be imported: ZeroDivisionError: division by zero"),
     ],

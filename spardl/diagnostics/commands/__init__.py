@@ -28,4 +28,6 @@ def network_option(command: F) -> F:
 
 def workers_option(command: F) -> F:
     """Adds the option ``--workers``, the size of the cluster to predict."""
-    return click.option("--workers", type=int, default=8, show_default=True, help="Number of workers.")(command)
+    return click.option(
+        "--workers", type=click.IntRange(min=1), default=8, show_default=True, help="Number of workers."
+    )(command)

@@ -255,10 +255,6 @@ class _Options:
             )
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError("--device cuda: torch finds no GPU; use --device cpu")
-        if min(self.batch, self.seq, self.passes, self.size or 1, self.threads or 1) < 1 or self.warmup < 0:
-            raise ConfigError(
-                "--batch, --size, --seq, --passes and --threads must be at least 1, and --warmup at least 0"
-            )
 
 
 def _measured(options: _Options, sources: Mapping[str, Source]) -> Profile:
@@ -303,11 +299,17 @@ def profile_command(sources: Mapping[str, Source]) -> click.Command:
     @click.option(
         "--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The JSON file to write."
     )
-    @click.option("--batch", type=int, default=8, show_default=True, help="Examples per pass of a library model.")
+    @click.option(
+        "--batch",
+        type=click.IntRange(min=1),
+        default=8,
+        show_default=True,
+        help="Examples per pass of a library model.",
+    )
     @click.option(
         "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Device of the model."
     )
-    @click.option("--threads", type=int, help="CPU threads of torch [all cores].")
+    @click.option("--threads", type=click.IntRange(min=1), help="CPU threads of torch [all cores].")
     @click.option("--cpu-seconds", is_flag=True, help="Measure CPU time instead of wall-clock time, for busy machines.")
     @click.option(
         "--optimizer",
@@ -316,9 +318,11 @@ def profile_command(sources: Mapping[str, Source]) -> click.Command:
         show_default=True,
         help="Optimizer of the steps.",
     )
-    @click.option("--size", type=int, help="Side of a picture in pixels [default of the model].")
-    @click.option("--passes", type=int, default=5, show_default=True, help="Measured steps.")
-    @click.option("--warmup", type=int, default=2, show_default=True, help="Steps before the measurement.")
+    @click.option("--size", type=click.IntRange(min=1), help="Side of a picture in pixels [default of the model].")
+    @click.option("--passes", type=click.IntRange(min=1), default=5, show_default=True, help="Measured steps.")
+    @click.option(
+        "--warmup", type=click.IntRange(min=0), default=2, show_default=True, help="Steps before the measurement."
+    )
     def command(**given: Any) -> None:
         options = _Options(**given)
         options.check()

@@ -5,10 +5,9 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -153,78 +152,42 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *body))
 
 
-@dataclass(frozen=True)
-class _Options:
-    """Options of the command line."""
-
-    profiles: tuple[Path, ...]
-    workers: int
-    network: str
-    methods: str
-    schedules: str
-    compute: float | None
-    compression: Path | None
-    picture: Path | None
-    json: Path | None
+class _Prediction(NamedTuple):
+    profile: str
+    method: str
+    schedule: str
+    timeline: Timeline
 
 
-_Cases = dict[str, dict[str, dict[str, Timeline | None]]]
+def _predict(
+    path: str, profile: Profile, costs: Mapping[str, MethodCosts], schedules: Sequence[str]
+) -> tuple[str, list[_Prediction]]:
+    """The table of a profile, and its predictions."""
+    rows, predictions = [["method", *schedules]], list[_Prediction]()
+    for method, cost in costs.items():
+        found = [(name, SCHEDULES[name](profile, cost)) for name in schedules]
+        rows.append([method, *(f"{each.seconds:.4g}" if each else "-" for _, each in found)])
+        # None: the method does not support the schedule.
+        predictions += [_Prediction(path, method, name, each) for name, each in found if each]
+    return markdown(rows), predictions
 
 
-def _predict(options: _Options, make: Callable[[Sequence[str]], Mapping[str, Method]], known: Sequence[str]) -> _Cases:
-    schedules = chosen(options.schedules, tuple(SCHEDULES), "--schedules")
-    methods = chosen(options.methods, known, "--methods")
-    network = parse_network(options.network, "--network")
-    if options.workers < 1:
-        raise ConfigError(f"--workers must be at least 1, got {options.workers}")
-    lines = read_compression(options.compression, options.workers) if options.compression else {}
-    profiles = [Profile.read(path) for path in options.profiles]
-    if options.compute is not None:
-        profiles = [profile.scaled(options.compute) for profile in profiles]
-    made = make(methods)  # once: creating a method may be slow, and profiles share it
-
-    def cases(profile: Profile) -> dict[str, dict[str, Timeline | None]]:
-        costs = {
-            name: MethodCosts.of(method, options.workers, network, lines.get(name, Linear(0.0, 0.0)), profile.layout)
-            for name, method in made.items()
-        }
-        return {method: {name: SCHEDULES[name](profile, cost) for name in schedules} for method, cost in costs.items()}
-
-    return {str(path): cases(profile) for path, profile in zip(options.profiles, profiles, strict=True)}
+def _write_json(path: Path, predictions: Sequence[_Prediction], **setting: object) -> None:
+    rows = [
+        {"profile": each.profile, "method": each.method, "schedule": each.schedule, "seconds": each.timeline.seconds}
+        for each in predictions
+    ]
+    write_atomically(path, f"{json.dumps({**setting, 'predictions': rows}, indent=1)}\n".encode())
 
 
-def _report(options: _Options, found: _Cases) -> None:
-    title = f"{options.workers} workers, {options.network}"
-    for path, cases in found.items():
-        click.echo(f"{path}, {title}: seconds per step\n\n{_table(cases, options.schedules.split(','))}\n")
-    every = {
-        (path, method, name): timeline
-        for path, cases in found.items()
-        for method, row in cases.items()
-        for name, timeline in row.items()
-        if timeline  # None: the method does not support the schedule
-    }
-    if options.json:
-        rows = [
-            {"profile": path, "method": method, "schedule": name, "seconds": timeline.seconds}
-            for (path, method, name), timeline in every.items()
-        ]
-        plain = {"workers": options.workers, "network": options.network, "predictions": rows}
-        write_atomically(options.json, f"{json.dumps(plain, indent=1)}\n".encode())
-    if options.picture:
-        several = len(found) > 1  # then each row also names its profile
-        named = [
-            ("\n".join([*([Path(path).stem] if several else []), f"{method}, {name}"]), timeline)
-            for (path, method, name), timeline in every.items()
-        ]
-        models = ", ".join(Path(path).stem for path in found)
-        draw(named, options.picture, f"{models}, {title}")
-
-
-def _table(cases: Mapping[str, Mapping[str, Timeline | None]], schedules: Sequence[str]) -> str:
-    cells = {method: [found[name] for name in schedules] for method, found in cases.items()}
-    rows = [[method, *(f"{each.seconds:.4g}" if each else "-" for each in row)] for method, row in cells.items()]
-    return markdown([["method", *schedules], *rows])
+def _draw(path: Path, predictions: Sequence[_Prediction], profiles: Sequence[str], title: str) -> None:
+    models = [Path(each).stem for each in profiles]
+    several = len(models) > 1  # then each row also names its profile
+    named = [
+        ("\n".join([*([Path(each.profile).stem] if several else []), f"{each.method}, {each.schedule}"]), each.timeline)
+        for each in predictions
+    ]
+    draw(named, path, f"{', '.join(models)}, {title}")
 
 
 def timeline_command(
@@ -248,15 +211,42 @@ def timeline_command(
     @click.option("--compute", type=float, help="Scale each profile to these seconds of the forward and backward pass.")
     @click.option("--compression", type=path, help="Times of compression, from scripts/compression.py [none].")
     @click.option("--picture", type=path, help="Draw all timelines to this file (.png, .svg, .pdf).")
-    @click.option("--json", type=path, help="Write the predictions to this file.")
-    def command(**given: Any) -> None:
+    @click.option("--json", "json_file", type=path, help="Write the predictions to this file.")
+    def command(
+        profiles: tuple[Path, ...],
+        workers: int,
+        network: str,
+        methods: str,
+        schedules: str,
+        compute: float | None,
+        compression: Path | None,
+        picture: Path | None,
+        json_file: Path | None,
+    ) -> None:
         """Predict the time of a training step under every schedule.
 
         Prints a table of seconds for each PROFILE, a file from spardl profile. The time of compression counts as 0
         unless --compression names a file.
         """
-        options = _Options(**given)
-        _report(options, _predict(options, make, known))
+        names, chosen_methods = chosen(schedules, tuple(SCHEDULES), "--schedules"), chosen(methods, known, "--methods")
+        link, title = parse_network(network, "--network"), f"{workers} workers, {network}"
+        lines = read_compression(compression, workers) if compression else {}
+        read = {str(each): Profile.read(each) for each in profiles}
+        if compute is not None:
+            read = {each: profile.scaled(compute) for each, profile in read.items()}
+        made, predictions = make(chosen_methods), list[_Prediction]()
+        for each, profile in read.items():
+            costs = {
+                name: MethodCosts.of(method, workers, link, lines.get(name, Linear(0.0, 0.0)), profile.layout)
+                for name, method in made.items()
+            }
+            table, found = _predict(each, profile, costs, names)
+            click.echo(f"{each}, {title}: seconds per step\n\n{table}\n")
+            predictions += found
+        if json_file:
+            _write_json(json_file, predictions, workers=workers, network=network)
+        if picture:
+            _draw(picture, predictions, list(read), title)
 
     return command
 

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,19 +62,7 @@ class Outcome:
     figures: Mapping[str, Any]
 
 
-def ok(text: str, figures: Mapping[str, Any]) -> Outcome:
-    """Outcome of a passed check."""
-    return Outcome(Verdict.OK, text, figures)
-
-
-def warned(text: str, figures: Mapping[str, Any]) -> Outcome:
-    """Outcome of a check that found a problem which does not prevent training."""
-    return Outcome(Verdict.WARNING, text, figures)
-
-
-def failed(text: str, figures: Mapping[str, Any]) -> Outcome:
-    """Outcome of a failed check."""
-    return Outcome(Verdict.FAILED, text, figures)
+ok, warned, failed = (partial(Outcome, verdict) for verdict in (Verdict.OK, Verdict.WARNING, Verdict.FAILED))
 
 
 def judged(good: str, problems: list[str], fix: str, figures: Mapping[str, Any]) -> Outcome:

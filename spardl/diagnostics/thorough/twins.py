@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from spardl.diagnostics.thorough.outcome import Outcome, Place, failed, judged, ok, warned
-from spardl.diagnostics.timeline.measure import clock_of
+from spardl.diagnostics.timeline.measure import Clock
 from spardl.vector import sparse
 from spardl.vector.candidates import Candidates
 from spardl.vector.layout import Part
@@ -105,7 +105,7 @@ def _figures(length: int, place: Place) -> dict[str, float]:
 def _timed(place: Place, work: Callable[[], object], after: Callable[[], object] = lambda: None) -> list[float]:
     """Seconds of each repetition after the warm-up; ``after`` is not measured."""
     until, seconds = time.perf_counter() + _SHARE * place.seconds, list[float]()
-    clock = clock_of(place.torch_device)
+    clock = Clock(place.torch_device)
     for turn in range(_WARM + _MOST):
         clock.settle()
         began = clock.mark()

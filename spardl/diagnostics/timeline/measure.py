@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import platform
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ from spardl.schedules.fusion import Linear
 from spardl.vector.flat import FlatGradient
 from spardl.vector.layout import Layout
 
-__all__ = ["SIZES", "Clock", "clock_of", "measure", "measure_compression", "read_compression"]
+__all__ = ["SIZES", "Clock", "measure", "measure_compression", "read_compression"]
 
 
 # Time of selection, packing and merging: the local part of a synchronization.
@@ -114,7 +113,7 @@ def _seconds(method: Method, workers: int, layout: Layout, device: torch.device)
     states = [method.init_state(layout, torch.float32, device) for _ in range(workers)]
     source = torch.Generator().manual_seed(1)
     # The fastest step counts, in the median over the workers. The first one allocates memory and is ignored.
-    settle = clock_of(device).settle
+    settle = Clock(device).settle
     found: list[float] = []
     for step in range(1 + _STEPS):
         seconds = [-_spent(ledger) for ledger in cluster.ledgers]
@@ -175,7 +174,7 @@ def measure(
         raise ConfigError(f"passes must be at least 1, got {passes}")
     gradient = FlatGradient(model.named_parameters())
     device = gradient.vector.device
-    clock = clock_of(device, timer)
+    clock = Clock(device, timer)
     with _Marks(clock).attached(model) as marks:
         rows = [_one_pass(marks, forward_and_loss, optimizer, gradient) for _ in range(warmup + passes)][warmup:]
     forward, backward, update = (
@@ -244,77 +243,43 @@ def _check_finite(loss: Tensor, gradient: FlatGradient) -> None:
             )
 
 
-class Clock(ABC):
-    """Takes marks during a pass and measures the seconds between them afterwards."""
+class Clock:
+    """Takes marks during work on a device and measures the seconds between them afterwards.
 
-    @abstractmethod
-    def mark(self) -> Any:
-        """A mark for the current point in the device's work."""
-
-    @abstractmethod
-    def between(self, start: Any, stop: Any) -> float:
-        """Seconds between two marks, after ``settle``."""
-
-    @abstractmethod
-    def settle(self) -> None:
-        """Waits for the device."""
-
-    @abstractmethod
-    def device_name(self) -> str:
-        """Name of the device in the profile."""
-
-
-@dataclass(frozen=True)
-class _CpuClock(Clock):
-    timer: Callable[[], float]
-
-    def mark(self) -> float:
-        return self.timer()
-
-    def between(self, start: float, stop: float) -> float:
-        return stop - start
-
-    def settle(self) -> None:
-        """Does nothing: a CPU call returns when its work is done."""
-
-    def device_name(self) -> str:
-        return f"cpu ({platform.machine()}, threads: {torch.get_num_threads()})"
-
-
-@dataclass(frozen=True)
-class _CudaClock(Clock):
-    """A clock of CUDA events, which record the time at which the stream reaches them, while the host runs ahead.
-
-    Hooks of the backward pass run in a thread of autograd under the stream of the gradient, so the current stream is
-    the right one there, as in the forward pass.
-    """
-
-    device: torch.device
-
-    def mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self.device))
-        return event
-
-    def between(self, start: torch.cuda.Event, stop: torch.cuda.Event) -> float:
-        milliseconds: float = start.elapsed_time(stop)
-        return milliseconds / 1e3
-
-    def settle(self) -> None:
-        torch.cuda.synchronize(self.device)
-
-    def device_name(self) -> str:
-        return torch.cuda.get_device_name(self.device)
-
-
-def clock_of(device: torch.device, timer: Callable[[], float] = time.perf_counter) -> Clock:
-    """The clock for work on a device.
+    On a GPU the marks are CUDA events, which record when the stream reaches them, while the host runs ahead.
 
     Args:
         device: device that does the work.
         timer: clock on a CPU, in seconds.
     """
-    return _CudaClock(device) if device.type == "cuda" else _CpuClock(timer)
+
+    def __init__(self, device: torch.device, timer: Callable[[], float] = time.perf_counter) -> None:
+        self._device, self._timer, self._on_gpu = device, timer, device.type == "cuda"
+
+    def mark(self) -> Any:
+        """A mark for the current point in the device's work."""
+        if not self._on_gpu:
+            return self._timer()
+        event = torch.cuda.Event(enable_timing=True)
+        # Hooks of the backward pass run in a thread of autograd under the stream of the gradient, so the current stream
+        # is the right one there, as in the forward pass.
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def between(self, start: Any, stop: Any) -> float:
+        """Seconds between two marks, after ``settle``."""
+        return float(start.elapsed_time(stop)) / 1e3 if self._on_gpu else float(stop - start)
+
+    def settle(self) -> None:
+        """Waits for the device; a CPU call returns when its work is done."""
+        if self._on_gpu:
+            torch.cuda.synchronize(self._device)
+
+    def device_name(self) -> str:
+        """Name of the device in the profile."""
+        if self._on_gpu:
+            return torch.cuda.get_device_name(self._device)
+        return f"cpu ({platform.machine()}, threads: {torch.get_num_threads()})"
 
 
 @dataclass

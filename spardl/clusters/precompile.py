@@ -148,13 +148,13 @@ class _MachineLock:
     numba's cache. The kernel releases the lock of a process however it ends.
 
     Args:
-        tells: whether to log that this process waits; the process that compiles always logs progress.
+        logs: whether to log that this process waits; the process that compiles always logs progress.
     """
 
-    def __init__(self, tells: bool) -> None:
-        self._tells, self._thread = tells, threading.get_ident()
+    def __init__(self, logs: bool) -> None:
+        self._logs, self._thread = logs, threading.get_ident()
         self._file: int | None = None
-        self._done, self._begun, self._told = 0, 0.0, 0.0
+        self._done, self._begun, self._logged_at = 0, 0.0, 0.0
         self._logger = logging.getLogger("spardl")
         self._gave_up = False
 
@@ -171,7 +171,7 @@ class _MachineLock:
         folder = own_temporary_folder()
         if folder is None or not self._lock(folder / f"compiling-{_cache_name()}.lock"):
             self._release()
-        self._begun = self._told = time.monotonic()
+        self._begun = self._logged_at = time.monotonic()
 
     def count(self) -> None:
         """Counts a compiled function and logs progress."""
@@ -179,9 +179,9 @@ class _MachineLock:
             return
         self._done += 1
         now = time.monotonic()
-        due = _PROGRESS if self._told > self._begun else _PATIENCE
-        if self._file is not None and now - self._told > due:
-            self._told = now
+        due = _PROGRESS if self._logged_at > self._begun else _PATIENCE
+        if self._file is not None and now - self._logged_at > due:
+            self._logged_at = now
             self._logger.warning(
                 "compiling kernels, once per machine: %d compiled in %.0f s", self._done, now - self._begun
             )
@@ -199,14 +199,14 @@ class _MachineLock:
         except (ImportError, OSError):
             self._gave_up = True
             return False
-        begun, told, first = time.monotonic(), not self._tells, True
+        begun, logged, first = time.monotonic(), not self._logs, True
         while True:
             with suppress(BlockingIOError):
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return first
             first, waited = False, time.monotonic() - begun
-            if not told and waited > _PATIENCE:
-                told = True
+            if not logged and waited > _PATIENCE:
+                logged = True
                 self._logger.warning("another process on this machine is compiling the kernels; waiting for it")
             if waited > _LOCK_TIMEOUT:
                 self._gave_up = True

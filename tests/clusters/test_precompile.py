@@ -99,12 +99,12 @@ def test_who_compiles_holds_the_lock_and_others_wait(
     temporary: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(precompiling, "_PATIENCE", 0.0)
-    with precompiling._MachineLock(tells=True) as first:
+    with precompiling._MachineLock(logs=True) as first:
         first.acquire()
         assert temporary.stat().st_mode & 0o777 == 0o700
         threading.Timer(0.5, first._release).start()
         begun = time.monotonic()
-        with precompiling._MachineLock(tells=True) as second, caplog.at_level(logging.WARNING, "spardl"):
+        with precompiling._MachineLock(logs=True) as second, caplog.at_level(logging.WARNING, "spardl"):
             second.acquire()
             assert time.monotonic() - begun > 0.4
             assert second._file is None
@@ -115,7 +115,7 @@ def test_a_lock_that_is_never_released_is_given_up(
     temporary: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(precompiling, "_LOCK_TIMEOUT", 0.2)
-    with precompiling._MachineLock(tells=True) as first, precompiling._MachineLock(tells=True) as second:
+    with precompiling._MachineLock(logs=True) as first, precompiling._MachineLock(logs=True) as second:
         first.acquire()
         second.acquire()
         second.acquire()
@@ -128,7 +128,7 @@ def test_progress_is_shown_while_it_compiles(
     temporary: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(precompiling, "_PATIENCE", 0.0)
-    with precompiling._MachineLock(tells=False) as lock:
+    with precompiling._MachineLock(logs=False) as lock:
         lock.acquire()
         time.sleep(0.01)
         lock.count()

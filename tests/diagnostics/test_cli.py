@@ -11,7 +11,7 @@ import pytest
 import spardl
 from spardl.clusters.profile import Profile
 from spardl.diagnostics.cli import front, run
-from spardl.diagnostics.commands.advise import telling
+from spardl.diagnostics.commands.advise import with_progress
 from spardl.schedules.fusion import Linear
 from tests.labs import ROOT
 
@@ -109,7 +109,7 @@ def test_timeline_takes_a_bandwidth(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_advise_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     ticks = iter(range(100))
-    seconds = telling(lambda name, options: lambda entries: 0.0, 6, clock=lambda: float(next(ticks)))
+    seconds = with_progress(lambda name, options: lambda entries: 0.0, 6, clock=lambda: float(next(ticks)))
     out = capsys.readouterr()
     assert (
         out.out,

@@ -17,7 +17,7 @@ from spardl.diagnostics.choosing import DENSE, METHODS, PATIENCE, Compressing, m
 from spardl.diagnostics.choosing import advise as advised
 from spardl.diagnostics.commands import network_option, workers_option
 
-__all__ = ["advise", "telling"]
+__all__ = ["advise", "with_progress"]
 
 # Load per core above which measurements are unreliable.
 _BUSY = 0.5
@@ -47,7 +47,7 @@ def advise(profile: Path, network: str, workers: int, compute: float | None, den
     if workers > 1:
         _warn_if_busy()
         count = sum(len(options(workers, density)) for name, options in METHODS.items() if name != DENSE)
-        compressing = telling(measured(workers, torch.device("cpu"), found.layout), count)
+        compressing = with_progress(measured(workers, torch.device("cpu"), found.layout), count)
     click.echo(advised(found, link, workers, compute_seconds=compute, density=density, compressing=compressing))
 
 
@@ -63,7 +63,7 @@ def _warn_if_busy() -> None:
         )
 
 
-def telling(compressing: Compressing, count: int, clock: Callable[[], float] = time.perf_counter) -> Compressing:
+def with_progress(compressing: Compressing, count: int, clock: Callable[[], float] = time.perf_counter) -> Compressing:
     """Prints the progress of the measurements to stderr.
 
     Args:

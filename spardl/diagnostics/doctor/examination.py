@@ -130,10 +130,10 @@ class Examination:
             present = peers.roll_call(place, self._backend, listener, self._findings)
             if present and peers.connect_all(place, present, self._findings):
                 self._attempt(place, present)
-        well = peers.share_result(place, self._findings)
-        if well:
+        healthy = peers.share_result(place, self._findings)
+        if healthy:
             self._findings.ok(f"all checks took {self._budget.spent:.0f} s")
-        return well
+        return healthy
 
     def _attempt(self, place: board.Board, present: Sequence[peers.Peer]) -> None:
         peers.check_present(present, self._findings)

@@ -94,7 +94,7 @@ def listen(backend: str) -> socket.socket:
     address, _ = own_address(backend)
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.bind((address or "", 0))
-    listener.listen(4096)  # all workers connect at once, and nobody accepts
+    listener.listen(4096)  # all workers connect at once, and their connections are never accepted
     return listener
 
 
@@ -140,13 +140,13 @@ def _all_reachable(board: Board, backend: str, present: Sequence[Peer], findings
         return False
     # Only the worker itself knows its interfaces, so each checks its own address.
     board.publish("address", why_unreachable(backend, len({one.host for one in present})))
-    said = board.read("address", range(board.member.size), board.timeout)
-    wrong = {rank: reason for rank, reason in said.items() if reason}
+    answers = board.read("address", range(board.member.size), board.timeout)
+    wrong = {rank: reason for rank, reason in answers.items() if reason}
     for rank, reason in wrong.items():
         findings.fail(f"interface of worker {rank}: {reason}")
-    for rank in sorted(set(range(board.member.size)) - set(said)):
+    for rank in sorted(set(range(board.member.size)) - set(answers)):
         findings.fail(f"workers: worker {rank} on {present[rank].host} stopped answering; see its output")
-    return len(said) == board.member.size and not wrong
+    return len(answers) == board.member.size and not wrong
 
 
 def check_present(present: Sequence[Peer], findings: Findings) -> None:
@@ -177,12 +177,12 @@ def connect_all(board: Board, present: Sequence[Peer], findings: Findings) -> bo
     board.publish("reached", {rank: why for rank, why in zip(board.others, reasons, strict=True) if why})
     if board.member.rank:
         return bool(board.read_leader("reachable", board.timeout + 3 * _CONNECTING + _PUBLISHING))
-    said = board.read("reached", range(size), board.timeout + 3 * _CONNECTING)
+    answers = board.read("reached", range(size), board.timeout + 3 * _CONNECTING)
     between = "links and firewalls between these hosts" if networked(present) else "firewall of this machine"
-    for rank in sorted(set(range(size)) - set(said)):
+    for rank in sorted(set(range(size)) - set(answers)):
         findings.fail(f"peers: worker {rank} on {present[rank].host} stopped answering; see its output")
     for target in range(size):
-        lost = {rank: why[str(target)] for rank, why in said.items() if str(target) in why}
+        lost = {rank: why[str(target)] for rank, why in answers.items() if str(target) in why}
         if lost:
             who, reason = _named(list(lost)), next(iter(lost.values()))
             at = f"{present[target].host}, {present[target].address}:{present[target].port}"
@@ -235,12 +235,12 @@ def share_result(board: Board, findings: Findings) -> bool:
         PeerError: if worker 0 is lost.
     """
     if board.member.rank:
-        well = bool(board.read_leader("well", 2 * board.timeout + _PUBLISHING))
-        board.publish("heard", well)
-        return well
-    board.publish("well", not findings.failures)
+        healthy = bool(board.read_leader("healthy", 2 * board.timeout + _PUBLISHING))
+        board.publish("acknowledged", healthy)
+        return healthy
+    board.publish("healthy", not findings.failures)
     # The store ends with this process, so it stays until the others have read the result.
-    board.read("heard", board.others, _PUBLISHING)
+    board.read("acknowledged", board.others, _PUBLISHING)
     return not findings.failures
 
 

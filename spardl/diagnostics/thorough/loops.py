@@ -193,20 +193,20 @@ def check_waits(place: Place) -> Outcome:
     (found,) = shared(place, 1, _profiled)
     counted = {name: sum(wait.name == name for wait in found) / _SEEN for name in sorted(_STOPS | _READS)}
     # Without a GPU nothing waits, but reads of tensor values show where it would.
-    telling = _STOPS if place.on_gpu else {"aten::_local_scalar_dense"}
-    held = Counter(wait.where for wait in found if wait.name in telling and not wait.overlapped)
-    overlapped = Counter(wait.where for wait in found if wait.name in telling and wait.overlapped)
-    figures = {"counted": counted, "held_up": dict(held), "beside": dict(overlapped), "passes": _SEEN}
+    relevant = _STOPS if place.on_gpu else {"aten::_local_scalar_dense"}
+    delaying = Counter(wait.where for wait in found if wait.name in relevant and not wait.overlapped)
+    overlapped = Counter(wait.where for wait in found if wait.name in relevant and wait.overlapped)
+    figures = {"counted": counted, "held_up": dict(delaying), "beside": dict(overlapped), "passes": _SEEN}
     what = "waits for the GPU" if place.on_gpu else "reads of tensor values, which would wait for a GPU,"
     rate = sum(overlapped.values()) / _SEEN
-    if not held:
+    if not delaying:
         return ok(
             f"backward pass: no {what} in the compute threads; {rate:.3g} per pass in the communication thread",
             figures,
         )
-    places = ", ".join(f"{where} ({number / _SEEN:.3g})" for where, number in held.most_common(4))
+    places = ", ".join(f"{where} ({number / _SEEN:.3g})" for where, number in delaying.most_common(4))
     return warned(
-        f"backward pass: {sum(held.values()) / _SEEN:.3g} {what} per pass in the compute threads: {places}; they "
+        f"backward pass: {sum(delaying.values()) / _SEEN:.3g} {what} per pass in the compute threads: {places}; they "
         "delay the rest of the pass; report it with the file of --json",
         figures,
     )

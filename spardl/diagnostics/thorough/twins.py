@@ -186,7 +186,7 @@ def _differences(values: Tensor, gradient: Tensor | None, device: torch.device) 
         "the counts": counts == wanted.tolist(),
         "the positions": _equal(positions, listed),
     }
-    return [what for what, well in same.items() if not well]
+    return [what for what, equal in same.items() if not equal]
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

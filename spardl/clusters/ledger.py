@@ -24,7 +24,7 @@ from spardl.protocol.programs import (
     Worker,
 )
 
-__all__ = ["LOGGER", "VARIABLE", "Follow", "Ledger", "PhaseStack", "Stopwatch", "follower", "ring_cost"]
+__all__ = ["LOGGER", "VARIABLE", "Ledger", "PhaseStack", "ProgramWrapper", "Stopwatch", "message_logging", "ring_cost"]
 
 
 @dataclass
@@ -212,10 +212,10 @@ class PhaseStack:
 VARIABLE = "SPARDL_DEBUG"
 LOGGER = logging.getLogger("spardl")
 
-Follow: TypeAlias = Callable[[Sequence[Program[Any]], Sequence[Worker]], Sequence[Program[Any]]]
+ProgramWrapper: TypeAlias = Callable[[Sequence[Program[Any]], Sequence[Worker]], Sequence[Program[Any]]]
 
 
-def follower() -> Follow:
+def message_logging() -> ProgramWrapper:
     """Returns the wrapper that a new cluster applies to its programs: the identity, or one that logs all messages.
 
     Raises:

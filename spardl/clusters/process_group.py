@@ -30,7 +30,7 @@ from spardl.basics.checks import check_kind, check_seconds, check_whole
 from spardl.basics.errors import ConfigError, PeerError
 from spardl.basics.weak import when_dropped
 from spardl.clusters.base import Cluster, Flight
-from spardl.clusters.ledger import Ledger, PhaseStack, Stopwatch, follower, ring_cost
+from spardl.clusters.ledger import Ledger, PhaseStack, Stopwatch, message_logging, ring_cost
 from spardl.clusters.network import Network
 from spardl.protocol.programs import (
     AllGather,
@@ -506,7 +506,7 @@ class ProcessGroupCluster(Cluster):
         self._side_groups: list[_SideGroup] = []
         self._streams, self._turn = streams, -1
         self.device = torch.device(device)
-        self._follow = follower()
+        self._with_logging = message_logging()
         self._started = time.perf_counter()
         self.size = dist.get_world_size(self._group)
         self.local_ranks = (dist.get_rank(self._group),)
@@ -524,7 +524,7 @@ class ProcessGroupCluster(Cluster):
 
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
         """Runs the program of this worker."""
-        (program,) = self._follow(programs, self.local_workers)
+        (program,) = self._with_logging(programs, self.local_workers)
         return [ProgramRunner(program, self._channel, self.ledgers[0]).run_to_end()]
 
     def run_aside(self, programs: Sequence[Program[T]]) -> list[T]:
@@ -558,7 +558,7 @@ class ProcessGroupCluster(Cluster):
         # All workers prepare the same programs in the same order, so rotation selects the same stream on all ranks.
         self._turn = (self._turn + 1) % self._streams
         side = self._side_groups[self._turn]
-        (program,) = self._follow(programs, self.local_workers) if counted else programs
+        (program,) = self._with_logging(programs, self.local_workers) if counted else programs
         runner = ProgramRunner(program, side.channel, self.ledgers[0] if counted else Ledger(), overlapped=True)
         return ProcessFlight(runner, side.thread, self._stack, pauses)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from spardl.basics.checks import check_flag, check_kind, check_whole
 from spardl.basics.errors import ConfigError, ProgramError
 from spardl.clusters.base import Cluster, Flight
-from spardl.clusters.ledger import Ledger, PhaseStack, Stopwatch, follower, ring_cost
+from spardl.clusters.ledger import Ledger, PhaseStack, Stopwatch, message_logging, ring_cost
 from spardl.clusters.network import Network
 from spardl.protocol.programs import (
     AllGather,
@@ -358,14 +358,14 @@ class SimulatedCluster(Cluster):
         self._profile = profile
         # Seconds of the profile that each worker has spent in its current pass.
         self._passed = [0.0] * workers
-        self._follow = follower()
+        self._with_logging = message_logging()
         self._stack = PhaseStack(self._charge, timer)
         self._run = partial(VirtualRun, timer=timer)
 
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
         """Runs the programs of all workers."""
-        followed = self._follow(programs, self.local_workers)
-        return self._run(followed, self._network, self.ledgers, self._clocks, self._count_local).run_to_end()
+        wrapped = self._with_logging(programs, self.local_workers)
+        return self._run(wrapped, self._network, self.ledgers, self._clocks, self._count_local).run_to_end()
 
     def run_aside(self, programs: Sequence[Program[T]]) -> list[T]:
         """Runs the programs of all workers without advancing the clocks."""
@@ -382,7 +382,7 @@ class SimulatedCluster(Cluster):
 
     def flight(self, programs: Sequence[Program[T]], *, pauses: bool = False) -> Flight[T]:
         """Prepares the programs of all workers; they run when the first result is requested."""
-        return _SimulatedFlight(self, self._follow(programs, self.local_workers), pauses)
+        return _SimulatedFlight(self, self._with_logging(programs, self.local_workers), pauses)
 
     def timed(self, phase: Phase, local: Sequence[int]) -> AbstractContextManager[None]:
         """Enters measured seconds for each of the ranks and advances their virtual clocks."""

@@ -42,7 +42,7 @@ def cluster(profile: Profile | None = None) -> SimulatedCluster:
     return SimulatedCluster(2, NETWORK, count_local=False, profile=profile)
 
 
-def test_a_stream_works_off_what_was_released() -> None:
+def test_stream_runs_released_programs() -> None:
     pair = cluster()
     first, second = (pair.flight([swap(worker, value) for worker in pair.local_workers]) for value in (3, 4))
     for local in range(2):
@@ -56,7 +56,7 @@ def test_a_stream_works_off_what_was_released() -> None:
     assert [ledger.rounds for ledger in pair.ledgers] == [2, 2]
 
 
-def test_the_slowest_to_release_holds_up_all() -> None:
+def test_synchronization_starts_at_the_last_release() -> None:
     pair = cluster(Profile("m", "d", 1, (LayerTimes("a", 1, 0.0, 4.0),), forward=1.0, backward=4.0, update=0.0))
     flight = pair.flight([swap(worker, 1) for worker in pair.local_workers])
     flight.release(0)
@@ -92,7 +92,7 @@ def test_a_result_that_was_never_released() -> None:
         flight.wait(0)
 
 
-def test_a_profile_takes_the_place_of_measured_seconds() -> None:
+def test_profile_replaces_measured_seconds() -> None:
     layers = (LayerTimes("a", 2, 0.0, 8.0), LayerTimes("b", 3, 2.0, 5.0))
     pair = cluster(Profile("m", "d", 1, layers, forward=4.0, backward=8.0, update=0.0))
     pair.expect([2, 3])
@@ -150,7 +150,7 @@ def real(work: Callable[[ProcessGroupCluster], Any]) -> list[Any]:
 
 
 @pytest.mark.timeout(60)
-def test_real_flights_beside_other_messages() -> None:
+def test_overlapped_and_direct_messages_do_not_mix() -> None:
     """The main thread exchanges messages of its own meanwhile, and results may be asked for in any order."""
 
     def work(pair: ProcessGroupCluster) -> list[float]:
@@ -170,7 +170,7 @@ def test_real_flights_beside_other_messages() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_with_two_streams_one_goes_on_while_another_works() -> None:
+def test_two_streams_run_concurrently() -> None:
     """With one, the second synchronization would wait for the first, and that for the second's end."""
 
     def work(pair: ProcessGroupCluster) -> tuple[float, float, int]:
@@ -192,7 +192,7 @@ def test_with_two_streams_one_goes_on_while_another_works() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_streams_take_turns_and_mix_nothing_up() -> None:
+def test_streams_rotate_in_order() -> None:
     def work(pair: ProcessGroupCluster) -> list[float]:
         (worker,) = pair.local_workers
         many = ProcessGroupCluster(timeout=20, streams=3)
@@ -216,7 +216,7 @@ def test_streams_that_cannot_be() -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("signum", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
-def test_a_peer_that_is_lost_is_noticed_at_the_wait(signum: signal.Signals) -> None:
+def test_lost_peer_is_detected_by_wait(signum: signal.Signals) -> None:
     def work(pair: ProcessGroupCluster) -> None:
         (worker,) = pair.local_workers
         beside = ProcessGroupCluster(timeout=2)
@@ -238,7 +238,7 @@ def test_a_peer_that_is_lost_is_noticed_at_the_wait(signum: signal.Signals) -> N
 
 
 @pytest.mark.timeout(60)
-def test_a_flight_goes_on_while_the_main_thread_computes() -> None:
+def test_synchronization_overlaps_the_main_thread() -> None:
     def work(pair: Cluster) -> bool:
         (worker,) = pair.local_workers
         flight = pair.flight([swap(worker, 1)])

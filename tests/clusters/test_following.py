@@ -95,7 +95,7 @@ def figures(line: str) -> Any:
 
 
 @pytest.mark.timeout(60)
-def test_both_clusters_tell_the_same_and_what_the_ledger_has(following: None) -> None:
+def test_both_clusters_log_the_messages_of_the_ledger(following: None) -> None:
     workers = 3
     real = run_workers(workers, lines_and_ledgers)
     simulated = lines_and_ledgers(SimulatedCluster(workers, NETWORK))
@@ -120,7 +120,7 @@ def test_lines_in_order(following: None) -> None:
     assert mine == [*one, *(("2", *each[1:]) for each in one)]
 
 
-def test_nothing_is_followed_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_are_not_logged_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     programs: list[Any] = [object()]
     for value in ("", "0"):
         monkeypatch.setenv(VARIABLE, value)
@@ -130,7 +130,7 @@ def test_nothing_is_followed_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
         SimulatedCluster(2, Network(alpha=0, gbit=1))
 
 
-def test_a_logger_that_somebody_set_up_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configured_logger_enables_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     with heard() as lines:
         synchronize(SimulatedCluster(2, NETWORK), METHODS[0])

@@ -106,12 +106,12 @@ def test_bad_files(text: str | bytes, message: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nowhere/network.yaml", ".", "", "a\0b", "n" * 5000])
-def test_files_that_are_none(name: str) -> None:
+def test_missing_network_files(name: str) -> None:
     with pytest.raises(ConfigError, match=r"spardl doctor --out"):
         parse_network(name)
 
 
-def test_a_preset_goes_before_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_presets_take_precedence_over_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ethernet_1g").write_text("{alpha: 1, gbit: 1}")
     assert parse_network("ethernet_1g") == PRESETS["ethernet_1g"]

@@ -47,7 +47,7 @@ def _worked(cluster: ProcessGroupCluster) -> tuple[list[int], float]:
 
 
 @pytest.mark.timeout(60)
-def test_work_while_messages_are_under_way_is_done_once_a_round() -> None:
+def test_overlapped_work_runs_once_per_round() -> None:
     for done, seconds in run_workers(2, _worked):
         assert done == [0, 1, 2, 3]
         assert seconds > 0
@@ -102,13 +102,13 @@ def _silent(cluster: ProcessGroupCluster) -> str:
 
 
 @pytest.mark.timeout(60)
-def test_a_silent_peer_is_given_up_after_the_timeout() -> None:
+def test_silent_peer_times_out() -> None:
     with pytest.raises(WorkerError, match=r"rank [02] lost contact in an exchange \(receiving from rank"):
         run_workers(3, _silent, timeout=1.5)
 
 
 @pytest.mark.timeout(60)
-def test_a_peer_that_does_not_come_to_a_group_of_its_own_is_given_up_after_the_timeout(tmp_path: Path) -> None:
+def test_missing_peer_of_a_new_group_times_out(tmp_path: Path) -> None:
     def absent(cluster: ProcessGroupCluster) -> None:
         if cluster.local_ranks[0] == 1:
             time.sleep(4)
@@ -126,7 +126,7 @@ def test_a_peer_that_does_not_come_to_a_group_of_its_own_is_given_up_after_the_t
 
 
 @pytest.mark.timeout(60)
-def test_a_worker_that_died_before_is_named_at_once(tmp_path: Path) -> None:
+def test_dead_worker_is_named_at_once(tmp_path: Path) -> None:
     """Rank 1 ends before it makes its handle; the others would wait for the default timeout of 1,800 s."""
 
     def dying(cluster: ProcessGroupCluster) -> None:
@@ -152,7 +152,7 @@ def _averages(cluster: ProcessGroupCluster) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.timeout(120)
-def test_messages_through_the_memory_of_the_host_arrive_as_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_through_host_memory_arrive_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     """As gloo needs it for tensors on a GPU; here the host's memory is copied to itself."""
     precompile(torch.float32, every_method(Collected()).values())
     straight = run_workers(2, _averages)[0]

@@ -35,7 +35,7 @@ def model() -> nn.Module:
     return nn.Sequential(*(nn.Linear(500, 500) for _ in range(4)))
 
 
-def test_slow_networks_want_compression_and_fast_ones_none() -> None:
+def test_compression_pays_on_slow_networks_only() -> None:
     slow, fast = spardl.advise(model(), "100mbit", 8), spardl.advise(model(), 1000, 8)
     assert slow.best.options["density"] == 0.01
     assert fast.best.method == "none"
@@ -53,7 +53,7 @@ def test_dense_seconds_are_those_of_a_ring() -> None:
     assert half.bytes_sent == pytest.approx(advice.dense.bytes_sent / 2)
 
 
-def test_at_the_break_even_bandwidth_both_take_as_long() -> None:
+def test_dense_and_sparse_are_equal_at_break_even() -> None:
     for choice in spardl.advise(model(), Network(0, 1), 4).choices:
         if choice.method != "none":
             there = spardl.advise(model(), Network(0, choice.break_even_gbit), 4)
@@ -61,7 +61,7 @@ def test_at_the_break_even_bandwidth_both_take_as_long() -> None:
             assert again.seconds == pytest.approx(there.dense.seconds, rel=1e-6)
 
 
-def test_what_compressing_takes_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compression_time_of_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spardl.diagnostics.choosing.measure_compression", None)
     asked = []
 
@@ -90,7 +90,7 @@ def test_computation_hides_messages() -> None:
     assert "1000 ms of computation" in str(known)
 
 
-def test_what_is_measured_leaves_the_model_as_it_was() -> None:
+def test_measuring_does_not_change_the_model() -> None:
     made, batch = model(), torch.randn(2, 500)
     before = [parameter.detach().clone() for parameter in made.parameters()]
     advice = spardl.advise(made, loss=lambda: made(batch).square().mean())
@@ -99,7 +99,7 @@ def test_what_is_measured_leaves_the_model_as_it_was() -> None:
     assert all(parameter.grad is None for parameter in made.parameters())
 
 
-def test_what_is_no_model_or_no_loss_is_told() -> None:
+def test_invalid_model_or_loss_is_rejected() -> None:
     made, batch = nn.Linear(4, 4), torch.ones(2, 4)
     calls = (
         ("model.json", None, r"model must be a module or a Profile \(Profile.read\(path\)\), got a str"),
@@ -173,7 +173,7 @@ def test_schedules_are_those_of_attach() -> None:
         (2.0, "none", "keep plain DDP; no method is faster"),
     ],
 )
-def test_what_is_no_clear_gain_is_no_advice(seconds: float, method: str, said: str) -> None:
+def test_small_gains_are_not_recommended(seconds: float, method: str, said: str) -> None:
     plain = spardl.Choice("none", {}, "wfbp", 2.0, 1e6, 0.0)
     best = spardl.Choice(method, {}, "wfbp", seconds, plain.bytes_sent, 0.0)
     text = str(spardl.Advice((best, plain), Network(0, 1), 4, 1000, 1.0, baseline=plain))
@@ -182,7 +182,7 @@ def test_what_is_no_clear_gain_is_no_advice(seconds: float, method: str, said: s
 
 
 @pytest.mark.parametrize(("seconds", "advised"), [(1.0, "topka"), (0.96, "bf16")])
-def test_what_learns_as_dense_is_advised_where_it_is_about_as_fast(seconds: float, advised: str) -> None:
+def test_method_that_learns_like_dense_is_preferred(seconds: float, advised: str) -> None:
     plain = spardl.Choice("none", {}, "wfbp", 2.0, 1e6, 0.0)
     cast = spardl.Choice("bf16", {}, "wfbp", seconds, 5e5, 0.0)
     sparse = spardl.Choice("topka", {"density": 0.002}, "wfbp", 0.95, 1e4, 0.0, moves=True)
@@ -207,7 +207,7 @@ def test_what_learns_as_dense_is_advised_where_it_is_about_as_fast(seconds: floa
 
 
 @pytest.mark.parametrize(("compute", "every"), [(1.0, 9), (1.9, None), (0.0, None)])
-def test_after_how_many_local_steps_the_network_is_hardly_waited_for(compute: float, every: int | None) -> None:
+def test_recommended_number_of_local_steps(compute: float, every: int | None) -> None:
     """0.45 s of an exchange are a 20th of 9 s; 1.95 s of a step that computes for 1.9 s wait for less."""
     plain = spardl.Choice("none", {}, "wfbp", 3.0, 1e6, 0.0, exchange=2.0)
     sparse = spardl.Choice("topka", {"density": 0.01}, "wfbp", 1.95, 1e4, 0.0, exchange=0.45)

@@ -92,7 +92,7 @@ def test_kernels_are_compiled_by_method(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize("command", ["advise", "timeline"])
-def test_networks_and_workers_are_given_alike(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_share_network_and_workers_options(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = " ".join(spoken(capsys, command, "--help")[1].split())
     assert re.search(r"--network, --bandwidth TEXT .* \[default: 1gbit\]", out)
     assert "--workers INTEGER RANGE Number of workers. [default: 8; x>=1]" in out
@@ -125,7 +125,7 @@ def test_advise_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch, capsys: 
     )
 
 
-def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_busy_machine_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     fixed = (Linear(1e-3, 2e-9), [])
     monkeypatch.setattr("spardl.diagnostics.choosing.measure_compression", lambda *arguments: fixed)
     for load, said in ((100.0, 1), (0.0, 0)):
@@ -180,9 +180,7 @@ def test_bad_input_is_one_line(
 
 
 @pytest.mark.parametrize(("name", "examples"), [("one", 5), ("several", 7), ("named", 4), ("loss", 8)])
-def test_a_model_of_ones_own_is_profiled(
-    name: str, examples: int, training: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_user_model_is_profiled(name: str, examples: int, training: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = spoken(capsys, "profile", f"{training}:{name}", "--passes", "1", "--out", "model.json")
     assert (code, err) == (0, "")
     assert " 1 layers, 8 entries, " in out

@@ -93,7 +93,7 @@ def _mine_alone(self: Any, context: Any, accumulated: Any, compressor: Any, *sta
     yield
 
 
-def test_a_method_that_forgets_is_found_among_all(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lossy_method_is_found_among_all(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its mass, although it has a momentum of its own, or a residual that may lose some."""
     few = {name: make_method(name) for name in ("dgc", "gtopk")}
     monkeypatch.setattr(correctness, "every_method", lambda findings: few)

@@ -63,7 +63,7 @@ def test_late_links_are_pointed_out(doctor: Doctor, capsys: pytest.CaptureFixtur
     assert found.startswith("links: from 0 to 1 5000 us, at least 2 x the usual latency; check its cables")
 
 
-def test_on_one_machine_nobody_speaks_of_cables(capsys: pytest.CaptureFixture[str]) -> None:
+def test_single_machine_messages_mention_no_cables(capsys: pytest.CaptureFixture[str]) -> None:
     (found,) = warnings_of(4, capsys, networked=False, seconds={(0, 1): 5e-3})
     assert re.search(r"4 workers share \d+ cores here; check what else runs on them$", found)
     assert "cables" not in found

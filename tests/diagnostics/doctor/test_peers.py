@@ -16,7 +16,7 @@ from spardl.diagnostics.doctor.board import join_store
 from tests.diagnostics.doctor.common import Collected, Doctor, member
 
 
-def test_who_does_not_come_is_named(places: Callable[[int], Any], findings: Collected) -> None:
+def test_missing_worker_is_named(places: Callable[[int], Any], findings: Collected) -> None:
     with closing(peers.listen("gloo")) as listener:
         assert peers.roll_call(places(0), "gloo", listener, findings) == []
     (line,) = findings.lines
@@ -26,7 +26,7 @@ def test_who_does_not_come_is_named(places: Callable[[int], Any], findings: Coll
 @pytest.mark.parametrize(
     ("other", "between"), [("two", "links and firewalls between these hosts"), ("one", "firewall of this machine")]
 )
-def test_who_cannot_be_reached_is_named(
+def test_unreachable_worker_is_named(
     other: str, between: str, places: Callable[[int], Any], findings: Collected
 ) -> None:
     with closing(peers.listen("gloo")) as open_one, closing(socket.socket()) as closed_one:
@@ -63,7 +63,7 @@ def test_a_store_that_cannot_be_found(doctor: Doctor) -> None:
         join_store(nowhere, 1.0)
 
 
-def test_a_first_worker_that_says_nothing(places: Callable[[int], Any]) -> None:
+def test_silent_worker_0(places: Callable[[int], Any]) -> None:
     with pytest.raises(PeerError, match=r"worker 0 at 127\.0\.0\.1 stopped answering"):
         places(1).read_leader("called", 0.1)
 

@@ -184,7 +184,7 @@ def test_workers_of_torchrun(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_whose_first_worker_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_without_worker_0(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCH_CPP_LOG_LEVEL", raising=False)  # the doctor itself keeps torch quiet
     environment = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
     done = command("--timeout", "2", program=(sys.executable, "scripts/doctor.py"), env=environment)

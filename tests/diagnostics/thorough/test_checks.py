@@ -70,7 +70,7 @@ def test_a_broken_law_is_found(
 
 
 @pytest.mark.timeout(60)
-def test_one_bit_less_than_the_simulation_is_found(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_bit_deviation_is_found(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
     own = laws.simulated
 
     def other(*arguments: Any) -> Tensor:
@@ -115,7 +115,7 @@ def _kernel(flaw: str) -> Any:
 
 @pytest.mark.parametrize("flaw", ["", "the sums", "the counts", "the positions"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_kernel_unlike_its_twin_is_found(flaw: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deviating_kernel_is_found(flaw: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "spardl.vector.kernels.gpu", _kernel(flaw))
     monkeypatch.setattr(twins, "_SMALL_SIZES", (1, 1000))
     monkeypatch.setattr(twins, "find_spec", lambda name: True)
@@ -128,7 +128,7 @@ def test_without_triton_there_is_nothing_to_check(monkeypatch: pytest.MonkeyPatc
     said(twins.check_triton(torch.float32)(HERE), Verdict.FAILED, "triton is not installed; pip install triton")
 
 
-def test_vectors_have_what_kernels_may_get_wrong() -> None:
+def test_vectors_cover_critical_values() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         kinds = twins.vectors(1000, dtype)
         assert all(values.dtype == dtype and len(values) == 1000 for values in kinds.values())
@@ -158,7 +158,7 @@ def test_messages(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- selection
 
 
-def test_selection_is_timed_beside_a_copy() -> None:
+def test_selection_is_compared_with_a_copy() -> None:
     outcome = twins.check_selection(20_000)(HERE)
     figures = outcome.figures
     assert (figures["entries"], figures["kept"], figures["turns"]) == (20_000, 200, 50)
@@ -183,7 +183,7 @@ def test_selection_is_judged(select: float, turns: int, verdict: Verdict, text: 
     said(twins._verdict("x", HERE, {"select": select, "copy": 1.0, "topk": 9.0, "turns": turns}), verdict, text)
 
 
-def test_a_vector_too_long_for_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vector_beyond_memory_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(twins, "_free", lambda place: 3_000_000_000)
     said(twins.check_selection(133_000_000)(HERE), Verdict.WARNING, "skipped, because it needs 4.3 GB of memory")
 

@@ -26,7 +26,7 @@ INSTALLED, UNKNOWN = Check("installation", 60, _never), Check("no such check", 6
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_a_check_that_breaks_off_stops_no_other(
+def test_crashed_check_does_not_stop_the_others(
     doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(running, "all_checks", lambda: (UNKNOWN, INSTALLED))
@@ -61,7 +61,7 @@ def _rows(monkeypatch: pytest.MonkeyPatch, *checks: Check, answer: Any = None) -
     return begun
 
 
-def test_what_there_is_no_time_for_is_left_out(
+def test_checks_beyond_the_budget_are_skipped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begun = _rows(monkeypatch, INSTALLED, UNKNOWN)
@@ -114,7 +114,7 @@ def _lives(process: int) -> bool:
         return False
 
 
-def test_a_check_that_is_killed_is_told(tmp_path: Path) -> None:
+def test_killed_check_is_reported(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"]
     with (tmp_path / "said").open("wb") as stream:
         code = running._run_program(command, dict(os.environ), stream, 30.0)
@@ -122,7 +122,7 @@ def test_a_check_that_is_killed_is_told(tmp_path: Path) -> None:
     assert text.startswith("installation: killed by SIGSEGV: no output; report it with the file")
 
 
-def test_numbers_that_are_none_become_text() -> None:
+def test_non_finite_numbers_become_text() -> None:
     assert plain({1: [float("nan"), 2.0], "x": (float("inf"), None)}) == {"1": ["nan", 2.0], "x": ["inf", None]}
 
 

@@ -234,15 +234,16 @@ def timeline_command(
         read = {str(each): Profile.read(each) for each in profiles}
         if compute is not None:
             read = {each: profile.scaled(compute) for each, profile in read.items()}
-        made, predictions = make(chosen_methods), list[_Prediction]()
+        made, tables, predictions = make(chosen_methods), list[str](), list[_Prediction]()
         for each, profile in read.items():
             costs = {
                 name: MethodCosts.of(method, workers, link, lines.get(name, Linear(0.0, 0.0)), profile.layout)
                 for name, method in made.items()
             }
             table, found = _predict(each, profile, costs, names)
-            click.echo(f"{each}, {title}: seconds per step\n\n{table}\n")
+            tables.append(f"{each}, {title}: seconds per step\n\n{table}\n")
             predictions += found
+        click.echo("\n".join(tables))  # after all predictions: an error prints no tables
         if json_file:
             _write_json(json_file, predictions, workers=workers, network=network)
         if picture:

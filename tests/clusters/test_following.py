@@ -17,7 +17,7 @@ import torch
 import spardl
 from spardl.basics.errors import ConfigError
 from spardl.clusters import Cluster, Network, SimulatedCluster, gather_rows
-from spardl.clusters.ledger import LOGGER, VARIABLE, follower
+from spardl.clusters.ledger import LOGGER, VARIABLE, message_logging
 from spardl.method.method import Method
 from tests.harness import NETWORK, layout_of, run_workers
 
@@ -124,7 +124,7 @@ def test_messages_are_not_logged_by_default(monkeypatch: pytest.MonkeyPatch) -> 
     programs: list[Any] = [object()]
     for value in ("", "0"):
         monkeypatch.setenv(VARIABLE, value)
-        assert follower()(programs, []) is programs
+        assert message_logging()(programs, []) is programs
     monkeypatch.setenv(VARIABLE, "yes")
     with pytest.raises(ConfigError, match=r"^SPARDL_DEBUG must be 0 or 1, got 'yes'$"):
         SimulatedCluster(2, Network(alpha=0, gbit=1))

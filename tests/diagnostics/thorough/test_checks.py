@@ -184,7 +184,7 @@ def test_selection_is_judged(select: float, turns: int, verdict: Verdict, text: 
 
 
 def test_vector_beyond_memory_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(twins, "_free", lambda place: 3_000_000_000)
+    monkeypatch.setattr(twins, "_free_bytes", lambda place: 3_000_000_000)
     said(twins.check_selection(133_000_000)(HERE), Verdict.WARNING, "skipped, because it needs 4.3 GB of memory")
 
 

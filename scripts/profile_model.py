@@ -91,7 +91,9 @@ def main() -> int:
         The exit code.
     """
     command = profile_command(SOURCES)
-    command.params.append(click.Option(["--seq"], type=int, default=64, show_default=True, help="Tokens of a text."))
+    command.params.append(
+        click.Option(["--seq"], type=click.IntRange(min=1), default=64, show_default=True, help="Tokens of a text.")
+    )
     return run(command, sys.argv[1:], "profile_model.py")
 
 

@@ -30,8 +30,8 @@ CASES = {
     "cluster.workers=abc": "cluster.workers must be a whole number, at least 1, got 'abc'",
     "cluster=simulated cluster.workers=0": "cluster.workers must be a whole number, at least 1, got 0",
     "cluster=simulated cluster.network=foo": "use ethernet_1g, ethernet_10g",
-    "cluster=simulated cluster.network={alpha:1}": "the keys alpha and gbit, got {'alpha': 1}",
-    "cluster=simulated cluster.network=5": "cluster.network needs a preset's name, or the keys alpha and gbit, got 5",
+    "cluster=simulated cluster.network={alpha:1}": "={'alpha': 1} is not a network; use a preset",
+    "cluster=simulated cluster.network=5": "cluster.network=5 is not a network; use a preset",
     "cluster.timeout=0": "cluster.timeout must be above 0 seconds",
     "cluster.timeout=nan": "cluster.timeout must be above 0 seconds, and at most 1000000, got nan",
     "cluster.timeout=inf": "cluster.timeout must be above 0 seconds, and at most 1000000, got inf",
@@ -102,8 +102,8 @@ CASES = {
     "schedule=dear compressor=random_k residual=rescaled training.clip_norm=1": "use training.clip_norm=null",
     "schedule=dear schedule.trials=5 schedule.layers=2": "use schedule.layers=null with it",
     "schedule=dear schedule.trials=5 schedule.low_mb=30": "low <= start <= high must hold",
-    "cluster=simulated cluster.profile={tmp}/missing.json": "spardl profile makes one",
-    "cluster=simulated cluster.profile={tmp}/file": "cannot be read as a profile",
+    "cluster=simulated cluster.profile={tmp}/missing.json": "create one with spardl profile",
+    "cluster=simulated cluster.profile={tmp}/file": "is not a profile",
     "dataset=cifar10 data_dir={tmp}": "dataset.download=true",
     "experiment=spardl/lstm_ptb data_dir={tmp}": "scale.stand_in=true",
     "experiment=oktopk/nothing": "oktopk/nothing",
@@ -199,7 +199,7 @@ def test_what_only_a_worker_finds(tmp_path: Path, capfd: pytest.CaptureFixture[s
 def test_a_profile_of_another_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     profile = ROOT / "scripts" / "profiles" / "resnet50.json"
     assert here("cluster=simulated", f"cluster.profile={profile}", f"output_dir={tmp_path}") == 2
-    assert "make one of this model with spardl profile" in one_line(capfd.readouterr().err)
+    assert "create one for this model with spardl profile" in one_line(capfd.readouterr().err)
 
 
 def test_a_port_of_ones_own(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_a_throttle_without_a_lab(tmp_path: Path) -> None:
         ("", "start this with scripts/netlab.py run or torchrun"),
         ("--mb 0", "--mb, --rounds and --short-rounds must be above 0"),
         ("--rounds 0", "--mb, --rounds and --short-rounds must be above 0"),
-        ("--throttle x", "--throttle=x is unknown; use ethernet_1g"),
+        ("--throttle x", "--throttle=x is not a network; use ethernet_1g"),
     ],
 )
 def test_bad_input_is_one_line(

@@ -75,7 +75,7 @@ def test_a_stopped_worker(rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyP
     with beside(*words, folder=tmp_path / "log") as run:
         workers = once_it_trains(run, tmp_path / "out")
         os.kill(workers[rank], signal.SIGSTOP)
-        step = check_end(run, rf"error: worker {rank} did not answer any more at step (?P<step>\d+)")
+        step = check_end(run, rf"error: worker {rank} stopped answering at step (?P<step>\d+)")
     assert step >= 5
 
 
@@ -215,7 +215,7 @@ def test_a_worker_that_dies_in_any_phase_ends_all(schedule: str, seed: int, tmp_
         began = time.monotonic()
         os.kill(workers[rank], signal.SIGSTOP if stops else signal.SIGKILL)
         if stops:
-            check_end(run, rf"error: worker {rank} did not answer any more at step (?P<step>\d+)")
+            check_end(run, rf"error: worker {rank} stopped answering at step (?P<step>\d+)")
         else:
             check_end(run, rf"error: worker {rank} was killed by SIGKILL at step (?P<step>\d+); .* were stopped")
         assert time.monotonic() - began < 20

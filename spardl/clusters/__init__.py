@@ -1,4 +1,4 @@
-"""Clusters: who runs the programs. Real processes, or a simulation of them."""
+"""Clusters: they run the workers' programs, on real processes or in a simulation."""
 
 from spardl.clusters.base import Cluster, gather_rows
 from spardl.clusters.ledger import Ledger

@@ -1,4 +1,4 @@
-"""What the trainer sees of a cluster: the ranks that live in this process, and ways to run their programs."""
+"""The interface of a cluster: the ranks of this process, and the ways to run their programs."""
 
 from __future__ import annotations
 
@@ -20,42 +20,43 @@ T = TypeVar("T")
 
 
 class Flight(ABC, Generic[T]):
-    """One synchronization that goes on beside the computation.
+    """A synchronization that runs while the workers compute.
 
-    Every worker has one stream of communication, which works off what was released in that order; so all workers
-    must release in the same order.
+    Each worker has one communication stream, which runs programs in the order in which they are released. All
+    workers must therefore release their programs in the same order.
     """
 
     @abstractmethod
     def release(self, local: int) -> None:
-        """Lets the program of a local rank, ``local``, run from now on."""
+        """Allows the program of the local rank ``local`` to run."""
 
     @abstractmethod
     def boundary(self, local: int) -> Boundary:
-        """Waits for the program of a local rank, ``local``, to pause."""
+        """Waits until the program of the local rank ``local`` pauses at its boundary, and returns the boundary."""
 
     @abstractmethod
     def resume(self) -> None:
-        """Lets the programs of all local ranks go on after their pause."""
+        """Resumes the paused programs of all local ranks."""
 
     @abstractmethod
     def wait(self, local: int) -> T:
-        """Waits for the program of a local rank, ``local``, to end, and returns its result.
+        """Waits until the program of the local rank ``local`` ends, and returns its result.
 
         Raises:
-            PeerError: if contact with another worker is lost, or it does not answer in time.
+            PeerError: if the connection to another worker is lost, or a worker does not answer in time.
         """
 
 
 class Cluster(ABC):
-    """P workers.
+    """P workers that run communication programs.
 
     Attributes:
-        size: P.
-        local_ranks: the ranks that this process plays, in order.
-        ledgers: one per local rank: what training itself sent and spent.
-        device: where messages live.
-        counts_calibration: whether messages by which a schedule measures the network are entered in the ledgers.
+        size: number of workers, P.
+        local_ranks: ranks that run in this process, in ascending order.
+        ledgers: one ledger per local rank, for the messages and the time of training.
+        device: device of all messages.
+        counts_calibration: whether the messages that a schedule sends to measure the network are entered in the
+            ledgers.
     """
 
     size: int
@@ -66,112 +67,114 @@ class Cluster(ABC):
 
     @property
     def leads(self) -> bool:
-        """Whether this process plays rank 0, which writes what is written once."""
+        """Whether this process runs rank 0, which writes shared output."""
         return 0 in self.local_ranks
 
     @property
     def local_workers(self) -> list[Worker]:
-        """The workers that this process plays."""
+        """Workers that run in this process."""
         return [Worker(rank, self.size) for rank in self.local_ranks]
 
     @abstractmethod
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
-        """Runs one program per local rank to its end, and enters its cost in the ledgers.
+        """Runs one program per local rank and enters its cost in the ledgers.
 
         Args:
-            programs: of the local ranks, in order.
+            programs: one program per local rank, in the order of ``local_ranks``.
 
         Returns:
-            The programs' results.
+            The results of the programs.
 
         Raises:
-            PeerError: if contact with another worker is lost, or it does not answer in time.
-            ProgramError: if two workers' programs do not fit together.
+            PeerError: if the connection to another worker is lost, or a worker does not answer in time.
+            ProgramError: if the programs of two workers do not match.
         """
 
     @abstractmethod
     def run_aside(self, programs: Sequence[Program[T]]) -> list[T]:
-        """Runs ``programs`` like ``run``, for housekeeping that is no part of training: not entered in the ledgers."""
+        """Runs ``programs`` like ``run``, but does not enter them in the ledgers: they are not part of training."""
 
     @abstractmethod
     def time_aside(self, programs: Sequence[Program[Any]]) -> list[float]:
-        """Runs ``programs`` like ``run_aside``; gives the seconds of each local rank by the cluster's clock."""
+        """Runs ``programs`` like ``run_aside``; returns the seconds of each local rank on the cluster's clock."""
 
     @abstractmethod
     def flight(self, programs: Sequence[Program[T]], *, pauses: bool = False) -> Flight[T]:
-        """Prepares programs, one per local rank, that run beside the computation once they are released.
+        """Prepares one program per local rank to run while the workers compute, once it is released.
 
         Args:
-            programs: as for ``run``.
-            pauses: whether they rest at their first ``Boundary`` until they are resumed.
+            programs: one program per local rank, in the order of ``local_ranks``.
+            pauses: whether the programs pause at their first ``Boundary`` until they are resumed.
 
         Returns:
-            What is released, and waited for.
+            A handle that releases the programs and waits for them.
         """
 
     @abstractmethod
     def timed(self, phase: Phase, local: Sequence[int]) -> AbstractContextManager[None]:
-        """Enters the seconds spent inside. What is timed inside of it does not count for the outer phase.
+        """Enters the time spent in the ``with`` block. A nested block counts for its own phase only.
 
         Args:
-            phase: what they are spent on.
-            local: by which local ranks: their places in ``local_ranks``.
+            phase: phase to charge.
+            local: positions in ``local_ranks`` of the ranks to charge.
 
         Returns:
-            For a ``with`` block.
+            A context manager.
         """
 
     @abstractmethod
     def expect(self, layers: Sequence[int]) -> None:
-        """Is told the entries of each of the model's ``layers``.
+        """Checks the number of entries of each of the model's ``layers``.
 
         Raises:
-            ConfigError: if this cluster computes with the profile of another model.
+            ConfigError: if this cluster uses the profile of a different model.
         """
 
     @abstractmethod
     def computing(self, local: int) -> AbstractContextManager[None]:
-        """Inside is one forward and backward pass of the local rank ``local``."""
+        """Marks the ``with`` block as one forward and backward pass of the local rank ``local``."""
 
     @abstractmethod
     def reach(self, local: int, layers: Collection[int], *, backward: bool) -> None:
-        """Is told how far a local rank's pass is.
+        """Reports the progress of a local rank's pass.
 
         Args:
-            local: which rank.
-            layers: those of which the forward pass is about to use the first, or of which the backward pass has
-                completed all gradients; none where a pass begins.
-            backward: which of the two passes.
+            local: position of the rank in ``local_ranks``.
+            layers: layers that the forward pass is about to use, or whose gradients the backward pass has completed;
+                empty at the start of a pass.
+            backward: whether the backward pass runs, rather than the forward pass.
         """
 
     @abstractmethod
     def now(self, local: int) -> float:
-        """The clock's seconds at which the computation of rank ``local`` is, once a GPU is done with it."""
+        """Current time of the local rank ``local``, in seconds, after all queued GPU work has ended."""
 
     @abstractmethod
     def seconds(self) -> float:
-        """The cluster's clock: wall seconds since it was made, or virtual seconds of the slowest worker."""
+        """Wall-clock seconds since the cluster was created, or virtual seconds of the slowest worker."""
 
     @abstractmethod
     def close(self) -> None:
-        """Leaves the cluster."""
+        """Releases the resources of the cluster."""
 
 
 def gather_rows(cluster: Cluster, rows: Sequence[Tensor], *, counted: bool = False) -> list[Tensor]:
-    """Gives every process the rows of all ranks.
+    """Gathers the rows of all ranks on every process.
 
     Args:
-        cluster: the workers.
-        rows: one tensor of shape (m,) per local rank; all ranks' have the same length and type.
-        counted: whether it is part of training, and entered in the ledgers, or housekeeping.
+        cluster: the workers that take part.
+        rows: one tensor of shape (m,) per local rank, with the same length and dtype on all ranks.
+        counted: whether the messages are part of training and entered in the ledgers.
 
     Returns:
-        One tensor of shape (m,) per rank, in the order of the ranks, on the device of the first row.
+        One tensor of shape (m,) per rank, ordered by rank, on the device of the first row.
     """
+    # Equal rows need no exchange of sizes first.
     sizes = [rows[0].numel()] * cluster.size
     programs = [
         all_gather(whole_team(worker), row.to(cluster.device), sizes, sizes)
         for worker, row in zip(cluster.local_workers, rows, strict=True)
     ]
     run = cluster.run if counted else cluster.run_aside
+    # All local ranks receive the same rows.
     return [row.to(rows[0].device) for row in run(programs)[0]]

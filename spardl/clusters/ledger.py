@@ -1,4 +1,4 @@
-"""What a worker sent and what its seconds went to."""
+"""Message counts and phase times of each worker, and the debug log of its messages."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from spardl.protocol.programs import (
     Worker,
 )
 
-__all__ = ["LOGGER", "VARIABLE", "Follow", "Ledger", "PhaseStack", "Stopwatch", "follower", "ring_cost"]
+__all__ = ["LOGGER", "VARIABLE", "Ledger", "PhaseStack", "ProgramWrapper", "Stopwatch", "message_logging", "ring_cost"]
 
 
 @dataclass
 class Ledger:
-    """Counts of one worker.
+    """Message counts and times of one worker.
 
     Attributes:
-        rounds: exchanges it took part in.
-        messages: messages it sent (empty ones are not sent).
-        words: what it sent, in the papers' unit: an index or a value is one word.
-        bytes_sent: payload bytes it sent.
-        bytes_received: payload bytes it received.
-        seconds: by phase. In a simulated cluster ``communicate`` and ``wait`` are virtual, the others are measured.
-            ``wait`` is what the computation lost to synchronizations beside it.
-        beside: seconds of these, likewise by phase.
+        rounds: number of exchanges the worker took part in.
+        messages: number of messages sent; empty messages are not sent.
+        words: words sent, in the unit of the papers: an index or a value is one word.
+        bytes_sent: payload bytes sent.
+        bytes_received: payload bytes received.
+        seconds: seconds by phase. In a simulated cluster ``communicate`` and ``wait`` are virtual, the others are
+            measured. ``wait`` is the time during which the computation waits for overlapped synchronizations.
+        beside: seconds of overlapped synchronizations, by phase.
     """
 
     rounds: int = 0
@@ -49,44 +49,46 @@ class Ledger:
     bytes_received: int = 0
     seconds: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
     beside: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
-    # Several threads enter what they did.
+    # The main thread and the communication threads write to the same ledger.
     _lock: AbstractContextManager[Any] = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
+    # Locks do not support pickling.
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_lock"}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state, _lock=threading.Lock())
 
-    def spend(self, phase: Phase, seconds: float, *, beside: bool = False) -> None:
-        """Enters time.
+    def spend(self, phase: Phase, seconds: float, *, overlapped: bool = False) -> None:
+        """Adds time to a phase.
 
         Args:
-            phase: what it was spent on.
-            seconds: how many seconds.
-            beside: whether by what runs beside the computation.
+            phase: phase to charge.
+            seconds: duration in seconds.
+            overlapped: whether the time overlaps the computation.
         """
         with self._lock:
-            (self.beside if beside else self.seconds)[phase] += seconds
+            (self.beside if overlapped else self.seconds)[phase] += seconds
 
     def count_exchange(self, exchange: Exchange) -> None:
-        """Enters one round, ``exchange``."""
+        """Counts one round, ``exchange``."""
+        # Receives are announced with their size, so they count before they arrive.
         received = sum([receive.size * receive.dtype.itemsize for receive in exchange.receives])
         messages = words = sent = 0
         for send in exchange.sends:
             nbytes = send.payload.nbytes
-            messages += nbytes > 0
+            messages += nbytes > 0  # empty messages are not sent
             words += send.words
             sent += nbytes
         self._count(1, messages, words, sent, received)
 
     def count_collective(self, rounds: int, elements: int, itemsize: int) -> None:
-        """Enters a backend's own collective, of which only the ideal cost is known.
+        """Counts a collective of the backend at its ideal cost, because its real messages are unknown.
 
         Args:
-            rounds: exchanges, a message each.
-            elements: entries sent, and as many received.
-            itemsize: bytes of an entry.
+            rounds: number of exchanges, with one message each.
+            elements: number of entries sent, and of entries received.
+            itemsize: bytes per entry.
         """
         self._count(rounds, rounds, elements, elements * itemsize, elements * itemsize)
 
@@ -111,7 +113,7 @@ class Ledger:
         }
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Continues from ``values``, as saved."""
+        """Restores the counts from ``values``, as returned by ``state_dict``."""
         for name in ("rounds", "messages", "words", "bytes_sent", "bytes_received"):
             setattr(self, name, values[name])
         self.seconds = {phase: values["seconds"][phase.value] for phase in Phase}
@@ -119,14 +121,14 @@ class Ledger:
 
 
 def ring_cost(request: Collective, workers: int) -> tuple[int, int]:
-    """What a backend's own collective is counted as, whatever it does: a ring.
+    """Cost of a backend collective, counted as a ring all-reduce regardless of the algorithm that the backend uses.
 
     Args:
-        request: the collective.
-        workers: P.
+        request: the collective to count.
+        workers: number of workers, P.
 
     Returns:
-        Rounds, and elements that each worker sends.
+        Number of rounds, and number of elements that each worker sends.
     """
     rounds = (2 if isinstance(request, AllReduce) else 1) * (workers - 1)
     return rounds, rounds * request.tensor.numel() // workers
@@ -136,26 +138,29 @@ class Stopwatch:
     """Splits the time of one worker between phases.
 
     Args:
-        ledger: where the seconds are entered.
-        beside: whether they run beside the computation.
-        timer: seconds.
+        ledger: ledger that receives the seconds.
+        overlapped: whether the time overlaps the computation.
+        timer: function that returns the current time in seconds.
     """
 
-    def __init__(self, ledger: Ledger, *, beside: bool = False, timer: Callable[[], float] = time.perf_counter) -> None:
-        self._ledger, self._beside, self._timer = ledger, beside, timer
+    def __init__(
+        self, ledger: Ledger, *, overlapped: bool = False, timer: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._ledger, self._overlapped, self._timer = ledger, overlapped, timer
         self._phase: Phase | None = None
         self._since = 0.0
 
     def switch(self, phase: Phase | None) -> float:
-        """Ends the running phase and starts another, or none.
+        """Ends the current phase and starts ``phase``, or none.
 
         Returns:
-            Seconds that the ended phase lasted since the last switch.
+            Duration of the ended phase since the last switch, in seconds.
         """
+        # One reading of the clock ends a phase and starts the next, so no time falls between two phases.
         now = self._timer()
         lasted = now - self._since if self._phase else 0.0
         if self._phase:
-            self._ledger.spend(self._phase, lasted, beside=self._beside)
+            self._ledger.spend(self._phase, lasted, overlapped=self._overlapped)
         self._phase, self._since = phase, now
         return lasted
 
@@ -166,11 +171,11 @@ class _Open(NamedTuple):
 
 
 class PhaseStack:
-    """Phases that may interrupt one another: seconds go to the innermost.
+    """Nested phases: each second counts for the innermost one.
 
     Args:
-        charge: told a phase, the local ranks it is of, and seconds.
-        timer: seconds.
+        charge: called with a phase, its local ranks, and its duration in seconds.
+        timer: function that returns the current time in seconds.
     """
 
     def __init__(
@@ -184,8 +189,8 @@ class PhaseStack:
 
     @contextmanager
     def timed(self, phase: Phase, local: Sequence[int]) -> Iterator[None]:
-        """Spends the seconds inside on a phase of some local ranks."""
-        self.settle()
+        """Charges the time spent in the ``with`` block to a phase of some local ranks."""
+        self.settle()  # the outer phase up to here
         self._open.append(_Open(phase, local))
         try:
             yield
@@ -194,30 +199,29 @@ class PhaseStack:
             self._open.pop()
 
     def settle(self) -> None:
-        """Charges what the running phase has spent up to now."""
+        """Charges the time since the last charge to the innermost phase."""
         now = self._timer()
         if self._open:
             self._charge(*self._open[-1], now - self._since)
         self._since = now
 
 
-# A line for every message that training sends: ``SPARDL_DEBUG=1``, or the logger ``spardl`` at level DEBUG.
-#
-# Programs are followed from outside, and only if that is wanted when a cluster is made: else they run as they are.
+# The debug log: one line per message of training, with ``SPARDL_DEBUG=1`` or the logger ``spardl`` at level DEBUG.
 
 
 VARIABLE = "SPARDL_DEBUG"
 LOGGER = logging.getLogger("spardl")
 
-Follow: TypeAlias = Callable[[Sequence[Program[Any]], Sequence[Worker]], Sequence[Program[Any]]]
+ProgramWrapper: TypeAlias = Callable[[Sequence[Program[Any]], Sequence[Worker]], Sequence[Program[Any]]]
 
 
-def follower() -> Follow:
-    """What a new cluster makes of the programs that it is to run and count: the same ones, or followed ones.
+def message_logging() -> ProgramWrapper:
+    """Returns the wrapper that a new cluster applies to its programs: the identity, or one that logs all messages.
 
     Raises:
         ConfigError: if ``SPARDL_DEBUG`` is neither 0 nor 1.
     """
+    # Checked once per cluster, so that programs run unwrapped, at no cost, unless messages are logged.
     wanted = os.environ.get(VARIABLE) or "0"
     if wanted not in ("0", "1"):
         raise ConfigError(f"{VARIABLE} must be 0 or 1, got {wanted!r}")
@@ -225,22 +229,23 @@ def follower() -> Follow:
         LOGGER.setLevel(logging.DEBUG)
         if not LOGGER.hasHandlers():
             LOGGER.addHandler(logging.StreamHandler())
-    return _followed if LOGGER.isEnabledFor(logging.DEBUG) else _as_they_are
+    # Applications may also enable the level themselves, without the variable.
+    return _log_messages if LOGGER.isEnabledFor(logging.DEBUG) else _unlogged
 
 
-def _as_they_are(programs: Sequence[Program[Any]], workers: Sequence[Worker]) -> Sequence[Program[Any]]:
+def _unlogged(programs: Sequence[Program[Any]], workers: Sequence[Worker]) -> Sequence[Program[Any]]:
     return programs
 
 
-def _followed(programs: Sequence[Program[Any]], workers: Sequence[Worker]) -> Sequence[Program[Any]]:
-    return [_told(program, worker) for program, worker in zip(programs, workers, strict=True)]
+def _log_messages(programs: Sequence[Program[Any]], workers: Sequence[Worker]) -> Sequence[Program[Any]]:
+    return [_with_log(program, worker) for program, worker in zip(programs, workers, strict=True)]
 
 
-def _told(program: Program[Any], worker: Worker) -> Program[Any]:
-    """The same program, of which each message is told by its sender.
+def _with_log(program: Program[Any], worker: Worker) -> Program[Any]:
+    """Logs each message of a program on the rank that sends it.
 
-    A synchronization's rounds count from 1, over a boundary, too. What belongs to no step of a method has step 0. A
-    backend's own collective is told once, with what a ring would send, as the ledger counts it.
+    Rounds count from 1 in each synchronization, across its boundary. Programs outside a step have step 0. A collective
+    of the backend is logged once, with the cost of a ring, as in the ledger.
     """
     step = rounds = 0
     try:
@@ -252,15 +257,16 @@ def _told(program: Program[Any], worker: Worker) -> Program[Any]:
                 rounds += 1
                 for send in request.sends:
                     if send.payload.numel():
-                        _tell(step, rounds, worker.rank, str(send.to), send.words, send.payload.nbytes)
+                        _log(step, rounds, worker.rank, str(send.to), send.words, send.payload.nbytes)
             elif isinstance(request, AllReduce | ReduceScatter | AllGather):
+                # The ledger counts the same cost; the real messages of the backend are unknown.
                 more, elements = ring_cost(request, worker.size)
-                _tell(step, rounds + 1, worker.rank, "all", elements, elements * request.tensor.itemsize)
+                _log(step, rounds + 1, worker.rank, "all", elements, elements * request.tensor.itemsize)
                 rounds += more
             request = program.send((yield request))
     except StopIteration as stop:
         return stop.value
 
 
-def _tell(step: int, rounds: int, source: int, target: str, words: int, nbytes: int) -> None:
+def _log(step: int, rounds: int, source: int, target: str, words: int, nbytes: int) -> None:
     LOGGER.debug("step=%d round=%d from=%d to=%s words=%d bytes=%d", step, rounds, source, target, words, nbytes)

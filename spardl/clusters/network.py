@@ -19,23 +19,23 @@ from spardl.basics.files import RECORD_BYTES, bounded_yaml, read_text
 __all__ = ["LATENCY", "PRESETS", "Network", "network_text", "parse_bandwidth", "parse_network"]
 
 _KEYS = {"alpha", "gbit"}
-# Of a file: how the two were found.
+# Optional key of a file, for readers only: when, where and how the two values were measured.
 _REMARK = "measured"
 LATENCY = 50e-6
-"""Seconds that a message takes to start where only a bandwidth is given: TCP over Ethernet."""
+"""Latency in seconds that is assumed when only a bandwidth is given: typical of TCP over Ethernet."""
 _UNITS: Mapping[str, float] = MappingProxyType({"kbit": 1e-6, "mbit": 1e-3, "gbit": 1.0})
 
 
 @dataclass(frozen=True)
 class Network:
-    """Links that are all alike, each full duplex.
+    """Identical full-duplex links between all workers.
 
     Args:
-        alpha: seconds that a message takes to start.
+        alpha: latency of a message in seconds.
         gbit: bandwidth of a link in Gbit/s.
 
     Raises:
-        ConfigError: if a value is negative, or the bandwidth zero.
+        ConfigError: if the latency is negative, or the bandwidth is not positive.
 
     Example:
         >>> network = spardl.clusters.Network(alpha=50e-6, gbit=1)
@@ -50,12 +50,12 @@ class Network:
         numbers = is_a(float, self.alpha) and is_a(float, self.gbit)
         if not numbers or not 0 <= self.alpha < math.inf or not self.gbit > 0:
             raise ConfigError(
-                f"a network needs alpha >= 0 (seconds) and gbit > 0, got alpha={self.alpha}, gbit={self.gbit}"
+                f"alpha={self.alpha}, gbit={self.gbit} is not a network; set alpha >= 0 (seconds) and gbit > 0 (Gbit/s)"
             )
 
     @property
     def beta(self) -> float:
-        """Seconds per byte."""
+        """Transfer time in seconds per byte."""
         return 8e-9 / self.gbit
 
 
@@ -68,20 +68,20 @@ PRESETS: Mapping[str, Network] = MappingProxyType(
         "infiniband_100g": Network(alpha=2e-6, gbit=100),
     }
 )
-"""Networks by name. Latencies are typical of TCP over Ethernet, and of RDMA over InfiniBand; ``spardl doctor``
-measures yours."""
+"""Networks by name. The latencies are typical of TCP over Ethernet and of RDMA over InfiniBand; ``spardl doctor``
+measures a real network."""
 
 
 def parse_network(value: str | Mapping[str, float], key: str = "cluster.network") -> Network:
-    """Reads a preset's name, a bandwidth like ``1gbit``, the path of a file, or ``{alpha: seconds, gbit: Gbit/s}``.
+    """Parses a preset name, a bandwidth such as ``1gbit``, a file path, or ``{alpha: seconds, gbit: Gbit/s}``.
 
-    A file is JSON or YAML with the same two keys, and perhaps ``measured``, which is for people; ``network_text``
-    makes one.
-    A preset or a bandwidth takes precedence over a file with the same name. A bandwidth implies a latency of 50 us.
+    A file is JSON or YAML with the same two keys, and optionally ``measured``, a remark for readers; ``network_text``
+    creates its content. A preset or a bandwidth takes precedence over a file of the same name. A bandwidth implies a
+    latency of 50 us.
 
     Args:
-        value: what was configured.
-        key: where, for messages.
+        value: value from the configuration or the command line.
+        key: name of the option, for error messages.
 
     Returns:
         The network.
@@ -97,30 +97,31 @@ def parse_network(value: str | Mapping[str, float], key: str = "cluster.network"
     if isinstance(value, str):
         return PRESETS.get(value) or parse_bandwidth(value) or _read(Path(value), key)
     if not isinstance(value, Mapping) or set(value) != _KEYS:
-        raise ConfigError(f"{key} needs a preset's name, or the keys alpha and gbit, got {value!r}; or a file's path")
+        raise ConfigError(f"{key}={value!r} is not a network; use a preset, a file path, or the keys alpha and gbit")
     return _make(value, key)
 
 
 def parse_bandwidth(text: str) -> Network | None:
-    """The network with the bandwidth that a text like ``1gbit``, ``2.5 Gbit/s`` or ``100mbit`` names.
+    """Parses a bandwidth such as ``1gbit``, ``2.5 Gbit/s`` or ``100mbit``.
 
     Args:
         text: a positive number and a unit: kbit, mbit or gbit, with or without ``/s``.
 
     Returns:
-        A network with a latency of 50 us; ``None`` if the text is not a bandwidth.
+        A network with a latency of 50 us, or ``None`` if the text is not a bandwidth.
     """
     found = re.fullmatch(r"(\d+\.?\d*|\.\d+) *([kmg]bit)(?:/s)?", text.strip().lower())
     return Network(LATENCY, float(found[1]) * _UNITS[found[2]]) if found and float(found[1]) else None
 
 
 def network_text(network: Network, measured: Mapping[str, str | float]) -> str:
-    """The content of a file that ``parse_network`` reads: JSON, which is YAML, too, and needs no library.
+    """Content of a file that ``parse_network`` reads.
 
     Args:
-        network: what was measured, written with five digits.
-        measured: when, where and how: one line each.
+        network: measured network, written with five significant digits.
+        measured: when, where and how it was measured, one line each.
     """
+    # JSON is also YAML, and writing it needs no dependency.
     numbers = {name: float(f"{number:.5g}") for name, number in (("alpha", network.alpha), ("gbit", network.gbit))}
     return json.dumps({**numbers, **({_REMARK: dict(measured)} if measured else {})}, indent=2) + "\n"
 
@@ -137,16 +138,16 @@ def _read(path: Path, key: str) -> Network:
     try:
         text = read_text(path, RECORD_BYTES) if path.is_file() else None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{where} cannot be read ({error}); spardl doctor --out writes such a file") from error
+        raise ConfigError(f"{where} cannot be read ({error}); create one with spardl doctor --out") from error
     if text is None:
         raise ConfigError(
-            f"{where} is unknown; use {', '.join(PRESETS)}, a bandwidth like 1gbit, "
-            "'{alpha: SECONDS, gbit: GBIT_PER_SECOND}', or a file as spardl doctor --out writes it"
+            f"{where} is not a network; use {', '.join(PRESETS)}, a bandwidth such as 1gbit, "
+            "'{alpha: SECONDS, gbit: GBIT_PER_SECOND}', or a file from spardl doctor --out"
         )
     content = _load(text, where)
     if not isinstance(content, Mapping) or not _KEYS <= set(content) <= _KEYS | {_REMARK}:
         shape = ", ".join(map(str, content)) if isinstance(content, Mapping) else f"a {type(content).__name__}"
-        raise ConfigError(f"{where} must have the keys alpha and gbit, and may have {_REMARK}; it has {shape}")
+        raise ConfigError(f"{where} contains {shape}; it must contain alpha and gbit, and optionally {_REMARK}")
     return _make({name: _number(content[name]) for name in _KEYS}, where)
 
 
@@ -154,10 +155,10 @@ def _load(text: str, where: str) -> Any:
     with suppress(ValueError, RecursionError):
         return json.loads(text)
     try:
-        # Not needed by those who only train in their own loop; the extra "train" brings it along.
+        # Optional: the core library reads JSON only; the extra "train" installs PyYAML.
         import yaml  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415
     except ImportError as error:
-        raise ConfigError(f"{where} is no JSON; YAML is read by PyYAML: pip install 'spardl[train]'") from error
+        raise ConfigError(f"{where} is not JSON, and YAML needs PyYAML; pip install 'spardl[train]'") from error
     try:
         return yaml.safe_load(bounded_yaml(text))
     except (ValueError, yaml.YAMLError) as error:
@@ -165,7 +166,7 @@ def _load(text: str, where: str) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """YAML takes 5e-5 for a text, because it has no point."""
+    # YAML parses 5e-5 as a string, because it has no decimal point.
     if isinstance(value, str):
         with suppress(ValueError):
             return float(value)

@@ -1,4 +1,4 @@
-"""Compiles what synchronizations will call before training begins, not in its first step."""
+"""Compiles the kernels of a method before training starts, so that the first step is not delayed."""
 
 from __future__ import annotations
 
@@ -34,39 +34,39 @@ from spardl.vector.layout import Layout, Part
 
 __all__ = ["precompile", "prepare"]
 
-# Long enough that lists, merges and messages of several entries come up.
+# Entries and steps of a trial synchronization: enough to reach lists, merges and messages of several entries.
 _LENGTH, _STEPS = 300, 2
-# A matrix that is long enough for every kernel that leaves short vectors to torch, and a short vector.
+# Some kernels fall back to torch for short vectors: one long matrix and one short vector reach both paths.
 _SHAPES = ((100, 200), (50,))
-# So many workers are as good as more.
+# More workers than this call no further kernels.
 _ENOUGH = 8
-# Seconds after which a silence needs a word.
+# Delay before progress is logged, in seconds.
 _PATIENCE = 1.0
-# Seconds that a process waits for another one on the same machine that compiles, and between two looks at its lock.
+# Seconds to wait for another process of this machine that compiles, and seconds between two attempts to lock.
 _LOCK_TIMEOUT, _LOCK_INTERVAL = 600.0, 0.1
-# Seconds between two lines of progress.
+# Seconds between two progress messages.
 _PROGRESS = 10.0
-# Threads of one process compile one after another: numba has a lock of its own, which must not be held by a thread that
-# waits for the lock file of another thread.
+# Threads of one process compile in sequence: a thread that waits for the lock file holds numba's global lock, so the
+# thread that holds the file could not finish.
 _IN_PROCESS = threading.RLock()
 
 
 def precompile(dtype: torch.dtype, methods: Iterable[Method] = ()) -> None:
-    """Synchronizes small vectors of a type a few times, on simulated workers.
+    """Compiles the kernels for a dtype by synchronizing small vectors on simulated workers.
 
-    Takes about a second, and some more the first time on a machine; later, compiled functions are read from a cache.
-    One process of a machine compiles, and the others wait for it; see :func:`prepare`.
+    Takes about a second, and longer the first time on a machine; later processes load compiled functions from numba's
+    cache. One process per machine compiles while the others wait for it, as for :func:`prepare`.
 
     Args:
-        dtype: of the vectors.
-        methods: further ones that will be used.
+        dtype: dtype of the gradients.
+        methods: further methods whose kernels are compiled.
     """
     with _compiling_once():
         _precompile(dtype, methods)
 
 
 def _precompile(dtype: torch.dtype, methods: Iterable[Method] = ()) -> None:
-    # Two vectors are merged by another kernel than three.
+    # Merging two vectors and merging three use different kernels.
     for communicator, workers in ((SparDL(), 3), (AllGather(), 2), (AllGather(), 3)):
         _synchronize(Method(TopK(0.05), communicator, GlobalResidual()), workers, dtype, Layout.flat(_LENGTH))
     _apply_threshold(dtype)
@@ -75,23 +75,24 @@ def _precompile(dtype: torch.dtype, methods: Iterable[Method] = ()) -> None:
 
 
 def prepare(method: Method, workers: int, parts: Iterable[torch.Tensor], *, tells: bool = True) -> None:
-    """Compiles what a method calls, before training begins: in the first step other workers would wait for it.
+    """Compiles the kernels of a method before training, where the first step would make all other workers wait.
 
-    Lines to the logger ``spardl`` show progress if it takes more than a second, as it does the first time on a machine;
-    later processes read what was compiled from numba's cache. One process of a machine compiles: the others wait until
-    it is done, at most ten minutes, and then read its cache. ``spardl precompile`` does it beforehand. Methods with
-    parts of other packages are left to compile theirs when they are used.
+    Logs progress to the logger ``spardl`` if it takes more than a second, as it does the first time on a machine; later
+    processes load the kernels from numba's cache. One process per machine compiles, and the others wait for it for at
+    most ten minutes. ``spardl precompile`` fills the cache in advance. Methods with parts from other packages are not
+    compiled here, but on first use.
 
     Args:
-        method: that will be used.
-        workers: how many there will be.
-        parts: tensors of the types and on the devices of the gradients, of any shape.
-        tells: whether this process is the one that says so.
+        method: method used for training.
+        workers: number of workers.
+        parts: tensors with the dtypes and devices of the gradients, of any shape.
+        tells: whether this process logs progress.
 
     Raises:
-        ConfigError: if the method does not run on so many workers.
+        ConfigError: if the method does not support this number of workers.
     """
     method.communicator.check_workers(workers)
+    # A part of another package may have side effects, so it is never run before training.
     pieces = (method.compressor, method.communicator, method.residual, method.momentum)
     if not all(type(piece).__module__.startswith("spardl.") for piece in pieces):
         return
@@ -105,15 +106,15 @@ def prepare(method: Method, workers: int, parts: Iterable[torch.Tensor], *, tell
     seconds = time.perf_counter() - begun
     if tells and seconds > _PATIENCE:
         logging.getLogger("spardl").warning(
-            "%.1f s before training begins: the kernels of %s are compiled, or read from numba's cache",
-            seconds,
+            "compiling the kernels of %s, or loading them from numba's cache, delayed training by %.1f s",
             method.compressor.name,
+            seconds,
         )
 
 
 @contextmanager
 def _compiling_once(*, tells: bool = True) -> Iterator[None]:
-    """While this process compiles for the first time, others of this user on this machine wait for it."""
+    """Makes other processes of this user and machine wait while this process compiles."""
     if not compiled(torch.empty(0)):
         yield
         return
@@ -122,7 +123,7 @@ def _compiling_once(*, tells: bool = True) -> Iterator[None]:
     with _IN_PROCESS, _MachineLock(tells) as lock:
 
         class Compilation(event.Listener):  # type: ignore[misc]
-            """Numba reports a function that its cache does not have."""
+            """Listener for functions that are missing from numba's cache."""
 
             def on_start(self, event: Any) -> None:
                 lock.acquire()
@@ -135,25 +136,25 @@ def _compiling_once(*, tells: bool = True) -> Iterator[None]:
 
 
 def _cache_name() -> str:
-    """Differs between installations and caches, which need not wait for one another."""
+    # Different installations and caches do not wait for one another.
     place = f"{kernels.__file__} {os.environ.get('NUMBA_CACHE_DIR')}"
     return f"{crc32(place.encode()):08x}"
 
 
 class _MachineLock:
-    """A lock file that the first process to compile holds until it has compiled all.
+    """A lock file that the first process to compile holds until it has compiled everything.
 
-    A process that finds the file locked compiles the function that it asked for itself, once the other is done, and
-    reads the others from numba's cache. A process that ends, in whatever way, releases its lock.
+    A process that finds the file locked waits, compiles the function that it requested, and loads the others from
+    numba's cache. The kernel releases the lock of a process however it ends.
 
     Args:
-        tells: whether to say that this process waits; the process that compiles always shows progress.
+        logs: whether to log that this process waits; the process that compiles always logs progress.
     """
 
-    def __init__(self, tells: bool) -> None:
-        self._tells, self._thread = tells, threading.get_ident()
+    def __init__(self, logs: bool) -> None:
+        self._logs, self._thread = logs, threading.get_ident()
         self._file: int | None = None
-        self._done, self._begun, self._told = 0, 0.0, 0.0
+        self._done, self._begun, self._logged_at = 0, 0.0, 0.0
         self._logger = logging.getLogger("spardl")
         self._gave_up = False
 
@@ -170,26 +171,26 @@ class _MachineLock:
         folder = own_temporary_folder()
         if folder is None or not self._lock(folder / f"compiling-{_cache_name()}.lock"):
             self._release()
-        self._begun = self._told = time.monotonic()
+        self._begun = self._logged_at = time.monotonic()
 
     def count(self) -> None:
-        """A function is compiled."""
+        """Counts a compiled function and logs progress."""
         if threading.get_ident() != self._thread:
             return
         self._done += 1
         now = time.monotonic()
-        due = _PROGRESS if self._told > self._begun else _PATIENCE
-        if self._file is not None and now - self._told > due:
-            self._told = now
+        due = _PROGRESS if self._logged_at > self._begun else _PATIENCE
+        if self._file is not None and now - self._logged_at > due:
+            self._logged_at = now
             self._logger.warning(
-                "compiling kernels, once on this machine: %d done in %.0f s", self._done, now - self._begun
+                "compiling kernels, once per machine: %d compiled in %.0f s", self._done, now - self._begun
             )
 
     def _lock(self, path: Path) -> bool:
         """Waits for the lock file.
 
         Returns:
-            Whether to keep it: after a wait, the cache has nearly all that is missing.
+            Whether to keep the lock: after a wait, the cache already holds nearly all kernels.
         """
         try:
             import fcntl  # noqa: PLC0415 - not on every system
@@ -198,18 +199,18 @@ class _MachineLock:
         except (ImportError, OSError):
             self._gave_up = True
             return False
-        begun, told, first = time.monotonic(), not self._tells, True
+        begun, logged, first = time.monotonic(), not self._logs, True
         while True:
             with suppress(BlockingIOError):
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return first
             first, waited = False, time.monotonic() - begun
-            if not told and waited > _PATIENCE:
-                told = True
-                self._logger.warning("another process on this machine compiles the kernels; waiting for it")
+            if not logged and waited > _PATIENCE:
+                logged = True
+                self._logger.warning("another process on this machine is compiling the kernels; waiting for it")
             if waited > _LOCK_TIMEOUT:
                 self._gave_up = True
-                self._logger.warning("another process has held %s for %.0f s; compiling without it", path, waited)
+                self._logger.warning("another process has held %s for %.0f s; compiling without the lock", path, waited)
                 return False
             time.sleep(_LOCK_INTERVAL)
 
@@ -219,22 +220,22 @@ class _MachineLock:
             self._file = None
 
 
-@cache
+@cache  # once per process
 def _run(method: Method, workers: int, dtype: torch.dtype) -> None:
-    """Once in a process."""
     if isinstance(method.compressor, SparseCompressor):
         _precompile(dtype)
     _synchronize(replace(method, warmup=Warmup()), workers, dtype, Layout(_SHAPES))
 
 
 def _representative(method: Method, workers: int) -> int:
-    """The largest number of workers that shows what so many call, without the work of so many."""
+    """Largest supported number of workers up to a cap; it calls the same kernels as ``workers`` with less work."""
     communicator = method.communicator
+    # Some communicators need a power of two, so the cap itself may be invalid.
     return next((fewer for fewer in range(min(workers, _ENOUGH), 1, -1) if communicator.runs_on(fewer)), workers)
 
 
 def _apply_threshold(dtype: torch.dtype) -> None:
-    """To what a second step lists: whether a synchronization comes to that depends on its gradients."""
+    # A second step may compile the threshold scan, but whether a synchronization reaches it depends on its gradients.
     values, part, candidates = torch.arange(1, _LENGTH + 1).to(dtype), Part(0, _LENGTH, _LENGTH // 10), Candidates()
     candidates.add(values, None)
     candidates.largest(values, [part], [])

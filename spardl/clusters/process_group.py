@@ -1,4 +1,8 @@
-"""One process per worker, over torch.distributed."""
+"""A cluster with one process per worker, on top of torch.distributed.
+
+Programs run in the main thread or, overlapped with the computation, in communication threads. Each communication thread
+has its own process group, because torch.distributed requires the same order of operations in a group on all ranks.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ from spardl.basics.checks import check_kind, check_seconds, check_whole
 from spardl.basics.errors import ConfigError, PeerError
 from spardl.basics.weak import when_dropped
 from spardl.clusters.base import Cluster, Flight
-from spardl.clusters.ledger import Ledger, PhaseStack, Stopwatch, follower, ring_cost
+from spardl.clusters.ledger import Ledger, PhaseStack, Stopwatch, message_logging, ring_cost
 from spardl.clusters.network import Network
 from spardl.protocol.programs import (
     AllGather,
@@ -45,9 +49,9 @@ from spardl.vector.sparse import SparseVector
 __all__ = [
     "Background",
     "Channel",
-    "Journey",
     "ProcessFlight",
     "ProcessGroupCluster",
+    "ProgramRunner",
     "by_host",
     "check_streams",
     "contact",
@@ -63,18 +67,18 @@ __all__ = [
 
 T = TypeVar("T")
 
-# Seconds that a thread which waits for a peer may take to hear that all is over; it is a daemon after that.
+# Seconds to wait for a communication thread at exit. A thread that still waits for a peer is left behind as a daemon.
 _PATIENCE = 5.0
 
 
 class Background:
-    """Works off jobs one after the other. After one that failed, all others fail like it.
+    """Runs jobs in sequence in a thread. After a failed job, all later jobs fail with the same error.
 
-    On a GPU the jobs have a stream of their own: a job begins when what the caller's stream held at ``submit`` is
-    done, and the caller's stream goes on after ``result`` when the job's work is done.
+    On a GPU, jobs run on a separate CUDA stream: a job starts after the work that the caller's stream held at
+    ``submit``, and the caller's stream waits for the job's work at ``result``.
 
     Args:
-        device: where the jobs' tensors live.
+        device: device of the jobs' tensors.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -85,19 +89,20 @@ class Background:
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="spardl-communication", daemon=True)
         self._thread.start()
-        # A daemon that still runs when the interpreter is taken down can abort the process.
+        # A daemon thread that still runs during interpreter shutdown can abort the process.
         atexit.register(self.close)
 
     def submit(self, job: Callable[[], T]) -> Future[tuple[T, torch.cuda.Event | None]]:
-        """Queues a job; ``result`` of this class reads what is returned."""
+        """Queues a job and returns a future to pass to ``result``."""
         future: Future[tuple[T, torch.cuda.Event | None]] = Future()
         self._jobs.put((future, job, self._mark()))
         return future
 
     def result(self, future: Future[tuple[T, torch.cuda.Event | None]]) -> T:
-        """What a job returned, once it is done; raises what the job raised."""
+        """Waits for a job and returns its result, or raises its error."""
         value, event = future.result()
         if event is not None:
+            # The caller's stream waits, not the host; record_stream keeps the allocator from reusing the memory early.
             current = torch.cuda.current_stream(self._device)
             current.wait_event(event)
             for tensor in _tensors(value):
@@ -105,12 +110,12 @@ class Background:
         return value
 
     def close(self) -> None:
-        """Ends the thread, unless it still waits for somebody."""
+        """Ends the thread, unless it still waits for a peer."""
         self.leave()
         self._thread.join(_PATIENCE)
 
     def leave(self) -> None:
-        """Lets the thread end when it has done its jobs, and waits for nothing: may be called while memory is freed."""
+        """Asks the thread to end after its jobs. Does not block, so that it is safe to call from a finalizer."""
         atexit.unregister(self.close)
         self._jobs.put(None)
 
@@ -127,13 +132,14 @@ class Background:
                 pass
 
     def _next(self) -> bool:
-        # Of its own, so that nothing here keeps a job, and all that belongs to it, until there is another.
+        # A separate function, so that its locals do not keep a finished job and its tensors alive until the next one.
         entry = self._jobs.get()
         if entry is not None:
             self._do(*entry)
         return entry is not None
 
     def _do(self, future: Future[Any], job: Callable[[], Any], after: torch.cuda.Event | None) -> None:
+        # After a failure the ranks no longer agree on the next message, so later jobs must not communicate.
         if self._failure is not None:
             future.set_exception(self._failure)
             return
@@ -155,22 +161,22 @@ def _tensors(value: Any) -> list[Tensor]:
     return [value] if isinstance(value, Tensor) else []
 
 
-# Slow networks for who cannot shape a real one: waiting until a network would have been done, at the earliest.
+# Emulation of a slower network: each operation lasts at least as long as it would take there.
 
 
-# Sleeps take up to so much longer than asked for (the kernel's timer slack of 50 us, and waking up): the last bit of a
-# wait is spent looking at the clock, and other processes may have the core meanwhile.
+# Sleeping overshoots by up to this many seconds (timer slack of 50 us, plus wake-up), so the end of a wait polls the
+# clock and yields the core to other processes.
 _OVERSLEPT = 200e-6
 
 
 @contextmanager
 def lasting(network: Network, rounds: int, nbytes: int) -> Iterator[None]:
-    """Waits, after what is done inside, until it has lasted ``alpha * rounds + beta * nbytes`` seconds.
+    """Extends the ``with`` block to at least ``alpha * rounds + beta * nbytes`` seconds.
 
     Args:
-        network: how fast the links would be.
-        rounds: how often messages are started one after the other.
-        nbytes: the larger of what a worker sends and what it receives, links being full duplex.
+        network: network to emulate.
+        rounds: number of messages that start one after the other.
+        nbytes: the larger of the bytes that a worker sends and receives, because links are full duplex.
     """
     due = time.perf_counter() + network.alpha * rounds + network.beta * nbytes
     yield
@@ -178,34 +184,34 @@ def lasting(network: Network, rounds: int, nbytes: int) -> Iterator[None]:
 
 
 def traffic(exchange: Exchange) -> int:
-    """Bytes that a worker sends or receives in an exchange, whichever are more."""
+    """The larger of the bytes that a worker sends and receives in an exchange."""
     sent = sum(send.payload.nbytes for send in exchange.sends)
     return max(sent, sum(receive.size * receive.dtype.itemsize for receive in exchange.receives))
 
 
 def _wait_until(due: float) -> None:
-    left = due - time.perf_counter()
-    if left > _OVERSLEPT:
-        time.sleep(left - _OVERSLEPT)
+    remaining = due - time.perf_counter()
+    if remaining > _OVERSLEPT:
+        time.sleep(remaining - _OVERSLEPT)
     while time.perf_counter() < due:
         os.sched_yield()
 
 
-# Programs over a process group of torch.distributed.
+# Running programs over a process group.
 
 
-# Newer versions of torch have other names for these two, and warn of the old ones.
+# Newer versions of torch rename these two functions and warn about the old names.
 _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 class Channel:
-    """What one thread of one worker sends and receives.
+    """The messages of one thread of one worker.
 
     Args:
-        group: whose members are the workers; its timeout bounds every wait. No other thread may use it.
-        device: where messages live.
-        throttle: a network; what takes less time than it would there is slowed down.
+        group: process group of the workers. Its timeout bounds every wait; no other thread may use it.
+        device: device of the messages.
+        throttle: network to emulate; operations that would take longer there are delayed.
     """
 
     def __init__(self, group: Any, device: torch.device, throttle: Network | None = None) -> None:
@@ -217,56 +223,57 @@ class Channel:
         self._by_host = by_host(group, device)
 
     def communicate(self, request: Exchange | Collective, ledger: Ledger) -> list[Tensor]:
-        """Does what a program asks for, and counts it.
+        """Performs the request of a program and counts it.
 
         Args:
-            request: what is asked for.
-            ledger: where it is counted.
+            request: exchange or collective to perform.
+            ledger: ledger that counts it.
 
         Returns:
-            What arrived, in the shapes that were announced.
+            Received tensors, in the announced shapes.
 
         Raises:
-            PeerError: if contact with another worker is lost, or it does not answer in time.
+            PeerError: if the connection to another worker is lost, or a worker does not answer in time.
         """
         if isinstance(request, Exchange):
             ledger.count_exchange(request)
-            with self._slowed(1, lambda: traffic(request)):
+            with self._throttled(1, lambda: traffic(request)):
                 return self._exchange(request)
         run = _COLLECTIVES[type(request)]
         (rounds, elements), itemsize = ring_cost(request, self._size), request.tensor.itemsize
         ledger.count_collective(rounds, elements, itemsize)
-        contact = self._contact(f"the backend's {type(request).__name__} over all workers")
-        with self._slowed(rounds, lambda: elements * itemsize), contact:
-            return [self._collected(run, request.tensor)]
+        contact = self._contact(f"the {type(request).__name__} of the backend")
+        with self._throttled(rounds, lambda: elements * itemsize), contact:
+            return [self._run_collective(run, request.tensor)]
 
-    def _collected(self, run: Callable[[Tensor, dist.ProcessGroup, int], Tensor], tensor: Tensor) -> Tensor:
+    def _run_collective(self, run: Callable[[Tensor, dist.ProcessGroup, int], Tensor], tensor: Tensor) -> Tensor:
         if not self._by_host:
             return run(tensor, self._group, self._rank)
-        host = _copied(tensor)
+        host = _host_copy(tensor)
         found = run(host, self._group, self._rank)
         return tensor.copy_(found) if found is host else found.to(tensor.device)
 
     def meet(self) -> None:
-        """Waits for all workers: who lets go of the group earlier breaks the connections that others still make.
+        """Waits for all workers.
 
         Raises:
-            PeerError: if contact with another worker is lost, or it does not answer in time.
+            PeerError: if the connection to another worker is lost, or a worker does not answer in time.
         """
+        # A rank that destroys the group early breaks connections that other ranks are still opening.
         with self._contact("a barrier"):
             dist.barrier(group=self._group)
 
     def _exchange(self, exchange: Exchange) -> list[Tensor]:
-        buffers = [self._buffer(receive) for receive in exchange.receives]
-        # gloo runs a pair's two directions one after the other unless the receive is posted first, and
-        # neither backend needs to move an empty message whose size both sides know.
+        buffers = [self._receive_buffer(receive) for receive in exchange.receives]
+        # Receives come first: otherwise gloo runs the two directions of a pair one after the other. Empty messages are
+        # skipped, because both sides know their size.
         operations = [
             dist.P2POp(dist.irecv, buffer, group=self._group, group_peer=receive.source)
             for buffer, receive in zip(buffers, exchange.receives, strict=True)
             if buffer.numel()
         ]
         operations += [
-            dist.P2POp(dist.isend, self._outgoing(send.payload), group=self._group, group_peer=send.to)
+            dist.P2POp(dist.isend, self._send_buffer(send.payload), group=self._group, group_peer=send.to)
             for send in exchange.sends
             if send.payload.numel()
         ]
@@ -280,29 +287,29 @@ class Channel:
         with contact():
             for work in begun:
                 work.wait()
-        return [self._landed(*pair) for pair in zip(buffers, exchange.receives, strict=True)]
+        return [self._receive(*pair) for pair in zip(buffers, exchange.receives, strict=True)]
 
-    def _outgoing(self, payload: Tensor) -> Tensor:
-        return _copied(payload) if self._by_host else payload.contiguous()
+    def _send_buffer(self, payload: Tensor) -> Tensor:
+        return _host_copy(payload) if self._by_host else payload.contiguous()
 
-    def _buffer(self, receive: Receive) -> Tensor:
+    def _receive_buffer(self, receive: Receive) -> Tensor:
         if self._by_host:
             return torch.empty(receive.size, dtype=receive.dtype)
-        return self._place(receive)
+        return self._destination(receive)
 
-    def _landed(self, buffer: Tensor, receive: Receive) -> Tensor:
-        return self._place(receive).copy_(buffer) if self._by_host else buffer
+    def _receive(self, buffer: Tensor, receive: Receive) -> Tensor:
+        return self._destination(receive).copy_(buffer) if self._by_host else buffer
 
-    def _place(self, receive: Receive) -> Tensor:
+    def _destination(self, receive: Receive) -> Tensor:
         if receive.into is not None:
             return receive.into
         return torch.empty(receive.size, dtype=receive.dtype, device=self._device)
 
-    def _slowed(self, rounds: int, nbytes: Callable[[], int]) -> AbstractContextManager[None]:
+    def _throttled(self, rounds: int, nbytes: Callable[[], int]) -> AbstractContextManager[None]:
         if self._throttle is None:
             return nullcontext()
         if self._device.type == "cuda":
-            # What the GPU has to do before it can send must not count as sending.
+            # Kernels that are queued before the send must not count as transfer time.
             torch.cuda.current_stream(self._device).synchronize()
         return lasting(self._throttle, rounds, nbytes())
 
@@ -312,14 +319,14 @@ class Channel:
 
 @contextmanager
 def contact(rank: int, what: str) -> Iterator[None]:
-    """Lets a backend's errors be those of a lost worker.
+    """Translates errors of the backend inside the ``with`` block into ``PeerError``.
 
     Args:
-        rank: who waits.
-        what: it waits for, in words.
+        rank: rank that waits.
+        what: the operation, for the message.
 
     Raises:
-        PeerError: in place of the backend's error.
+        PeerError: instead of the error of the backend.
     """
     try:
         yield
@@ -328,25 +335,25 @@ def contact(rank: int, what: str) -> Iterator[None]:
 
 
 def by_host(group: Any, device: torch.device) -> bool:
-    """Whether messages on a ``device`` go through the host's memory, as the backend of a ``group`` sends no other.
+    """Whether messages on ``device`` are copied through host memory, because the backend of ``group`` cannot send them.
 
-    gloo would give the address of a GPU's memory to the kernel's sockets, which refuse it.
+    gloo would pass the GPU address to the kernel's sockets, which reject it.
     """
     return device.type != "cpu" and over_gloo(group, device)
 
 
 def over_gloo(group: Any, device: torch.device) -> bool:
-    """Whether gloo sends a group's messages on a device, which may have a backend of its own ("cpu:gloo,cuda:nccl")."""
+    """Whether gloo sends messages on ``device``; a group may have a backend per device ("cpu:gloo,cuda:nccl")."""
     return f"{device.type}:gloo" in dist.get_backend_config(group)
 
 
-def _copied(tensor: Tensor) -> Tensor:
-    """In the host's memory, contiguous, and nobody else's."""
+def _host_copy(tensor: Tensor) -> Tensor:
+    # A new tensor even for one in host memory: the caller may overwrite the original while gloo sends.
     return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
 
 
 def reason_of(error: RuntimeError) -> str:
-    """What gloo says, without its source file in front and its advice behind."""
+    """The error of gloo without its source location and its trailing advice."""
     first = str(error).splitlines()[0]
     return re.sub(r"^\[\S+:\d+\] ", "", first).split(" This is typically caused")[0].rstrip(".")
 
@@ -365,7 +372,7 @@ def _all_reduce(tensor: Tensor, group: dist.ProcessGroup, rank: int) -> Tensor:
 def _reduce_scatter(tensor: Tensor, group: dist.ProcessGroup, rank: int) -> Tensor:
     chunks = tensor.tensor_split(group.size())
     out = tensor.new_empty(chunks[0].numel())
-    _REDUCE_SCATTER(out, _even(tensor, chunks), group=group)
+    _REDUCE_SCATTER(out, _equal_chunks(tensor, chunks), group=group)
     return out[: chunks[rank].numel()]
 
 
@@ -379,8 +386,8 @@ def _all_gather(tensor: Tensor, group: dist.ProcessGroup, rank: int) -> Tensor:
     return tensor
 
 
-def _even(tensor: Tensor, chunks: tuple[Tensor, ...]) -> Tensor:
-    """All chunks at the length of the first, which is the longest."""
+def _equal_chunks(tensor: Tensor, chunks: tuple[Tensor, ...]) -> Tensor:
+    # The backend needs chunks of equal length; the first one is the longest.
     longest = chunks[0].numel()
     if tensor.numel() == longest * len(chunks):
         return tensor
@@ -396,31 +403,31 @@ _COLLECTIVES: Mapping[type[Collective], Callable[[Tensor, dist.ProcessGroup, int
 )
 
 
-class Journey(Generic[T]):
-    """One worker's program on its way.
+class ProgramRunner(Generic[T]):
+    """Runs the program of one worker.
 
     Args:
-        program: what to run.
-        channel: where its messages go.
-        ledger: where its cost is entered.
-        beside: whether it runs beside the computation.
+        program: program to run.
+        channel: channel for its messages.
+        ledger: ledger that receives its costs.
+        overlapped: whether it overlaps the computation.
     """
 
-    def __init__(self, program: Program[T], channel: Channel, ledger: Ledger, *, beside: bool = False) -> None:
-        self._program, self._channel, self._ledger, self._beside = program, channel, ledger, beside
+    def __init__(self, program: Program[T], channel: Channel, ledger: Ledger, *, overlapped: bool = False) -> None:
+        self._program, self._channel, self._ledger, self._overlapped = program, channel, ledger, overlapped
         self._phase = Phase.MERGE
         self._reply: list[Tensor] | None = None
         self._result: T | None = None
 
-    def to_the_end(self) -> T:
-        """Runs what is left of the program, past any boundary."""
-        while self.to_a_boundary() is not None:
+    def run_to_end(self) -> T:
+        """Runs the rest of the program, across any boundary."""
+        while self.run_to_boundary() is not None:
             pass
         return cast("T", self._result)
 
-    def to_a_boundary(self) -> Boundary | None:
-        """Runs until the next boundary; ``None`` if there is none any more."""
-        watch = Stopwatch(self._ledger, beside=self._beside)
+    def run_to_boundary(self) -> Boundary | None:
+        """Runs up to the next boundary; returns ``None`` if the program ends first."""
+        watch = Stopwatch(self._ledger, overlapped=self._overlapped)
         watch.switch(self._phase)
         try:
             while True:
@@ -443,33 +450,34 @@ class Journey(Generic[T]):
             watch.switch(None)
 
     def _aside(self, watch: Stopwatch, work: Callable[[], None]) -> None:
-        """Work that hides behind messages is entered as what it is."""
+        # Work that overlaps messages counts for its own phase, not as communication.
         watch.switch(self._phase)
         work()
         watch.switch(Phase.COMMUNICATE)
 
 
-# Seconds between two looks at the store, and until a worker that has not come counts as missing if another has died.
+# Seconds between two polls of the store, and seconds that late workers get before they count as missing after a
+# failure.
 _POLL, _LINGER = 0.05, 1.0
 
 
 class ProcessGroupCluster(Cluster):
-    """Drives one program over a process group, and others beside it in a thread with a group of its own.
+    """Runs one program over a process group, and further programs in threads with separate groups.
 
     Args:
-        group: whose members are the workers; ``None`` is the default group, which must be initialised. Its
-            timeout bounds every wait.
-        device: where messages live; NCCL needs the worker's GPU.
-        timeout: seconds that bound every wait of what runs beside the computation.
-        throttle: a network that the real one is slowed down to: no round, in either thread, is over before it would be
-            over there. A lower bound in time, for each worker and each thread alone: queues are not emulated.
-        streams: threads beside the computation, each with a group of its own. Synchronizations take turns with them, so
-            one can select or merge while another's messages are under way. More than one gains where a round trip takes
-            milliseconds and a schedule has several groups.
+        group: process group of the workers; ``None`` for the default group, which must be initialized. Its timeout
+            bounds every wait.
+        device: device of the messages; NCCL needs the GPU of the worker.
+        timeout: timeout of every wait of the communication threads, in seconds.
+        throttle: slower network to emulate: in each thread, a round lasts at least as long as it would take there. This
+            is a lower bound per worker and thread; congestion is not emulated.
+        streams: number of communication threads, each with its own group. Synchronizations use them in rotation, so
+            that one can select or merge while the messages of another are in flight. More than one helps where a round
+            trip takes milliseconds and a schedule has several groups.
 
     Raises:
-        ConfigError: if there is not at least one stream, or there are several where that cannot work; if there is no
-            process group yet, or this process is not in it.
+        ConfigError: if the number of streams is below 1 or does not suit the device, if there is no process group, or
+            if this process is not a member of it.
     """
 
     def __init__(
@@ -484,79 +492,81 @@ class ProcessGroupCluster(Cluster):
         check_kind("throttle", throttle, Network, optional=True)
         check_streams(streams, torch.device(device), throttle)
         if not dist.is_initialized():
-            raise ConfigError("there is no process group yet; call torch.distributed.init_process_group() first")
+            raise ConfigError("no process group is initialized; call torch.distributed.init_process_group() first")
         if group == dist.GroupMember.NON_GROUP_MEMBER:
             raise ConfigError(
-                "this process is no member of the process group; give a group that it is in, or None for the default "
-                "one"
+                "this process is not a member of the process group; pass a group that contains it, or None for the "
+                "default group"
             )
         check_kind("group", group, dist.ProcessGroup, optional=True)
         self._group = dist.group.WORLD if group is None else group
         self._timeout = timedelta(seconds=timeout)
         self._throttle = throttle
         self._channel = Channel(self._group, torch.device(device), throttle)
-        self._beside: list[_Beside] = []
+        self._side_groups: list[_SideGroup] = []
         self._streams, self._turn = streams, -1
         self.device = torch.device(device)
-        self._follow = follower()
+        self._with_logging = message_logging()
         self._started = time.perf_counter()
         self.size = dist.get_world_size(self._group)
         self.local_ranks = (dist.get_rank(self._group),)
         ledger = Ledger()
         self.ledgers = (ledger,)
-        # Nothing here may refer to this object, or the group would outlive it, and destroy_process_group(), until the
-        # next garbage collection: its threads then abort a process that ends meanwhile.
+        # The callback captures the ledger, not self: a reference cycle would keep the group alive until the next
+        # garbage collection, beyond destroy_process_group(), and its threads can abort a process that ends in between.
         self._stack = PhaseStack(lambda phase, local, seconds: ledger.spend(phase, seconds))
-        when_dropped(self, _forgotten, self._beside)  # at the end of the program Background sees to that
+        when_dropped(self, _end_unreleased, self._side_groups)  # at exit, Background ends its thread itself
 
     @property
     def group(self) -> Any:
-        """Whose members are the workers."""
+        """Process group of the workers."""
         return self._group
 
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
-        """Runs this worker's program."""
-        (program,) = self._follow(programs, self.local_workers)
-        return [Journey(program, self._channel, self.ledgers[0]).to_the_end()]
+        """Runs the program of this worker."""
+        (program,) = self._with_logging(programs, self.local_workers)
+        return [ProgramRunner(program, self._channel, self.ledgers[0]).run_to_end()]
 
     def run_aside(self, programs: Sequence[Program[T]]) -> list[T]:
-        """Runs this worker's program with a ledger that is thrown away."""
-        return [Journey(programs[0], self._channel, Ledger()).to_the_end()]
+        """Runs the program of this worker without entering its costs."""
+        return [ProgramRunner(programs[0], self._channel, Ledger()).run_to_end()]
 
     def time_aside(self, programs: Sequence[Program[Any]]) -> list[float]:
-        """Wall seconds."""
+        """Runs the program of this worker; returns its wall-clock seconds."""
         began = self.now(0)
         (self.run if self.counts_calibration else self.run_aside)(programs)
         return [self.now(0) - began]
 
     def flight(self, programs: Sequence[Program[T]], *, pauses: bool = False, counted: bool = True) -> ProcessFlight[T]:
-        """Prepares this worker's program for another thread; the first times, all workers must call this at once.
+        """Prepares the program of this worker to run in a communication thread.
+
+        The first calls open the threads and their groups, so all workers must make them at the same time.
 
         Args:
-            programs: this worker's.
-            pauses: whether it rests at its first ``Boundary`` until it is resumed.
-            counted: whether it is part of training, and entered in the ledger, or housekeeping.
+            programs: the program of this worker.
+            pauses: whether the program pauses at its first ``Boundary`` until it is resumed.
+            counted: whether the program is part of training and entered in the ledger.
 
         Returns:
-            What is released, and waited for.
+            A handle that releases the program and waits for it.
 
         Raises:
-            PeerError: if a stream cannot be opened, because a worker has died or does not come in time.
+            PeerError: if a stream cannot be opened, because a worker has ended or does not answer in time.
         """
-        if len(self._beside) < self._streams:
-            self._beside.append(self._open())
-        # All workers prepare the same flights in the same order, so each flight has the same stream everywhere.
+        if len(self._side_groups) < self._streams:
+            self._side_groups.append(self._open())
+        # All workers prepare the same programs in the same order, so rotation selects the same stream on all ranks.
         self._turn = (self._turn + 1) % self._streams
-        beside = self._beside[self._turn]
-        (program,) = self._follow(programs, self.local_workers) if counted else programs
-        journey = Journey(program, beside.channel, self.ledgers[0] if counted else Ledger(), beside=True)
-        return ProcessFlight(journey, beside.thread, self._stack, pauses)
+        side = self._side_groups[self._turn]
+        (program,) = self._with_logging(programs, self.local_workers) if counted else programs
+        runner = ProgramRunner(program, side.channel, self.ledgers[0] if counted else Ledger(), overlapped=True)
+        return ProcessFlight(runner, side.thread, self._stack, pauses)
 
     def check_alive(self) -> None:
-        """Accepts a process group that was not destroyed since this was made.
+        """Checks that the process group still exists.
 
         Raises:
-            ConfigError: if it was.
+            ConfigError: if it was destroyed.
         """
         try:
             alive = dist.is_initialized() and dist.get_rank(self._group) >= 0
@@ -565,39 +575,40 @@ class ProcessGroupCluster(Cluster):
         if not alive:
             raise ConfigError(
                 "the process group of this handle was destroyed; call destroy_process_group() after the last step, or "
-                "make the handle anew after init_process_group()"
+                "create a new handle after init_process_group()"
             )
 
     def open(self) -> None:
-        """Opens all streams now instead of when they are first needed; all workers must call this at once.
+        """Opens all streams now instead of on first use; all workers must call this at the same time.
 
         Raises:
-            PeerError: if a worker has died or does not come in time.
+            PeerError: if a worker has ended or does not answer in time.
         """
-        while len(self._beside) < self._streams:
-            self._beside.append(self._open())
+        while len(self._side_groups) < self._streams:
+            self._side_groups.append(self._open())
 
-    def _open(self) -> _Beside:
+    def _open(self) -> _SideGroup:
         ranks = dist.get_process_group_ranks(self._group)
         backend = dist.get_backend(self._group)
-        with contact(dist.get_rank(self._group), "making a group of its own, to which all workers must come"):
+        with contact(dist.get_rank(self._group), "creating a process group, which needs all workers"):
             self._await_all()
             group: Any = dist.new_group(ranks, timeout=self._timeout, backend=backend, use_local_synchronization=True)
         channel = Channel(group, self.device, self._throttle)
-        if over_gloo(group, self.device):  # others connect when they first send
+        if over_gloo(group, self.device):  # other backends connect on the first message
             channel.meet()
-        return _Beside(group, channel, Background(self.device))
+        return _SideGroup(group, channel, Background(self.device))
 
     def _await_all(self) -> None:
-        """Waits until all workers are here. A new group would wait for a worker that has died until the timeout.
-
-        Each worker counts its calls in the store of the group, which shows who is missing. gloo also tells rank 0 at
-        once that a connection has been closed, and the others when rank 0 has ended.
+        """Waits until all workers open a stream; ``new_group`` alone would wait for a dead worker until the timeout.
 
         Raises:
-            RuntimeError: if a worker has died, or does not come in time; names it if the store can be read.
+            RuntimeError: if a worker has ended or does not answer in time; names it if the store can be read.
         """
-        rank, store = self.local_ranks[0], _store_of(self._group)
+        # Each worker counts its calls in the store of the group, which shows who is missing. gloo also reports a closed
+        # connection at once: to rank 0, and to the other ranks when rank 0 has ended.
+        rank = self.local_ranks[0]
+        # torch exposes the store of a group since version 2.8.
+        store = getattr(self._group, "get_group_store", lambda: None)()
         calls = [f"spardl/calls/{other}" for other in range(self.size)]
         here = store.add(calls[rank], 1) if store else 0
 
@@ -610,118 +621,115 @@ class ProcessGroupCluster(Cluster):
             except RuntimeError as error:
                 found: list[int] = []
                 until = time.monotonic() + _LINGER
-                with suppress(RuntimeError):  # the store may have ended with the worker that held it
-                    # Workers that are about to come are not missing, and rank 0 keeps the store for them.
+                with suppress(RuntimeError):  # the store ends with the worker that holds it
+                    # Late workers are not missing, and they need the store that rank 0 holds.
                     while (len(found := missing()) > 1 or rank == 0) and time.monotonic() < until:
                         time.sleep(_POLL)
-                raise RuntimeError(f"{_no_sign(found)}{reason_of(error)}") from error
+                raise RuntimeError(f"{_missing_prefix(found)}{reason_of(error)}") from error
             return
         until = time.monotonic() + self._timeout.total_seconds()
         while found := missing():
             if time.monotonic() > until:
-                raise RuntimeError(f"{_no_sign(found)}waited {self._timeout.total_seconds():g} seconds")
+                raise RuntimeError(f"{_missing_prefix(found)}timed out after {self._timeout.total_seconds():g} seconds")
             time.sleep(_POLL)
 
     def timed(self, phase: Phase, local: Sequence[int]) -> AbstractContextManager[None]:
-        """Enters wall seconds."""
+        """Enters wall-clock seconds."""
         return self._stack.timed(phase, local)
 
     def expect(self, layers: Sequence[int]) -> None:
-        """Any model will do."""
+        """Accepts any model."""
 
     def computing(self, local: int) -> AbstractContextManager[None]:
-        """Enters wall seconds."""
+        """Enters wall-clock seconds."""
         return self.timed(Phase.COMPUTE, [local])
 
     def reach(self, local: int, layers: Collection[int], *, backward: bool) -> None:
-        """Wall clocks need not be told."""
+        """Does nothing: wall clocks advance on their own."""
 
     def now(self, local: int) -> float:
-        """Wall seconds since this object was made."""
+        """Wall-clock seconds since this object was created."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return self.seconds()
 
     def seconds(self) -> float:
-        """Wall seconds since this object was made."""
+        """Wall-clock seconds since this object was created."""
         return time.perf_counter() - self._started
 
     def release(self) -> None:
-        """Ends the threads and destroys their groups."""
-        while self._beside:
-            beside = self._beside.pop()
-            beside.thread.close()
-            with suppress(ValueError):  # all groups may be gone already
-                dist.destroy_process_group(beside.group)
+        """Ends the communication threads and destroys their groups."""
+        while self._side_groups:
+            side = self._side_groups.pop()
+            side.thread.close()
+            with suppress(ValueError):  # all groups may already be destroyed
+                dist.destroy_process_group(side.group)
 
     def close(self) -> None:
-        """Ends the threads; destroys the groups, the given one only if it is the default group."""
+        """Ends the communication threads and destroys their groups, and the main group if it is the default one."""
         self.release()
         if self._group is dist.group.WORLD:
             dist.destroy_process_group()
 
 
-def _store_of(group: Any) -> Any:
-    """The store in which the members of a group met; ``None`` if torch does not show it (before 2.8)."""
-    return group.get_group_store() if hasattr(group, "get_group_store") else None
-
-
-def _no_sign(ranks: Sequence[int]) -> str:
-    return f"no sign of rank {', '.join(map(str, ranks))}; " if ranks else ""
+def _missing_prefix(ranks: Sequence[int]) -> str:
+    return f"no answer from rank {', '.join(map(str, ranks))}; " if ranks else ""
 
 
 def check_streams(streams: int, device: torch.device, throttle: Network | None) -> None:
-    """Accepts a number of streams.
+    """Checks the number of streams.
 
     Raises:
-        ConfigError: if there is not at least one, or there are several where that cannot work.
+        ConfigError: if it is below 1, or above 1 on a GPU or with a throttle.
     """
     check_whole("cluster.streams", streams, least=1)
     if streams > 1 and device.type == "cuda":
-        raise ConfigError("cluster.streams: on GPUs, several groups of NCCL can wait for one another; use 1")
+        raise ConfigError(f"cluster.streams={streams} can deadlock on GPUs (NCCL groups wait for one another); use 1")
+    # Throttling delays each thread alone, as if each had a full link.
     if streams > 1 and throttle is not None:
-        raise ConfigError("cluster.streams: a throttle slows each stream down as if it had the link alone; use 1")
+        raise ConfigError(
+            f"cluster.streams={streams} does not work with a throttle (each stream has a full link); use 1"
+        )
 
 
 @dataclass(frozen=True)
-class _Beside:
-    """A stream beside the computation."""
+class _SideGroup:
+    """A communication thread with its process group."""
 
     group: dist.ProcessGroup
     channel: Channel
     thread: Background
 
 
-def _forgotten(beside: Sequence[_Beside]) -> None:
-    """Nobody has the cluster any more; streams that it did not release are idle, or their programs would have it.
-
-    Their groups stay: to destroy one changes what torch knows of all, and memory may be freed at any time.
-    """
-    for each in beside:
-        each.thread.leave()
-    if beside and dist.is_initialized():
+def _end_unreleased(side_groups: Sequence[_SideGroup]) -> None:
+    """Ends the threads of a cluster that was garbage-collected without ``release``."""
+    # No program can be in flight: it would keep the cluster alive. The groups are not destroyed here, because that
+    # changes global state of torch and a finalizer may run at any time.
+    for side in side_groups:
+        side.thread.leave()
+    if side_groups and dist.is_initialized():
         warnings.warn(
-            "spardl: a handle was dropped without detach() (Outer: close()); its process group, of threads and "
-            "sockets, stays until the process ends",
+            "spardl: a handle was garbage-collected without detach(), so its process group stays open until the "
+            "process exits; call detach() (Outer: close())",
             ResourceWarning,
             stacklevel=3,
         )
 
 
 class ProcessFlight(Flight[T]):
-    """A program in the other thread; see :class:`Flight` for what it does."""
+    """A program in a communication thread."""
 
-    def __init__(self, journey: Journey[T], thread: Background, stack: PhaseStack, pauses: bool) -> None:
-        self._journey, self._thread, self._stack, self._pauses = journey, thread, stack, pauses
+    def __init__(self, runner: ProgramRunner[T], thread: Background, stack: PhaseStack, pauses: bool) -> None:
+        self._runner, self._thread, self._stack, self._pauses = runner, thread, stack, pauses
         self._paused: Future[Any] | None = None
         self._ended: Future[Any] | None = None
 
     def release(self, local: int) -> None:
         """Queues the program."""
         if self._pauses:
-            self._paused = self._thread.submit(self._journey.to_a_boundary)
+            self._paused = self._thread.submit(self._runner.run_to_boundary)
         else:
-            self._ended = self._thread.submit(self._journey.to_the_end)
+            self._ended = self._thread.submit(self._runner.run_to_end)
 
     def boundary(self, local: int) -> Boundary:
         """Waits for the program to pause."""
@@ -731,20 +739,9 @@ class ProcessFlight(Flight[T]):
             assert isinstance(reached, Boundary)
             return reached
 
-    def failing(self, tell: Callable[[BaseException], None]) -> None:
-        """Tells, in any thread, what went wrong with a released program, if something does."""
-        assert self._ended is not None
-
-        def look(ended: Future[Any]) -> None:
-            error = ended.exception()
-            if error is not None:
-                tell(error)
-
-        self._ended.add_done_callback(look)
-
     def resume(self) -> None:
-        """Queues what comes after the pause."""
-        self._ended = self._thread.submit(self._journey.to_the_end)
+        """Queues the rest of the program."""
+        self._ended = self._thread.submit(self._runner.run_to_end)
 
     def wait(self, local: int) -> T:
         """Waits for the program to end."""

@@ -1,7 +1,7 @@
-"""How long a model's layers take: the measured half of what the timeline model needs.
+"""Layer times of a model, measured without communication, and the measured costs of a training step.
 
-Times are those of one worker's training step without communication. A layer is what a schedule may cut between: the
-neighbouring tensors of one module, in the order in which the model registers them.
+A layer is the smallest unit that a schedule sends separately: adjacent tensors of one module, in the order in which the
+model registers them.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from spardl.vector.layout import Layout
 __all__ = ["LayerTimes", "Profile", "StepCosts", "break_even_gbit", "gather_costs"]
 
 
-# What a step really cost, by the workers' ledgers, and when its compression pays.
+# Costs of a step from the workers' ledgers, and the bandwidth below which compression pays.
 
 
 @dataclass(frozen=True)
 class StepCosts:
-    """What one step cost, on average over steps and workers.
+    """Costs of one step, averaged over steps and workers.
 
     Attributes:
-        seconds: by phase.
-        beside: seconds of what ran beside these, by phase.
-        rounds: exchanges, of the worker that has most.
-        words: sent, an index or a value being one.
-        bytes_sent: sent by a worker.
-        dense_bytes: what a ring all-reduce of the same gradient would send.
-        peak_memory: largest resident memory of a process, in bytes.
+        seconds: seconds by phase.
+        beside: seconds of overlapped synchronizations, by phase.
+        rounds: number of exchanges of the worker with the most.
+        words: words sent per worker; an index or a value is one word.
+        bytes_sent: bytes sent per worker.
+        dense_bytes: bytes that a ring all-reduce of the same gradient sends per worker.
+        peak_memory: largest resident memory of any process, in bytes.
     """
 
     seconds: dict[str, float]
@@ -56,19 +56,20 @@ class StepCosts:
 
     @property
     def overhead(self) -> float:
-        """Seconds that compressing takes: selecting, packing and merging."""
+        """Seconds spent on compression: selection, packing and merging."""
         local = (Phase.SELECT.value, Phase.PACK.value, Phase.MERGE.value)
         return sum(self.seconds[phase] + self.beside[phase] for phase in local)
 
 
 def gather_costs(cluster: Cluster, steps: int, gradient: Tensor) -> StepCosts:
-    """Averages all workers' ledgers; of no step at all, they are 0.
+    """Averages the ledgers of all workers; all costs are 0 without any step.
 
     Args:
-        cluster: the workers.
-        steps: that the ledgers count.
-        gradient: of the whole model, shape (n,).
+        cluster: the workers that take part.
+        steps: number of steps that the ledgers cover.
+        gradient: gradient of the whole model, shape (n,).
     """
+    # Without any step the ledgers are empty; dividing by 1 gives zeros.
     steps = max(1, steps)
     rows = gather_rows(cluster, [_row(ledger, gradient.device) for ledger in cluster.ledgers])
     table = torch.stack(rows).cpu()
@@ -85,6 +86,7 @@ def gather_costs(cluster: Cluster, steps: int, gradient: Tensor) -> StepCosts:
 
 
 def _row(ledger: Ledger, device: torch.device) -> Tensor:
+    # Linux reports ru_maxrss in KiB.
     counts = [ledger.rounds, ledger.words, ledger.bytes_sent]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     values = [*counts, *(ledger.seconds[phase] for phase in Phase), *(ledger.beside[phase] for phase in Phase), peak]
@@ -92,34 +94,35 @@ def _row(ledger: Ledger, device: torch.device) -> Tensor:
 
 
 def break_even_gbit(costs: StepCosts) -> float | None:
-    """The bandwidth under which compressing is faster than sending the dense gradient.
+    """Bandwidth below which a compressed synchronization is faster than the dense all-reduce.
 
-    Per step, compressing costs its seconds of selecting, packing and merging, and saves bytes. Both are equal
-    at (bytes saved) / (seconds spent); on a slower network compressing wins. The seconds that a dense
-    all-reduce spends on its own additions are left out, in its favour.
+    Compression costs the seconds of selection, packing and merging, and saves bytes. Both are equal at (bytes saved) /
+    (seconds spent). The time that a dense all-reduce needs for its additions is ignored, which favours it.
 
     Returns:
-        Gbit/s per worker, or ``None`` if no bytes are saved.
+        Gbit/s per worker, or ``None`` if compression saves no bytes.
     """
+    # Without savings no bandwidth makes compression faster; without overhead it is faster on any.
     saved = costs.dense_bytes - costs.bytes_sent
     if saved <= 0 or costs.overhead <= 0:
         return None
     return 8e-9 * saved / costs.overhead
 
 
+# Significant digits of times in a file: more than measurements reproduce.
 DIGITS = 6
 
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """One layer of a profile.
+    """Times of one layer.
 
     Attributes:
         name: path of the module.
-        entries: entries of all its tensors.
+        entries: number of entries of all its tensors.
         needed: seconds from the start of the forward pass to the first use of its parameters.
-        ready: seconds from the start of the backward pass until all its gradients are there.
-        shapes: of its tensors, in order; none if unknown.
+        ready: seconds from the start of the backward pass until all its gradients are complete.
+        shapes: shapes of its tensors, in order; empty if unknown.
     """
 
     name: str
@@ -131,16 +134,16 @@ class LayerTimes:
 
 @dataclass(frozen=True)
 class Profile:
-    """The times of one model on one device.
+    """Layer times of one model on one device.
 
     Attributes:
-        model: what was measured.
-        device: on what.
-        batch: examples in one pass.
-        layers: in flat order, that of registration.
-        forward: seconds of the forward pass, loss included.
+        model: name of the model.
+        device: name of the device.
+        batch: number of examples per pass.
+        layers: layers in the order of registration.
+        forward: seconds of the forward pass, including the loss.
         backward: seconds of the backward pass.
-        update: seconds that the optimizer takes for one entry.
+        update: seconds that the optimizer needs per entry.
 
     Raises:
         ConfigError: if there are no layers, or a value is out of range.
@@ -161,59 +164,61 @@ class Profile:
         for name in ("forward", "backward", "update"):
             _demand_seconds(name, getattr(self, name), math.inf)
         if not self.layers:
-            raise ConfigError("layers is empty; a model without parameters has nothing to send")
+            raise ConfigError("layers is empty; profile a model with parameters")
         for number, layer in enumerate(self.layers):
             where = f"layers[{number}]."
             count = layer.entries
             _demand_text(f"{where}name", layer.name)
             _demand(is_a(int, count) and count >= 0, f"{where}entries", count, "a whole number, at least 0")
-            if layer.shapes:
+            if layer.shapes:  # shapes are optional, but must agree with the entries
                 held = sum(map(math.prod, layer.shapes))
-                _demand(held == count, f"{where}shapes", layer.shapes, f"those of {count} entries in all")
+                _demand(held == count, f"{where}shapes", layer.shapes, f"shapes with {count} entries in total")
             _demand_seconds(f"{where}needed", layer.needed, self.forward)
             _demand_seconds(f"{where}ready", layer.ready, self.backward)
 
     @cached_property
     def entries(self) -> tuple[int, ...]:
-        """Entries of each layer."""
+        """Number of entries of each layer."""
         return tuple(layer.entries for layer in self.layers)
 
     @cached_property
     def ready(self) -> tuple[float, ...]:
-        """Seconds from the start of the backward pass until each layer's gradients are there."""
+        """Seconds from the start of the backward pass until the gradients of each layer are complete."""
         return tuple(layer.ready for layer in self.layers)
 
     @cached_property
     def layout(self) -> Layout | None:
-        """The model's tensors; ``None`` if the shapes of some are unknown."""
+        """Layout of the model's tensors; ``None`` if any shape is unknown."""
         if not all(layer.shapes or not layer.entries for layer in self.layers):
             return None
         return Layout.of(shape for layer in self.layers for shape in layer.shapes)
 
     @property
     def compute(self) -> float:
-        """Seconds of forward and backward pass together."""
+        """Seconds of the forward and backward pass together."""
         return self.forward + self.backward
 
     def scaled(self, seconds: float) -> Profile:
-        """The same shape on a faster or slower device.
+        """Profile of the same model on a faster or slower device.
 
         Args:
-            seconds: of forward and backward pass together. The update is stretched by the same factor.
+            seconds: seconds of the forward and backward pass together; all other times scale by the same factor.
 
         Returns:
-            Another profile.
+            A new profile.
 
         Raises:
-            ConfigError: if that is negative, or this profile has no seconds to stretch.
+            ConfigError: if the seconds are negative, or the passes of this profile take no time.
         """
         _demand_seconds("seconds", seconds, math.inf)
         if not self.compute:
-            raise ConfigError(f"the profile of {self.model} takes no time, so it cannot be scaled; measure it again")
+            raise ConfigError(
+                f"the passes of {self.model} take 0 seconds and cannot be scaled; measure the profile again"
+            )
         return self.stretched(seconds / self.compute)
 
     def stretched(self, factor: float) -> Profile:
-        """Every time multiplied by ``factor``."""
+        """Returns a profile with every time multiplied by ``factor``."""
         layers = tuple(
             replace(layer, needed=layer.needed * factor, ready=layer.ready * factor) for layer in self.layers
         )
@@ -221,12 +226,13 @@ class Profile:
         return Profile(self.model, self.device, self.batch, layers, *times)
 
     def write(self, path: Path) -> None:
-        """Writes JSON to ``path``, one line for each layer, times with 6 significant digits.
+        """Writes JSON to ``path``, one line per layer, with times of 6 significant digits.
 
         Raises:
             OSError: if the file cannot be written.
         """
         plain = _rounded(asdict(self))
+        # Unknown shapes are omitted, as in older files.
         layers = [{name: value for name, value in layer.items() if value != []} for layer in plain.pop("layers")]
         lines = ",\n".join(f"  {json.dumps(layer)}" for layer in layers)
         head = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in plain.items())
@@ -234,19 +240,19 @@ class Profile:
 
     @classmethod
     def read(cls, path: Path) -> Profile:
-        """Reads what ``write`` wrote to ``path``.
+        """Reads a profile from ``path``, as written by ``write``.
 
         Raises:
-            ConfigError: if the file is not there or not a profile; the message names the field.
+            ConfigError: if the file is missing or is not a profile; the message names the field.
         """
         try:
             plain = read_json(path)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{path} cannot be read as a profile ({error}); spardl profile makes one") from error
+            raise ConfigError(f"{path} is not a profile ({error}); create one with spardl profile") from error
         try:
             return cls(**{**_fields(cls, plain, ""), "layers": _layers(plain["layers"])})
         except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from None
+            raise ConfigError(f"{path}: {error}") from None  # names the file, which the field's error does not
 
 
 def _layers(rows: Any) -> tuple[LayerTimes, ...]:
@@ -259,28 +265,31 @@ def _layer(row: Any, where: str) -> LayerTimes:
     shapes = found.get("shapes", [])
     right = isinstance(shapes, list) and all(isinstance(shape, list) for shape in shapes)
     right = right and all(is_a(int, length) and length >= 0 for shape in shapes for length in shape)
-    _demand(right, f"{where}shapes", shapes, "lists of whole numbers, one list for each tensor")
+    _demand(right, f"{where}shapes", shapes, "lists of whole numbers, one list per tensor")
     return LayerTimes(**{**found, "shapes": tuple(map(tuple, shapes))})
 
 
 def _fields(kind: type[Profile | LayerTimes], plain: Any, where: str) -> Mapping[str, Any]:
-    """The mapping, if it has just the fields of a class, but for those that have defaults."""
+    """Returns ``plain`` as a mapping after checking its keys against the fields of ``kind``."""
     _demand(isinstance(plain, dict), where.rstrip(".") or "the file", type(plain).__name__, "a mapping")
     names = [field.name for field in fields(kind)]
+    # Fields with defaults may be absent: older files lack them.
     absent = [field.name for field in fields(kind) if field.default is MISSING and field.name not in plain]
     unknown = [name for name in plain if name not in names]
     if absent or unknown:
-        raise ConfigError(f"{where}{(absent or unknown)[0]} is {'missing' if absent else 'unknown'}")
+        state, remedy = ("missing", "add it") if absent else ("unknown", "remove it")
+        raise ConfigError(
+            f"{where}{(absent or unknown)[0]} is {state}; {remedy} or create the file with spardl profile"
+        )
     return dict(plain)
 
 
 def _rounded(value: Any) -> Any:
-    """Plain data with every float cut to a few significant digits."""
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, Mapping):
         return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
+    if isinstance(value, Sequence) and not isinstance(value, str):  # a string is a sequence of strings
         return [_rounded(item) for item in value]
     return value
 

@@ -1,6 +1,6 @@
-"""P workers in one process, on a virtual network with a virtual clock.
+"""P workers in one process, on a virtual network with virtual clocks.
 
-The programs are the ones that run on a real cluster, line for line; here they take turns.
+The programs are exactly those of a real cluster; here they run in turn.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from spardl.basics.checks import check_flag, check_kind, check_whole
 from spardl.basics.errors import ConfigError, ProgramError
 from spardl.clusters.base import Cluster, Flight
-from spardl.clusters.ledger import Ledger, PhaseStack, Stopwatch, follower, ring_cost
+from spardl.clusters.ledger import Ledger, PhaseStack, Stopwatch, message_logging, ring_cost
 from spardl.clusters.network import Network
 from spardl.protocol.programs import (
     AllGather,
@@ -43,30 +43,28 @@ if TYPE_CHECKING:
 __all__ = ["SimulatedCluster", "VirtualRun"]
 
 
-# Programs of P workers on a virtual network, with virtual clocks.
-#
-# A message of m bytes sent at t arrives no earlier than t + alpha + beta * m, and a link carries one message at a time
-# in each direction. A program that does not fit to the others' is an error that names both ranks, never a hang.
+# The virtual network. A message of m bytes sent at time t arrives at t + alpha + beta * m or later, and a link carries
+# one message at a time in each direction. Mismatched programs raise an error that names both ranks instead of hanging.
 
 
-class _Letter(NamedTuple):
+class _Message(NamedTuple):
     payload: Tensor
     arrival: float
 
 
 class VirtualRun:
-    """One synchronization, or half of one: programs advance in the order of their virtual clocks.
+    """Runs one synchronization, or half of one: the program with the earliest virtual clock runs next.
 
     Args:
-        programs: one per worker.
-        network: what messages cost.
-        ledgers: one per worker.
-        clocks: when each worker begins; moved on to when it ends.
-        count_local: whether measured seconds of the programs' own work pass on the clocks.
-        begun: whether the programs have run up to a boundary before.
-        pauses: whether they end at their first boundary.
-        beside: whether they run beside the computation.
-        timer: what the programs' own work is measured with, in seconds.
+        programs: one program per worker.
+        network: network that determines the cost of messages.
+        ledgers: one ledger per worker.
+        clocks: start times of the workers, updated to their end times.
+        count_local: whether the measured time of the programs' local work advances the clocks.
+        begun: whether the programs were run up to a boundary before.
+        pauses: whether the programs stop at their first boundary.
+        overlapped: whether the programs overlap the computation.
+        timer: clock for local work, in seconds.
     """
 
     def __init__(
@@ -79,7 +77,7 @@ class VirtualRun:
         *,
         begun: bool = False,
         pauses: bool = False,
-        beside: bool = False,
+        overlapped: bool = False,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._programs = programs
@@ -89,35 +87,35 @@ class VirtualRun:
         self._count_local = count_local
         self._begun = begun
         self._pauses = pauses
-        self._beside = beside
-        self._watches = [Stopwatch(ledger, beside=beside, timer=timer) for ledger in ledgers]
+        self._overlapped = overlapped
+        self._watches = [Stopwatch(ledger, overlapped=overlapped, timer=timer) for ledger in ledgers]
         self._phases = [Phase.MERGE] * len(programs)
         self._waiting: dict[int, Exchange] = {}
-        # When what a worker does while its messages are under way is done.
+        # Time at which each worker has finished the work that overlaps its messages.
         self._busy = list(clocks)
         self._collective: dict[int, Collective] = {}
-        self._letters: defaultdict[tuple[int, int], deque[_Letter]] = defaultdict(deque)
-        # Each worker's messages that have not begun to travel, and when the first of each is expected to.
+        self._in_flight: defaultdict[tuple[int, int], deque[_Message]] = defaultdict(deque)
+        # Messages per worker that have not been sent yet, and the expected start time of the first of each.
         self._outbox: list[deque[Send]] = [deque() for _ in programs]
         self._heads: list[tuple[float, int]] = []
         self._out_free = list(clocks)
         self._in_free = list(clocks)
         self._results: dict[int, Any] = {}
-        # A rank is in here once at most, so replies, which have no order, are never compared.
+        # Each rank occurs at most once, so the heap never compares replies, which have no order.
         self._ready: list[tuple[float, int, list[Tensor] | None]] = []
 
-    def to_the_end(self) -> list[Any]:
-        """Runs until every program has returned, or is at its boundary; gives what it returned, or the boundary."""
-        # What rests at its boundary waits for a reply; a fresh generator takes none.
+    def run_to_end(self) -> list[Any]:
+        """Runs until each program has returned or paused; returns the results or boundaries, by rank."""
+        # A paused generator expects a reply; a new one accepts only None.
         first: list[Tensor] | None = [] if self._begun else None
         self._ready = [(clock, rank, first) for rank, clock in enumerate(self._clocks)]
         heapq.heapify(self._ready)
         while self._ready or self._heads:
-            # Who is earlier: a message that begins to travel, or a program that may send another. No program sends
-            # before its own clock, and clocks never go back: so no message is overtaken by one that is not known yet.
-            # At equal times the program goes first, since it may send one that begins just then.
+            # The earlier event goes first: a message that starts, or a program that may send one. No program sends
+            # before its own clock, and clocks never go back, so no unknown message can precede a started one. On a tie
+            # the program goes first, because it may send a message at that very time.
             if self._heads and not (self._ready and self._ready[0][0] <= self._heads[0][0]):
-                self._carry()
+                self._send_earliest()
             else:
                 _, rank, reply = heapq.heappop(self._ready)
                 self._advance(rank, reply)
@@ -125,27 +123,27 @@ class VirtualRun:
         return [self._results[rank] for rank in range(len(self._programs))]
 
     def _advance(self, rank: int, reply: list[Tensor] | None) -> None:
-        """Resumes one program until it waits for others or ends."""
+        """Resumes one program until it waits for other workers or ends."""
         program, watch = self._programs[rank], self._watches[rank]
         watch.switch(self._phases[rank])
         try:
             request: Request = next(program) if reply is None else program.send(reply)
             while isinstance(request, (Phase, Step)) or (isinstance(request, Boundary) and not self._pauses):
                 if isinstance(request, Phase):
-                    self._pass(rank, watch.switch(request))
+                    self._advance_clock(rank, watch.switch(request))
                     self._phases[rank] = request
                 request = program.send([])
         except StopIteration as stop:
             self._results[rank] = stop.value
-            self._pass(rank, watch.switch(None))
+            self._advance_clock(rank, watch.switch(None))
             return
-        self._pass(rank, watch.switch(None))
+        self._advance_clock(rank, watch.switch(None))
         if isinstance(request, Boundary):
             self._results[rank] = request
         else:
             self._post(rank, request)
 
-    def _pass(self, rank: int, seconds: float) -> None:
+    def _advance_clock(self, rank: int, seconds: float) -> None:
         if self._count_local:
             self._clocks[rank] += seconds
 
@@ -161,12 +159,12 @@ class VirtualRun:
             if not 0 <= send.to < len(self._programs):
                 raise ProgramError(f"rank {rank} sends to rank {send.to}, but there are {len(self._programs)} workers")
         self._outbox[rank].extend(request.sends)
-        self._next(rank)
-        self._busy[rank] = self._clocks[rank] + self._work(rank, request.meanwhile)
+        self._enqueue_next(rank)
+        self._busy[rank] = self._clocks[rank] + self._run_meanwhile(rank, request.meanwhile)
         self._deliver(rank)
 
-    def _work(self, rank: int, meanwhile: Callable[[], None] | None) -> float:
-        """Seconds on the worker's clock of what it does while its messages are under way."""
+    def _run_meanwhile(self, rank: int, meanwhile: Callable[[], None] | None) -> float:
+        """Runs the work that overlaps a worker's messages; returns its duration on the virtual clock, in seconds."""
         if meanwhile is None:
             return 0.0
         watch = self._watches[rank]
@@ -175,83 +173,83 @@ class VirtualRun:
         lasted = watch.switch(None)
         return lasted if self._count_local else 0.0
 
-    def _next(self, source: int) -> None:
-        """Lines up a worker's next message, if there is one."""
+    def _enqueue_next(self, source: int) -> None:
         if self._outbox[source]:
             heapq.heappush(self._heads, (self._start(source), source))
 
     def _start(self, source: int) -> float:
-        """When a worker's next message can begin to travel; later, if others go to the same target meanwhile."""
+        """Earliest start of a worker's next message; later messages of others to the same target may delay it."""
         target = self._outbox[source][0].to
         return max(self._clocks[source], self._out_free[source], self._in_free[target])
 
-    def _carry(self) -> None:
-        """Puts the earliest message on the way."""
+    def _send_earliest(self) -> None:
         expected, source = heapq.heappop(self._heads)
         start = self._start(source)
         if start > expected:
-            # Another message took the target's link since this one was lined up.
+            # Another message has occupied the link of the target since this start was computed.
             heapq.heappush(self._heads, (start, source))
             return
         send = self._outbox[source].popleft()
         busy = start + self._network.beta * send.payload.nbytes
-        # Latency keeps no link busy: the next message may begin while this one is still on its way.
+        # Latency does not occupy a link: the next message may start while this one is still in flight.
         self._out_free[source] = self._in_free[send.to] = busy
-        # The sender may write into the payload as soon as its own exchange is over.
-        self._letters[source, send.to].append(_Letter(send.payload.clone(), busy + self._network.alpha))
-        self._next(source)
+        # The sender may overwrite the payload as soon as its own exchange ends.
+        self._in_flight[source, send.to].append(_Message(send.payload.clone(), busy + self._network.alpha))
+        self._enqueue_next(source)
+        # Sorted, so that the order of events does not depend on the hash of a set.
         for waiting in sorted({source, send.to}):
             self._deliver(waiting)
 
     def _deliver(self, rank: int) -> None:
-        """Resumes a waiting worker if all that it sends and waits for is on the way."""
+        """Resumes a waiting worker once all its messages are sent and all expected ones are in flight."""
         exchange = self._waiting.get(rank)
         if exchange is None or self._outbox[rank]:
             return
         for receive in exchange.receives:
-            if not self._letters[receive.source, rank]:
+            if not self._in_flight[receive.source, rank]:
                 return
         del self._waiting[rank]
-        letters = [self._open(rank, receive) for receive in exchange.receives]
+        messages = [self._receive(rank, receive) for receive in exchange.receives]
         now = self._busy[rank]
-        then = max([now, self._out_free[rank] if exchange.sends else now, *(letter.arrival for letter in letters)])
-        self._ledgers[rank].spend(Phase.COMMUNICATE, then - now, beside=self._beside)
+        then = max([now, self._out_free[rank] if exchange.sends else now, *(message.arrival for message in messages)])
+        self._ledgers[rank].spend(Phase.COMMUNICATE, then - now, overlapped=self._overlapped)
         self._clocks[rank] = then
-        heapq.heappush(self._ready, (then, rank, [letter.payload for letter in letters]))
+        heapq.heappush(self._ready, (then, rank, [message.payload for message in messages]))
 
-    def _open(self, rank: int, receive: Receive) -> _Letter:
-        letter = self._letters[receive.source, rank].popleft()
-        if letter.payload.numel() != receive.size or letter.payload.dtype != receive.dtype:
+    def _receive(self, rank: int, receive: Receive) -> _Message:
+        message = self._in_flight[receive.source, rank].popleft()
+        if message.payload.numel() != receive.size or message.payload.dtype != receive.dtype:
             raise ProgramError(
-                f"rank {receive.source} sends {letter.payload.numel()} x {letter.payload.dtype} to rank {rank}, "
+                f"rank {receive.source} sends {message.payload.numel()} x {message.payload.dtype} to rank {rank}, "
                 f"which expects {receive.size} x {receive.dtype}"
             )
         if receive.into is None:
-            return letter
-        return letter._replace(payload=receive.into.copy_(letter.payload))
+            return message
+        return message._replace(payload=receive.into.copy_(message.payload))
 
     def _collect(self) -> None:
-        """A backend's collective: at the ideal cost of a ring, sums in the order of the ranks."""
+        # Counted at the ideal cost of a ring; sums run in rank order, so that all runs give the same bits.
         requests = [self._collective[rank] for rank in range(len(self._programs))]
         kinds = {type(request) for request in requests}
-        if len(kinds) > 1:
-            raise ProgramError(f"the ranks do not agree on a collective: {' and '.join(sorted(map(str, kinds)))}")
+        if len(kinds) > 1:  # a real backend would hang or corrupt data
+            raise ProgramError(f"the ranks start different collectives: {' and '.join(sorted(map(str, kinds)))}")
         (kind,), tensors = kinds, [request.tensor for request in requests]
         rounds, elements = ring_cost(requests[0], len(requests))
         cost = rounds * self._network.alpha + elements * tensors[0].itemsize * self._network.beta
+        # A collective starts when the last worker has reached it, and ends at the same time on all of them.
         then = max(self._clocks) + cost
         replies = _COLLECTIVES[kind](tensors)
         self._collective.clear()
         for rank, reply in enumerate(replies):
             self._ledgers[rank].count_collective(rounds, elements, reply.itemsize)
-            self._ledgers[rank].spend(Phase.COMMUNICATE, then - self._clocks[rank], beside=self._beside)
+            self._ledgers[rank].spend(Phase.COMMUNICATE, then - self._clocks[rank], overlapped=self._overlapped)
             self._clocks[rank] = then
             heapq.heappush(self._ready, (then, rank, [reply]))
 
     def _check_end(self) -> None:
         for rank, exchange in sorted(self._waiting.items()):
             for receive in exchange.receives:
-                if not self._letters[receive.source, rank]:
+                if not self._in_flight[receive.source, rank]:
                     raise ProgramError(
                         f"rank {rank} waits for a message from rank {receive.source}, {self._doing(receive.source)}"
                     )
@@ -260,8 +258,8 @@ class VirtualRun:
             raise ProgramError(
                 f"rank {min(self._collective)} waits in a collective for rank {missing}, {self._doing(missing)}"
             )
-        for (source, target), letters in self._letters.items():
-            if letters:
+        for (source, target), messages in self._in_flight.items():
+            if messages:
                 raise ProgramError(f"rank {source} sent a message that rank {target} never received")
 
     def _doing(self, rank: int) -> str:
@@ -305,22 +303,22 @@ T = TypeVar("T")
 
 
 class SimulatedCluster(Cluster):
-    """All workers in this process.
+    """All workers in one process, on a virtual network.
 
-    Every worker has two virtual clocks: of its computation, and of the communication beside it.
+    Each worker has two virtual clocks: one for its computation and one for its overlapped communication.
 
     Args:
-        workers: P.
-        network: what the virtual seconds of messages are reckoned with.
-        device: where the model and all messages live.
-        count_local: whether the measured seconds of local work (forward and backward pass, selection, ...) pass on the
-            virtual clocks too; without, they show the network alone.
-        profile: seconds of the forward and backward pass to use instead of measured ones.
-        timer: what local work is measured with, in seconds. ``time.thread_time`` leaves out what other programs take of
-            a busy machine; it is wrong where several threads work, or a GPU.
+        workers: number of workers, P.
+        network: network that determines the virtual seconds of messages.
+        device: device of the model and all messages.
+        count_local: whether the measured time of local work (forward and backward pass, selection, ...) advances the
+            virtual clocks; without it they show the network alone.
+        profile: profile whose times replace those of the forward and backward pass; ``None`` to measure them.
+        timer: clock for local work, in seconds. ``time.thread_time`` ignores the load of other programs on a busy
+            machine, but is wrong with several threads or a GPU.
 
     Raises:
-        ConfigError: if there is not at least one worker, or an argument is of a wrong type.
+        ConfigError: if the number of workers is below 1, or an argument has the wrong type.
 
     Example:
         >>> from spardl.vector.layout import Layout
@@ -359,50 +357,50 @@ class SimulatedCluster(Cluster):
         self._network = network
         self._count_local = count_local
         self._profile = profile
-        # Seconds of the profile that have passed in the pass which each worker is in.
+        # Seconds of the profile that each worker has spent in its current pass.
         self._passed = [0.0] * workers
-        self._follow = follower()
+        self._with_logging = message_logging()
         self._stack = PhaseStack(self._charge, timer)
         self._run = partial(VirtualRun, timer=timer)
 
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
-        """Runs all workers' programs."""
-        followed = self._follow(programs, self.local_workers)
-        return self._run(followed, self._network, self.ledgers, self._clocks, self._count_local).to_the_end()
+        """Runs the programs of all workers."""
+        wrapped = self._with_logging(programs, self.local_workers)
+        return self._run(wrapped, self._network, self.ledgers, self._clocks, self._count_local).run_to_end()
 
     def run_aside(self, programs: Sequence[Program[T]]) -> list[T]:
-        """Runs all workers' programs while the clocks stand still."""
-        return self._run(programs, self._network, self._spare_ledgers(), [0.0] * self.size, False).to_the_end()
+        """Runs the programs of all workers without advancing the clocks."""
+        return self._run(programs, self._network, self._spare_ledgers(), [0.0] * self.size, False).run_to_end()
 
     def time_aside(self, programs: Sequence[Program[Any]]) -> list[float]:
-        """Virtual seconds, on clocks that are thrown away."""
+        """Runs the programs on temporary clocks; returns the virtual seconds of each worker."""
         clocks = [0.0] * self.size
-        self._run(programs, self._network, self._spare_ledgers(), clocks, self._count_local).to_the_end()
+        self._run(programs, self._network, self._spare_ledgers(), clocks, self._count_local).run_to_end()
         return clocks
 
     def _spare_ledgers(self) -> list[Ledger]:
         return [Ledger() for _ in self.local_ranks]
 
     def flight(self, programs: Sequence[Program[T]], *, pauses: bool = False) -> Flight[T]:
-        """Prepares all workers' programs; they run when the first result is asked for."""
-        return _SimulatedFlight(self, self._follow(programs, self.local_workers), pauses)
+        """Prepares the programs of all workers; they run when the first result is requested."""
+        return _SimulatedFlight(self, self._with_logging(programs, self.local_workers), pauses)
 
     def timed(self, phase: Phase, local: Sequence[int]) -> AbstractContextManager[None]:
-        """Enters measured seconds for each, and lets them pass on their virtual clocks."""
+        """Enters measured seconds for each of the ranks and advances their virtual clocks."""
         return self._stack.timed(phase, local)
 
     def expect(self, layers: Sequence[int]) -> None:
-        """Checks that the profile, if there is one, is of this model."""
+        """Checks that the profile, if any, matches this model."""
         if self._profile is not None and tuple(layers) != self._profile.entries:
             raise ConfigError(
-                f"cluster.profile is of a model with {len(self._profile.entries)} layers and "
-                f"{sum(self._profile.entries)} parameters, this one has {len(layers)} and {sum(layers)}; make one of "
-                "this model with spardl profile"
+                f"cluster.profile describes a model with {len(self._profile.entries)} layers and "
+                f"{sum(self._profile.entries)} parameters, but this model has {len(layers)} and {sum(layers)}; create "
+                "one for this model with spardl profile"
             )
 
     @contextmanager
     def computing(self, local: int) -> Iterator[None]:
-        """Measured seconds, or those of the profile."""
+        """Enters measured seconds, or those of the profile."""
         with self.timed(Phase.COMPUTE, [local]):
             yield
         if self._profile is not None:
@@ -410,7 +408,7 @@ class SimulatedCluster(Cluster):
             self._passed[local] = 0.0
 
     def reach(self, local: int, layers: Collection[int], *, backward: bool) -> None:
-        """Moves the clock on to where the profile has these layers."""
+        """Advances the clock to the time at which the profile reaches these layers."""
         if self._profile is None:
             return
         times = [self._profile.layers[layer] for layer in layers]
@@ -420,6 +418,7 @@ class SimulatedCluster(Cluster):
             self._proceed(local, min((each.needed for each in times), default=0.0))
 
     def _proceed(self, local: int, seconds: float) -> None:
+        # Reports may repeat or arrive late; the clock never goes back.
         ahead = max(0.0, seconds - self._passed[local])
         self._passed[local] += ahead
         self._clocks[local] += ahead
@@ -427,7 +426,7 @@ class SimulatedCluster(Cluster):
 
     def _charge(self, phase: Phase, local: Sequence[int], seconds: float) -> None:
         if phase is Phase.COMPUTE and self._profile is not None:
-            return
+            return  # the profile replaces measured seconds
         for rank in local:
             self.ledgers[rank].spend(phase, seconds)
             self._clocks[rank] += seconds if self._count_local else 0.0
@@ -437,35 +436,37 @@ class SimulatedCluster(Cluster):
         return max(self._clocks)
 
     def close(self) -> None:
-        """Nothing to leave."""
+        """Does nothing: a simulation holds no resources."""
 
     def now(self, local: int) -> float:
-        """Virtual seconds."""
-        self._stack.settle()
+        """Virtual seconds of the worker ``local``."""
+        self._stack.settle()  # the running phase has not advanced the clock yet
         return self._clocks[local]
 
     def enqueue(self, job: _Job) -> None:
-        """Puts ``job``, communication, into the streams of all workers."""
+        """Appends ``job`` to the communication streams of all workers."""
         self._jobs.append(job)
 
     def arrive(self, local: int, job: _Job) -> Any:
-        """Lets a worker's computation wait until its part of a job is done.
+        """Blocks the computation of a worker until its part of a job has ended.
 
         Args:
-            local: which local rank.
-            job: as enqueued.
+            local: position of the rank in ``local_ranks``.
+            job: a job passed to ``enqueue`` before.
 
         Returns:
-            The result of its program.
+            The result of the worker's program.
         """
+        # Jobs run lazily, in the order in which they were enqueued, as in a communication thread.
         while job.results is None:
-            self._work_off(self._jobs.popleft())
+            self._run_job(self._jobs.popleft())
         waited = max(0.0, job.ends[local] - self.now(local))
         self._clocks[local] += waited
         self.ledgers[local].spend(Phase.WAIT, waited)
         return job.results[local]
 
-    def _work_off(self, job: _Job) -> None:
+    def _run_job(self, job: _Job) -> None:
+        # A job starts when its stream is free and the worker has released it.
         job.ends = [max(pair) for pair in zip(self._streams, job.starts(), strict=True)]
         job.results = self._run(
             job.programs,
@@ -475,17 +476,17 @@ class SimulatedCluster(Cluster):
             self._count_local,
             begun=job.begun,
             pauses=job.pauses,
-            beside=True,
-        ).to_the_end()
+            overlapped=True,
+        ).run_to_end()
         self._streams = list(job.ends)
 
 
 class _Job:
-    """All workers' programs up to a boundary, from one, or whole.
+    """The programs of all workers, as a whole or on one side of their boundary.
 
     Attributes:
-        ends: when each worker is through, on the clocks of communication.
-        results: of each worker; ``None`` before it ran.
+        ends: time at which each worker's program ends, on the clocks of communication.
+        results: result of each worker; ``None`` until the job has run.
     """
 
     def __init__(self, programs: Sequence[Program[Any]], *, begun: bool = False, pauses: bool = False) -> None:
@@ -495,19 +496,20 @@ class _Job:
         self.results: list[Any] | None = None
 
     def starts(self) -> list[float]:
-        """When each worker released it."""
+        """Time at which each worker released the job."""
         missing = set(range(len(self.programs))) - set(self.released)
         if missing:
-            raise ProgramError(f"a result is asked for that rank {min(missing)} has not begun to send")
+            raise ProgramError(f"a result is requested, but rank {min(missing)} has not released its program")
         return [self.released[rank] for rank in range(len(self.programs))]
 
 
 class _SimulatedFlight(Flight[T]):
-    """Programs that wait for all workers to release them."""
+    """Programs that start once all workers have released them."""
 
     def __init__(self, cluster: SimulatedCluster, programs: Sequence[Program[T]], pauses: bool) -> None:
         self._cluster = cluster
         self._first = _Job(programs, pauses=pauses)
+        # Programs that pause run as two jobs, because the computation between them takes virtual time.
         self._last = _Job(programs, begun=True) if pauses else self._first
 
     def release(self, local: int) -> None:

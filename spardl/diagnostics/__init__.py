@@ -1,4 +1,4 @@
-"""Before a training: how long will a step take, what pays, is the cluster well."""
+"""Tools to use before training: predict step times, recommend a method, and check the cluster."""
 
 from spardl.diagnostics.choosing import Advice, Choice
 

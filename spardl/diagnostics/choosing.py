@@ -1,7 +1,7 @@
-"""Which method and schedule a model wants on a network, before anything is sent: from the cost model.
+"""Recommends a method and a schedule for a model and a network, from predicted step times.
 
-Seconds are those of the timeline model (``spardl.diagnostics.timeline``): published rounds and words on an alpha-beta
-network, and what compressing takes on this machine, which is measured.
+The prediction uses the timeline model (``spardl.diagnostics.timeline``): published rounds and words on an alpha-beta
+network, and the time of compression, measured on this machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from spardl.basics.checks import is_a
 from spardl.basics.errors import ConfigError
-from spardl.clusters.network import LATENCY, PRESETS, Network, parse_bandwidth
+from spardl.clusters.network import LATENCY, Network, parse_network
 from spardl.clusters.profile import LayerTimes, Profile
 from spardl.diagnostics.timeline.measure import measure, measure_compression
 from spardl.diagnostics.timeline.model import SCHEDULES, MethodCosts, Timeline
@@ -47,43 +47,43 @@ __all__ = [
 ]
 
 
-# What ``spardl.advise`` answers: the ways to train a model on a network, the fastest first, and how they are shown.
+# The result of ``spardl.advise``: the options ordered by step time, and their text.
 
 
 DENSE = "none"
 """The method without compression."""
 CLEAR = 1.05
-"""Less is no gain: in the network lab the model was off by about as much (docs/schedules.md)."""
-# Share of computing that exchanges may take before local steps are worth a thought.
+"""Smallest speedup that counts as a gain: about the error of the model in the network lab (docs/schedules.md)."""
+# Share of the computation that communication may take before local steps are recommended.
 _WAITED = 0.05
-# By steps between two exchanges, what is left of dense training's gain in loss over one worker alone: DiLoCo's rows of
-# the table in docs/learning.md.
+# Remaining share of the gain in loss of dense training over a single worker, by local steps between two exchanges: the
+# DiLoCo rows of the table in docs/learning.md.
 LEFT: Mapping[int, float] = MappingProxyType({15: 0.22, 30: 0.03})
-# The least gain that is not 0% when rounded.
+# Smallest speedup that does not round to 0%.
 _SEEN = 1.005
-# Below, gains are shown in percent: two digits of a factor would hide them.
+# Speedups below this factor are shown in percent, because two digits of a factor would hide them.
 _SMALL = 1.1
-# Losses as without compression, to what seeds differ by (docs/learning.md).
+# Methods whose loss equals that of dense training within the noise of seeds (docs/learning.md).
 _LEARN_AS_DENSE = frozenset({DENSE, "bf16", "fp16"})
-# What learns more than a sparse method where steps are few.
+# Methods that learn more than sparse ones in short trainings.
 _RIVALS = frozenset({"bf16", "powersgd"})
 
 
 class Choice(NamedTuple):
-    """One way to train.
+    """A method with its best schedule.
 
     Attributes:
-        method: its name, for ``spardl.attach`` and for ``compressor=``.
-        options: of the method.
-        schedule: its name, for ``spardl.attach`` and for ``schedule=``.
-        seconds: of a step, as predicted.
-        bytes_sent: by each worker in a step.
-        break_even_gbit: bandwidth in Gbit/s under which a synchronization by this method is faster than a dense one;
-            infinite if it always is, 0 if it never is, or is dense itself.
-        moves: whether it wants to know the optimizer, whose state it moves before compression.
-        exchange: seconds of one synchronization of the whole model with nothing beside it, as outer steps have it.
-        between: the least and the most seconds of a step over repetitions of a measurement; ``None`` without one.
-        pays_between: the same of ``break_even_gbit``.
+        method: name of the method, for ``spardl.attach`` and ``compressor=``.
+        options: options of the method.
+        schedule: name of the schedule, for ``spardl.attach`` and ``schedule=``.
+        seconds: predicted seconds of a step.
+        bytes_sent: bytes that each worker sends in a step.
+        break_even_gbit: bandwidth in Gbit/s below which a synchronization with this method is faster than a dense one;
+            infinite if it always is, 0 if it never is or the method is dense.
+        moves: whether the method needs the optimizer, because it applies the momentum before compression.
+        exchange: seconds of one synchronization of the whole model without overlap, as in outer steps.
+        between: smallest and largest seconds of a step over repetitions of a measurement; ``None`` without one.
+        pays_between: smallest and largest ``break_even_gbit`` over the same repetitions, or ``None``.
     """
 
     method: str
@@ -98,32 +98,32 @@ class Choice(NamedTuple):
     pays_between: tuple[float, float] | None = None
 
     def __str__(self) -> str:
-        """The arguments of ``spardl.attach`` after the model, but for the optimizer."""
+        """Arguments of ``spardl.attach`` after the model, without the optimizer."""
         return f'{self.arguments}, schedule="{self.schedule}"'
 
     @property
     def arguments(self) -> str:
-        """Method and options, as all handles take them."""
+        """Method and options, as all handles accept them."""
         return ", ".join([f'"{self.method}"', *(f"{name}={value!r}" for name, value in self.options.items())])
 
     @property
     def call(self) -> str:
-        """The line of a training loop."""
+        """Call of ``spardl.attach`` for a training loop."""
         return f"spardl.attach(model, {self}{', optimizer=optimizer' * self.moves})"
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What the cost model says.
+    """Predicted step times of all methods.
 
     Attributes:
-        choices: every method under its best schedule, the fastest first.
-        network: on which.
-        workers: P.
-        entries: parameters of the model.
-        compute: seconds of a step without communication; 0 if unknown, and then they are not part of any seconds.
-        baseline: plain DDP: dense, in buckets of 25 MB beside the backward pass.
-        left_out: methods that could not be compared, and why: one line each.
+        choices: all methods with their best schedules, ordered by step time.
+        network: network of the prediction.
+        workers: number of workers, P.
+        entries: number of parameters of the model.
+        compute: seconds of a step without communication; 0 if unknown, and then not included in any step time.
+        baseline: plain DDP: dense, in buckets of 25 MB that overlap the backward pass.
+        left_out: methods that cannot be compared, with the reason, one line each.
     """
 
     choices: tuple[Choice, ...]
@@ -136,30 +136,32 @@ class Advice:
 
     @property
     def best(self) -> Choice:
-        """The fastest."""
+        """The fastest choice."""
         return self.choices[0]
 
     @property
     def advised(self) -> Choice:
-        """The fastest, or one about as fast that learns as dense training does and is clearly faster than DDP."""
+        """The recommended choice."""
+        # A method that learns like dense training is preferred to a slightly faster one, if it clearly beats DDP.
         limit = min(CLEAR * self.best.seconds, self.baseline.seconds / CLEAR)
         near = (choice for choice in self.choices if choice.method in _LEARN_AS_DENSE and choice.seconds <= limit)
         return next(near, self.best)
 
     @property
     def dense(self) -> Choice:
-        """Without compression, under its best schedule; the baseline, if no other is asked about."""
+        """Training without compression with its best schedule; the baseline if ``none`` is not compared."""
         return next((choice for choice in self.choices if choice.method == DENSE), self.baseline)
 
     @property
     def every(self) -> int | None:
-        """Local steps between two exchanges of the advised way that take a 20th of computing; see ``spardl.Outer``.
+        """Local steps between exchanges for which communication takes 5% of the computation (``spardl.Outer``).
 
-        ``None`` where a step of it waits for less than that, or the seconds of computing are not known.
+        ``None`` if communication already takes less than that, or the time of the computation is unknown.
         """
         way = self.advised
         if not self.compute or way.seconds <= (1 + _WAITED) * self.compute:
             return None
+        # An exchange of outer steps overlaps nothing, so its whole duration counts.
         return math.ceil(way.exchange / (_WAITED * self.compute))
 
     def __str__(self) -> str:
@@ -167,70 +169,65 @@ class Advice:
         head = f"{self.entries:,} parameters, {self.workers} workers, {self.network.gbit:g} Gbit/s, {known}"
         return "\n".join(
             [
-                f"{head}: {self._verdict()}",
+                f"{head}: {self._recommendation()}",
                 *(self._line(choice) for choice in self._rows()),
-                *self._ranging(),
-                *self._preferring(),
+                *self._range_note(),
+                *self._preference(),
                 *self._learning(),
-                *self._locally(),
+                *self._local_steps(),
                 *(f"  not compared: {reason}" for reason in self.left_out),
             ]
         )
 
-    def _verdict(self) -> str:
+    def _recommendation(self) -> str:
         gain, way = self.baseline.seconds / self.advised.seconds, self.advised.call
         if gain >= CLEAR:
             return f"use {way}, {self._speed()} plain DDP"
         if self.advised == self.baseline:
-            return "stay with plain DDP; nothing is faster"
+            return "keep plain DDP; no method is faster"
         speed = f"only {gain - 1:.0%} faster than" if gain >= _SEEN else "as fast as"
-        return f"stay with plain DDP; {way} is {speed} plain DDP"
+        return f"keep plain DDP; {way} is {speed} plain DDP"
 
     def _speed(self) -> str:
-        """How many times as fast as plain DDP the advised way is, as a range where it was measured more than once."""
+        """Speedup of the recommended choice over plain DDP, as a range if it was measured more than once."""
         fast, slow = self.advised.between or (self.advised.seconds, self.advised.seconds)
         low, high = self.baseline.seconds / slow, self.baseline.seconds / fast
         if low < _SMALL:
             return f"{_range(f'{low - 1:.0%}', f'{high - 1:.0%}')} faster than"
         return f"{_range(_digits(low), _digits(high))} times as fast as"
 
-    def _ranging(self) -> Iterator[str]:
-        """What ranges are."""
+    def _range_note(self) -> Iterator[str]:
         if any(" to " in _milliseconds(choice) + _pays(choice) for choice in self._rows()):
-            yield "  ranges: the least and the most over repetitions of the measurement of compression"
+            yield "  ranges: minimum and maximum over repeated measurements of compression"
 
     def _learning(self) -> Iterator[str]:
-        """What the advised way costs besides seconds."""
         density = self.advised.options.get("density")
         if density and self.baseline.seconds >= CLEAR * self.advised.seconds:
             rivals = [f'"{choice.method}"' for choice in self.choices if choice.method in _RIVALS]
-            beside = f" beside that of {' or '.join(rivals)}" if rivals else ""
+            others = f" with that of {' or '.join(rivals)}" if rivals else " with that of dense training"
             yield (
-                f"  learning: at density={density:g} an entry is sent every {1 / density:,.0f} steps or so; in fewer "
-                f"than {10 / density:,.0f} steps look at the loss{beside}"
+                f"  learning: at density={density:g} an entry is sent every {1 / density:,.0f} steps on average; in a "
+                f"training of fewer than {10 / density:,.0f} steps, compare the loss{others}"
             )
 
-    def _preferring(self) -> Iterator[str]:
-        """Why the advised way is not the fastest."""
+    def _preference(self) -> Iterator[str]:
         if self.advised != self.best and self.baseline.seconds >= CLEAR * self.advised.seconds:
             yield (
-                f'  preferred: the loss of "{self.advised.method}" differs from dense training by less than seeds do '
-                f"(docs/learning.md), and its seconds by at most {CLEAR - 1:.0%} from those of the fastest, "
-                f'"{self.best.method}": less than the error of these predictions'
+                f'  preferred: the loss of "{self.advised.method}" equals that of dense training within the noise of '
+                f'seeds (docs/learning.md); "{self.best.method}" is faster by at most {CLEAR - 1:.0%}, which is within '
+                "the error of the prediction"
             )
 
-    def _locally(self) -> Iterator[str]:
-        """After how many local steps the network would hardly be waited for."""
+    def _local_steps(self) -> Iterator[str]:
         if self.every:
             waits = 1 - self.compute / self.advised.seconds
             yield (
-                f"  local steps: {waits:.0%} of such a step waits for the network; with spardl.Outer(..., "
-                f"{self.advised.arguments}, every={self.every}) {_WAITED:.0%} of computing does, and as many examples "
-                f"teach less: {_price()}"
+                f"  local steps: {waits:.0%} of such a step waits for the network, but only {_WAITED:.0%} of the "
+                f"computation with spardl.Outer(..., {self.advised.arguments}, every={self.every}); the same number of "
+                f"examples then teaches less: {_price()}"
             )
 
     def _rows(self) -> list[Choice]:
-        """The choices, and plain DDP where it stands among them."""
         others = [] if self.baseline in self.choices else [self.baseline]
         return sorted([*self.choices, *others], key=lambda choice: choice.seconds)
 
@@ -240,7 +237,7 @@ class Advice:
 
 
 def _digits(value: float) -> str:
-    """Two significant digits: what is measured does not repeat to more. No exponent."""
+    # Two significant digits, as measurements reproduce, and no exponent.
     if not value or not math.isfinite(value):
         return f"{value:g}"
     places = 1 - math.floor(math.log10(abs(float(f"{value:.1e}"))))
@@ -256,11 +253,10 @@ def _range(least: str, most: str) -> str:
 
 
 def _price() -> str:
-    """What local steps cost in loss, as far as that was measured."""
-    left = ", ".join(f"{share:.0%} with every={every}" for every, share in LEFT.items())
+    left = " or ".join(f"{share:.0%} (every={every})" for every, share in LEFT.items())
     return (
-        "of what 8 workers gain over one alone in 900 steps of a GPT of 0.2 M parameters, dense exchanges left "
-        f"{left} (one seed; docs/learning.md, Local steps)"
+        f"with dense exchanges, {left} of the gain of 8 workers over a single one remained in 900 steps of a GPT of "
+        "0.2 M parameters (one seed; docs/learning.md, Local steps)"
     )
 
 
@@ -275,33 +271,33 @@ def _pays(choice: Choice) -> str:
     return f"pays below {_range(_digits(least), _digits(most))} Gbit/s"
 
 
-# What advice is based on: a model's passes and what compressing takes, measured on this machine.
+# Measurements on this machine: the passes of a model, and the time of compression.
 
 
-# Simulated workers measure on gradients of so many entries in all; beyond, the line is drawn on.
+# Largest total number of measured entries over all simulated workers; larger sizes are extrapolated.
 _MEASURED = 1 << 22
-# Repetitions of a measurement; two are the least that show a range.
+# Least and most repetitions of a measurement; a range needs at least two.
 _LEAST, _MOST = 2, 5
 
 PATIENCE = 2.0
-"""Seconds for each method, after which its measurement is not repeated again."""
+"""Seconds per method after which its measurement is not repeated."""
 
 Compressing: TypeAlias = Callable[[str, Mapping[str, Any]], Callable[[int], float]]
-"""What a method, by its name and options, takes for a gradient of so many entries, in seconds."""
+"""Maps a method, by name and options, to its seconds of compression for a number of entries."""
 
 
 @dataclass(frozen=True)
 class Repeated:
-    """Seconds by entries, measured several times.
+    """Repeated measurements of seconds by number of entries.
 
     Attributes:
-        lines: one for each repetition.
+        lines: one line per repetition.
     """
 
     lines: tuple[Linear, ...]
 
     def __call__(self, entries: int) -> float:
-        """The median of the repetitions."""
+        """Median over the repetitions."""
         return median(line(entries) for line in self.lines)
 
 
@@ -311,18 +307,19 @@ def measured(
     layout: Layout | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Compressing:
-    """What compressing takes on this machine, measured two to five times for each method.
+    """Measures the time of compression on this machine, two to five times per method.
 
     Args:
-        workers: P.
-        device: where gradients are.
-        layout: the model's tensors, for methods that compress by matrix; ``None`` if unknown.
-        clock: tells the seconds that bound the repetitions.
+        workers: number of workers, P.
+        device: device of the gradients.
+        layout: tensors of the model, for methods that compress matrices; ``None`` if unknown.
+        clock: clock that limits the repetitions, in seconds.
     """
     largest = max(1 << 12, _MEASURED // workers)
 
     def seconds(name: str, options: Mapping[str, Any]) -> Repeated:
         method = make_method(name, **options)
+        # Only methods that compress matrices depend on the shapes of the tensors.
         tensors = layout if method.compressor.by_matrix else None
         until, lines = clock() + PATIENCE, list[Linear]()
         while len(lines) < _LEAST or (len(lines) < _MOST and clock() < until):
@@ -335,12 +332,12 @@ def measured(
 def profiled(
     model: nn.Module | Profile, loss: Callable[[], Tensor] | None, seconds: float | None
 ) -> tuple[Profile, torch.device]:
-    """A profile, and where its gradients are.
+    """Returns a profile of the model and the device of its gradients.
 
     Args:
-        model: to be measured, or a profile of it.
-        loss: makes one forward pass and returns the loss, a scalar; ``None`` to guess by the sizes of layers.
-        seconds: of both passes; ``None`` for those measured, or none if they are not.
+        model: model to measure, or a profile of it.
+        loss: function that runs one forward pass and returns the scalar loss; ``None`` to estimate from layer sizes.
+        seconds: seconds of both passes; ``None`` for measured ones, or 0 if they are not measured.
 
     Raises:
         ConfigError: if the model cannot be measured, or the seconds are out of range.
@@ -348,24 +345,24 @@ def profiled(
     if isinstance(model, Profile):
         return model if seconds is None else model.scaled(seconds), torch.device("cpu")
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"model must be a module, or a Profile (Profile.read(path)), got a {type(model).__name__}")
+        raise ConfigError(f"model must be a module or a Profile (Profile.read(path)), got a {type(model).__name__}")
     if loss is not None and not callable(loss):
         raise ConfigError(
-            "loss must be a function that makes one forward pass, such as lambda: criterion(model(inputs), targets), "
+            "loss must be a function that runs one forward pass, such as lambda: criterion(model(inputs), targets), "
             f"got a {type(loss).__name__}"
         )
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     with _gradients_kept(model):
         if loss is None:
             return _evenly(FlatGradient(model.named_parameters()), seconds or 0.0, type(model).__name__), device
-        # A rate of 0: what is measured does not train.
+        # A learning rate of 0, because measuring must not change the weights.
         made = measure(model, loss, torch.optim.SGD(model.parameters(), lr=0.0), name=type(model).__name__, batch=1)
         return made if seconds is None else made.scaled(seconds), device
 
 
 @contextmanager
 def _gradients_kept(model: nn.Module) -> Iterator[None]:
-    """What looks at a model's layers makes its gradients views of a vector."""
+    # FlatGradient replaces the gradients by views of one vector.
     before = [(parameter, parameter.grad) for parameter in model.parameters()]
     try:
         yield
@@ -375,7 +372,7 @@ def _gradients_kept(model: nn.Module) -> Iterator[None]:
 
 
 def _evenly(gradient: FlatGradient, seconds: float, name: str) -> Profile:
-    """A third of the time forward, two thirds backward, each layer as much of it as it has entries: a guess."""
+    """Estimated profile: a third of the time forward, two thirds backward, in proportion to the entries."""
     forward, backward = seconds / 3, 2 * seconds / 3
     whole_model, before = gradient.layout.length, 0
     layers = []
@@ -390,11 +387,11 @@ def _evenly(gradient: FlatGradient, seconds: float, name: str) -> Profile:
 
 _DDP = "wfbp"
 ATTACHED = (_DDP, "mg_wfbp", "layer_fusion", "dear")
-"""The schedules of ``spardl.attach``; the first one is what DDP does: buckets of 25 MB beside the backward pass."""
+"""Schedules of ``spardl.attach``; the first one is that of DDP: buckets of 25 MB that overlap the backward pass."""
 
 
 def _teams(workers: int, density: float) -> list[dict[str, Any]]:
-    """Of SparDL: as many as divide the workers, up to the root of their number."""
+    """Options of SparDL: all numbers of teams that divide the workers, up to the square root of their number."""
     counts = [count for count in range(1, workers + 1) if workers % count == 0 and count**2 <= workers]
     return [{"density": density, "teams": count} for count in counts]
 
@@ -410,7 +407,7 @@ METHODS: Mapping[str, _Options] = MappingProxyType(
         "spardl": _teams,
     }
 )
-"""What is compared: by name, the options for a number of workers and a density."""
+"""Compared methods: by name, a function of workers and density that returns the options."""
 
 
 def advise(
@@ -425,31 +422,31 @@ def advise(
     methods: Sequence[str] = tuple(METHODS),
     schedules: Sequence[str] = ATTACHED,
 ) -> Advice:
-    """Predicts a step under every common method and schedule.
+    """Predicts the step time of every common method and schedule.
 
     Args:
-        model: to be trained, or a profile of it.
-        bandwidth: of each worker's link: ``"1gbit"``, ``"100mbit"``, a number of Gbit/s, a preset's name
-            (``"ethernet_10g"``), or a :class:`Network`.
-        workers: P.
-        loss: makes one forward pass and returns the loss, a scalar; then passes are measured, and training is some
-            steps further in running statistics, not in weights.
-        compute_seconds: seconds of forward and backward pass together, instead of measured ones.
+        model: model to train, or a profile of it.
+        bandwidth: bandwidth of each worker's link: ``"1gbit"``, ``"100mbit"``, a number of Gbit/s, a preset name
+            (``"ethernet_10g"``), a file from ``spardl doctor --out``, or a :class:`Network`.
+        workers: number of workers, P.
+        loss: function that runs one forward pass and returns the scalar loss. The passes are then measured, which
+            changes running statistics of the model but not its weights.
+        compute_seconds: seconds of the forward and backward pass together, instead of measured ones.
         density: k / n of the sparse methods.
-        compressing: seconds that a worker selects, packs and merges, by method and entries, as a machine elsewhere
-            takes them; measured on this one if ``None``. A dense sum is taken to need none.
-        methods: which to compare, of ``none``, ``bf16``, ``powersgd``, ``topka``, ``oktopk`` and ``spardl``. PowerSGD,
-            which compresses matrices, is left out where a profile has no shapes.
-        schedules: under which, those of ``spardl.attach`` if nothing else is asked for.
+        compressing: seconds of selection, packing and merging by method and number of entries, as measured on another
+            machine; ``None`` to measure them on this one. A dense sum counts as 0 seconds.
+        methods: methods to compare, from ``none``, ``bf16``, ``powersgd``, ``topka``, ``oktopk`` and ``spardl``.
+            PowerSGD, which compresses matrices, is skipped for a profile without shapes.
+        schedules: schedules to compare; by default those of ``spardl.attach``.
 
     Returns:
-        The advice; ``print`` shows it as a table, beside plain DDP.
+        The advice; ``print`` shows it as a table with plain DDP.
 
     Raises:
         ConfigError: if a value is out of range, or a method or schedule is unknown.
 
     Example:
-        >>> def compressing(method, options):  # on the machines that are asked about; if not given, it is measured here
+        >>> def compressing(method, options):  # as measured on the machines in question; by default measured here
         ...     return lambda entries: 2e-9 * entries
         >>> print(spardl.advise(nn.Linear(1000, 1000), "1gbit", workers=8, compressing=compressing))
         1,001,000 parameters, 8 workers, 1 Gbit/s, communication alone:
@@ -462,10 +459,12 @@ def advise(
                  5.1 ms      0.36 MB  pays below 37 Gbit/s     "topka", density=0.01, schedule="wfbp"
                   31 ms       3.5 MB  pays below 14 Gbit/s     "bf16", schedule="wfbp"
                   57 ms       7.0 MB  plain DDP                "none", schedule="wfbp"
-          learning: at density=0.01 an entry is sent every 100 steps or so;
-            in fewer than 1,000 steps look at the loss beside that of "powersgd" or "bf16"
+          learning: at density=0.01 an entry is sent every 100 steps on average;
+            in a training of fewer than 1,000 steps, compare the loss with that of "powersgd" or "bf16"
     """
-    network = _network(bandwidth)
+    network = bandwidth
+    if not isinstance(network, Network):
+        network = parse_network(network, "bandwidth") if isinstance(network, str) else Network(LATENCY, network)
     if not is_a(int, workers) or workers < 2:
         raise ConfigError(f"workers must be a whole number, at least 2, got {workers!r}")
     _check("methods", methods, METHODS)
@@ -484,7 +483,7 @@ def _compared(
     methods: Sequence[str],
     schedules: Sequence[str],
 ) -> Advice:
-    """All methods that can be compared, beside plain DDP."""
+    # A method that cannot be compared does not prevent the advice; the table names it.
     left_out = {name: reason for name in methods if (reason := _why_not(name, profile))}
     dense = _cost(DENSE, {}, workers, network, compressing, profile)
     costs = [
@@ -494,8 +493,9 @@ def _compared(
         for options in METHODS[name](workers, density)
     ]
     if not costs:
-        raise ConfigError(f"there is nothing to compare: {'; '.join(left_out.values())}")
+        raise ConfigError(f"none of the methods can be compared ({'; '.join(left_out.values())}); choose others")
     found = [_choice(cost, dense, profile, schedules) for cost in costs]
+    # On a fast network many step times are equal; fewer bytes then come first.
     ordered = sorted(found, key=lambda choice: (choice.seconds, choice.bytes_sent))
     baseline = _choice(dense, dense, profile, [_DDP])
     return Advice(
@@ -504,7 +504,7 @@ def _compared(
 
 
 class _Cost(NamedTuple):
-    """A method and what it costs; once more for each repetition of what was measured."""
+    """A method and its costs, also for each repetition of a measurement."""
 
     name: str
     options: Mapping[str, Any]
@@ -512,11 +512,11 @@ class _Cost(NamedTuple):
     repetitions: tuple[MethodCosts, ...]
 
     def rounds(self, entries: int) -> float:
-        """Of a synchronization of so many entries."""
+        """Rounds of a synchronization of ``entries`` entries."""
         return sum(self.costs.whole.formula(entries).rounds) / 2
 
     def bytes_sent(self, entries: int) -> float:
-        """By each worker in one."""
+        """Bytes that each worker sends in a synchronization."""
         return sum(self.costs.whole.formula(entries).words) / 2 * self.costs.whole.word(entries)
 
 
@@ -527,15 +527,15 @@ def _check(option: str, names: Sequence[str], known: Mapping[str, Any]) -> None:
 
 
 def _why_not(name: str, profile: Profile) -> str | None:
-    """Why a method cannot be compared, if so."""
     if make_method(name).compressor.by_matrix and profile.layout is None:
-        return f"{name}, which compresses matrices: the profile has no shapes; spardl profile writes them"
+        return f"{name} compresses matrices, but the profile has no shapes; create it again with spardl profile"
     return None
 
 
 def _cost(
     name: str, options: Mapping[str, Any], workers: int, network: Network, compressing: Compressing, profile: Profile
 ) -> _Cost:
+    # A dense sum selects and packs nothing.
     line = Linear(0.0, 0.0) if name == DENSE else compressing(name, options)
     method = make_method(name, **options)
     costs = MethodCosts.of(method, workers, network, line, profile.layout)
@@ -544,16 +544,16 @@ def _cost(
 
 
 def _choice(cost: _Cost, dense: _Cost, profile: Profile, schedules: Sequence[str]) -> Choice:
-    """A method under its best schedule."""
     timelines = dict(_timelines(cost.costs, profile, schedules))
     if not timelines:
-        raise ConfigError(f"{cost.name} runs under none of the schedules {', '.join(schedules)}; ask about more")
+        raise ConfigError(f"{cost.name} supports none of the schedules {', '.join(schedules)}; add another schedule")
     schedule = min(timelines, key=lambda name: timelines[name].seconds)
     entries = sum(profile.entries)
     sent, pays = cost.bytes_sent(entries), _break_even(cost, dense, entries)
     moves = isinstance(make_method(cost.name).momentum, AutoMomentum)
     exchange = cost.costs.whole.seconds(entries)
     seconds = timelines[schedule].seconds
+    # The repetitions use the schedule of the median, so the range does not mix schedules.
     repeated = [found.seconds for each in cost.repetitions for _, found in _timelines(each, profile, [schedule])]
     thresholds = [_break_even(cost._replace(costs=each), dense, entries) for each in cost.repetitions]
     return Choice(
@@ -565,13 +565,12 @@ def _choice(cost: _Cost, dense: _Cost, profile: Profile, schedules: Sequence[str
         pays,
         moves,
         exchange,
-        between=_ends(seconds, repeated),
-        pays_between=_ends(pays, thresholds),
+        between=_extremes(seconds, repeated),
+        pays_between=_extremes(pays, thresholds),
     )
 
 
-def _ends(value: float, repeated: Sequence[float]) -> tuple[float, float] | None:
-    """The least and the most, with the value that is predicted."""
+def _extremes(value: float, repeated: Sequence[float]) -> tuple[float, float] | None:
     return (min(value, *repeated), max(value, *repeated)) if repeated else None
 
 
@@ -583,24 +582,10 @@ def _timelines(costs: MethodCosts, profile: Profile, schedules: Sequence[str]) -
 
 
 def _break_even(cost: _Cost, dense: _Cost, entries: int) -> float:
-    """Where seconds saved on the wire are those lost in compressing and in further rounds."""
+    """Bandwidth at which the seconds saved on the wire equal those of compression and of additional rounds."""
     saved = dense.bytes_sent(entries) - cost.bytes_sent(entries)
     rounds = cost.rounds(entries) - dense.rounds(entries)
     lost = cost.costs.whole.compression(entries) + rounds * cost.costs.whole.network.alpha
     if saved <= 0:
-        return 0.0
+        return 0.0  # never pays
     return 8e-9 * saved / lost if lost > 0 else math.inf
-
-
-def _network(bandwidth: str | float | Network) -> Network:
-    if isinstance(bandwidth, Network):
-        return bandwidth
-    if isinstance(bandwidth, str):
-        network = PRESETS.get(bandwidth) or parse_bandwidth(bandwidth)
-        if network is None:
-            raise ConfigError(
-                f"bandwidth={bandwidth!r} is none; use one like '1gbit' or '100mbit', a number of Gbit/s, or "
-                f"{', '.join(PRESETS)}"
-            )
-        return network
-    return Network(LATENCY, bandwidth)

@@ -1,4 +1,4 @@
-"""The command ``spardl``: what is known before a training, from the command line."""
+"""The command ``spardl`` and its subcommand ``precompile``."""
 
 from __future__ import annotations
 
@@ -26,36 +26,40 @@ from spardl.vector.kernels import compiled
 __all__ = ["main", "precompile", "run"]
 
 
-# ``spardl precompile``: compiles the kernels once on a machine, before a training does.
+# ``spardl precompile``
 
 
 _PRECOMPILE_EXAMPLES = """\b
 Examples:
-  spardl precompile                              all methods, for gradients of float32
-  spardl precompile spardl int8 --dtype bfloat16 these methods, for gradients of bfloat16
+  spardl precompile                              all methods, for float32 gradients
+  spardl precompile spardl int8 --dtype bfloat16 these methods, for bfloat16 gradients
 """
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
 @click.command(epilog=_PRECOMPILE_EXAMPLES)
 @click.argument("methods", nargs=-1, metavar="[METHOD]...")
-@click.option("--dtype", type=click.Choice(_DTYPES), default="float32", show_default=True, help="Of the gradients.")
-@click.option("--workers", type=int, default=4, show_default=True, help="How many will train.")
+@click.option(
+    "--dtype", type=click.Choice(_DTYPES), default="float32", show_default=True, help="Dtype of the gradients."
+)
+@click.option(
+    "--workers", type=click.IntRange(min=1), default=4, show_default=True, help="Number of workers of the training."
+)
 def precompile(methods: tuple[str, ...], dtype: str, workers: int) -> None:
     """Compile the kernels of methods on this machine.
 
-    The first attach on a machine does the same, while training waits. Compiled kernels are in numba's cache: next to
-    the installation, or, if that is read-only, in the user's cache directory.
+    The first training on a machine does the same, but delays its first step. Compiled kernels are stored in numba's
+    cache: next to the installation or, if that is read-only, in the user's cache directory.
     """
-    if workers < 1:
-        raise ConfigError(f"--workers must be at least 1, got {workers}")
-    gradient = torch.empty(0, dtype=getattr(torch, dtype))
+    gradient = torch.empty(0, dtype=getattr(torch, dtype))  # only its dtype and device matter
     if not compiled(gradient):
         raise ConfigError(
-            "there are no kernels to compile: numba is missing, or SPARDL_KERNELS=portable turns them off"
+            "compiled kernels are not available: numba is missing, or SPARDL_KERNELS=portable disables them; install "
+            "spardl[fast], or unset SPARDL_KERNELS"
         )
     torch.set_num_threads(1)
-    for name, method in [*_made(methods or tuple(method_names()), must=bool(methods))]:
+    # Without names, methods that do not apply are skipped; a method that the user named must compile.
+    for name, method in [*_made(methods or tuple(method_names()), required=bool(methods))]:
         click.echo(f"{name} ... ", nl=False)
         began = time.perf_counter()
         try:
@@ -68,12 +72,12 @@ def precompile(methods: tuple[str, ...], dtype: str, workers: int) -> None:
         click.echo(f"{time.perf_counter() - began:.1f} s")
 
 
-def _made(names: tuple[str, ...], must: bool) -> Iterator[tuple[str, Method]]:
+def _made(names: tuple[str, ...], required: bool) -> Iterator[tuple[str, Method]]:
     for name in names:
         try:
             yield name, make_method(name)
         except ConfigError as error:
-            if must:
+            if required:
                 raise
             click.echo(f"{name} ... skipped: {error}")
 
@@ -81,10 +85,10 @@ def _made(names: tuple[str, ...], must: bool) -> Iterator[tuple[str, Method]]:
 _BAD_INPUT, _INTERRUPTED = 2, 130
 _EXAMPLES = """\b
 Examples:
-  spardl doctor --out network.yaml                        is this cluster well, and how fast is it
-  spardl profile training:make --out model.json           how long the layers of your model take
-  spardl advise model.json --network network.yaml         which method and schedule to train it with
-  spardl timeline model.json --workers 64                 what a step takes under every schedule
+  spardl doctor --out network.yaml                        check the cluster and measure its network
+  spardl profile training:make --out model.json           measure the layers of your model
+  spardl advise model.json --network network.yaml         recommend a method and a schedule
+  spardl timeline model.json --workers 64                 predict the step time of each schedule
   spardl precompile                                       compile all kernels on this machine
 """
 
@@ -93,7 +97,7 @@ Examples:
 @click.version_option(__version__, message="%(prog)s %(version)s")
 @click.pass_context
 def front(context: click.Context) -> None:
-    """Sparse gradient communication for distributed training: will it pay, and is the cluster well?"""
+    """Sparse gradient communication for distributed training: check a cluster and predict the speedup."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
@@ -109,36 +113,38 @@ for command in (doctor, profile, advise, timeline, precompile):
 
 
 def run(command: click.Command, words: Sequence[str], name: str) -> int:
-    """Runs a command; what is wrong with its input is one line.
+    """Runs a command and prints bad input as a one-line error.
 
     Args:
-        command: which.
-        words: of its command line, without its name.
-        name: of the command, as it was typed.
+        command: command to run.
+        words: command-line arguments, without the program name.
+        name: program name as the user typed it.
 
     Returns:
         The exit code: 2 for bad input, 130 if interrupted.
     """
     try:
+        # Not standalone, because click would otherwise print errors in its own format and exit.
         code = command.main(args=list(words), prog_name=name, standalone_mode=False)
     except click.UsageError as error:
+        # Click prints usage and error on several lines; scripts expect one.
         path = error.ctx.command_path if error.ctx else name
-        return _refuse(f"{error.format_message().rstrip('.').replace('. Did', '; did')}; see {path} --help")
-    except click.Abort:
-        _refuse("interrupted")
+        return _print_error(f"{error.format_message().rstrip('.').replace('. Did', '; did')}; see {path} --help")
+    except click.Abort:  # Ctrl-C
+        _print_error("interrupted")
         return _INTERRUPTED
     except (click.ClickException, SpardlError, OSError) as error:
-        return _refuse(str(error))
+        return _print_error(str(error))
     return int(code or 0)
 
 
-def _refuse(reason: str) -> int:
+def _print_error(reason: str) -> int:
     print(f"error: {' '.join(reason.split())}", file=sys.stderr, flush=True)
     return _BAD_INPUT
 
 
 def main() -> NoReturn:
-    """What ``spardl`` runs. It ends at once: torch may abort in the interpreter's shutdown when a peer was lost."""
+    """Runs ``spardl`` and exits at once, because torch may abort in interpreter shutdown after a peer was lost."""
     leave(run(front, sys.argv[1:], "spardl"))
 
 

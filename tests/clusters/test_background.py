@@ -31,7 +31,7 @@ def test_a_process_ends_after_its_job() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
-def test_all_memory_that_leaves_the_thread_is_known() -> None:
+def test_tensors_that_leave_the_thread_are_recorded() -> None:
     """On a GPU its next owner is told to the allocator, or it would be used again too early."""
     places, values = torch.tensor([1]), torch.ones(1)
     sparse = SparseVector(places, values, 3)

@@ -17,7 +17,7 @@ import torch
 import spardl
 from spardl.basics.errors import ConfigError
 from spardl.clusters import Cluster, Network, SimulatedCluster, gather_rows
-from spardl.clusters.ledger import LOGGER, VARIABLE, follower
+from spardl.clusters.ledger import LOGGER, VARIABLE, message_logging
 from spardl.communicators import Backend
 from spardl.compressors import NoCompression
 from spardl.method import NoResidual
@@ -98,7 +98,7 @@ def figures(line: str) -> Any:
 
 
 @pytest.mark.timeout(60)
-def test_both_clusters_tell_the_same_and_what_the_ledger_has(following: None) -> None:
+def test_both_clusters_log_the_messages_of_the_ledger(following: None) -> None:
     workers = 3
     real = run_workers(workers, lines_and_ledgers)
     simulated = lines_and_ledgers(SimulatedCluster(workers, NETWORK))
@@ -123,17 +123,17 @@ def test_lines_in_order(following: None) -> None:
     assert mine == [*one, *(("2", *each[1:]) for each in one)]
 
 
-def test_nothing_is_followed_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_are_not_logged_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     programs: list[Any] = [object()]
     for value in ("", "0"):
         monkeypatch.setenv(VARIABLE, value)
-        assert follower()(programs, []) is programs
+        assert message_logging()(programs, []) is programs
     monkeypatch.setenv(VARIABLE, "yes")
     with pytest.raises(ConfigError, match=r"^SPARDL_DEBUG must be 0 or 1, got 'yes'$"):
         SimulatedCluster(2, Network(alpha=0, gbit=1))
 
 
-def test_a_logger_that_somebody_set_up_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configured_logger_enables_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     with heard() as lines:
         synchronize(SimulatedCluster(2, NETWORK), METHODS[0])

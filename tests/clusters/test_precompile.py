@@ -95,27 +95,27 @@ def test_one_process_of_a_machine_compiles(tmp_path: Path) -> None:
     assert 6 <= sum(misses) <= 8  # 18 if each compiled for itself; who waits compiles what it asked for before
 
 
-def test_who_compiles_holds_the_lock_and_others_wait(
+def test_compiling_process_holds_the_lock(
     temporary: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(precompiling, "_PATIENCE", 0.0)
-    with precompiling._MachineLock(tells=True) as first:
+    with precompiling._MachineLock(logs=True) as first:
         first.acquire()
         assert temporary.stat().st_mode & 0o777 == 0o700
         threading.Timer(0.5, first._release).start()
         begun = time.monotonic()
-        with precompiling._MachineLock(tells=True) as second, caplog.at_level(logging.WARNING, "spardl"):
+        with precompiling._MachineLock(logs=True) as second, caplog.at_level(logging.WARNING, "spardl"):
             second.acquire()
             assert time.monotonic() - begun > 0.4
             assert second._file is None
-    assert caplog.messages == ["another process on this machine compiles the kernels; waiting for it"]
+    assert caplog.messages == ["another process on this machine is compiling the kernels; waiting for it"]
 
 
-def test_a_lock_that_is_never_released_is_given_up(
+def test_lock_is_abandoned_after_the_timeout(
     temporary: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(precompiling, "_LOCK_TIMEOUT", 0.2)
-    with precompiling._MachineLock(tells=True) as first, precompiling._MachineLock(tells=True) as second:
+    with precompiling._MachineLock(logs=True) as first, precompiling._MachineLock(logs=True) as second:
         first.acquire()
         second.acquire()
         second.acquire()
@@ -128,15 +128,15 @@ def test_progress_is_shown_while_it_compiles(
     temporary: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(precompiling, "_PATIENCE", 0.0)
-    with precompiling._MachineLock(tells=False) as lock:
+    with precompiling._MachineLock(logs=False) as lock:
         lock.acquire()
         time.sleep(0.01)
         lock.count()
         lock.count()
-    assert caplog.messages == ["compiling kernels, once on this machine: 1 done in 0 s"]
+    assert caplog.messages == ["compiling kernels, once per machine: 1 compiled in 0 s"]
 
 
-def test_without_a_writable_cache_kernels_are_cached_in_a_temporary_one(
+def test_unwritable_cache_falls_back_to_a_temporary_one(
     temporary: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     function = _of_a_read_only_installation(monkeypatch)
@@ -149,7 +149,7 @@ def test_without_a_writable_cache_kernels_are_cached_in_a_temporary_one(
     )
 
 
-def test_without_any_writable_place_kernels_are_compiled_each_time(
+def test_kernels_are_recompiled_without_a_writable_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/proc/nowhere")

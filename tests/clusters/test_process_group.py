@@ -14,7 +14,7 @@ import torch
 from spardl.basics.errors import PeerError, WorkerError
 from spardl.clusters import ProcessGroupCluster, gather_rows, process_group
 from spardl.clusters.precompile import precompile
-from spardl.diagnostics.doctor.correctness import every_method, try_out
+from spardl.diagnostics.doctor.correctness import every_method, try_method
 from spardl.protocol.programs import Exchange, Phase, Program, Receive, Send
 from tests.diagnostics.doctor.common import Collected
 from tests.harness import run_workers
@@ -47,7 +47,7 @@ def _worked(cluster: ProcessGroupCluster) -> tuple[list[int], float]:
 
 
 @pytest.mark.timeout(60)
-def test_work_while_messages_are_under_way_is_done_once_a_round() -> None:
+def test_overlapped_work_runs_once_per_round() -> None:
     for done, seconds in run_workers(2, _worked):
         assert done == [0, 1, 2, 3]
         assert seconds > 0
@@ -102,13 +102,13 @@ def _silent(cluster: ProcessGroupCluster) -> str:
 
 
 @pytest.mark.timeout(60)
-def test_a_silent_peer_is_given_up_after_the_timeout() -> None:
+def test_silent_peer_times_out() -> None:
     with pytest.raises(WorkerError, match=r"rank [02] lost contact in an exchange \(receiving from rank"):
         run_workers(3, _silent, timeout=1.5)
 
 
 @pytest.mark.timeout(60)
-def test_a_peer_that_does_not_come_to_a_group_of_its_own_is_given_up_after_the_timeout(tmp_path: Path) -> None:
+def test_missing_peer_of_a_new_group_times_out(tmp_path: Path) -> None:
     def absent(cluster: ProcessGroupCluster) -> None:
         if cluster.local_ranks[0] == 1:
             time.sleep(4)
@@ -120,13 +120,13 @@ def test_a_peer_that_does_not_come_to_a_group_of_its_own_is_given_up_after_the_t
     with pytest.raises(WorkerError):  # gloo closes the connections of the given group after a timeout
         run_workers(2, absent)
     found = (tmp_path / "said").read_text()
-    assert found.startswith("rank 0 lost contact in making a group of its own, to which all workers must come: ")
-    assert "no sign of rank 1; " in found
+    assert found.startswith("rank 0 lost contact in creating a process group, which needs all workers: ")
+    assert "no answer from rank 1; " in found
     assert "\n" not in found
 
 
 @pytest.mark.timeout(60)
-def test_a_worker_that_died_before_is_named_at_once(tmp_path: Path) -> None:
+def test_dead_worker_is_named_at_once(tmp_path: Path) -> None:
     """Rank 1 ends before it makes its handle; the others would wait for the default timeout of 1,800 s."""
 
     def dying(cluster: ProcessGroupCluster) -> None:
@@ -143,23 +143,23 @@ def test_a_worker_that_died_before_is_named_at_once(tmp_path: Path) -> None:
         run_workers(3, dying)
     seconds, _, said = (tmp_path / "0").read_text().partition(" ")
     assert float(seconds) < 5
-    assert "all workers must come: no sign of rank 1; " in said
+    assert "needs all workers: no answer from rank 1; " in said
 
 
 def _averages(cluster: ProcessGroupCluster) -> dict[str, torch.Tensor]:
     every = every_method(Collected())
-    return {name: try_out(cluster, method).average for name, method in every.items()}
+    return {name: try_method(cluster, method).average for name, method in every.items()}
 
 
 @pytest.mark.timeout(120)
-def test_messages_through_the_memory_of_the_host_arrive_as_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_through_host_memory_arrive_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     """As gloo needs it for tensors on a GPU; here the host's memory is copied to itself."""
     precompile(torch.float32, every_method(Collected()).values())
     straight = run_workers(2, _averages)[0]
     copied = []
     monkeypatch.setattr(process_group, "by_host", lambda group, device: True)
-    own = process_group._copied
-    monkeypatch.setattr(process_group, "_copied", lambda tensor: copied.append(tensor) or own(tensor))
+    own = process_group._host_copy
+    monkeypatch.setattr(process_group, "_host_copy", lambda tensor: copied.append(tensor) or own(tensor))
     around, seen = run_workers(2, lambda cluster: (_averages(cluster), len(copied)))[0]
     assert seen > len(straight)
     assert all(torch.equal(around[name], average) for name, average in straight.items())

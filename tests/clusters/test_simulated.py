@@ -104,7 +104,7 @@ def test_local_work_passes_on_the_clock() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "lasts"), [(1, 4), (7, 7)])
-def test_work_hides_behind_messages_that_are_under_way(seconds: int, lasts: int) -> None:
+def test_work_overlaps_messages_in_flight(seconds: int, lasts: int) -> None:
     """A message that takes 4 s, and work meanwhile: the longer one counts, and work is entered as what it is."""
     now, order = [0.0], list[str]()
 
@@ -143,7 +143,7 @@ def test_local_work_is_measured_with_the_given_timer() -> None:
     assert [one.ledgers[0].seconds[phase] for phase in (Phase.MERGE, Phase.SELECT, Phase.PACK)] == [1, 1, 1]
 
 
-def test_a_sender_may_write_into_its_payload_after_the_exchange() -> None:
+def test_sender_may_reuse_its_payload_after_the_exchange() -> None:
     payload = torch.tensor([1.0])
 
     def sender() -> Program[None]:
@@ -157,7 +157,7 @@ def test_a_sender_may_write_into_its_payload_after_the_exchange() -> None:
     assert cluster(2).run([sender(), receiver()])[1] == 1.0
 
 
-def test_a_worker_that_nobody_sends_to() -> None:
+def test_worker_without_messages() -> None:
     with pytest.raises(ProgramError, match="rank 1 waits for a message from rank 0, which has ended"):
         cluster(2).run([swap([], []), swap([], [(0, 8)])])
 
@@ -172,12 +172,12 @@ def test_a_message_of_another_size() -> None:
         cluster(2).run([swap([(1, 8)], []), swap([], [(0, 9)])])
 
 
-def test_a_message_that_nobody_wants() -> None:
+def test_unexpected_message() -> None:
     with pytest.raises(ProgramError, match="rank 0 sent a message that rank 1 never received"):
         cluster(2).run([swap([(1, 8)], []), swap([], [])])
 
 
-def test_a_message_to_nobody() -> None:
+def test_message_to_an_unknown_rank() -> None:
     with pytest.raises(ProgramError, match="rank 0 sends to rank 7, but there are 2 workers"):
         cluster(2).run([swap([(7, 8)], []), swap([], [])])
 

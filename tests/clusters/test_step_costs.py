@@ -33,7 +33,7 @@ def test_costs_are_means_over_steps_and_workers() -> None:
     for rank, ledger in enumerate(cluster.ledgers):
         ledger.rounds, ledger.words, ledger.bytes_sent = 6, 100 * rank, 800 * rank
         ledger.seconds[Phase.COMPUTE] = 2.0 * rank
-        ledger.spend(Phase.COMMUNICATE, 4.0 * rank, beside=True)
+        ledger.spend(Phase.COMMUNICATE, 4.0 * rank, overlapped=True)
     found = gather_costs(cluster, 3, torch.zeros(10))
     assert (found.rounds, found.words, found.bytes_sent) == (2, 50, 400)
     assert found.seconds["compute"] == 1.0

@@ -60,7 +60,7 @@ def test_a_wait_ends_when_it_should(rounds: int, nbytes: int, monkeypatch: pytes
     assert len(clock.sleeps) == (bound > 2e-4)
 
 
-def test_what_took_longer_anyway_is_not_slowed_down(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_operations_are_not_throttled(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     with lasting(Network(alpha=1.0, gbit=1), 1, 0):
         clock.now = 7.0
@@ -68,7 +68,7 @@ def test_what_took_longer_anyway_is_not_slowed_down(monkeypatch: pytest.MonkeyPa
     assert clock.sleeps == []
 
 
-def test_an_error_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_are_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     with pytest.raises(LookupError), lasting(Network(alpha=1.0, gbit=1), 1, 0):
         raise LookupError
@@ -129,7 +129,7 @@ def test_no_round_is_over_too_early(program: Any, workers: int, rounds: int, nby
 
 
 @pytest.mark.timeout(60)
-def test_measured_asides_are_slowed_down_too() -> None:
+def test_uncounted_programs_are_throttled() -> None:
     def work(cluster: ProcessGroupCluster) -> float:
         slow = ProcessGroupCluster(throttle=NETWORK)
         return slow.time_aside([_uneven(slow.local_workers[0])])[0]
@@ -138,7 +138,7 @@ def test_measured_asides_are_slowed_down_too() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_methods_give_the_same_bits_and_take_their_time() -> None:
+def test_throttled_methods_are_bitwise_equal_and_slower() -> None:
     def work(cluster: ProcessGroupCluster) -> list[Any]:
         found: list[Any] = []
         for one in (cluster, ProcessGroupCluster(throttle=NETWORK)):
@@ -156,7 +156,7 @@ def test_methods_give_the_same_bits_and_take_their_time() -> None:
         assert seconds >= NETWORK.alpha * rounds + NETWORK.beta * sent - ROUNDING
 
 
-def test_a_gpu_first_does_what_it_has_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_is_synchronized_before_throttling(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was queued before an exchange must not count as the exchange."""
     done: list[str] = []
 
@@ -196,10 +196,10 @@ def test_a_training_run_on_a_slow_network(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ("cluster.throttle=token_ring", "cluster.throttle=token_ring is unknown; use ethernet_1g"),
-        ("cluster.throttle=5", "cluster.throttle needs a preset's name, or the keys alpha and gbit, got 5"),
-        ("cluster.throttle={alpha:1}", "cluster.throttle needs a preset's name, or the keys alpha and gbit"),
-        ("cluster.throttle={alpha:-1,gbit:1}", "cluster.throttle: a network needs alpha >= 0"),
+        ("cluster.throttle=token_ring", "cluster.throttle=token_ring is not a network; use ethernet_1g"),
+        ("cluster.throttle=5", "cluster.throttle=5 is not a network; use a preset, a file path, or the keys"),
+        ("cluster.throttle={alpha:1}", "cluster.throttle={'alpha': 1} is not a network; use a preset"),
+        ("cluster.throttle={alpha:-1,gbit:1}", "cluster.throttle: alpha=-1, gbit=1 is not a network; set alpha >= 0"),
         ("cluster=simulated cluster.throttle=ethernet_1g", "with cluster=simulated use cluster.network"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 import spardl
 from spardl.clusters.profile import Profile
 from spardl.diagnostics.cli import front, run
-from spardl.diagnostics.commands.advise import telling
+from spardl.diagnostics.commands.advise import with_progress
 from spardl.schedules.fusion import Linear
 from tests.labs import ROOT
 
@@ -92,10 +92,10 @@ def test_kernels_are_compiled_by_method(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize("command", ["advise", "timeline"])
-def test_networks_and_workers_are_given_alike(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_share_network_and_workers_options(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = " ".join(spoken(capsys, command, "--help")[1].split())
     assert re.search(r"--network, --bandwidth TEXT .* \[default: 1gbit\]", out)
-    assert "--workers INTEGER [default: 8]" in out
+    assert "--workers INTEGER RANGE Number of workers. [default: 8; x>=1]" in out
 
 
 def test_timeline_takes_a_bandwidth(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,9 +109,12 @@ def test_timeline_takes_a_bandwidth(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_advise_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     ticks = iter(range(100))
-    seconds = telling(lambda name, options: lambda entries: 0.0, 6, clock=lambda: float(next(ticks)))
+    seconds = with_progress(lambda name, options: lambda entries: 0.0, 6, clock=lambda: float(next(ticks)))
     out = capsys.readouterr()
-    assert (out.out, out.err.startswith("measuring compression of 6 methods on one core: about 12 s on an idle ")) == (
+    assert (
+        out.out,
+        out.err.startswith("measuring the compression of 6 methods on one core: about 12 s on an idle "),
+    ) == (
         "",
         True,
     )
@@ -122,7 +125,7 @@ def test_advise_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch, capsys: 
     )
 
 
-def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_busy_machine_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     fixed = (Linear(1e-3, 2e-9), [])
     monkeypatch.setattr("spardl.diagnostics.choosing.measure_compression", lambda *arguments: fixed)
     for load, said in ((100.0, 1), (0.0, 0)):
@@ -142,12 +145,12 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("foo", "No such command 'foo'; see spardl --help"),
         ("advise", "Missing argument 'PROFILE'; see spardl advise --help"),
-        ("advise nowhere.json", "nowhere.json cannot be read as a profile"),
+        ("advise nowhere.json", "nowhere.json is not a profile"),
         (
             "advise nowhere.json --workers x",
             "Invalid value for '--workers': 'x' is not a valid integer; see spardl adv",
         ),
-        ("timeline nowhere.json", "nowhere.json cannot be read as a profile"),
+        ("timeline nowhere.json", "nowhere.json is not a profile"),
         ("timeline nowhere.json --methods top", "--methods top is unknown; choose from arc_topk, arc_topk_ef21, bf16"),
         ("profile TRAINING:one", "Missing option '--out'; see spardl profile --help"),
         ("profile TRAINING --out x", "MODEL must be package.module:function, torchvision:NAME, timm:NAME, got train"),
@@ -156,12 +159,12 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         ("profile TRAINING:value --out x", "has no function value"),
         (
             "profile TRAINING:number --out x",
-            "must return a torch.nn.Module and a batch, or the loss as a function, got 3",
+            "must return a torch.nn.Module and a batch, or a loss function, got 3",
         ),
         ("profile TRAINING:fails --out x", ":fails failed with ValueError: two"),
-        ("profile TRAINING:detached --out x", "the model returned Tensor without a tensor to differentiate"),
-        ("profile TRAINING:one --out x --passes 0", "--passes and --threads must be at least 1"),
-        ("profile nowhere.there:one --out x", "there is no module nowhere.there in "),
+        ("profile TRAINING:detached --out x", "the model returned Tensor without a differentiable tensor"),
+        ("profile TRAINING:one --out x --passes 0", "Invalid value for '--passes': 0 is not in the range x>=1"),
+        ("profile nowhere.there:one --out x", "module nowhere.there is neither in "),
         ("profile BROKEN:one --out x", "cannot be imported: ZeroDivisionError: division by zero"),
     ],
 )
@@ -177,9 +180,7 @@ def test_bad_input_is_one_line(
 
 
 @pytest.mark.parametrize(("name", "examples"), [("one", 5), ("several", 7), ("named", 4), ("loss", 8)])
-def test_a_model_of_ones_own_is_profiled(
-    name: str, examples: int, training: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_user_model_is_profiled(name: str, examples: int, training: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = spoken(capsys, "profile", f"{training}:{name}", "--passes", "1", "--out", "model.json")
     assert (code, err) == (0, "")
     assert " 1 layers, 8 entries, " in out

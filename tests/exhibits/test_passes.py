@@ -155,7 +155,7 @@ def test_a_profile_of_another_size_is_refused(given: Given) -> None:
     [
         (["vgg16"], "must be MODEL=FILE"),
         (["=x.json"], "must be MODEL=FILE"),
-        (["vgg16=nowhere.json"], "cannot be read as a profile"),
+        (["vgg16=nowhere.json"], "is not a profile"),
     ],
 )
 def test_what_is_no_profile_is_refused(words: list[str], reason: str) -> None:

@@ -129,7 +129,8 @@ def test_what_cannot_be_averaged_is_told_at_the_start() -> None:
         "complex parameter as torch.view_as_real(parameter)",
         "attach() needs the DistributedDataParallel itself, and torch.compile() has wrapped it; call "
         "spardl.attach(ddp_model, ...) first, then torch.compile(ddp_model)",
-        "this process is no member of the process group; give a group that it is in, or None for the default one",
+        "this process is not a member of the process group; pass a group that contains it, or None for the "
+        "default group",
         "the gradient of 0 is sparse; use sparse=False where it is made",
     ]
 
@@ -162,7 +163,7 @@ def test_before_there_is_a_process_group() -> None:
     assert not dist.is_initialized()
     for call in (lambda: spardl.Synchronizer([nn.Parameter(torch.ones(3))]), lambda: spardl.all_reduce(torch.ones(3))):
         with pytest.raises(
-            ConfigError, match=r"no process group yet; call torch\.distributed\.init_process_group\(\) fi"
+            ConfigError, match=r"no process group is initialized; call torch\.distributed\.init_process_group\(\) fi"
         ):
             call()
 

@@ -18,7 +18,7 @@ from tests.harness import run_workers
 
 
 def step(ledger: Ledger, meter: Meter, seconds: float) -> None:
-    ledger.spend(Phase.SELECT, seconds, beside=True)
+    ledger.spend(Phase.SELECT, seconds, overlapped=True)
     ledger.count_collective(2, 10, 4)
     meter.step()
 

@@ -147,7 +147,7 @@ FAULTS = (
         12,
         1,
         stop_a_worker,
-        says=r"error: worker RANK did not answer any more at step \d+\n",
+        says=r"error: worker RANK stopped answering at step \d+\n",
         words=SHORT,
     ),
     Fault(

@@ -70,7 +70,7 @@ def test_what_a_restart_needs() -> None:
     assert what_a_restart_needs({}, resumes=False) is None
     assert what_a_restart_needs({"TORCHELASTIC_MAX_RESTARTS": "0"}, resumes=False) is None
     assert what_a_restart_needs({"TORCHELASTIC_MAX_RESTARTS": "3"}, resumes=True) is None
-    assert "resume=auto lets them go on" in str(what_a_restart_needs({"TORCHELASTIC_MAX_RESTARTS": "3"}, resumes=False))
+    assert "use resume=auto to continue" in str(what_a_restart_needs({"TORCHELASTIC_MAX_RESTARTS": "3"}, resumes=False))
 
 
 def test_torchrun_s_own_store() -> None:

@@ -187,7 +187,7 @@ def test_a_store_on_all_addresses_says_so(monkeypatch: pytest.MonkeyPatch, capfd
     assert ip_address(place.address).is_unspecified
     assert place.port == store.port
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("warning: localhost is no address of this machine that workers elsewhere could use")
+    assert line.startswith("warning: localhost is not an address at which other machines reach this one")
 
 
 def test_a_port_that_is_taken() -> None:

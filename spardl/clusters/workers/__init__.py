@@ -1,1 +1,1 @@
-"""Worker processes: which of how many this one is, where they meet, how they are started, watched and ended."""
+"""Worker processes: how they are started, watched and stopped, and how they find one another."""

@@ -1,4 +1,4 @@
-"""This process as one of several that torchrun or srun started."""
+"""The rank, world size, address and device of a worker, from the environment that torchrun or srun sets."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ __all__ = [
 ]
 
 
-# Sockets that listen on one address of this machine instead of on all.
+# Sockets that listen on one address of this machine instead of on all of them.
 
 
-# The kernel's request for an interface's IPv4 address, and where the answer has it.
+# The ioctl request for the IPv4 address of an interface, and the position of the address in the reply.
 _SIOCGIFADDR, _ADDRESS = 0x8915, slice(20, 24)
 _QUEUE = 4096
 
 
 def address_of(interface: str) -> str | None:
-    """The IPv4 address of a network interface; ``None`` if it has none, or is not there."""
+    """IPv4 address of a network interface; ``None`` if the interface is missing or has no address."""
+    # An ioctl needs any open socket; this one sends nothing.
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         try:
             answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
@@ -49,14 +50,14 @@ def address_of(interface: str) -> str | None:
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """A socket that listens on an address of this machine.
+    """Opens a socket that listens on one address of this machine.
 
     Args:
-        address: IPv4 or IPv6.
-        port: 0 for any free one.
+        address: IPv4 or IPv6 address of this machine.
+        port: port to listen on; 0 for any free port.
 
     Raises:
-        OSError: if the port is taken, or the address is not this machine's.
+        OSError: if the port is in use, or the address does not belong to this machine.
     """
     listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -70,20 +71,19 @@ def listen(address: str, port: int) -> socket.socket:
 
 
 def listen_as(host: str, port: int, *, alone: bool) -> socket.socket | None:
-    """A socket that listens where others will look for a host name, or address, of this machine.
+    """Opens a socket that listens on the address to which other processes resolve a host name of this machine.
 
     Args:
-        host: what the others connect to.
-        port: 0 for any free one.
-        alone: whether all of them are on this machine. If not, a name that means the loopback here means something else
-            to them.
+        host: host name or address that the other processes connect to.
+        port: port to listen on; 0 for any free port.
+        alone: whether all other processes run on this machine. If not, loopback addresses are skipped, because they
+            mean a different machine elsewhere.
 
     Returns:
-        The socket; ``None`` if no address of this machine is known to be the one they will try, as behind a
-        translation of addresses.
+        The socket, or ``None`` if ``host`` resolves to no address of this machine, as behind address translation.
 
     Raises:
-        OSError: if the port is taken, or the name means nothing.
+        OSError: if the port is in use, or the name does not resolve.
     """
     for address in dict.fromkeys(str(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)):
         if not (alone or address == host) and ipaddress.ip_address(address.partition("%")[0]).is_loopback:
@@ -91,25 +91,26 @@ def listen_as(host: str, port: int, *, alone: bool) -> socket.socket | None:
         try:
             return listen(address, port)
         except OSError as error:
+            # These two mean that the address is not usable here; any other error concerns the port.
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 raise
     return None
 
 
-# The GPUs that a machine lends to its workers.
+# Assignment of the GPUs of a machine to its workers.
 
 
 def pick_device(wanted: str, local_rank: int, local_size: int, option: str = "cluster.device") -> torch.device:
-    """The device of a worker; to be asked only in its own process, since CUDA does not survive a fork.
+    """Selects the device of a worker. Call it in the worker's process only, because CUDA does not survive a fork.
 
     Args:
-        wanted: cpu, cuda, or auto.
-        local_rank: which worker of this machine.
-        local_size: of how many that share its GPUs.
-        option: how its users say what is wanted.
+        wanted: device to use: cpu, cuda, or auto.
+        local_rank: rank of the worker on this machine.
+        local_size: number of workers that share the GPUs of this machine.
+        option: name of the option, for error messages.
 
     Raises:
-        ConfigError: if there are not as many GPUs as wanted.
+        ConfigError: if there are fewer GPUs than requested.
     """
     count = count_gpus(wanted, local_size, option)
     if count < local_size:
@@ -120,39 +121,39 @@ def pick_device(wanted: str, local_rank: int, local_size: int, option: str = "cl
 
 
 def count_gpus(wanted: str, sharing: int, option: str = "cluster.device") -> int:
-    """GPUs that workers may use.
+    """Number of GPUs available to the workers of this machine.
 
     Args:
-        wanted: cpu, cuda, or auto.
-        sharing: how many workers of this machine want one.
-        option: how their users say what is wanted.
+        wanted: device to use: cpu, cuda, or auto.
+        sharing: number of workers of this machine that need a GPU.
+        option: name of the option, for error messages.
 
     Raises:
-        ConfigError: if there are not as many as wanted.
+        ConfigError: if there are fewer GPUs than requested.
     """
     if wanted == "cpu":
         return 0
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted == "cuda" and count < sharing:
         raise ConfigError(
-            f"{option}=cuda needs {sharing} GPU(s) on this machine, one for each process, and torch finds "
-            f"{count}; use fewer workers, or {option}=cpu"
+            f"{option}=cuda needs {sharing} GPU(s) on this machine, one per process, but torch finds {count}; use "
+            f"fewer workers, or {option}=cpu"
         )
     return count
 
 
 class Membership(NamedTuple):
-    """Which of how many this process is, and where they meet.
+    """The place of this process among the workers, and the address of rank 0.
 
     Attributes:
-        rank: which one.
-        size: of how many.
-        local_rank: which one on this machine.
-        local_size: of how many that share its GPUs.
-        host: where rank 0 is.
-        port: on which it listens.
-        served: whether torchrun's agent, and not rank 0, holds the store there.
-        alone: whether all are known to be on this machine.
+        rank: rank of this process.
+        size: number of workers (world size).
+        local_rank: rank of this process on its machine.
+        local_size: number of workers that share the GPUs of this machine.
+        host: host name or address of rank 0.
+        port: port on which rank 0 listens.
+        served: whether the agent of torchrun, rather than rank 0, holds the store there.
+        alone: whether all workers are known to run on this machine.
     """
 
     rank: int
@@ -166,10 +167,10 @@ class Membership(NamedTuple):
 
 
 def find_membership(environment: Mapping[str, str]) -> Membership | None:
-    """Reads what torchrun or srun left in the environment; ``None`` if neither started this process.
+    """Reads the variables that torchrun or srun set; returns ``None`` if neither started this process.
 
     Raises:
-        ConfigError: if a rank, a number of workers or a port is not valid.
+        ConfigError: if a rank, a number of workers or a port is invalid.
     """
     if "TORCHELASTIC_RUN_ID" in environment or {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(environment):
         size = _number(environment, "WORLD_SIZE", least=1)
@@ -183,14 +184,15 @@ def find_membership(environment: Mapping[str, str]) -> Membership | None:
             environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             environment.get("LOCAL_WORLD_SIZE") == environment["WORLD_SIZE"],
         )
-    # A batch script also has SLURM_PROCID, but only srun starts all the tasks, each in a step.
+    # SLURM_PROCID alone does not suffice: a batch script has it, too, but only srun runs all tasks, in a step.
     if "SLURM_STEP_NODELIST" in environment and int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
         return Membership(
             int(environment["SLURM_PROCID"]),
             int(environment["SLURM_STEP_NUM_TASKS"]),
             int(environment["SLURM_LOCALID"]),
-            1,  # srun hands out the GPUs as it was asked to
+            1,  # srun assigns GPUs according to its own options
             environment.get("MASTER_ADDR") or _first_host(environment["SLURM_STEP_NODELIST"]),
+            # Derived from the job id, so that all tasks agree on it and two jobs on one node rarely collide.
             _port(environment) if environment.get("MASTER_PORT") else 15000 + int(environment["SLURM_JOB_ID"]) % 20000,
             alone=environment.get("SLURM_STEP_NUM_NODES") == "1",
         )
@@ -204,11 +206,6 @@ def _port(environment: Mapping[str, str]) -> int:
 def _number(
     environment: Mapping[str, str], name: str, default: str = "", *, least: int = 0, most: int | None = None
 ) -> int:
-    """A whole number from the environment.
-
-    Raises:
-        ConfigError: if the variable is missing, not a whole number, or out of range.
-    """
     text = environment.get(name, default)
     if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
         bounds = f"from {least} to {most}" if most is not None else f"of at least {least}"
@@ -217,15 +214,15 @@ def _number(
 
 
 def leads(environment: Mapping[str, str]) -> bool:
-    """Whether this process speaks for all: it was started alone, or as the first of several."""
+    """Whether this process acts for all workers: it runs alone, or is the first one."""
     return environment.get("RANK" if "RANK" in environment else "SLURM_PROCID", "0") == "0"
 
 
 def find_secret(environment: Mapping[str, str]) -> str:
-    """What workers that were started elsewhere know of their run, and strangers do not.
+    """A value that only the workers of one run know, so that two runs on one port do not mix.
 
-    That is ``SPARDL_SECRET`` where it is set, as ``slurm/step.sh`` does. What Slurm or torchrun call the run is no
-    secret, but keeps two runs apart.
+    This is ``SPARDL_SECRET`` if set, as by ``slurm/step.sh``. Otherwise it is the run's name in Slurm or torchrun,
+    which is not confidential but differs between runs.
     """
     secret = environment.get("SPARDL_SECRET")
     step = "{SLURM_JOB_ID}.{SLURM_STEP_ID}" if {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= set(environment) else ""
@@ -233,23 +230,23 @@ def find_secret(environment: Mapping[str, str]) -> str:
 
 
 def what_a_restart_needs(environment: Mapping[str, str], *, resumes: bool) -> str | None:
-    """A warning, if torchrun may restart the workers and they would begin anew then."""
+    """A warning if torchrun may restart the workers but the training would start from the beginning."""
     if int(environment.get("TORCHELASTIC_MAX_RESTARTS", "0")) == 0 or resumes:
         return None
     return (
-        "torchrun may restart the workers, and they will begin anew then; resume=auto lets them go on, and "
-        "training.elastic=true another number of them"
+        "torchrun may restart the workers, which then start training from step 0; use resume=auto to continue, and "
+        "training.elastic=true to continue with a different number of workers"
     )
 
 
 def _first_host(nodes: str) -> str:
-    """The first node of a job, under a name or an address that this machine can use."""
+    """First node of a job, by a name or an address that this machine can resolve."""
     names = _scontrol("show", "hostnames", nodes).split()
     if not names:
-        raise ConfigError("scontrol cannot name this job's hosts; set MASTER_ADDR to the host of rank 0")
+        raise ConfigError(f"scontrol lists no hosts for {nodes}; set MASTER_ADDR to the host of rank 0")
     if _resolves(names[0]):
         return names[0]
-    # Slurm's names of nodes need not be those of machines.
+    # Node names of Slurm need not be host names.
     address = re.search(r"\bNodeAddr=(\S+)", _scontrol("--oneliner", "show", "node", names[0]))
     return address[1] if address else names[0]
 

@@ -1,6 +1,6 @@
-"""Worker processes of this machine: forked from one that has everything imported, watched, and ended together.
+"""Worker processes of this machine: forked, watched, and stopped together.
 
-A fork after the imports costs milliseconds where a fresh interpreter with torch costs a second.
+They are forked after all imports, which takes milliseconds; a fresh interpreter needs a second to import torch.
 """
 
 from __future__ import annotations
@@ -52,27 +52,27 @@ __all__ = [
 ]
 
 
-# The signals with which a scheduler, or a person, asks a process to stop.
+# Signals by which a scheduler or a user requests a stop.
 
 
-# Signals with which a scheduler, or a closed terminal, asks a process to stop.
+# Stop requests of a scheduler or a closed terminal.
 ASKING = frozenset({signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP})
-# The same and Ctrl-C.
+# All stop requests, including Ctrl-C.
 ANY = ASKING | {signal.SIGINT}
-# Signals that stay ignored if the parent ignored them, as nohup and shells with background jobs do.
+# Signals that stay ignored if the parent ignores them, as nohup and shells with background jobs do.
 _INHERITED = frozenset({signal.SIGHUP, signal.SIGINT})
 
-# Seconds in which further signals are echoes of the first, since those who stop all processes of a job often tell some
-# of them twice.
+# Further signals within these seconds count as repetitions of the first one, because schedulers often signal some
+# processes of a job twice.
 _ECHO = 1.0
 
 
 class AskedToStopError(KeyboardInterrupt):
-    """A signal asked to stop before there were workers."""
+    """A stop request arrived before the workers were started."""
 
 
 def end_at_once() -> NoReturn:
-    """Does what Ctrl-C does: for those who were asked twice."""
+    """Raises ``KeyboardInterrupt``, as a second stop request does."""
     raise KeyboardInterrupt
 
 
@@ -80,12 +80,12 @@ def end_at_once() -> NoReturn:
 def listening(
     ask: Callable[[], bool], again: Callable[[], None], signals: Collection[signal.Signals] = ANY
 ) -> Iterator[list[int]]:
-    """Lets the signals that ask to stop ask; for the main thread.
+    """Handles stop signals inside the ``with`` block; call it in the main thread.
 
     Args:
-        ask: asks, and answers whether that had been done before.
-        again: called if it had, unless that was a moment ago.
-        signals: the signals to handle. SIGHUP and SIGINT stay ignored if they are.
+        ask: requests the stop; returns whether it was already requested.
+        again: called on a repeated request, unless it follows the first one within a second.
+        signals: signals to handle. SIGHUP and SIGINT stay ignored if they are.
 
     Yields:
         The signals received so far, in order.
@@ -93,14 +93,14 @@ def listening(
     times: list[float] = []
     received: list[int] = []
 
-    def heard(signum: int, frame: FrameType | None) -> None:
+    def handle(signum: int, frame: FrameType | None) -> None:
         times.append(time.monotonic())
         received.append(signum)
         if ask() and (len(times) == 1 or times[-1] - times[0] > _ECHO):
             again()
 
     ignored = {signum for signum in _INHERITED if signal.getsignal(signum) == signal.SIG_IGN}
-    before = {signum: signal.signal(signum, heard) for signum in {*signals} - ignored}
+    before = {signum: signal.signal(signum, handle) for signum in {*signals} - ignored}
     unblocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, ANY)
     try:
         yield received
@@ -112,7 +112,7 @@ def listening(
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Lets these signals wait, in this process and in those that it forks, until they are listened to."""
+    """Blocks stop signals inside the ``with`` block, in this process and its forks, until they are handled."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ANY)
     try:
         yield
@@ -121,30 +121,30 @@ def deferred() -> Iterator[None]:
 
 
 def reaping() -> None:
-    """Restores the default action of SIGCHLD if the parent of this process ignored it; for the main thread.
+    """Restores the default action of SIGCHLD if the parent process ignored it; call it in the main thread.
 
-    While SIGCHLD is ignored, the kernel discards the exit codes of child processes. ``multiprocessing`` then takes a
-    child that has ended for a running one, and ``subprocess`` reports 0 for a failed one.
+    While SIGCHLD is ignored, the kernel discards the exit codes of child processes. ``multiprocessing`` then treats a
+    child that has ended as running, and ``subprocess`` reports 0 for a failed one.
     """
     if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-# Called with a rank and with where to report steps.
+# Called with a rank and a function that reports completed steps.
 Target: TypeAlias = Callable[[int, Callable[[int], None]], None]
 
-# Seconds that workers get to notice that one is lost, and then to obey a request to end.
+# Seconds for the workers to notice that a peer is lost, and then to follow a request to end.
 _NOTICE, _OBEY = 5.0, 2.0
-# Seconds that workers get to finish their step and save a checkpoint when their parent has died.
+# Seconds for the workers to finish their step and save a checkpoint after their parent died.
 _ORPHANED = 60.0
-# The parent's request to end at once; the scheduler's may reach workers, too, and mean something else.
+# The parent's request to end at once. It differs from the scheduler's signals, which also reach the workers.
 _END = signal.SIGUSR2
-# A report must fit into a pipe that is read only when its writer has ended.
+# Longest message of a worker: it must fit into a pipe that is read only after the worker has ended.
 _LONGEST = 4000
 
 
 class _Stopped(BaseException):
-    """The parent asked this worker to end."""
+    """The parent requested this worker to end."""
 
 
 @dataclass
@@ -159,7 +159,7 @@ class _Child:
         return not self.process.is_alive()
 
     def read_fault(self) -> None:
-        """Fetches what the worker said of its end, once."""
+        """Reads the error that the worker reported, once."""
         if self.fault is None and self.report.poll():
             try:
                 kind, message = self.report.recv()
@@ -171,18 +171,18 @@ class _Child:
 def run_processes(count: int, target: Target, folder: Path, *, stops: bool = False) -> None:
     """Runs ``target(rank, heartbeat)`` in ``count`` processes until all have returned.
 
-    If one fails, the others are ended: they get a few seconds to notice by themselves, then they are killed.
+    If one fails, the others get a few seconds to notice by themselves and are then killed.
 
     Args:
-        count: how many.
-        target: the work; it reports the steps it has done to ``heartbeat``.
-        folder: where tracebacks of failed workers are written.
-        stops: whether the target listens to the signals that ask to stop; those that this process gets are passed on.
-            From the second one on they end it at once. If this process dies, the workers are asked to stop.
+        count: number of processes.
+        target: function to run; it reports the number of completed steps to ``heartbeat``.
+        folder: folder for the tracebacks of failed workers.
+        stops: whether the target handles stop signals; then this process forwards them, and a second signal ends the
+            workers at once. If this process dies, the workers receive a stop request.
 
     Raises:
-        ConfigError: what a worker found wrong with the configuration, or if there are more than this machine allows.
-        StoppedError: if the workers stopped as they were asked to.
+        ConfigError: if a worker rejects the configuration, or this machine cannot run that many processes.
+        StoppedError: if the workers stopped on request.
         WorkerError: if a worker ended early; names its rank, its step and the reason.
     """
     steps = RawArray("q", count)
@@ -192,12 +192,12 @@ def run_processes(count: int, target: Target, folder: Path, *, stops: bool = Fal
     sys.stdout.flush()
     sys.stderr.flush()
     patience = _ORPHANED if stops else 0.0
-    passing: AbstractContextManager[list[int]] = _passing_on(children) if stops else nullcontext([])
+    passing: AbstractContextManager[list[int]] = _forwarding_signals(children) if stops else nullcontext([])
     try:
         with passing as received:
             waiting: AbstractContextManager[None] = deferred() if stops else nullcontext()
-            with waiting, _within_limits(children, count):
-                # One by one, so that an interruption finds all that were started.
+            with waiting, _explaining_limits(children, count):
+                # Extended one by one, so that an interruption finds every started process.
                 children.extend(_start(rank, target, folder, steps, lifeline, held, patience) for rank in range(count))
             _watch(children, steps)
         _check_stopped(children, interrupted=received[:1] == [signal.SIGINT])
@@ -208,18 +208,18 @@ def run_processes(count: int, target: Target, folder: Path, *, stops: bool = Fal
 
 
 @contextmanager
-def _within_limits(children: Sequence[_Child], count: int) -> Iterator[None]:
+def _explaining_limits(children: Sequence[_Child], count: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise ConfigError(
-            f"worker {len(children)} of {count} cannot be started: {error}; use fewer workers, or allow this user more "
+            f"worker {len(children)} of {count} cannot be started: {error}; use fewer workers, or raise the limits of "
             "open files and processes (ulimit -n, ulimit -u)"
         ) from error
 
 
 @contextmanager
-def _passing_on(children: Sequence[_Child]) -> Iterator[list[int]]:
+def _forwarding_signals(children: Sequence[_Child]) -> Iterator[list[int]]:
     asked: list[bool] = []
 
     def ask() -> bool:
@@ -228,8 +228,8 @@ def _passing_on(children: Sequence[_Child]) -> Iterator[list[int]]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child.process.pid, signal.SIGUSR1)
         asked.append(True)
-        if len(asked) == 1 and os.isatty(2):  # not by print(), which this signal may have interrupted
-            os.write(2, b"\nstopping: workers finish the step and save; Ctrl-C again ends them at once\n")
+        if len(asked) == 1 and os.isatty(2):  # os.write, because the signal may have interrupted a print()
+            os.write(2, b"\nstopping: workers finish the step and save; press Ctrl-C again to end them at once\n")
         return len(asked) > 1
 
     with listening(ask, end_at_once) as received:
@@ -247,16 +247,16 @@ def _check_stopped(children: Sequence[_Child], *, interrupted: bool) -> None:
 def run_each(
     count: int, target: Target, folder: Path, at_once: int, ended: Callable[[int, SpardlError | None], None]
 ) -> None:
-    """Runs ``target(number, heartbeat)`` for numbers 0 to ``count`` - 1, each in a process of its own.
+    """Runs ``target(number, heartbeat)`` for the numbers 0 to ``count`` - 1, each in a separate process.
 
-    What becomes of one is nothing to the others. All end with this process, however it ends.
+    The processes are independent: a failure does not affect the others. All of them end with this process.
 
     Args:
-        count: how many.
-        target: the work.
-        folder: where tracebacks of failed ones are written.
-        at_once: how many run at the same time.
-        ended: told each number that has ended, and why it failed.
+        count: number of processes.
+        target: function to run.
+        folder: folder for the tracebacks of failed processes.
+        at_once: number of processes that run at the same time.
+        ended: called with each number whose process has ended, and its error or ``None``.
     """
     steps = RawArray("q", count)
     lifeline, held = os.pipe()
@@ -279,9 +279,9 @@ def run_each(
 
 
 def _close(child: _Child) -> SpardlError | None:
-    """Why a worker that has ended did so, unless its work was done."""
+    """Reads why an ended worker failed, if it did, and releases it."""
     child.read_fault()
-    fault = child.fault or (WorkerError(f"the process {_how(child)}") if child.process.exitcode else None)
+    fault = child.fault or (WorkerError(f"the process {_exit_reason(child)}") if child.process.exitcode else None)
     _end([child])
     return fault
 
@@ -314,12 +314,12 @@ def _work(
     held: int,
     patience: float,
 ) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the parent as well, which ends its workers
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(_END, _stop)
     os.close(held)
-    # After a fork torch makes its pool of threads anew where it is first asked for, without a lock: of two threads that
-    # ask at once, as those of two process groups do, one finds none and aborts ("Invalid thread pool").
+    # After a fork, torch recreates its thread pool on first use, without a lock. If two threads do so at the same time,
+    # as those of two process groups may, one aborts ("Invalid thread pool"). So it is created here.
     torch.set_num_threads(torch.get_num_threads())
     threading.Thread(target=_end_with_parent, args=(lifeline, patience), daemon=True).start()
 
@@ -349,20 +349,20 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends this process without the interpreter's own shutdown, in which broken libraries wait for ever."""
+    """Ends this process without interpreter shutdown, in which some libraries hang."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # nobody may be reading any more
+        with contextlib.suppress(OSError, ValueError):  # the reader may have ended
             stream.flush()
     os._exit(code)
 
 
 def fault_of(error: Exception, rank: int, folder: Path) -> SpardlError:
-    """What a worker says of its end: the error, or if nobody raised it on purpose, one that names it.
+    """The error that a worker reports: its own if it is a ``SpardlError``, otherwise one that names it.
 
     Args:
-        error: the one being handled; its trace is written to a file.
-        rank: of the worker.
-        folder: of the run.
+        error: error being handled; its traceback is written to a file.
+        rank: rank of the worker.
+        folder: folder of the run.
     """
     path = folder / "errors" / f"rank-{rank}.txt"
     see = f" (see {path})"
@@ -370,27 +370,27 @@ def fault_of(error: Exception, rank: int, folder: Path) -> SpardlError:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, f"{first_line(error)}\n\n{traceback.format_exc()}".encode())
     except OSError:
-        see = ""  # a full disk may be what went wrong
+        see = ""  # the disk may be full
     if isinstance(error, SpardlError):
         return error
     return WorkerError(f"{type(error).__name__}: {first_line(error)}{see}")
 
 
 def _end_with_parent(lifeline: int, patience: float) -> None:
-    os.read(lifeline, 1)  # returns when the parent, which alone holds the other end, is gone
+    os.read(lifeline, 1)  # returns when the parent ends, because only it holds the other end
     if patience:
-        os.kill(os.getpid(), signal.SIGUSR1)  # asks to stop, once the target listens
+        os.kill(os.getpid(), signal.SIGUSR1)  # a stop request, which stays pending until the target handles it
         time.sleep(patience)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _watch(children: Sequence[_Child], steps: Sequence[int]) -> None:
     while True:
-        # Taken first: who ends after this wakes the wait, who ended before is seen by the check.
+        # Listed first: a child that ends later wakes the wait, and one that ended earlier is found by the check.
         alive = _alive(children)
         if any(child.ended and child.process.exitcode for child in children):
             _await_end(children, _NOTICE)
-            raise _blame(children, steps)
+            raise _first_failure(children, steps)
         if not alive:
             return
         wait(alive)
@@ -406,42 +406,44 @@ def _await_end(children: Sequence[_Child], seconds: float) -> None:
         wait(alive, timeout=until - time.monotonic())
 
 
-def _blame(children: Sequence[_Child], steps: Sequence[int]) -> SpardlError:
-    """Finds the worker that failed by itself; the others failed because of it."""
+def _first_failure(children: Sequence[_Child], steps: Sequence[int]) -> SpardlError:
+    """Finds the worker that failed first; the others failed because of it."""
     for child in children:
         child.read_fault()
     silent = [child for child in children if child.ended and child.process.exitcode and child.fault is None]
     if silent:
-        # NCCL aborts processes that have lost a peer.
-        return _died(min(silent, key=lambda child: child.process.exitcode == -signal.SIGABRT), steps)
+        # NCCL aborts a process that has lost a peer, so SIGABRT is the least likely cause.
+        return _silent_exit(min(silent, key=lambda child: child.process.exitcode == -signal.SIGABRT), steps)
     own = [child for child in children if child.fault and not isinstance(child.fault, PeerError)]
     if own:
-        return _failed(own[0], steps)
+        return _failure_of(own[0], steps)
     stuck = [child for child in children if not child.ended]
     if stuck:
-        return WorkerError(f"worker {stuck[0].rank} did not answer any more at step {steps[stuck[0].rank]}")
+        return WorkerError(f"worker {stuck[0].rank} stopped answering at step {steps[stuck[0].rank]}")
     lost = next(child for child in children if child.fault)
-    return _failed(lost, steps)
+    return _failure_of(lost, steps)
 
 
-def _died(child: _Child, steps: Sequence[int]) -> WorkerError:
-    return WorkerError(f"worker {child.rank} {_how(child)} at step {steps[child.rank]}; the other workers were stopped")
+def _silent_exit(child: _Child, steps: Sequence[int]) -> WorkerError:
+    return WorkerError(
+        f"worker {child.rank} {_exit_reason(child)} at step {steps[child.rank]}; the other workers were stopped"
+    )
 
 
-def _how(child: _Child) -> str:
+def _exit_reason(child: _Child) -> str:
     code = child.process.exitcode or 0
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-def _failed(child: _Child, steps: Sequence[int]) -> SpardlError:
+def _failure_of(child: _Child, steps: Sequence[int]) -> SpardlError:
     assert child.fault
     if isinstance(child.fault, (ConfigError, TrainingError)):
-        return child.fault  # found by all workers alike
+        return child.fault  # all workers raise the same error
     return WorkerError(f"worker {child.rank} failed at step {steps[child.rank]}: {child.fault}")
 
 
 def _end(children: Sequence[_Child]) -> None:
-    """Ends those that are left: by a request, so that displays and loggers are closed, then by force."""
+    """Ends the remaining workers: first by a request, so that progress displays and loggers close, then by force."""
     for child in children:
         if not child.ended and child.process.pid:
             os.kill(child.process.pid, _END)

@@ -1,4 +1,4 @@
-"""A store of keys and values that worker 0 holds for all."""
+"""The key-value store on rank 0 through which workers find one another, and TCP keepalive for connections to it."""
 
 from __future__ import annotations
 
@@ -19,25 +19,22 @@ from spardl.clusters.workers.membership import listen_as
 __all__ = ["end_when_silent", "hold_store"]
 
 
-# Connections to a store that end when nobody is at the other end any more.
-
-
-# Probes of a connection on which nothing is sent, within the time that it may be silent.
+# Keepalive probes within the allowed silence.
 _PROBES = 3
-# Seconds: the kernel takes no more.
+# Longest keepalive interval that the kernel accepts, in seconds.
 _LONGEST = 32767
 
 
 def end_when_silent(port: int, seconds: float) -> None:
-    """Lets the kernel end this process's connections to a port when the machine there is silent for so long.
+    """Makes the kernel close this process's connections to a port when the remote machine stops answering.
 
-    What waits for a store's answer then fails. torch gives no limit of its own to that: its timeouts are kept by the
-    store, and a link that is gone brings no answer, not even that the time is over. A store that takes its time does no
-    harm, since its machine goes on to confirm what arrives.
+    A wait for the store then fails instead of hanging. The timeouts of torch do not cover this: the store itself
+    enforces them, and over a broken link no reply arrives, not even a timeout. A slow store is safe, because its
+    machine still acknowledges packets.
 
     Args:
-        port: of the store.
-        seconds: to wait for a sign of life; at least 1, as the kernel counts.
+        port: port of the store.
+        seconds: silence after which a connection ends, in seconds; at least 1.
     """
     patience = min(max(1, round(seconds)), _LONGEST)
     every = max(1, patience // _PROBES)
@@ -49,14 +46,15 @@ def end_when_silent(port: int, seconds: float) -> None:
     }
     known = {getattr(socket, name): value for name, value in limits.items() if hasattr(socket, name)}  # all on Linux
     for connection in _connections(port):
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # closed in the meantime
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in known.items():
                 connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _connections(port: int) -> Iterator[socket.socket]:
-    """This process's sockets whose other end has that port; torch does not tell which are its own."""
+    """This process's sockets that are connected to ``port``."""
+    # torch does not expose the sockets of a store, so all descriptors are searched.
     for path in [*Path("/dev/fd").iterdir()]:
         with _opened(int(path.name)) as one:
             if one and one.family in (socket.AF_INET, socket.AF_INET6) and _port_of(one) == port:
@@ -65,10 +63,10 @@ def _connections(port: int) -> Iterator[socket.socket]:
 
 @contextmanager
 def _opened(descriptor: int) -> Iterator[socket.socket | None]:
-    """A second handle of a socket; ``None`` for what is no socket."""
+    """A duplicate of a socket, or ``None`` if the descriptor is not a socket."""
     try:
         copy = os.dup(descriptor)
-    except OSError:  # closed meanwhile
+    except OSError:  # closed in the meantime
         yield None
         return
     try:
@@ -84,29 +82,29 @@ def _opened(descriptor: int) -> Iterator[socket.socket | None]:
 def _port_of(one: socket.socket) -> int | None:
     try:
         return int(one.getpeername()[1])
-    except OSError:  # listens, or its other end is gone
+    except OSError:  # a listening socket, or a lost peer
         return None
 
 
 def hold_store(host: str, port: int, timeout: float, alone: bool, listener: socket.socket | None = None) -> Any:
-    """A store that listens where others look for it, and nowhere else if that can be told.
+    """Opens a store that listens on the address that the other workers use, and on no other address if possible.
 
     Args:
-        host: a name or an address of this machine, as the others know it.
-        port: 0 for any free one.
-        timeout: seconds that its users wait for one another.
-        alone: whether all of them are on this machine.
-        listener: a socket that listens already; it belongs to the store from now on.
+        host: host name or address of this machine, as the other workers know it.
+        port: port to listen on; 0 for any free port.
+        timeout: seconds that workers wait for one another.
+        alone: whether all workers run on this machine.
+        listener: socket that already listens; the store takes ownership.
 
     Raises:
-        OSError: if the port is taken, or the name means nothing.
-        RuntimeError: if it cannot be opened for another reason.
+        OSError: if the port is in use, or the name does not resolve.
+        RuntimeError: if the store cannot be opened for another reason.
     """
     listener = listener or listen_as(host, port, alone=alone)
     if listener is None:
         print(
-            f"warning: {host} is no address of this machine that workers elsewhere could use, so the store in which "
-            "they meet listens on all of its addresses; set MASTER_ADDR to one of them",
+            f"warning: {host} is not an address at which other machines reach this one, so the store listens on all "
+            "addresses; set MASTER_ADDR to one of them",
             file=sys.stderr,
             flush=True,
         )
@@ -118,6 +116,6 @@ def hold_store(host: str, port: int, timeout: float, alone: bool, listener: sock
         timeout=timedelta(seconds=timeout),
         wait_for_workers=False,
         master_listen_fd=listener.detach() if listener else None,
-        # In older versions of torch, libuv takes no socket that listens already.
+        # Before torch 2.14, the libuv store does not accept a socket that already listens.
         use_libuv=listener is None or torch.__version__ >= "2.14",
     )

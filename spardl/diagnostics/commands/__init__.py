@@ -1,4 +1,4 @@
-"""The subcommands of ``spardl``, and the options that several of them share."""
+"""The subcommands of ``spardl`` and the options that they share."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def network_option(command: F) -> F:
-    """``--network``, also as ``--bandwidth``; read it with ``parse_network``."""
+    """Adds the option ``--network``, also ``--bandwidth``; parse its value with ``parse_network``."""
     return click.option(
         "--network",
         "--bandwidth",
         "network",
         default="1gbit",
         show_default=True,
-        help=f"A bandwidth like 1gbit, one of {', '.join(PRESETS)}, or a file by spardl doctor --out.",
+        help=f"A bandwidth such as 1gbit, one of {', '.join(PRESETS)}, or a file from spardl doctor --out.",
     )(command)
 
 
 def workers_option(command: F) -> F:
-    """``--workers`` of a cluster that is predicted."""
-    return click.option("--workers", type=int, default=8, show_default=True)(command)
+    """Adds the option ``--workers``, the size of the cluster to predict."""
+    return click.option(
+        "--workers", type=click.IntRange(min=1), default=8, show_default=True, help="Number of workers."
+    )(command)

@@ -1,4 +1,4 @@
-"""``spardl advise``: which method and schedule a model wants on a network."""
+"""``spardl advise``: recommends a method and a schedule for a model on a network."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from spardl.diagnostics.choosing import DENSE, METHODS, PATIENCE, Compressing, m
 from spardl.diagnostics.choosing import advise as advised
 from spardl.diagnostics.commands import network_option, workers_option
 
-__all__ = ["advise", "telling"]
+__all__ = ["advise", "with_progress"]
 
-# Share of the cores that others may use.
+# Load per core above which measurements are unreliable.
 _BUSY = 0.5
 _EXAMPLES = """\b
 Examples:
@@ -32,50 +32,49 @@ Examples:
 @click.argument("profile", type=click.Path(path_type=Path, dir_okay=False))
 @network_option
 @workers_option
-@click.option("--compute", type=float, help="Seconds of forward and backward pass [as in the profile].")
-@click.option("--density", type=float, default=0.01, show_default=True, help="Of sparse methods.")
+@click.option("--compute", type=float, help="Seconds of the forward and backward pass [from the profile].")
+@click.option("--density", type=float, default=0.01, show_default=True, help="Density of sparse methods.")
 def advise(profile: Path, network: str, workers: int, compute: float | None, density: float) -> None:
-    """Say which method and schedule pay on a network.
+    """Recommend a method and a schedule for a model on a network.
 
-    PROFILE is a file by spardl profile. What compressing takes is measured here, on one core, several times for each
-    method and within half a minute on an idle machine; the rest is predicted. The first line can be pasted into a
-    training loop with DDP; the table compares it with plain DDP.
+    PROFILE is a file from spardl profile. The time of compression is measured on one core of this machine, several
+    times per method and in about half a minute on an idle machine; everything else is predicted. The first line can be
+    pasted into a DDP training loop; the table compares all methods with plain DDP.
     """
     torch.set_num_threads(1)
     link, found = parse_network(network, "--network"), Profile.read(profile)
     compressing = None
     if workers > 1:
-        _tell_if_busy()
+        _warn_if_busy()
         count = sum(len(options(workers, density)) for name, options in METHODS.items() if name != DENSE)
-        compressing = telling(measured(workers, torch.device("cpu"), found.layout), count)
+        compressing = with_progress(measured(workers, torch.device("cpu"), found.layout), count)
     click.echo(advised(found, link, workers, compute_seconds=compute, density=density, compressing=compressing))
 
 
-def _tell_if_busy() -> None:
-    """What is measured next to other work is too long, and differs from run to run."""
+def _warn_if_busy() -> None:
     if not hasattr(os, "getloadavg"):
-        return
+        return  # not available on every system
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > _BUSY * cores:
         click.echo(
-            f"this machine is busy (load {load:.1f} on {cores} cores): compressing will look slower than it is; "
-            "measure again when it is idle",
+            f"this machine is busy (load {load:.1f} on {cores} cores), so compression will look slower than it is; "
+            "measure again on an idle machine",
             err=True,
         )
 
 
-def telling(compressing: Compressing, count: int, clock: Callable[[], float] = time.perf_counter) -> Compressing:
-    """Prints how long the measurements take, and each of them while it runs, to stderr.
+def with_progress(compressing: Compressing, count: int, clock: Callable[[], float] = time.perf_counter) -> Compressing:
+    """Prints the progress of the measurements to stderr.
 
     Args:
-        compressing: measures a method.
-        count: of the methods with their options, to be measured one after the other.
-        clock: tells the seconds.
+        compressing: function that measures a method.
+        count: number of measurements, one for each method and set of options.
+        clock: clock in seconds.
     """
     done = 0
     click.echo(
-        f"measuring compression of {count} methods on one core: about {PATIENCE * count:.0f} s on an idle machine, "
-        "longer where kernels must be compiled first",
+        f"measuring the compression of {count} methods on one core: about {PATIENCE * count:.0f} s on an idle machine, "
+        "longer if kernels must be compiled first",
         err=True,
     )
 

@@ -1,4 +1,4 @@
-"""``spardl profile``: how long the layers of a model take."""
+"""``spardl profile``: measures how long the layers of a model take."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ from spardl.diagnostics.timeline.measure import measure
 __all__ = ["SOURCES", "Job", "Sizes", "Source", "from_function", "made", "profile", "profile_command"]
 
 
-# What can be profiled: a model, a batch for it and a loss, from a library of models or from one's own function.
+# What can be profiled: a model of a library, or the model that a user's function returns, with a batch and a loss.
 
 
+# Number of classes of a library model, as in ImageNet.
 CLASSES = 1000
 
 
 class Job(NamedTuple):
-    """What is measured.
+    """A model to profile.
 
     Attributes:
-        model: on the CPU, with fresh weights.
-        data: named tensors, or what else the model takes, on the CPU.
-        loss: a scalar, of the model and the data, on the model's device.
-        examples: in the data; ``None`` for as many as were asked for.
+        model: model on the CPU, with new weights.
+        data: named tensors, or other inputs of the model, on the CPU.
+        loss: function of the model and the data that returns a scalar on the model's device.
+        examples: number of examples in the data; ``None`` for the requested batch size.
     """
 
     model: nn.Module
@@ -47,34 +48,34 @@ class Job(NamedTuple):
 
 
 class Sizes(Protocol):
-    """What a source may be asked for."""
+    """The sizes that a source receives."""
 
     @property
     def batch(self) -> int:
-        """Examples in one pass."""
+        """Number of examples per pass."""
 
     @property
     def size(self) -> int | None:
-        """Side of a picture; ``None`` for the model's own."""
+        """Side of a square picture in pixels; ``None`` for the default of the model."""
 
     @property
     def seq(self) -> int:
-        """Tokens of a text."""
+        """Number of tokens per text."""
 
 
 Source: TypeAlias = Callable[[str, Sizes], Job]
-"""Makes a job of a model's name."""
+"""Creates a job from the name of a model and the sizes."""
 
 
 def from_torchvision(name: str, sizes: Sizes) -> Job:
-    """A model of torchvision, on square pictures."""
+    """Creates a job for a model of torchvision on square pictures."""
     from torchvision.models import get_model  # noqa: PLC0415 - takes seconds
 
     return _classifier(_built(get_model, name, weights=None), sizes.size or 224, sizes.batch)
 
 
 def from_timm(name: str, sizes: Sizes) -> Job:
-    """A model of timm, on square pictures of the size it was published with."""
+    """Creates a job for a model of timm on square pictures of its published size."""
     from timm import create_model  # noqa: PLC0415 - takes seconds
 
     model: Any = _built(create_model, name, pretrained=False)
@@ -82,19 +83,19 @@ def from_timm(name: str, sizes: Sizes) -> Job:
 
 
 SOURCES: Mapping[str, Source] = MappingProxyType({"torchvision": from_torchvision, "timm": from_timm})
-"""Libraries of models, by what stands in front of the colon."""
+"""Libraries of models, by the prefix in front of the colon."""
 
 
 def made(model: str, sizes: Sizes, sources: Mapping[str, Source]) -> Job:
-    """A job of a command line.
+    """Creates the job that the command line names.
 
     Args:
         model: ``SOURCE:NAME``, or ``package.module:function``.
-        sizes: of the batch.
-        sources: by name.
+        sizes: sizes of the batch.
+        sources: libraries by prefix.
 
     Raises:
-        ConfigError: if there is no such model, or a library is missing.
+        ConfigError: if the model does not exist, or a library is missing.
     """
     source, _, name = model.partition(":")
     if not name:
@@ -103,33 +104,33 @@ def made(model: str, sizes: Sizes, sources: Mapping[str, Source]) -> Job:
     try:
         return sources[source](name, sizes) if source in sources else from_function(model)
     except ImportError as error:
-        raise ConfigError(f"{model} needs a package more ({error}): pip install {error.name}") from error
+        raise ConfigError(f"{model} needs a missing package ({error}); pip install {error.name}") from error
 
 
 def from_function(place: str) -> Job:
-    """What a function of one's own returns: a model, and a batch for it or its loss.
+    """Creates a job from a user's function, which returns a model and either a batch or a loss function.
 
-    The loss is then that of the model's output if it has one, as those of transformers do, or the mean of all that the
-    model returns: what takes long is the way there and back. Instead of a batch, the function may return a function
-    without arguments that makes a forward pass where the model's parameters are, and returns the loss.
+    With a batch, the loss is the ``loss`` of the model's output if it has one, as models of transformers do, and
+    otherwise the mean of all outputs: the value does not matter, only the passes do. A loss function takes no
+    arguments, runs a forward pass on the device of the model's parameters, and returns the loss.
 
     Args:
         place: ``package.module:function``, importable from the working directory or installed.
 
     Raises:
-        ConfigError: if it is not there, fails, or returns something else.
-        ImportError: if something that it imports is not there.
+        ConfigError: if the function is missing, fails, or returns something else.
+        ImportError: if a package that it imports is missing.
     """
     function = _found(place)
     try:
         returned = function()
     except SpardlError:
-        raise
+        raise  # its message already is one line
     except Exception as error:
         raise ConfigError(f"{place} failed with {type(error).__name__}: {first_line(error)}") from error
     if not isinstance(returned, Sequence) or len(returned) != 2 or not isinstance(returned[0], nn.Module):
         got = f"({', '.join(type(each).__name__ for each in returned)})" if isinstance(returned, tuple) else returned
-        raise ConfigError(f"{place} must return a torch.nn.Module and a batch, or the loss as a function, got {got!r}")
+        raise ConfigError(f"{place} must return a torch.nn.Module and a batch, or a loss function, got {got!r}")
     model, batch = returned
     if callable(batch):
         return Job(model, {}, lambda model, data: batch())
@@ -138,21 +139,23 @@ def from_function(place: str) -> Job:
 
 def _found(place: str) -> Callable[[], Any]:
     module, _, name = place.partition(":")
-    if str(Path.cwd()) not in sys.path:  # a console script's path begins with its own folder
+    if str(Path.cwd()) not in sys.path:  # a console script searches its own folder first, not the working directory
         sys.path.insert(0, str(Path.cwd()))
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise
-        raise ConfigError(f"there is no module {module} in {Path.cwd()}, and none is installed") from error
+            raise  # the module exists, but one of its imports is missing
+        raise ConfigError(
+            f"module {module} is neither in {Path.cwd()} nor installed; run the command in the folder of the module"
+        ) from error
     except ImportError:
         raise
     except Exception as error:
         raise ConfigError(f"{module} cannot be imported: {type(error).__name__}: {first_line(error)}") from error
     function = getattr(found, name, None)
     if not callable(function):
-        raise ConfigError(f"{module} has no function {name}")
+        raise ConfigError(f"{module} has no function {name}; pass package.module:function")
     called: Callable[[], Any] = function
     return called
 
@@ -164,22 +167,23 @@ def _output(model: nn.Module, batch: Any) -> Any:
 
 
 def _loss(output: Any) -> Tensor:
-    """The model's own loss, or the mean of what it returns."""
+    # Models of transformers return a mapping with the loss, other libraries an object with an attribute.
     named = output if isinstance(output, Mapping) else vars(output) if hasattr(output, "__dict__") else {}
     own = named.get("loss")
     if isinstance(own, Tensor):
         return own
+    # All outputs take part, so that the backward pass reaches all parameters.
     means = [tensor.float().mean() for tensor in _tensors(output) if tensor.requires_grad]
     if not means:
         raise ConfigError(
-            f"the model returned {type(output).__name__} without a tensor to differentiate; let the function return "
-            "the model and its loss, as a function without arguments"
+            f"the model returned {type(output).__name__} without a differentiable tensor; return the model and a loss "
+            "function without arguments instead"
         )
     return torch.stack(means).sum()
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """All tensors within tuples, lists and mappings."""
+    """All tensors in nested tuples, lists and mappings."""
     if isinstance(value, Tensor):
         return [value]
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
@@ -187,7 +191,6 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _examples(batch: Any) -> int | None:
-    """The length of the first tensor."""
     return next((len(tensor) for tensor in _tensors(batch) if tensor.ndim), None)
 
 
@@ -208,7 +211,7 @@ def _classifier(model: nn.Module, size: int, batch: int) -> Job:
     )
 
 
-# Small, so that random labels cannot drive the weights away while times are taken.
+# Small, so that the weights stay finite despite random labels.
 _LEARNING_RATE = 1e-5
 _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = MappingProxyType(
     {"sgd": partial(torch.optim.SGD, momentum=0.9), "adamw": torch.optim.AdamW}
@@ -218,7 +221,7 @@ Examples:
   spardl profile training:make --out model.json
   spardl profile torchvision:resnet50 --batch 8 --out resnet50.json
 \b
-Here training.py is a file of yours, in this folder, with
+Here training.py is a file in the working directory that contains
   def make():
       return MyModel(), torch.randn(32, 3, 224, 224)
 """
@@ -226,7 +229,7 @@ Here training.py is a file of yours, in this folder, with
 
 @dataclass(frozen=True)
 class _Options:
-    """Of the command line."""
+    """Options of the command line."""
 
     model: str
     out: Path
@@ -241,22 +244,21 @@ class _Options:
     seq: int = 64
 
     def check(self) -> None:
-        """Accepts what makes sense.
+        """Checks the combination of options.
 
         Raises:
-            ConfigError: if it does not.
+            ConfigError: if the options are invalid.
         """
         if self.cpu_seconds and (self.device != "cpu" or self.threads != 1):
             raise ConfigError(
-                "--cpu-seconds adds up all threads, and knows no GPU; use it with --device cpu --threads 1"
+                "--cpu-seconds adds up the time of all threads and ignores a GPU; add --device cpu --threads 1"
             )
         if self.device == "cuda" and not torch.cuda.is_available():
-            raise ConfigError("--device cuda: torch finds no GPU here; use --device cpu")
-        if min(self.batch, self.seq, self.passes, self.size or 1, self.threads or 1) < 1 or self.warmup < 0:
-            raise ConfigError("--batch, --size, --seq, --passes and --threads must be at least 1, and --warmup 0")
+            raise ConfigError("--device cuda: torch finds no GPU; use --device cpu")
 
 
 def _measured(options: _Options, sources: Mapping[str, Source]) -> Profile:
+    # Times depend on the data where operations skip work, so the data is the same in every run.
     torch.manual_seed(1)
     job = made(options.model, options, sources)
     model = job.model.to(options.device).train()
@@ -275,7 +277,6 @@ def _measured(options: _Options, sources: Mapping[str, Source]) -> Profile:
 
 
 def _moved(value: Any, device: str) -> Any:
-    """Tensors within tuples, lists and mappings on another device."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, Mapping):
@@ -286,10 +287,10 @@ def _moved(value: Any, device: str) -> Any:
 
 
 def profile_command(sources: Mapping[str, Source]) -> click.Command:
-    """The command, for these libraries of models and for functions.
+    """Builds the command for a set of model libraries.
 
     Args:
-        sources: by what stands in front of the colon.
+        sources: libraries by the prefix in front of the colon.
     """
     libraries = ", ".join(f"{name}:NAME" for name in sources)
 
@@ -298,14 +299,30 @@ def profile_command(sources: Mapping[str, Source]) -> click.Command:
     @click.option(
         "--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The JSON file to write."
     )
-    @click.option("--batch", type=int, default=8, show_default=True, help="Examples in one pass of a library's model.")
-    @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
-    @click.option("--threads", type=int, help="Of torch on the CPU [all cores].")
-    @click.option("--cpu-seconds", is_flag=True, help="Count the CPU's own seconds, on busy machines.")
-    @click.option("--optimizer", type=click.Choice(list(_OPTIMIZERS)), default="sgd", show_default=True)
-    @click.option("--size", type=int, help="Side of a picture [the model's own].")
-    @click.option("--passes", type=int, default=5, show_default=True, help="Steps that count.")
-    @click.option("--warmup", type=int, default=2, show_default=True, help="Steps before them.")
+    @click.option(
+        "--batch",
+        type=click.IntRange(min=1),
+        default=8,
+        show_default=True,
+        help="Examples per pass of a library model.",
+    )
+    @click.option(
+        "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Device of the model."
+    )
+    @click.option("--threads", type=click.IntRange(min=1), help="CPU threads of torch [all cores].")
+    @click.option("--cpu-seconds", is_flag=True, help="Measure CPU time instead of wall-clock time, for busy machines.")
+    @click.option(
+        "--optimizer",
+        type=click.Choice(list(_OPTIMIZERS)),
+        default="sgd",
+        show_default=True,
+        help="Optimizer of the steps.",
+    )
+    @click.option("--size", type=click.IntRange(min=1), help="Side of a picture in pixels [default of the model].")
+    @click.option("--passes", type=click.IntRange(min=1), default=5, show_default=True, help="Measured steps.")
+    @click.option(
+        "--warmup", type=click.IntRange(min=0), default=2, show_default=True, help="Steps before the measurement."
+    )
     def command(**given: Any) -> None:
         options = _Options(**given)
         options.check()
@@ -320,11 +337,10 @@ def profile_command(sources: Mapping[str, Source]) -> click.Command:
         )
 
     command.help = (
-        "Measure how long the layers of a model take.\n\nThe file is what advise and timeline read. MODEL is "
-        "package.module:function, a function of yours that returns the model and a batch for it (or, instead of the "
-        "batch, a function without arguments that makes a forward pass and returns the loss); or a model of a library "
-        "with random pictures: "
-        f"{libraries}. Times are medians over some training steps, with hooks at every layer."
+        "Measure how long the layers of a model take.\n\nWrites the file that advise and timeline read. MODEL is "
+        "package.module:function, a function that returns your model and a batch (or, instead of the batch, a "
+        "function without arguments that runs a forward pass and returns the loss); or a library model with random "
+        f"pictures: {libraries}. Times are medians over several training steps, measured by hooks at every layer."
     )
     return command
 

@@ -1,14 +1,13 @@
-"""``spardl timeline``: what a training step takes under every schedule."""
+"""``spardl timeline``: predicts the time of a training step under every schedule."""
 
 from __future__ import annotations
 
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -29,10 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["chosen", "draw", "markdown", "timeline", "timeline_command"]
 
 
-# Timelines as a Gantt chart: for each schedule one bar of compute and one of the network, on a common time axis.
+# Gantt chart of timelines: per schedule one bar for compute and one for the network, on a common time axis.
 
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart; they differ in lightness, too.
+# Colours of Okabe and Ito, which are safe for colour-blind readers and differ in lightness.
 COLOURS: Mapping[Kind, str] = MappingProxyType(
     {
         Kind.BACKWARD: "#0072B2",
@@ -54,38 +53,38 @@ NAMES: Mapping[Kind, str] = MappingProxyType(
     }
 )
 BAR = 0.4
-# Of a pair; the next pair begins at the next whole number.
+# Offsets of the two bars of a schedule; the rows of schedules are 1 apart.
 PLACES: Mapping[Lane, float] = MappingProxyType({Lane.COMPUTE: -BAR / 2, Lane.NETWORK: BAR / 2})
 INCHES_PER_PAIR = 0.62
 INCHES_AROUND = 1.35
-# A smaller share of the axis is no room for the edge between two bars.
+# Bars below this share of the axis are drawn without an edge, which would hide them.
 EDGE_SHARE = 0.004
 
 
 def draw(timelines: Sequence[tuple[str, Timeline]], path: Path, title: str) -> None:
-    """Draws one period of each schedule below the other.
+    """Draws one period of each schedule, one below the other.
 
     Args:
-        timelines: their names, and what is drawn.
-        path: the picture; its ending is the format (.png, .svg, .pdf).
-        title: what all have in common.
+        timelines: name and timeline of each schedule.
+        path: picture to write; its suffix selects the format (.png, .svg, .pdf).
+        title: title of the picture.
 
     Raises:
-        ConfigError: if there is nothing to draw, no such format, or matplotlib is missing.
+        ConfigError: if there are no timelines, the format is not supported, or matplotlib is missing.
         OSError: if the file cannot be written.
     """
     try:
-        # Only who asks for a picture needs it.
+        # Imported here, because only pictures need it.
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
         from matplotlib.figure import Figure  # noqa: PLC0415
     except ImportError as error:
-        raise ConfigError("a picture needs matplotlib; install it with: pip install 'spardl[report]'") from error
+        raise ConfigError("a picture needs matplotlib; pip install 'spardl[report]'") from error
     if not timelines:
-        raise ConfigError("a picture needs at least one timeline")
+        raise ConfigError("no timelines to draw; choose a method that a schedule supports")
     figure = Figure(figsize=(10, INCHES_AROUND + INCHES_PER_PAIR * len(timelines)), layout="constrained")
     formats = FigureCanvasAgg(figure).get_supported_filetypes()
     if path.suffix[1:] not in formats:
-        raise ConfigError(f"{path}: no picture can be written with this ending; use .png, .svg or .pdf")
+        raise ConfigError(f"{path} is not a supported picture format; use .png, .svg or .pdf")
     axes = figure.subplots()
     end = max(timeline.seconds for _, timeline in timelines)
     for row, (_, timeline) in enumerate(timelines):
@@ -134,10 +133,10 @@ Examples:
 
 
 def chosen(text: str, known: Sequence[str], option: str) -> list[str]:
-    """The names in a list with commas.
+    """Splits a comma-separated list of names.
 
     Raises:
-        ConfigError: if one is not known.
+        ConfigError: if a name is unknown.
     """
     names = text.split(",")
     unknown = [name for name in names if name not in known]
@@ -147,101 +146,59 @@ def chosen(text: str, known: Sequence[str], option: str) -> list[str]:
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A table whose first row is the header."""
+    """Formats rows as a Markdown table; the first row is the header."""
     header, *body = rows
     rule = ["---", *["---:"] * (len(header) - 1)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *body))
 
 
-@dataclass(frozen=True)
-class _Options:
-    """Of the command line."""
-
-    profiles: tuple[Path, ...]
-    workers: int
-    network: str
-    methods: str
-    schedules: str
-    compute: float | None
-    compression: Path | None
-    picture: Path | None
-    json: Path | None
+class _Prediction(NamedTuple):
+    profile: str
+    method: str
+    schedule: str
+    timeline: Timeline
 
 
-_Cases = dict[str, dict[str, dict[str, Timeline | None]]]
+def _predict(
+    path: str, profile: Profile, costs: Mapping[str, MethodCosts], schedules: Sequence[str]
+) -> tuple[str, list[_Prediction]]:
+    """The table of a profile, and its predictions."""
+    rows, predictions = [["method", *schedules]], list[_Prediction]()
+    for method, cost in costs.items():
+        found = [(name, SCHEDULES[name](profile, cost)) for name in schedules]
+        rows.append([method, *(f"{each.seconds:.4g}" if each else "-" for _, each in found)])
+        # None: the method does not support the schedule.
+        predictions += [_Prediction(path, method, name, each) for name, each in found if each]
+    return markdown(rows), predictions
 
 
-def _predict(options: _Options, make: Callable[[Sequence[str]], Mapping[str, Method]], known: Sequence[str]) -> _Cases:
-    """The timelines by profile, method and schedule."""
-    schedules = chosen(options.schedules, tuple(SCHEDULES), "--schedules")
-    methods = chosen(options.methods, known, "--methods")
-    network = parse_network(options.network, "--network")
-    if options.workers < 1:
-        raise ConfigError(f"--workers must be at least 1, got {options.workers}")
-    lines = read_compression(options.compression, options.workers) if options.compression else {}
-    profiles = [Profile.read(path) for path in options.profiles]
-    if options.compute is not None:
-        profiles = [profile.scaled(options.compute) for profile in profiles]
-    made = make(methods)
-
-    def cases(profile: Profile) -> dict[str, dict[str, Timeline | None]]:
-        costs = {
-            name: MethodCosts.of(method, options.workers, network, lines.get(name, Linear(0.0, 0.0)), profile.layout)
-            for name, method in made.items()
-        }
-        return {method: {name: SCHEDULES[name](profile, cost) for name in schedules} for method, cost in costs.items()}
-
-    return {str(path): cases(profile) for path, profile in zip(options.profiles, profiles, strict=True)}
+def _write_json(path: Path, predictions: Sequence[_Prediction], **setting: object) -> None:
+    rows = [
+        {"profile": each.profile, "method": each.method, "schedule": each.schedule, "seconds": each.timeline.seconds}
+        for each in predictions
+    ]
+    write_atomically(path, f"{json.dumps({**setting, 'predictions': rows}, indent=1)}\n".encode())
 
 
-def _report(options: _Options, found: _Cases) -> None:
-    """Prints tables, and writes what else was asked for."""
-    title = f"{options.workers} workers, {options.network}"
-    for path, cases in found.items():
-        click.echo(f"{path}, {title}: seconds of an iteration\n\n{_table(cases, options.schedules.split(','))}\n")
-    every = {
-        (path, method, name): timeline
-        for path, cases in found.items()
-        for method, row in cases.items()
-        for name, timeline in row.items()
-        if timeline
-    }
-    if options.json:
-        rows = [
-            {"profile": path, "method": method, "schedule": name, "seconds": timeline.seconds}
-            for (path, method, name), timeline in every.items()
-        ]
-        plain = {"workers": options.workers, "network": options.network, "predictions": rows}
-        write_atomically(options.json, f"{json.dumps(plain, indent=1)}\n".encode())
-    if options.picture:
-        several = len(found) > 1
-        named = [
-            ("\n".join([*([Path(path).stem] if several else []), f"{method}, {name}"]), timeline)
-            for (path, method, name), timeline in every.items()
-        ]
-        models = ", ".join(Path(path).stem for path in found)
-        draw(named, options.picture, f"{models}, {title}")
-
-
-def _table(cases: Mapping[str, Mapping[str, Timeline | None]], schedules: Sequence[str]) -> str:
-    """Seconds of an iteration, one row for each method."""
-    rows = [[method, *(_cell(found[name]) for name in schedules)] for method, found in cases.items()]
-    return markdown([["method", *schedules], *rows])
-
-
-def _cell(timeline: Timeline | None) -> str:
-    return f"{timeline.seconds:.4g}" if timeline else "-"
+def _draw(path: Path, predictions: Sequence[_Prediction], profiles: Sequence[str], title: str) -> None:
+    models = [Path(each).stem for each in profiles]
+    several = len(models) > 1  # then each row also names its profile
+    named = [
+        ("\n".join([*([Path(each.profile).stem] if several else []), f"{each.method}, {each.schedule}"]), each.timeline)
+        for each in predictions
+    ]
+    draw(named, path, f"{', '.join(models)}, {title}")
 
 
 def timeline_command(
     known: Sequence[str], make: Callable[[Sequence[str]], Mapping[str, Method]], methods: str
 ) -> click.Command:
-    """The command, for these methods.
+    """Builds the command for a set of methods.
 
     Args:
-        known: their names.
-        make: makes some of them.
-        methods: what their names are, for the help.
+        known: names of the methods.
+        make: creates the methods with the given names.
+        methods: description of the names, for the help text.
     """
     path = click.Path(path_type=Path, dir_okay=False)
 
@@ -249,20 +206,48 @@ def timeline_command(
     @click.argument("profiles", nargs=-1, required=True, type=path, metavar="PROFILE...")
     @workers_option
     @network_option
-    @click.option("--methods", default="none,spardl", show_default=True, help=f"{methods}, with commas.")
+    @click.option("--methods", default="none,spardl", show_default=True, help=f"{methods}, separated by commas.")
     @click.option("--schedules", default=",".join(SCHEDULES), help=f"Some of {', '.join(SCHEDULES)} [all].")
-    @click.option("--compute", type=float, help="Scale each profile to so many seconds, forward and backward.")
-    @click.option("--compression", type=path, help="Times of compressing, by scripts/compression.py [none].")
+    @click.option("--compute", type=float, help="Scale each profile to these seconds of the forward and backward pass.")
+    @click.option("--compression", type=path, help="Times of compression, from scripts/compression.py [none].")
     @click.option("--picture", type=path, help="Draw all timelines to this file (.png, .svg, .pdf).")
-    @click.option("--json", type=path, help="Write the predictions to this file.")
-    def command(**given: Any) -> None:
-        """Predict what a training step takes under every schedule.
+    @click.option("--json", "json_file", type=path, help="Write the predictions to this file.")
+    def command(
+        profiles: tuple[Path, ...],
+        workers: int,
+        network: str,
+        methods: str,
+        schedules: str,
+        compute: float | None,
+        compression: Path | None,
+        picture: Path | None,
+        json_file: Path | None,
+    ) -> None:
+        """Predict the time of a training step under every schedule.
 
-        Prints a table of seconds for each PROFILE, a file by spardl profile. What compressing takes is left out unless
-        --compression names a file.
+        Prints a table of seconds for each PROFILE, a file from spardl profile. The time of compression counts as 0
+        unless --compression names a file.
         """
-        options = _Options(**given)
-        _report(options, _predict(options, make, known))
+        names, chosen_methods = chosen(schedules, tuple(SCHEDULES), "--schedules"), chosen(methods, known, "--methods")
+        link, title = parse_network(network, "--network"), f"{workers} workers, {network}"
+        lines = read_compression(compression, workers) if compression else {}
+        read = {str(each): Profile.read(each) for each in profiles}
+        if compute is not None:
+            read = {each: profile.scaled(compute) for each, profile in read.items()}
+        made, tables, predictions = make(chosen_methods), list[str](), list[_Prediction]()
+        for each, profile in read.items():
+            costs = {
+                name: MethodCosts.of(method, workers, link, lines.get(name, Linear(0.0, 0.0)), profile.layout)
+                for name, method in made.items()
+            }
+            table, found = _predict(each, profile, costs, names)
+            tables.append(f"{each}, {title}: seconds per step\n\n{table}\n")
+            predictions += found
+        click.echo("\n".join(tables))  # after all predictions: an error prints no tables
+        if json_file:
+            _write_json(json_file, predictions, workers=workers, network=network)
+        if picture:
+            _draw(picture, predictions, list(read), title)
 
     return command
 

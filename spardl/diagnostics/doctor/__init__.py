@@ -1,1 +1,1 @@
-"""The checks of ``spardl doctor``: what is installed, who reaches whom, how fast, and how right."""
+"""The checks of ``spardl doctor``: installation, reachability, speed and correctness."""

@@ -1,4 +1,4 @@
-"""What torchrun -m spardl.diagnostics.doctor runs."""
+"""``spardl doctor`` as a module, for ``torchrun -m spardl.diagnostics.doctor``."""
 
 from __future__ import annotations
 

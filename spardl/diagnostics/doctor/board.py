@@ -1,4 +1,4 @@
-"""A board on which workers leave notes for one another, before there is a process group."""
+"""Findings of the checks, facts about this machine, and a store-based message board for workers."""
 
 from __future__ import annotations
 
@@ -34,17 +34,18 @@ __all__ = [
     "installed",
     "interfaces",
     "join_store",
+    "nccl_version",
     "own_address",
     "versions",
     "why_unreachable",
 ]
 
 
-# What a check found, in one line, and whether anything failed.
+# The result lines of the checks.
 
 
 class Verdict(Enum):
-    """How good news is; the text stands in front of the line."""
+    """Result of a check; the value is the prefix of its line."""
 
     OK = "ok"
     WARNING = "warning"
@@ -53,105 +54,113 @@ class Verdict(Enum):
 
 @dataclass
 class Findings:
-    """All lines so far.
+    """Prints the results of the checks and counts the failures.
 
     Attributes:
-        speaks: whether this process prints: one does.
-        failures: how many checks failed.
+        prints: whether this process prints; only one process does.
+        failures: number of failed checks.
     """
 
-    speaks: bool
+    prints: bool
     failures: int = field(default=0, init=False)
 
     def ok(self, text: str) -> None:
-        """What is as it should be, and where."""
-        self._tell(Verdict.OK, text)
+        """Reports a passed check."""
+        self.report(Verdict.OK, text)
 
     def warn(self, text: str) -> None:
-        """What works, but not well: what, where, the fix."""
-        self._tell(Verdict.WARNING, text)
+        """Reports a problem that does not prevent training: what, where, and the fix."""
+        self.report(Verdict.WARNING, text)
 
     def fail(self, text: str) -> None:
-        """What does not work: what, where, the fix."""
-        self.failures += 1
-        self._tell(Verdict.FAILED, text)
+        """Reports a failure: what, where, and the fix."""
+        self.report(Verdict.FAILED, text)
 
     def judge(self, good: bool, text: str, fix: str) -> None:
-        """What is either right or has failed."""
+        """Reports a pass or a failure."""
         if good:
             self.ok(text)
         else:
             self.fail(f"{text}; {fix}")
 
     def progress(self, text: str) -> None:
-        """What comes next, to stderr: it may take a while."""
-        if self.speaks:
+        """Prints the next action to stderr, because it may take a while."""
+        if self.prints:
             print(text, file=sys.stderr, flush=True)
 
     def show(self, lines: list[str]) -> None:
-        """More than a line can hold, under the line before."""
-        if self.speaks:
+        """Prints further lines below the last one."""
+        if self.prints:
             print("\n".join(f"{'':<9}{line}" for line in lines), flush=True)
 
-    def _tell(self, verdict: Verdict, text: str) -> None:
-        if self.speaks:
+    def report(self, verdict: Verdict, text: str) -> None:
+        """Reports a result as one line, and counts a failure."""
+        self.failures += verdict is Verdict.FAILED
+        if self.prints:
+            # Errors of libraries may span lines; scripts expect one line per result.
             print(f"{verdict.value:<9}{' '.join(text.split())}", flush=True)
 
 
-# What is installed on this machine, and what this machine is called.
+# The installation and the addresses of this machine.
 
 
 VARIABLES: Mapping[str, str] = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
-"""What tells a backend which interface to use."""
-# The extra with the compiler of inner loops.
+"""Environment variables that select the network interface of a backend."""
+# The extra that installs the compiler of the kernels.
 _FAST = "fast"
 
 
 def versions() -> dict[str, str]:
-    """What must be the same on all hosts, by name."""
+    """Versions that must be equal on all hosts, by name."""
     return {"python": platform.python_version(), "torch": torch.__version__, "spardl": __version__}
 
 
 def check_versions(findings: Findings) -> None:
-    """Names the versions, and says whether inner loops are compiled."""
+    """Reports the versions, and whether compiled kernels are enabled."""
     named = {**versions(), **{name: found for name in ("numpy", "numba") if (found := installed(name))}}
     findings.ok(f"installation: {', '.join(f'{name} {version}' for name, version in named.items())}, {_gpus()}")
     if os.environ.get("SPARDL_KERNELS") == "portable":
-        findings.warn("installation: SPARDL_KERNELS=portable turns compiled kernels off; unset it")
+        findings.warn("installation: SPARDL_KERNELS=portable disables compiled kernels; unset it")
 
 
 def _gpus() -> str:
     if not torch.version.cuda:
         return "no CUDA in torch"
-    nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else "none"
-    return f"CUDA {torch.version.cuda}, NCCL {nccl}, {torch.cuda.device_count()} GPU(s) here"
+    return f"CUDA {torch.version.cuda}, NCCL {nccl_version() or 'none'}, {torch.cuda.device_count()} GPU(s) here"
+
+
+def nccl_version() -> str | None:
+    """Version of NCCL, or ``None`` if torch has none."""
+    return ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None
 
 
 def check_extras(findings: Findings) -> None:
-    """Says which optional libraries are here, and how to get the others."""
+    """Reports the installed extras, and how to install the others."""
     try:
         wanted = metadata.requires("spardl") or []
     except metadata.PackageNotFoundError:
-        findings.warn("extras: spardl is not installed, only found in the folder; in its repository, pip install -e .")
+        findings.warn(
+            "extras: spardl is imported from the working directory, not installed; pip install -e . in its repository"
+        )
         return
     extras: dict[str, list[str]] = {}
     for line in wanted:
         found = re.match(r"""([\w.-]+).*extra\s*==\s*["']([\w-]+)["']""", line)
-        if found and found[1] != "spardl":
+        if found and found[1] != "spardl":  # an extra may include other extras of this package
             extras.setdefault(found[2], []).append(found[1])
     missing = {extra: [name for name in names if not installed(name)] for extra, names in sorted(extras.items())}
     if lacks := missing.get(_FAST):
         findings.warn(
-            f"extras: without {', '.join(lacks)} selection takes three times as long; pip install 'spardl[{_FAST}]'"
+            f"extras: selection is about 3 x slower without {', '.join(lacks)}; pip install 'spardl[{_FAST}]'"
         )
     there = ", ".join(extra for extra, names in missing.items() if not names) or "none"
     others = ", ".join(f"{extra} (without {', '.join(names)})" for extra, names in missing.items() if names)
-    more = f"; not complete: {others}; pip install 'spardl[NAME]' if you want it" if others else ""
+    more = f"; incomplete: {others}; pip install 'spardl[NAME]' to complete one" if others else ""
     findings.ok(f"extras: {there}{more}")
 
 
 def installed(name: str) -> str | None:
-    """A library's version, if it is there."""
+    """Version of an installed package, or ``None``."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -159,22 +168,22 @@ def installed(name: str) -> str | None:
 
 
 def interfaces() -> list[str]:
-    """The network interfaces of this machine, loopback last."""
+    """Network interfaces of this machine, with the loopback interface last."""
     return sorted((name for _, name in socket.if_nameindex()), key=lambda name: (name == "lo", name))
 
 
 def own_address(backend: str) -> tuple[str | None, str]:
-    """Where the others can reach this process, and how that is known.
+    """The address at which other workers can reach this process, and its origin.
 
     Args:
         backend: gloo or nccl.
 
     Returns:
-        The IPv4 address, or ``None`` if there is none, and words that say where it comes from.
+        The IPv4 address, or ``None``, and a description of where it comes from.
     """
     variable = VARIABLES[backend]
     named = os.environ.get(variable, "")
-    if named and not named.startswith("^"):  # NCCL leaves out what follows a ^, and takes beginnings of names
+    if named and not named.startswith("^"):  # NCCL accepts prefixes of names; after a ^ it excludes them
         wanted = named.split(",")[0].lstrip("=")
         matching = [name for name in interfaces() if name.startswith(wanted)]
         return address_of(wanted if wanted in matching else (*matching, wanted)[0]), f"{variable}={named}"
@@ -185,14 +194,15 @@ def own_address(backend: str) -> tuple[str | None, str]:
 
 
 def why_unreachable(backend: str, hosts: int) -> str | None:
-    """What is wrong with the address of this machine, and the fix; ``None`` if nothing is.
+    """What is wrong with the address of this machine, and the fix; ``None`` if nothing is wrong.
 
     Args:
         backend: gloo or nccl.
-        hosts: how many machines there are.
+        hosts: number of machines.
     """
     address, source = own_address(backend)
     there = [name for name in interfaces() if address_of(name)]
+    # The loopback interface is suggested only if there is no other.
     better = [name for name in there if name != "lo"] or there
     advice = f"set {VARIABLES[backend]} to one of {', '.join(better)}, or pass --interface"
     if address is None:
@@ -203,12 +213,12 @@ def why_unreachable(backend: str, hosts: int) -> str | None:
 
 
 class Board:
-    """Where workers tell one another what they know, without a process group.
+    """Messages between workers through a store, before a process group exists.
 
     Args:
-        member: this process.
-        store: which all share.
-        timeout: seconds that bound every wait for others.
+        member: place of this process among the workers.
+        store: store that all workers share.
+        timeout: timeout of every wait, in seconds.
     """
 
     def __init__(self, member: Membership, store: Any, timeout: float) -> None:
@@ -216,19 +226,20 @@ class Board:
 
     @property
     def others(self) -> list[int]:
-        """All ranks but this one's."""
+        """Ranks of all other workers."""
         return [rank for rank in range(self.member.size) if rank != self.member.rank]
 
-    def tell(self, topic: str, content: Any) -> None:
-        """Says something to all: plain data, once for each topic."""
+    def publish(self, topic: str, content: Any) -> None:
+        """Publishes plain data under a topic, once per topic."""
         self._asked(lambda: self.store.set(f"{topic}/{self.member.rank}", json.dumps(content)))
 
-    def hear(self, topic: str, ranks: Iterable[int], seconds: float) -> dict[int, Any]:
-        """What workers said, by rank: of those who did in time.
+    def read(self, topic: str, ranks: Iterable[int], seconds: float) -> dict[int, Any]:
+        """Reads what workers published under a topic, by rank, as far as it arrives in time.
 
         Raises:
-            PeerError: if the store is gone, and with it the first worker.
+            PeerError: if the store is lost, and with it worker 0.
         """
+        # One deadline for all ranks: several missing workers must not multiply the wait.
         until, found = time.monotonic() + seconds, {}
         for rank in ranks:
             key = f"{topic}/{rank}"
@@ -236,23 +247,23 @@ class Board:
                 found[rank] = json.loads(self._asked(lambda key=key: self.store.get(key)))
         return found
 
-    def hear_leader(self, topic: str, seconds: float) -> Any:
-        """What rank 0 said.
+    def read_leader(self, topic: str, seconds: float) -> Any:
+        """Reads what worker 0 published under a topic.
 
         Raises:
-            PeerError: if it said nothing in time.
+            PeerError: if nothing arrives in time.
         """
-        found = self.hear(topic, [0], seconds)
+        found = self.read(topic, [0], seconds)
         if not found:
-            raise PeerError(f"worker 0 at {self.member.host} says nothing any more; see what it printed")
+            raise PeerError(f"worker 0 at {self.member.host} stopped answering; see its output")
         return found[0]
 
     def _comes(self, key: str, seconds: float) -> bool:
         try:
             self.store.wait([key], timedelta(seconds=max(0.01, seconds)))
         except dist.DistNetworkError:
-            raise
-        except RuntimeError:  # not the same for each kind of store
+            raise  # the store is gone, which is not a timeout
+        except RuntimeError:  # stores raise different subclasses on a timeout
             return False
         return True
 
@@ -262,22 +273,22 @@ class Board:
         except RuntimeError as error:
             raise PeerError(
                 f"worker {self.member.rank} on {socket.gethostname()} lost worker 0, which holds the store: "
-                f"{first_line(error)}; see what worker 0 printed"
+                f"{first_line(error)}; see the output of worker 0"
             ) from error
 
 
 def join_store(member: Membership, timeout: float) -> Any:
-    """The store of workers that torchrun or srun started.
+    """Opens or joins the store of workers that torchrun or srun started.
 
     Raises:
-        PeerError: if it cannot be reached, or not be opened.
+        PeerError: if the store cannot be reached or opened.
     """
     where = f"{member.host}:{member.port}"
     me = f"worker {member.rank} on {socket.gethostname()}"
     try:
         socket.getaddrinfo(member.host, member.port)
     except OSError as error:
-        raise PeerError(f"{me}: {member.host} does not resolve ({error}); set MASTER_ADDR to an address") from error
+        raise PeerError(f"{me} cannot resolve {member.host} ({error}); set MASTER_ADDR to an address") from error
     holds = member.rank == 0 and not member.served
     try:
         if holds:
@@ -286,13 +297,13 @@ def join_store(member: Membership, timeout: float) -> Any:
             store = dist.TCPStore(  # type: ignore[attr-defined]
                 member.host, member.port, None, False, timedelta(seconds=timeout), wait_for_workers=False
             )
-        # torchrun's own store outlives restarts, with what was said before.
+        # The store of torchrun survives restarts and still holds the messages of earlier attempts.
         return dist.PrefixStore(f"doctor/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)  # type: ignore[attr-defined]
     except (OSError, RuntimeError) as error:
         reason = first_line(error)
         if holds:
-            raise PeerError(f"{me} cannot listen on {where}: {reason}; set MASTER_PORT to a free one") from error
+            raise PeerError(f"{me} cannot listen on {where}: {reason}; set MASTER_PORT to a free port") from error
         raise PeerError(
-            f"{me} cannot reach worker 0 at {where}: {reason}; see whether worker 0 runs, and what is between them: "
-            "link, firewall, MASTER_ADDR"
+            f"{me} cannot reach worker 0 at {where}: {reason}; check that worker 0 runs, and check the link, the "
+            "firewall and MASTER_ADDR"
         ) from error

@@ -1,6 +1,6 @@
-"""Whether synchronizations are right here: the laws that every method has to keep, checked on this cluster.
+"""Correctness of synchronizations on this cluster, by the laws that every method must satisfy.
 
-Replicas stay equal to the last bit, and no mass of the gradients is lost: what is not in an average is in a residual.
+All replicas are bitwise equal, and no part of the gradients is lost: what an average lacks is in a residual.
 """
 
 from __future__ import annotations
@@ -8,20 +8,18 @@ from __future__ import annotations
 import hashlib
 import itertools
 import time
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from spardl.basics.errors import ConfigError
-from spardl.clusters import Ledger, Network, ProcessGroupCluster, gather_rows
+from spardl.clusters import Cluster, Ledger, Network, ProcessGroupCluster, gather_rows
 from spardl.clusters.profile import StepCosts, break_even_gbit, gather_costs
 from spardl.communicators import Backend, SparDL
-from spardl.communicators.base import Communicator
-from spardl.compressors import Compressor, Mass, NoCompression, TopK
+from spardl.compressors import Mass, NoCompression, TopK
 from spardl.diagnostics.doctor.board import Findings
 from spardl.method import registry
 from spardl.method.method import Method, MethodState
@@ -45,31 +43,32 @@ __all__ = [
     "distance",
     "every_method",
     "gradient_of",
-    "keeping",
+    "lossless",
+    "synchronize",
     "total",
-    "try_out",
+    "try_method",
 ]
 
 DENSITY = 0.01
 LAYOUT = Layout.of([(100, 150), (5000,)])
-"""A matrix and a vector, for methods that look at shapes."""
+"""A matrix and a vector, because some methods depend on shapes."""
 STEPS = 2
-"""That are checked."""
+"""Number of checked steps."""
 ROUNDING = 1e-5
-"""The part of a sum that rounding may change, at 24 bits."""
-# Seconds that all other methods may take together.
+"""Largest relative error of a sum by rounding, with a significand of 24 bits."""
+# Seconds for all methods except SparDL together.
 _BUDGET = 10.0
-# Entries of the gradient that is timed, seconds that one dense all-reduce of it may take, steps before and while timed.
+# Entries of the timed gradient, longest dense all-reduce of it in seconds, and steps before and during the measurement.
 _ENTRIES, _PATIENCE, _SETTLE, _TIMED = 1_000_000, 0.5, 2, 5
 
 
 class Trial(NamedTuple):
-    """What came of trying a method.
+    """Result of a trial of a method.
 
     Attributes:
-        problem: what is wrong, if anything; the same on all workers.
-        lost: which part of the mass is in no average and no residual; 0 where it may be lost.
-        average: the last one, shape (n,), on the CPU.
+        problem: what is wrong, or ``None``; the same on all workers.
+        lost: share of the gradients that is in no average and no residual; 0 if the method may lose some.
+        average: last average, shape (n,), on the CPU.
     """
 
     problem: str | None
@@ -78,110 +77,111 @@ class Trial(NamedTuple):
 
 
 def every_method(findings: Findings) -> dict[str, Method]:
-    """Every method by its name, and with the compressor of one of them each communicator that none of them uses.
+    """All methods by name, and every communicator that none of them uses, combined with a suitable compressor.
 
     Args:
-        findings: where it is said which methods of other packages cannot be made without options.
+        findings: where methods that cannot be created without options are reported.
     """
-    named = {name: method for name in method_names() for method in _made(name, findings)}
-    used = {type(method.communicator) for method in named.values()}
-    left = [kind() for kind in registry.communicators().values() if kind not in used]
-    pairs = [(_partner(named.values(), way), way) for way in left]
-    return {**named, **{f"{one.name} with {way.name}": _paired(one, way) for one, way in pairs}}
+    methods: dict[str, Method] = {}
+    for name in method_names():
+        try:
+            methods[name] = make_method(name)
+        except ConfigError as error:
+            findings.warn(f"methods: {name} is not checked because it needs options: {error}")
+    compressors = [method.compressor for method in methods.values()]
+    used = {type(method.communicator) for method in methods.values()}
+    for kind in registry.communicators().values():
+        if kind in used:
+            continue
+        communicator = kind()
+        # Any compressor whose output the communicator can sum; LocalResidual keeps what such a pair leaves behind.
+        compressor = next(each for each in compressors if each.output in communicator.sums)
+        residual = LocalResidual() if compressor.mass is Mass.LEFT else NoResidual()
+        methods[f"{compressor.name} with {communicator.name}"] = Method(compressor, communicator, residual)
+    return methods
 
 
-def _made(name: str, findings: Findings) -> Iterator[Method]:
-    try:
-        yield make_method(name)
-    except ConfigError as error:
-        findings.warn(f"methods: {name} is not checked, as it needs options: {error}")
-
-
-def _partner(methods: Iterable[Method], way: Communicator[Any, Any]) -> Compressor:
-    return next(method.compressor for method in methods if method.compressor.output in way.sums)
-
-
-def _paired(compressor: Compressor, way: Communicator[Any, Any]) -> Method:
-    return Method(compressor, way, LocalResidual() if compressor.mass is Mass.LEFT else NoResidual())
-
-
-def keeping(method: Method) -> Method:
-    """The same with the residual that loses nothing, and without a momentum of its own."""
+def lossless(method: Method) -> Method:
+    """The same method with a residual that loses nothing, and without momentum of its own."""
     kept = type(method.residual)()
     residual = GlobalResidual() if method.compressor.sparsifies and method.residual.remembers else kept
     return replace(method, residual=residual, momentum=OptimizerMomentum())
 
 
 def check_spardl(cluster: ProcessGroupCluster, networked: bool, findings: Findings) -> None:
-    """SparDL at density 1 against the dense average, and its laws at a low density."""
-    alike = "see that all hosts have the same versions and the same kind of processor"
-    fix = f"training would go wrong; {alike if networked else 'report it with the versions above'}"
-    average, _, _ = _synchronized(cluster, _spardl(1.0), steps=1)
+    """Compares SparDL at density 1 with the dense average, and checks its laws at a low density."""
+    alike = "use the same versions and the same kind of processor on all hosts"
+    fix = f"training would be wrong; {alike if networked else 'report a bug with the versions above'}"
+    average, _, _ = synchronize(cluster, _spardl(1.0), steps=1)
     off = distance(average.double() * cluster.size, total(cluster.size, steps=1))
     problem = _differing(cluster, average)
     findings.judge(
         problem is None and off <= ROUNDING,
-        f"SparDL at density 1: {problem or f'equals the dense average but for {off:.0e} of it'}",
-        f"rounding makes {ROUNDING:g} at most, {fix}",
+        f"SparDL at density 1: {problem or f'equals the dense average within {off:.0e}'}",
+        f"rounding explains at most {ROUNDING:g}, so {fix}",
     )
-    problem, off, _ = try_out(cluster, _spardl(DENSITY))
+    problem, off, _ = try_method(cluster, _spardl(DENSITY))
     findings.judge(
         problem is None,
-        f"SparDL at density {DENSITY:g}: {problem or f'replicas equal to the last bit, mass kept but for {off:.0e}'}",
+        f"SparDL at density {DENSITY:g}: {problem or f'replicas bitwise equal, gradients conserved within {off:.0e}'}",
         fix,
     )
 
 
 def check_methods(cluster: ProcessGroupCluster, findings: Findings) -> None:
-    """Every method: equal replicas, and where it claims it, all mass kept."""
+    """Checks all methods: equal replicas and, where a method claims it, conserved gradients."""
     began, done, spent, before = time.perf_counter(), 0, 0.0, findings.failures
     methods = every_method(findings)
     for name, method in methods.items():
-        tried = dict.fromkeys((method, keeping(method)))
-        problem = next((problem for each in tried for problem, *_ in [try_out(cluster, each)] if problem), None)
+        # As published, and with nothing lost, so that the sum can be checked; a dict drops equal methods.
+        tried = dict.fromkeys((method, lossless(method)))
+        problem = next((problem for each in tried for problem, *_ in [try_method(cluster, each)] if problem), None)
         if problem:
-            findings.fail(f"{name}: {problem}; do not use it here, and report it")
+            findings.fail(f"{name}: {problem}; do not use it on this cluster, and report a bug")
         done += 1
-        # The first worker's clock decides for all.
+        # The clock of worker 0 decides, so that all workers stop at the same method.
         spent = float(gather_rows(cluster, [torch.tensor([time.perf_counter() - began])])[0])
         if spent > _BUDGET:
             break
     if done < len(methods):
         findings.warn(
-            f"methods: {', '.join(list(methods)[done:])} not checked, as the others took {spent:.0f} s; run this again "
-            "when less else is done here, or spardl doctor --thorough"
+            f"methods: {', '.join(list(methods)[done:])} not checked, because the others took {spent:.0f} s; run this "
+            "again on an idle machine, or run spardl doctor --thorough"
         )
     elif findings.failures == before:
         named = sum(name in methods for name in method_names())
-        findings.ok(f"methods: all {named} have equal replicas, and keep mass where they claim to ({spent:.1f} s)")
+        findings.ok(
+            f"methods: all {named} have equal replicas, and conserve gradients where they claim to ({spent:.1f} s)"
+        )
 
 
-def try_out(cluster: ProcessGroupCluster, method: Method, steps: int = STEPS) -> Trial:
-    """Averages gradients that are known everywhere, and looks whether replicas are equal and no mass is lost."""
-    average, sent, state = _synchronized(cluster, method, steps)
+def try_method(cluster: ProcessGroupCluster, method: Method, steps: int = STEPS) -> Trial:
+    """Averages known gradients, and checks that replicas are equal and no gradient is lost."""
+    average, sent, (state,) = synchronize(cluster, method, steps)
     problem = _differing(cluster, average)
     if problem or not _conserves(method):
         return Trial(problem, 0.0, average)
     kept = state.memory.double() if method.residual.remembers else torch.zeros_like(state.memory, dtype=torch.float64)
     residuals = torch.stack(gather_rows(cluster, [kept])).sum(0).cpu()
     off = distance(sent + residuals, total(cluster.size, steps))
-    if not off <= ROUNDING:  # nor if it is no number
-        problem = f"residuals and averages add up to something else than the gradients, {off:.0e} of it"
+    if not off <= ROUNDING:  # also true for NaN
+        problem = f"the sum of averages and residuals differs from that of the gradients by {off:.0e}"
     return Trial(problem, off, average)
 
 
 def check_pace(cluster: ProcessGroupCluster, network: Network, findings: Findings) -> None:
-    """SparDL's seconds beside those of torch's all-reduce, and on which networks that pays."""
+    """Compares SparDL with torch's dense all-reduce, and reports the networks on which it pays."""
     share = 2 * (cluster.size - 1) / cluster.size
+    # On a slow network the gradient is smaller, so that the dense all-reduce ends in time.
     entries = int(min(_ENTRIES, _PATIENCE / (share * network.beta * 4)))
     dense, _ = _paced(cluster, Method(NoCompression(), Backend(), NoResidual()), entries)
     sparse, costs = _paced(cluster, _spardl(DENSITY), entries)
     gbit = break_even_gbit(costs)
     verdict = "saves no bytes" if gbit is None else f"pays below {gbit:.2g} Gbit/s per worker"
     findings.ok(
-        f"SparDL of {entries:,} entries at density {DENSITY:g}: {costs.rounds:.0f} rounds, {costs.words:,.0f} words, "
-        f"{1e3 * sparse:.1f} ms; torch's dense all-reduce {1e3 * dense:.1f} ms; it {verdict}, and this network has "
-        f"{network.gbit:.3g}"
+        f"SparDL on {entries:,} entries at density {DENSITY:g}: {costs.rounds:.0f} rounds, {costs.words:,.0f} words, "
+        f"{1e3 * sparse:.1f} ms; dense all-reduce of torch {1e3 * dense:.1f} ms; it {verdict}, and this network "
+        f"has {network.gbit:.3g} Gbit/s"
     )
 
 
@@ -190,45 +190,56 @@ def _spardl(density: float) -> Method:
 
 
 def _conserves(method: Method) -> bool:
-    """Whether averages and residuals add up to the gradients, by what the parts promise."""
+    """Whether averages and residuals add up to the gradients, according to the parts of the method."""
     if method.momentum.remembers:
-        return False
+        return False  # averages then contain momentum, not only gradients
     return isinstance(method.residual, GlobalResidual) or (
         (method.residual.remembers and not method.compressor.sparsifies) or method.compressor.mass is Mass.KEPT
     )
 
 
 def gradient_of(rank: int, step: int, length: int) -> Tensor:
-    """A worker's gradient, shape (length,), which every worker can make: so what is right is known everywhere."""
+    """Gradient of a worker, shape (length,), which every worker can compute: so each knows the right average."""
     return torch.randn(length, generator=torch.Generator().manual_seed(1000 * step + rank))
 
 
 def total(size: int, steps: int) -> Tensor:
-    """The sum of all gradients, float64, shape (n,)."""
+    """Sum of all gradients, float64, shape (n,)."""
     each = itertools.product(range(size), range(steps))
     return torch.stack([gradient_of(rank, step, LAYOUT.length).double() for rank, step in each]).sum(0)
 
 
-def _synchronized(cluster: ProcessGroupCluster, method: Method, steps: int) -> tuple[Tensor, Tensor, MethodState]:
-    """The last average, P times the sum of all in float64 (both on the CPU), and this worker's state."""
-    (worker,) = cluster.local_workers
-    state = method.init_state(LAYOUT, torch.float32, cluster.device)
+def synchronize(cluster: Cluster, method: Method, steps: int) -> tuple[Tensor, Tensor, list[MethodState]]:
+    """Averages known gradients for some steps.
+
+    Args:
+        cluster: the workers that take part.
+        method: method that averages.
+        steps: number of steps.
+
+    Returns:
+        The last average, and P times the sum of all averages in float64, both of shape (n,) on the CPU; and the state
+        of each local worker.
+    """
+    states = [method.init_state(LAYOUT, torch.float32, cluster.device) for _ in cluster.local_workers]
     average, sent = torch.empty(0), torch.zeros(LAYOUT.length, dtype=torch.float64)
     for step in range(steps):
-        method.accumulate(gradient_of(worker.rank, step, LAYOUT.length).to(cluster.device), state)
-        (found,) = cluster.run_aside([method.average(worker, state)])
-        average = dense_of(found)
-        sent += cluster.size * average.double()
-    return average, sent, state
+        pairs = list(zip(cluster.local_workers, states, strict=True))
+        for worker, state in pairs:
+            method.accumulate(gradient_of(worker.rank, step, LAYOUT.length).to(cluster.device), state)
+        average = dense_of(cluster.run_aside([method.average(*pair) for pair in pairs])[0])
+        sent += cluster.size * average.double()  # float64, so that this sum adds no rounding error
+    return average, sent, states
 
 
 def dense_of(found: Sum) -> Tensor:
-    """An average on the CPU, of shape (n,), in memory of its own."""
+    """Copy of an average on the CPU, shape (n,)."""
     return (found.dense() if isinstance(found, SparseVector) else found.clone()).cpu()
 
 
 def _differing(cluster: ProcessGroupCluster, average: Tensor) -> str | None:
-    """Which workers have another average than the first one; also if it is not finite."""
+    """Names the workers whose average differs from that of worker 0, or reports that it is not finite."""
+    # Digests keep the message small; equal digests mean equal bits.
     digest = hashlib.sha256(average.numpy().tobytes()).digest()
     rows = gather_rows(cluster, [torch.tensor([*digest, average.isfinite().all()], dtype=torch.uint8)])
     others = [str(rank) for rank, row in enumerate(rows) if not torch.equal(row, rows[0])]
@@ -238,28 +249,29 @@ def _differing(cluster: ProcessGroupCluster, average: Tensor) -> str | None:
 
 
 def distance(found: Tensor, expected: Tensor) -> float:
-    """How far a vector is from another one, as a part of the latter's norm.
+    """Relative distance between two vectors, in the Euclidean norm of the second.
 
     Args:
-        found: shape (n,).
-        expected: shape (n,).
+        found: computed vector of shape (n,).
+        expected: reference vector of shape (n,).
     """
     return float((found - expected).norm() / expected.norm())
 
 
 def _paced(cluster: ProcessGroupCluster, method: Method, entries: int) -> tuple[float, StepCosts]:
-    """Median seconds of the slowest worker, and what a step costs."""
+    """Median seconds of the slowest worker, and the costs of a step."""
     (worker,), (ledger,) = cluster.local_workers, cluster.ledgers
     state = method.init_state(Layout.flat(entries), torch.float32, cluster.device)
     gradient = gradient_of(worker.rank, 0, entries).to(cluster.device)
     seconds = []
     for step in range(_SETTLE + _TIMED):
-        if step == _SETTLE:
+        if step == _SETTLE:  # costs of the first steps do not count
             ledger.load_state_dict(Ledger().state_dict())
         began = cluster.now(0)
         with cluster.timed(Phase.SELECT, [0]):
             method.accumulate(gradient, state)
         cluster.run([method.average(worker, state)])
         seconds.append(cluster.now(0) - began)
+    # The slowest worker determines the duration of a step.
     rows = gather_rows(cluster, [torch.tensor([median(seconds[_SETTLE:])])])
     return max(float(row) for row in rows), gather_costs(cluster, _TIMED, gradient)

@@ -1,4 +1,4 @@
-"""The doctor's row of checks, by workers of this machine or by those that torchrun or srun started."""
+"""The sequence of the doctor's checks, on workers of this machine or on those that torchrun or srun started."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from spardl.diagnostics.doctor import board, correctness, links, peers
 from spardl.diagnostics.doctor.board import Findings
 from spardl.method.method import Method
 
-__all__ = ["Allowance", "Examination", "Settings", "examine", "in_turn"]
+__all__ = ["Examination", "Settings", "TimeBudget", "examine", "run_stages"]
 
-# Seconds after which kernels of no further method are compiled: with all checks, the doctor takes a minute.
+# Seconds after which no further method is compiled, so that the doctor takes a minute in total.
 _COMPILING = 25.0
-# Checks that failures are reported of under one name.
+# Checks whose lost workers are reported under one name.
 _SYNCHRONIZING = ("SparDL", "methods", "pace")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to examine.
+    """Options of the examination.
 
     Attributes:
-        workers: how many.
-        timeout: seconds that bound every wait for a worker.
+        workers: number of workers.
+        timeout: timeout of every wait for a worker, in seconds.
         device: ``auto``, ``cpu`` or ``cuda``.
-        out: a file for the network as it was measured.
+        out: file for the measured network, or ``None``.
         budget: seconds after which no further check starts.
     """
 
@@ -53,12 +53,12 @@ class Settings:
     budget: float
 
 
-class Allowance:
-    """The time that all checks share.
+class TimeBudget:
+    """The time budget that all checks share.
 
     Args:
-        seconds: after which no further check starts.
-        clock: tells the seconds.
+        seconds: seconds after which no further check starts.
+        clock: clock in seconds.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -66,32 +66,32 @@ class Allowance:
 
     @property
     def spent(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds since the start."""
         return self._clock() - self._began
 
     @property
     def left(self) -> float:
-        """Seconds until the end; negative after it."""
+        """Remaining seconds; negative once the budget is exceeded."""
         return self.seconds - self.spent
 
 
 Stage: TypeAlias = tuple[str, Callable[[], None]]
 
 
-def in_turn(stages: Sequence[Stage], left: Callable[[], float], findings: Findings) -> None:
-    """Runs checks until the time is over, and names those that are left out.
+def run_stages(stages: Sequence[Stage], left: Callable[[], float], findings: Findings) -> None:
+    """Runs checks until the time is over and reports the skipped ones.
 
     Args:
-        stages: what each check is called, and how it is run.
-        left: seconds that are left, the same on all workers.
-        findings: where progress and left out checks are reported.
+        stages: name and function of each check.
+        left: function that returns the remaining seconds, equal on all workers.
+        findings: where progress and skipped checks are reported.
     """
     for done, (name, check) in enumerate(stages):
         if left() <= 0:
             missing = ", ".join(name for name, _ in stages[done:])
             findings.warn(
-                f"not checked, as the time is over: {missing}; run this again when this machine or network is less "
-                "busy, or with a larger --budget; spardl doctor --thorough takes ten minutes for this machine alone"
+                f"not checked within --budget: {missing}; run this again on an idle machine and network, or with a "
+                "larger --budget, or run spardl doctor --thorough (ten minutes, this machine only)"
             )
             return
         findings.progress(f"checking {name} ({done + 1} of {len(stages)}) ...")
@@ -99,55 +99,53 @@ def in_turn(stages: Sequence[Stage], left: Callable[[], float], findings: Findin
 
 
 class Examination:
-    """What one worker does.
+    """The checks of one worker.
 
     Args:
-        settings: of all.
-        member: this worker.
-        findings: where the first worker says what was found.
-        allowance: how long all checks may take; that of the first worker counts.
+        settings: options, equal on all workers.
+        member: place of this process among the workers.
+        findings: where worker 0 reports the results.
+        budget: time budget of all checks; that of worker 0 counts.
     """
 
-    def __init__(self, settings: Settings, member: Membership, findings: Findings, allowance: Allowance) -> None:
-        self._settings, self._member, self._findings, self._allowance = settings, member, findings, allowance
+    def __init__(self, settings: Settings, member: Membership, findings: Findings, budget: TimeBudget) -> None:
+        self._settings, self._member, self._findings, self._budget = settings, member, findings, budget
         self._device = pick_device(settings.device, member.local_rank, member.local_size, "--device")
         self._backend = "nccl" if self._device.type == "cuda" else "gloo"
         self._doing = "installation"
 
-    def perform(self, store: Any) -> bool:
-        """Finds out who is there, and then what the cluster does; all workers get the same answer.
+    def run(self, store: Any) -> bool:
+        """Checks the presence of all workers and then the cluster; all workers get the same result.
 
         Returns:
-            Whether all is well.
+            Whether all checks passed.
 
         Raises:
-            PeerError: if the first worker is lost, which would say what is wrong.
+            PeerError: if worker 0, which reports the results, is lost.
         """
         place = board.Board(self._member, store, self._settings.timeout)
         board.check_versions(self._findings)
         board.check_extras(self._findings)
         with closing(peers.listen(self._backend)) as listener:
             present = peers.roll_call(place, self._backend, listener, self._findings)
-            if present and peers.reach_all(place, present, self._findings):
+            if present and peers.connect_all(place, present, self._findings):
                 self._attempt(place, present)
-        well = peers.agree(place, self._findings)
-        if well:
-            self._findings.ok(f"all checks took {self._allowance.spent:.0f} s")
-        return well
+        healthy = peers.share_result(place, self._findings)
+        if healthy:
+            self._findings.ok(f"all checks took {self._budget.spent:.0f} s")
+        return healthy
 
     def _attempt(self, place: board.Board, present: Sequence[peers.Peer]) -> None:
-        """Goes on as long as nobody is lost."""
         peers.check_present(present, self._findings)
         try:
             self._measure_and_verify(place.store, present)
         except Exception as error:
-            # Whatever it is, the others must hear of it.
+            # Any error must reach the other workers, which otherwise wait until the timeout.
             own = not isinstance(error, PeerError)
             reason = f"worker {self._member.rank}: {type(error).__name__}: {first_line(error)}" if own else str(error)
-            peers.name_lost(place, present, self._doing, reason, own, self._findings)
+            peers.report_lost_worker(place, present, self._doing, reason, own, self._findings)
 
     def _measure_and_verify(self, store: Any, present: Sequence[peers.Peer]) -> None:
-        """Over a process group."""
         cluster, findings = self._open(store), self._findings
         hosts, networked = [peer.host for peer in present], peers.networked(present)
         self._doing = "links"
@@ -162,8 +160,8 @@ class Examination:
             return network
 
         def left() -> float:
-            # The first worker's clock decides for all.
-            return float(gather_rows(cluster, [torch.tensor([self._allowance.left], dtype=torch.float64)])[0])
+            # The clock of worker 0 decides, so that all workers skip the same checks.
+            return float(gather_rows(cluster, [torch.tensor([self._budget.left], dtype=torch.float64)])[0])
 
         stages: list[Stage] = [
             ("links", lambda: links.check_links(links.measure(cluster, hosts, speed), networked, findings)),
@@ -173,13 +171,12 @@ class Examination:
             ("methods", lambda: correctness.check_methods(cluster, findings)),
             ("pace", lambda: correctness.check_pace(cluster, fitted(), findings)),
         ]
-        in_turn([self._named(*stage) for stage in stages], left, findings)
+        run_stages([self._named(*stage) for stage in stages], left, findings)
         cluster.close()
 
     def _named(self, name: str, check: Callable[[], None]) -> Stage:
-        """The same check, during which a lost worker is reported under its name."""
-
         def run() -> None:
+            # A worker that is lost during the check is reported under its name.
             self._doing = "synchronizations" if name in _SYNCHRONIZING else name
             check()
 
@@ -201,81 +198,82 @@ class Examination:
 
 
 def examine(settings: Settings, member: Membership | None) -> bool:
-    """Examines, and prints what was found.
+    """Runs all checks and prints the results.
 
     Args:
-        settings: how.
-        member: this process, if torchrun or srun started it; ``None`` to start workers on this machine.
+        settings: options of the examination.
+        member: place of this process, if torchrun or srun started it; ``None`` to start workers on this machine.
 
     Returns:
-        Whether all is well.
+        Whether all checks passed.
 
     Raises:
-        ConfigError: if there are not as many GPUs or processes as asked for.
+        ConfigError: if there are fewer GPUs or processes than requested.
     """
-    torch.set_num_threads(1)
-    allowance = Allowance(settings.budget)
+    torch.set_num_threads(1)  # several workers share the cores
+    budget = TimeBudget(settings.budget)
     if member is None or member.rank == 0:
         print(
-            f"doctor: checks take at most about {settings.budget:.0f} s; what is left then is not checked",
+            f"doctor: the checks stop after about {settings.budget:.0f} s; remaining ones are skipped",
             file=sys.stderr,
             flush=True,
         )
-    # Compiled once, before workers are forked and before they wait for one another.
-    precompile(torch.float32, _within_budget(speaks=member is None or member.rank == 0))
-    return _join(settings, member, allowance) if member else _start(settings, allowance)
+    # Compiled before the fork, once for all workers, and before they wait for one another.
+    precompile(torch.float32, _within_budget(prints=member is None or member.rank == 0))
+    return _join(settings, member, budget) if member else _start(settings, budget)
 
 
-def _within_budget(speaks: bool) -> Iterator[Method]:
-    """The methods that the doctor checks, as far as they can be compiled in time; on a warm cache these are all."""
+def _within_budget(prints: bool) -> Iterator[Method]:
+    """The methods to check, as far as they can be compiled in time; with a warm cache these are all methods."""
     began = time.perf_counter()
-    if speaks:
+    if prints:
         print(f"compiling kernels, for at most {_COMPILING:.0f} s ...", file=sys.stderr, flush=True)
     methods = correctness.every_method(Findings(False))
     for done, (name, method) in enumerate(methods.items(), start=1):
         if time.perf_counter() - began > _COMPILING:
             return
-        if speaks:
+        if prints:
             print(f"compiling kernels: {name} ({done} of {len(methods)})", file=sys.stderr, flush=True)
         yield method
 
 
-def _start(settings: Settings, allowance: Allowance) -> bool:
-    """With workers of this machine."""
+def _start(settings: Settings, budget: TimeBudget) -> bool:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        told = folder / "told"
+        reported = folder / "reported"
 
         def target(rank: int, heartbeat: object) -> None:
+            # The workers share this machine, so the loopback interface works even without a network.
             os.environ.setdefault(board.VARIABLES["gloo"], "lo")
             member = Membership(rank, settings.workers, rank, settings.workers, "127.0.0.1", 0)
             findings = Findings(rank == 0)
             store = dist.FileStore(str(folder / "store"), settings.workers)  # type: ignore[attr-defined]
             try:
-                healthy = Examination(settings, member, findings, allowance).perform(store)
+                healthy = Examination(settings, member, findings, budget).run(store)
             finally:
-                if findings.failures and findings.speaks:
-                    told.touch()
+                # Marks that a failure has been printed, so that the parent does not print it again.
+                if findings.failures and findings.prints:
+                    reported.touch()
             if not healthy:
-                raise WorkerError("not all is well")
+                raise WorkerError("a check failed")
 
         try:
             run_processes(settings.workers, target, folder)
         except ConfigError:
             raise
         except SpardlError as error:
-            if not told.exists():
+            if not reported.exists():
+                # Workers of the doctor report no steps.
                 Findings(True).fail(f"workers: {str(error).replace(' at step 0', '')}")
             return False
     return True
 
 
-def _join(settings: Settings, member: Membership, allowance: Allowance) -> bool:
-    """As one of the workers that torchrun or srun started."""
+def _join(settings: Settings, member: Membership, budget: TimeBudget) -> bool:
     findings = Findings(member.rank == 0)
     try:
         store = board.join_store(member, settings.timeout)
-        return Examination(settings, member, findings, allowance).perform(store)
+        return Examination(settings, member, findings, budget).run(store)
     except PeerError as error:
         Findings(True).fail(f"workers: {error}")
         return False

@@ -1,4 +1,4 @@
-"""What single links carry, from every worker to every other one."""
+"""Latency and bandwidth of the network: of every link, and fitted over all workers."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ __all__ = [
 ]
 
 
-# alpha and beta of the network between the workers, and whether they explain what torch's all-reduce takes.
+# Fitted alpha and beta, and a comparison with the time of torch's all-reduce.
 
 
-# Bytes of the messages, and how many rounds of each; seconds that the rounds of long ones may take together.
+# Shortest and longest message in bytes, rounds of short and long messages, and seconds for all rounds of long ones.
 _SHORTEST, _LONGEST, _SHORT_PROBES, _LONG_PROBES, _PROBE_BUDGET = 1 << 16, 1 << 22, 200, 24, 6.0
-# Bytes of the all-reduce, seconds it may take, how often, and how far it may be from the bound.
+# Bytes of the all-reduce, longest duration in seconds, repetitions, and largest accepted ratio to the bound.
 _BYTES, _PATIENCE, _TIMES, _FAR = 25_000_000, 1.0, 4, 2.0
 
 
 def fit(cluster: ProcessGroupCluster, speed: float) -> Network:
-    """What a round costs in which every worker sends to the next one, by the size of the message.
+    """Fits alpha and beta to rounds in which every worker sends to the next one.
 
-    Of each size the first decile counts: what else the cores do comes on top, and is none of the network's. Of the
-    workers it is the median one, and all get the same.
+    The first decile of each message size counts, because other work on the cores only adds time. All workers get the
+    median over the workers.
 
     Args:
-        cluster: the workers.
-        speed: bytes per second of a link, roughly: on slow ones messages are shorter.
+        cluster: the workers that take part.
+        speed: rough bandwidth of a link in bytes per second; on slow links messages are shorter.
     """
     longest = int(min(_LONGEST, max(4 * _SHORTEST, speed * _PROBE_BUDGET / (2 * _LONG_PROBES))))
     sizes = (SHORT, longest // 4, longest // 2, longest)
@@ -61,21 +61,22 @@ def fit(cluster: ProcessGroupCluster, speed: float) -> Network:
 
 
 def network_of(sizes: Sequence[int], times: Sequence[float]) -> Network:
-    """What explains the seconds of rounds.
+    """Network that explains the durations of rounds.
 
     Args:
-        sizes: bytes of a message, from a short one to the longest.
-        times: seconds of a round with such messages.
+        sizes: bytes per message, in ascending order.
+        times: seconds per round, for each size.
     """
     slope = Linear.fit(sizes, times).per_entry
-    # On a loaded machine long messages may look no slower than short ones; each byte took no longer than this.
+    # On a loaded machine long messages may look no slower than short ones; then the longest message gives a lower bound
+    # of the bandwidth.
     return Network(alpha=times[0], gbit=8e-9 / (slope or times[-1] / sizes[-1]))
 
 
 def _round(cluster: ProcessGroupCluster, size: int, turns: int) -> float:
     (rank,) = cluster.local_ranks
     found = seconds(cluster, lambda: ring(rank, cluster.size, size, cluster.device), turns)
-    # Of few rounds, the other way of cutting finds less than the least.
+    # The default "exclusive" method extrapolates below the minimum when there are few rounds.
     return quantiles(found, n=10, method="inclusive")[0]
 
 
@@ -83,18 +84,21 @@ def check_all_reduce(cluster: ProcessGroupCluster, network: Network, networked: 
     """Compares torch's all-reduce of 25 MB, or less on slow links, with the bound of a ring."""
     share = 2 * (cluster.size - 1) / cluster.size
     nbytes = int(min(_BYTES, _PATIENCE / (share * network.beta))) // 4 * 4
+    # The minimum, because other work on the cores only adds time.
     took = min(cluster.time_aside([_all_reduce(nbytes, cluster.device)])[0] for _ in range(_TIMES))
     slowest = max(float(row) for row in gather_rows(cluster, [torch.tensor([took])]))
     bound = 2 * (cluster.size - 1) * network.alpha + share * nbytes * network.beta
     text = (
-        f"all-reduce: torch's takes {1e3 * slowest:.1f} ms for {nbytes / 1e6:.3g} MB, {slowest / bound:.2f} times the "
-        f"bound of a ring on the network as fitted ({1e3 * bound:.1f} ms)"
+        f"all-reduce: torch takes {1e3 * slowest:.1f} ms for {nbytes / 1e6:.3g} MB, {slowest / bound:.2f} x the ring "
+        f"bound of the measured network ({1e3 * bound:.1f} ms)"
     )
     if 1 / _FAR <= slowest / bound <= _FAR:
         findings.ok(text)
     else:
         used = "cores and links" if networked else "the cores"
-        findings.warn(f"{text}: predictions will be as far off; see what else uses {used}, and measure again")
+        findings.warn(
+            f"{text}; predictions will be wrong by this factor; check what else uses {used}, and measure again"
+        )
 
 
 def _all_reduce(nbytes: int, device: torch.device) -> Program[None]:
@@ -102,8 +106,8 @@ def _all_reduce(nbytes: int, device: torch.device) -> Program[None]:
 
 
 def write_preset(network: Network, hosts: Sequence[str], backend: str, out: Path | None, findings: Findings) -> None:
-    """Says what was fitted, and writes it to a file if one is named."""
-    found = f"network: alpha {1e6 * network.alpha:.0f} us, {network.gbit:.3g} Gbit/s in rounds of all workers"
+    """Reports the fitted network, and writes it to a file if one is given."""
+    found = f"network: alpha {1e6 * network.alpha:.0f} us, {network.gbit:.3g} Gbit/s when all workers send at once"
     if not out:
         findings.ok(f"{found}; --out network.yaml writes it to a file")
         return
@@ -118,28 +122,29 @@ def write_preset(network: Network, hosts: Sequence[str], backend: str, out: Path
     try:
         write_atomically(out, network_text(network, measured).encode())
     except OSError as error:
-        findings.fail(f"{found}; cannot be written to {out}: {error.strerror}; use another --out")
+        findings.fail(f"{found}; cannot be written to {out}: {error.strerror}; choose another --out")
         return
-    findings.ok(f"{found}; written to {out}, which spardl advise, spardl timeline and train.py take as a network")
+    findings.ok(f"{found}; written to {out}, which spardl advise, spardl timeline and train.py accept")
 
 
-# Seconds for all pairs together, as far as longer messages can be chosen shorter; bytes of the messages.
+# Seconds for all pairs together, which limit the size of long messages; then bytes: least, most, and of the probe.
 _BUDGET, _LEAST, _MOST, _PROBE = 12.0, 1 << 16, 1 << 22, 1 << 20
 _SHORT_TURNS, _LONG_TURNS = 20, 4
-# What is pointed out: so many times off, and so many seconds, as busy cores answer late.
+# A link is reported if it is off by this factor; a latency must also exceed the usual one by these seconds, because
+# busy cores answer late.
 _OFF, _LATE = 2.0, 0.5e-3
 _MOST_LINES = 8
-# Where to look: between machines, and within one.
-_NETWORK = "see the cables, ports and drivers there, and what else uses them"
-_CORES = "{workers} workers share {cores} cores here, so see what else runs on them"
+# What to check: between machines, and within one.
+_NETWORK = "check its cables, ports and drivers, and what else uses it"
+_CORES = "{workers} workers share {cores} cores here; check what else runs on them"
 
 
 @dataclass(frozen=True)
 class Links:
-    """All links: of worker i to worker j at [i][j], and 0 at [i][i].
+    """All links: entry [i][j] is the link from worker i to worker j; [i][i] is 0.
 
     Attributes:
-        seconds: that a short message takes one way, as half of its way there and back.
+        seconds: one-way time of a short message in seconds, half of the round trip.
         gbit: bandwidth in Gbit/s.
     """
 
@@ -148,12 +153,12 @@ class Links:
 
 
 def batches(hosts: Sequence[str]) -> list[list[tuple[int, int]]]:
-    """All pairs of workers, in groups that are measured at the same time.
+    """Splits all pairs of workers into groups that are measured at the same time.
 
-    Within a group no two pairs share a host: they would share its link, or its cores.
+    Pairs of a group share no host, because they would share its link or its cores.
 
     Args:
-        hosts: of each worker.
+        hosts: host of each worker.
     """
     groups: list[list[tuple[int, int]]] = []
     busy: list[set[str]] = []
@@ -169,45 +174,44 @@ def batches(hosts: Sequence[str]) -> list[list[tuple[int, int]]]:
 
 
 def probe(cluster: ProcessGroupCluster) -> float:
-    """Bytes per second, roughly, of the slowest worker's link: what the size of further messages follows from."""
+    """Rough bandwidth of the slowest worker's link in bytes per second, which sets the size of later messages."""
     (rank,) = cluster.local_ranks
     found = median(seconds(cluster, lambda: ring(rank, cluster.size, _PROBE, cluster.device), 2))
     return _PROBE / max(float(row) for row in gather_rows(cluster, [torch.tensor([found])]))
 
 
 def measure(cluster: ProcessGroupCluster, hosts: Sequence[str], speed: float) -> Links:
-    """Measures all links; every worker calls this, and gets the same.
+    """Measures all links; called by every worker, with the same result on all of them.
 
     Args:
-        cluster: the workers.
-        hosts: of each.
-        speed: bytes per second that a link has, roughly.
+        cluster: the workers that take part.
+        hosts: host of each worker.
+        speed: rough bandwidth of a link in bytes per second.
     """
     groups, size = batches(hosts), cluster.size
     turns = 2 * (_LONG_TURNS + 1) * len(groups)
     length = int(min(_MOST, max(_LEAST, speed * _BUDGET / turns)))
     links = Links(*([[0.0] * size for _ in range(size)] for _ in range(2)))
+    # Each direction separately: a link may be slow in one direction only.
     for group, swap in itertools.product(groups, (False, True)):
         pairs = [pair[::-1] if swap else pair for pair in group]
         mine = next((pair for pair in pairs if cluster.local_ranks[0] in pair), None)
-        row = torch.tensor(_there_and_back(cluster, mine, length) if mine else [0.0, 0.0], dtype=torch.float64)
-        # Also keeps those who have nothing to do from going ahead.
+        row = torch.tensor(_round_trips(cluster, mine, length) if mine else [0.0, 0.0], dtype=torch.float64)
+        # Also a barrier: idle workers must not start with the next group.
         rows = gather_rows(cluster, [row])
         for first, second in pairs:
             short, long = rows[first].tolist()
             links.seconds[first][second] = short / 2
-            # A short message may be held up longer than a long one, where others use the cores.
+            # On busy cores a short message may take longer than a long one, so the difference is bounded from below.
             links.gbit[first][second] = 8e-9 * (length - SHORT) / max(long - short, long / 2)
     return links
 
 
-def _there_and_back(cluster: ProcessGroupCluster, pair: tuple[int, int], length: int) -> list[float]:
-    """Seconds of a short message there and back, and of a long one there with a short answer.
-
-    The least of several: what else the cores do comes on top, and looks like a slow link in a median of a few.
-    """
+def _round_trips(cluster: ProcessGroupCluster, pair: tuple[int, int], length: int) -> list[float]:
+    """Round-trip seconds of a short message, and of a long message with a short reply."""
     (rank,) = cluster.local_ranks
 
+    # The minimum of several: other work on the cores only adds time, and a median of a few would look like a slow link.
     def least(size: int, turns: int) -> float:
         return min(seconds(cluster, lambda: round_trip(rank, *pair, size, cluster.device), turns))
 
@@ -215,18 +219,15 @@ def _there_and_back(cluster: ProcessGroupCluster, pair: tuple[int, int], length:
 
 
 def check_links(links: Links, networked: bool, findings: Findings) -> None:
-    """Shows all links, and points out those that are slow, or slow in one direction.
+    """Prints all links, and reports those that are slow, late, or slow in one direction.
 
     Args:
-        links: as measured.
-        networked: whether there is a network between the workers.
-        findings: where it is said.
+        links: measured links.
+        networked: whether a network connects the workers.
+        findings: where the results are reported.
     """
     usual, delay = _usual(links.gbit, max), _usual(links.seconds, min)
-    findings.ok(
-        f"links: {usual:.3g} Gbit/s and {1e6 * delay:.0f} us one way are usual; from the worker of the row to that of "
-        "the column:"
-    )
+    findings.ok(f"links: typically {usual:.3g} Gbit/s and {1e6 * delay:.0f} us one way; rows send to columns:")
     findings.show(_matrix("Gbit/s", [[f"{value:.3g}" for value in row] for row in links.gbit]))
     findings.show(_matrix("us", [[f"{1e6 * value:.0f}" for value in row] for row in links.seconds]))
     fix = _NETWORK if networked else _CORES.format(workers=len(links.gbit), cores=os.cpu_count())
@@ -234,38 +235,34 @@ def check_links(links: Links, networked: bool, findings: Findings) -> None:
     for line in lines[:_MOST_LINES]:
         findings.warn(f"links: {line}; {fix}")
     if len(lines) > _MOST_LINES:
-        findings.warn(f"links: {len(lines) - _MOST_LINES} more lines like these; see the tables")
+        findings.warn(f"links: {len(lines) - _MOST_LINES} more problems of this kind; see the tables")
 
 
 def _usual(values: list[list[float]], best: Callable[[Iterable[float]], float]) -> float:
-    """The median of the workers' best links: one slow worker among three has a part in most links."""
-    return median(best(_without_own(rank, row)) for rank, row in enumerate(values))
-
-
-def _without_own(rank: int, row: Sequence[float]) -> list[float]:
-    return [value for other, value in enumerate(row) if other != rank]
+    # Of each worker's best link, because one slow worker among three takes part in most links.
+    return median(best([*row[:rank], *row[rank + 1 :]]) for rank, row in enumerate(values))
 
 
 def _slow(links: Links, usual: float) -> list[str]:
     slow = {(a, b) for a, b in _pairs(links) if links.gbit[a][b] * _OFF < usual}
     return [
-        f"{name} {min(links.gbit[a][b] for a, b in pairs):.3g} Gbit/s, {_OFF:g} times less than usual or worse"
-        for name, pairs in _joined(slow, len(links.gbit))
+        f"{name} {min(links.gbit[a][b] for a, b in pairs):.3g} Gbit/s, at least {_OFF:g} x slower than usual"
+        for name, pairs in _grouped(slow, len(links.gbit))
     ]
 
 
 def _late(links: Links, delay: float) -> list[str]:
     late = {(a, b) for a, b in _pairs(links) if links.seconds[a][b] > max(_OFF * delay, delay + _LATE)}
     return [
-        f"{name} {1e6 * max(links.seconds[a][b] for a, b in pairs):.0f} us, {_OFF:g} times more than usual or worse"
-        for name, pairs in _joined(late, len(links.gbit))
+        f"{name} {1e6 * max(links.seconds[a][b] for a, b in pairs):.0f} us, at least {_OFF:g} x the usual latency"
+        for name, pairs in _grouped(late, len(links.gbit))
     ]
 
 
 def _uneven(links: Links, usual: float) -> list[str]:
-    """Links that are not slow themselves, but where the other direction is much faster."""
+    """Links that are not slow themselves but much slower than their opposite direction."""
     return [
-        f"from {a} to {b} {links.gbit[a][b]:.3g} Gbit/s, the other way {links.gbit[b][a]:.3g}"
+        f"from {a} to {b} {links.gbit[a][b]:.3g} Gbit/s, but {links.gbit[b][a]:.3g} in the other direction"
         for a, b in _pairs(links)
         if links.gbit[a][b] * _OFF < links.gbit[b][a] and links.gbit[a][b] * _OFF >= usual
     ]
@@ -275,8 +272,8 @@ def _pairs(links: Links) -> Iterator[tuple[int, int]]:
     return itertools.permutations(range(len(links.gbit)), 2)
 
 
-def _joined(pairs: set[tuple[int, int]], size: int) -> Iterator[tuple[str, set[tuple[int, int]]]]:
-    """Links by what they have in common: all that leave a worker, all that reach it, or single ones."""
+def _grouped(pairs: set[tuple[int, int]], size: int) -> Iterator[tuple[str, set[tuple[int, int]]]]:
+    """Groups links that leave the same worker or reach the same worker; the others stay single."""
     left = set(pairs)
     for place, way in enumerate(("from", "to")):
         for rank in range(size):

@@ -1,6 +1,6 @@
-"""Who is there, and who reaches whom: found with a store and plain sockets, before a backend is asked.
+"""Presence and reachability of all workers, checked with a store and plain sockets before a backend connects.
 
-A backend that cannot connect says so late and does not name the worker.
+A backend that cannot connect reports it late and does not name the worker.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from spardl.protocol.programs import Exchange, Program, Receive, Send
 __all__ = [
     "SHORT",
     "Peer",
-    "agree",
     "check_present",
+    "connect_all",
     "listen",
-    "name_lost",
     "networked",
-    "reach_all",
+    "report_lost_worker",
     "ring",
     "roll_call",
     "round_trip",
     "seconds",
+    "share_result",
 ]
 
 
-# Messages between workers whose seconds are measured: there and back between two, and rounds of all.
+# Timed messages: a round trip between two workers, and a round of all workers.
 
 
 SHORT = 8
-"""Bytes of a message that is all start-up."""
+"""Bytes of a message whose time is all latency."""
 _CPU = torch.device("cpu")
 
 
 def round_trip(
     rank: int, first: int = 0, second: int = 1, length: int = SHORT, device: torch.device = _CPU
 ) -> Program[None]:
-    """A message of so many bytes from one worker to another, and a short one back; the rest have nothing to do."""
+    """Sends a message of ``length`` bytes from one worker to another, and a short reply; other workers do nothing."""
     for sender, receiver, size in ((first, second, length), (second, first, SHORT)):
         if rank == sender:
             yield Exchange([Send(receiver, torch.zeros(size, dtype=torch.uint8, device=device), 1)], [])
@@ -54,28 +54,28 @@ def round_trip(
 
 
 def ring(rank: int, size: int, length: int, device: torch.device = _CPU) -> Program[None]:
-    """A message of so many bytes from every worker to the next."""
+    """Sends a message of ``length`` bytes from every worker to the next."""
     message = torch.zeros(length, dtype=torch.uint8, device=device)
     yield Exchange([Send((rank + 1) % size, message, 1)], [Receive((rank - 1) % size, length, torch.uint8)])
 
 
 def seconds(cluster: ProcessGroupCluster, program: Callable[[], Program[None]], times: int) -> list[float]:
-    """What each run of a program takes, but for the first, which opens connections."""
+    """Durations of a program's runs, without the first one, which opens connections."""
     return [cluster.time_aside([program()])[0] for _ in range(times + 1)][1:]
 
 
-# Seconds that a connection to another worker may take, and that the leader gets to tell what it has heard.
-_CONNECTING, _TELLING = 4.0, 5.0
+# Timeout of a connection to another worker, and extra seconds for worker 0 to publish its result.
+_CONNECTING, _PUBLISHING = 4.0, 5.0
 
 
 class Peer(NamedTuple):
-    """What a worker says of itself.
+    """What a worker publishes about itself.
 
     Attributes:
-        host: its name.
-        address: where it listens; ``None`` if this host has no address of its own.
-        port: on which.
-        versions: of what must be the same everywhere.
+        host: host name.
+        address: address on which it listens; ``None`` if its host has none that others can reach.
+        port: port on which it listens.
+        versions: versions that must be equal on all hosts.
     """
 
     host: str
@@ -85,71 +85,72 @@ class Peer(NamedTuple):
 
 
 def networked(present: Sequence[Peer]) -> bool:
-    """Whether there is a network between workers: they are on several machines, or have addresses of their own."""
+    """Whether a network connects the workers: they run on several machines, or have different addresses."""
     return len({(peer.host, peer.address) for peer in present}) > 1
 
 
 def listen(backend: str) -> socket.socket:
-    """A socket on this process's own address, for the others to try; on all addresses if there is no such one."""
+    """Opens a socket for the other workers' trial connections, on this process's address or else on all addresses."""
     address, _ = own_address(backend)
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.bind((address or "", 0))
-    listener.listen(4096)
+    listener.listen(4096)  # all workers connect at once, and their connections are never accepted
     return listener
 
 
 def roll_call(board: Board, backend: str, listener: socket.socket, findings: Findings) -> list[Peer]:
-    """Waits for all workers; the first one says who they are, or who is missing.
+    """Waits for all workers; worker 0 reports the missing ones.
 
     Args:
-        board: of all workers.
+        board: message board of all workers.
         backend: gloo or nccl.
-        listener: of this worker.
-        findings: where it is said.
+        listener: socket of this worker.
+        findings: where results are reported.
 
     Returns:
-        What all said of themselves, by rank; nothing if somebody is missing, or cannot go on.
+        All workers, ordered by rank; empty if one is missing or unreachable.
     """
     address, _ = own_address(backend)
-    board.tell("here", Peer(socket.gethostname(), address, listener.getsockname()[1], versions()))
+    board.publish("here", Peer(socket.gethostname(), address, listener.getsockname()[1], versions()))
     if board.member.rank:
-        called = board.hear_leader("called", board.timeout + _TELLING)
+        called = board.read_leader("called", board.timeout + _PUBLISHING)
     else:
         called = _call(board, findings)
-        board.tell("called", called)
+        board.publish("called", called)
     present = [Peer(*one) for one in called]
     return present if _all_reachable(board, backend, present, findings) else []
 
 
 def _call(board: Board, findings: Findings) -> list[Any]:
-    here = board.hear("here", range(board.member.size), board.timeout)
+    here = board.read("here", range(board.member.size), board.timeout)
     missing = [rank for rank in range(board.member.size) if rank not in here]
     if missing:
         findings.fail(
-            f"workers: {_named(missing)} did not come to {board.member.host}:{board.member.port} within "
-            f"{board.timeout:g} s ({len(here)} of {board.member.size} did); see what was printed there, and "
-            "whether that host reaches this address"
+            f"workers: {_named(missing)} did not connect to {board.member.host}:{board.member.port} within "
+            f"{board.timeout:g} s ({len(here)} of {board.member.size} did); see their output, and check that their "
+            "hosts reach this address"
         )
         return []
     return [here[rank] for rank in sorted(here)]
 
 
 def _all_reachable(board: Board, backend: str, present: Sequence[Peer], findings: Findings) -> bool:
-    """Lets every worker look at its own address; the first one says what they found."""
+    """Every worker checks its own address, and worker 0 reports the results."""
     if not present:
         return False
-    board.tell("address", why_unreachable(backend, len({one.host for one in present})))
-    said = board.hear("address", range(board.member.size), board.timeout)
-    wrong = {rank: reason for rank, reason in said.items() if reason}
+    # Only the worker itself knows its interfaces, so each checks its own address.
+    board.publish("address", why_unreachable(backend, len({one.host for one in present})))
+    answers = board.read("address", range(board.member.size), board.timeout)
+    wrong = {rank: reason for rank, reason in answers.items() if reason}
     for rank, reason in wrong.items():
         findings.fail(f"interface of worker {rank}: {reason}")
-    for rank in sorted(set(range(board.member.size)) - set(said)):
-        findings.fail(f"workers: worker {rank} on {present[rank].host} says nothing any more; see what it printed")
-    return len(said) == board.member.size and not wrong
+    for rank in sorted(set(range(board.member.size)) - set(answers)):
+        findings.fail(f"workers: worker {rank} on {present[rank].host} stopped answering; see its output")
+    return len(answers) == board.member.size and not wrong
 
 
 def check_present(present: Sequence[Peer], findings: Findings) -> None:
-    """Says which workers are on which hosts, and whether all have the same versions."""
+    """Reports which workers run on which hosts, and whether the versions agree."""
     places: dict[str, list[int]] = {}
     for rank, one in enumerate(present):
         places.setdefault(f"{one.host} ({one.address})", []).append(rank)
@@ -158,90 +159,94 @@ def check_present(present: Sequence[Peer], findings: Findings) -> None:
         others = {one.versions[name]: rank for rank, one in enumerate(present) if one.versions[name] != version}
         for other, rank in others.items():
             findings.fail(
-                f"versions: {name} {version} with worker 0 and {other} with worker {rank} on {present[rank].host}; "
-                "install the same on all hosts"
+                f"versions: worker 0 has {name} {version}, but worker {rank} on {present[rank].host} has {other}; "
+                "install the same version on all hosts"
             )
 
 
-def reach_all(board: Board, present: Sequence[Peer], findings: Findings) -> bool:
-    """Connects every worker with every other one, in both directions; the first one says who cannot be reached.
+def connect_all(board: Board, present: Sequence[Peer], findings: Findings) -> bool:
+    """Connects every pair of workers in both directions; worker 0 reports those that cannot be reached.
 
     Returns:
-        Whether all can, which all know then.
+        Whether all connections succeed; the same on all workers.
     """
     size = board.member.size
+    # In parallel, because an unreachable worker costs the whole timeout.
     with ThreadPoolExecutor(max_workers=min(32, size)) as pool:
         reasons = list(pool.map(_try, [present[rank] for rank in board.others]))
-    board.tell("reached", {rank: why for rank, why in zip(board.others, reasons, strict=True) if why})
+    board.publish("reached", {rank: why for rank, why in zip(board.others, reasons, strict=True) if why})
     if board.member.rank:
-        return bool(board.hear_leader("reachable", board.timeout + 3 * _CONNECTING + _TELLING))
-    said = board.hear("reached", range(size), board.timeout + 3 * _CONNECTING)
+        return bool(board.read_leader("reachable", board.timeout + 3 * _CONNECTING + _PUBLISHING))
+    answers = board.read("reached", range(size), board.timeout + 3 * _CONNECTING)
     between = "links and firewalls between these hosts" if networked(present) else "firewall of this machine"
-    for rank in sorted(set(range(size)) - set(said)):
-        findings.fail(f"peers: worker {rank} on {present[rank].host} says nothing any more; see what it printed")
+    for rank in sorted(set(range(size)) - set(answers)):
+        findings.fail(f"peers: worker {rank} on {present[rank].host} stopped answering; see its output")
     for target in range(size):
-        lost = {rank: why[str(target)] for rank, why in said.items() if str(target) in why}
+        lost = {rank: why[str(target)] for rank, why in answers.items() if str(target) in why}
         if lost:
             who, reason = _named(list(lost)), next(iter(lost.values()))
             at = f"{present[target].host}, {present[target].address}:{present[target].port}"
             findings.fail(
-                f"peers: worker {target} ({at}) cannot be reached by {who}: {reason}; see the {between} (workers need "
-                "all ports), or choose another --interface"
+                f"peers: worker {target} ({at}) cannot be reached by {who}: {reason}; check the {between} (workers "
+                "need all ports), or choose another --interface"
             )
     reachable = not findings.failures
-    board.tell("reachable", reachable)
+    board.publish("reachable", reachable)
     if reachable:
-        findings.ok(f"peers: every worker reaches every other one ({size * (size - 1)} connections tried)")
+        findings.ok(f"peers: every worker reaches all others ({size * (size - 1)} connections)")
     return reachable
 
 
-def name_lost(board: Board, present: Sequence[Peer], doing: str, reason: str, own: bool, findings: Findings) -> None:
-    """Says which worker does not answer any more; called by all that have noticed.
+def report_lost_worker(
+    board: Board, present: Sequence[Peer], doing: str, reason: str, own: bool, findings: Findings
+) -> None:
+    """Reports which worker stopped answering; called by all workers that notice.
 
     Args:
-        board: of all workers.
-        present: who they were.
-        doing: the check in which contact was lost.
-        reason: how this worker noticed.
-        own: whether something went wrong with this worker, rather than with another.
-        findings: where the first worker says it.
+        board: message board of all workers.
+        present: all workers, ordered by rank.
+        doing: check during which the connection was lost.
+        reason: error on this worker.
+        own: whether this worker itself failed, rather than another one.
+        findings: where worker 0 reports the result.
     """
-    board.tell("parted", [not own, reason])
+    # Sorted by this flag, an error of a worker itself comes before the lost connections that it causes.
+    board.publish("parted", [not own, reason])
     if board.member.rank:
         return
-    noticed = board.hear("parted", range(board.member.size), board.timeout + _TELLING)
+    noticed = board.read("parted", range(board.member.size), board.timeout + _PUBLISHING)
     silent = [rank for rank in range(board.member.size) if rank not in noticed]
     late, first = min(noticed.values())
     if not late:
-        findings.fail(f"{doing}: {first}; if all hosts have the same versions, report it")
+        findings.fail(f"{doing}: {first}; if all hosts have the same versions, report a bug")
     elif silent:
         who = f"{_named(silent)} on {', '.join(sorted({present[rank].host for rank in silent}))}"
-        link = ", and its link" if networked(present) else ""
-        findings.fail(f"{doing}: {who} did not answer any more; see what was printed there{link}")
+        link = ", and check its link" if networked(present) else ""
+        findings.fail(f"{doing}: {who} stopped answering; see the output there{link}")
     else:
-        fix = "see what is between them" if networked(present) else "see whether this machine is overloaded"
-        findings.fail(f"{doing}: {first}; all workers are there, so {fix}")
+        fix = "check the links between them" if networked(present) else "check whether this machine is overloaded"
+        findings.fail(f"{doing}: {first}; all workers still answer, so {fix}")
 
 
-def agree(board: Board, findings: Findings) -> bool:
-    """Lets the first worker tell the others whether all is well, and stays until they have heard it.
+def share_result(board: Board, findings: Findings) -> bool:
+    """Publishes the overall result of worker 0 and waits until all workers have read it.
 
     Raises:
-        PeerError: if the first worker is lost.
+        PeerError: if worker 0 is lost.
     """
     if board.member.rank:
-        well = bool(board.hear_leader("well", 2 * board.timeout + _TELLING))
-        board.tell("heard", well)
-        return well
-    board.tell("well", not findings.failures)
-    # The store ends with this process.
-    board.hear("heard", board.others, _TELLING)
+        healthy = bool(board.read_leader("healthy", 2 * board.timeout + _PUBLISHING))
+        board.publish("acknowledged", healthy)
+        return healthy
+    board.publish("healthy", not findings.failures)
+    # The store ends with this process, so it stays until the others have read the result.
+    board.read("acknowledged", board.others, _PUBLISHING)
     return not findings.failures
 
 
 def _try(peer: Peer) -> str | None:
-    """Why a worker cannot be reached."""
     try:
+        # A plain connection: unlike a backend it fails quickly and names the worker.
         with closing(socket.create_connection((peer.address or peer.host, peer.port), timeout=_CONNECTING)):
             return None
     except OSError as error:

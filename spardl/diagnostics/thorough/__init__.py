@@ -1,1 +1,1 @@
-"""``spardl doctor --thorough``: all that a device is to do, checked on it, each check in a process of its own."""
+"""``spardl doctor --thorough``: all checks of one device, each in a separate process."""

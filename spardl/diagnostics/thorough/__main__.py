@@ -1,4 +1,4 @@
-"""One thorough check, in a process of its own, which gets its name, device, timeout, seconds and a file."""
+"""The process of one thorough check; its arguments are name, device, timeout, time limit and result file."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     check = next(each for each in all_checks() if each.name == name)
     outcome = check.run(Place(device, float(timeout), float(seconds)))
-    told = {"verdict": outcome.verdict.value, "text": outcome.text, "figures": plain(outcome.figures)}
-    Path(file).write_text(json.dumps(told), encoding="utf-8")
+    result = {"verdict": outcome.verdict.value, "text": outcome.text, "figures": plain(outcome.figures)}
+    Path(file).write_text(json.dumps(result), encoding="utf-8")
     leave(0)

@@ -1,4 +1,4 @@
-"""What a thorough check is told, and what it answers."""
+"""Inputs and results of a thorough check, and the worker processes that several checks share."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,9 +27,9 @@ class Place:
     """Where a check runs.
 
     Attributes:
-        device: ``cuda``, or ``cpu`` where there is no GPU: with what takes a GPU made smaller, and Triton interpreted.
-        timeout: seconds that bound every wait for another worker.
-        seconds: what the check may take; those that measure do so less often if time is short.
+        device: ``cuda``, or ``cpu`` without a GPU: then sizes are smaller and Triton runs in its interpreter.
+        timeout: timeout of every wait for another worker, in seconds.
+        seconds: time limit of the check; measurements repeat less often if it is short.
     """
 
     device: str
@@ -37,7 +38,7 @@ class Place:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether this is the real thing."""
+        """Whether the check runs on a GPU."""
         return self.device == "cuda"
 
     @property
@@ -48,12 +49,12 @@ class Place:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a check.
+    """Result of a check.
 
     Attributes:
-        verdict: how good that is.
-        text: what, where and, unless all is well, the fix: one line.
-        figures: all that was measured; plain data.
+        verdict: whether the check passed.
+        text: one line: what, where and, unless the check passed, the fix.
+        figures: all measured values, as plain data.
     """
 
     verdict: Verdict
@@ -61,31 +62,19 @@ class Outcome:
     figures: Mapping[str, Any]
 
 
-def ok(text: str, figures: Mapping[str, Any]) -> Outcome:
-    """All is well."""
-    return Outcome(Verdict.OK, text, figures)
-
-
-def warned(text: str, figures: Mapping[str, Any]) -> Outcome:
-    """It works, but not well."""
-    return Outcome(Verdict.WARNING, text, figures)
-
-
-def failed(text: str, figures: Mapping[str, Any]) -> Outcome:
-    """It does not work."""
-    return Outcome(Verdict.FAILED, text, figures)
+ok, warned, failed = (partial(Outcome, verdict) for verdict in (Verdict.OK, Verdict.WARNING, Verdict.FAILED))
 
 
 def judged(good: str, problems: list[str], fix: str, figures: Mapping[str, Any]) -> Outcome:
-    """All is well unless there are problems, the first of which is told with their number."""
+    """Passed if there are no problems; otherwise failed, with the first problem and the number of others."""
     if not problems:
         return ok(good, figures)
-    more = f", and {len(problems) - 1} more like this" if problems[1:] else ""
+    more = f", and {len(problems) - 1} more problems" if problems[1:] else ""
     return failed(f"{problems[0]}{more}; {fix}", {**figures, "problems": problems})
 
 
 def plain(value: Any) -> Any:
-    """Data that JSON has a form for: numbers that are none become text."""
+    """Converts a value to what JSON supports; non-finite numbers become text."""
     if isinstance(value, Mapping):
         return {str(name): plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -95,36 +84,38 @@ def plain(value: Any) -> Any:
     return value
 
 
-# Workers of this machine that share one device: forked before any of them has touched it.
+# Workers of this machine that share one device.
 
 
 T = TypeVar("T")
 
 
 def backend_of(place: Place, workers: int) -> str:
-    """NCCL refuses two workers on one GPU; gloo does not."""
+    """Backend of a check: NCCL on a GPU with one worker, otherwise gloo."""
+    # NCCL rejects two workers on one GPU; gloo does not.
     return "nccl" if place.on_gpu and workers == 1 else "gloo"
 
 
 def setting(place: Place, workers: int) -> str:
-    """Who works where, in words."""
+    """Describes the workers, the backend and the device."""
     return f"{workers} worker{'s' * (workers > 1)} over {backend_of(place, workers)} on {place.device}"
 
 
 def shared(place: Place, workers: int, work: Callable[[torch.device], T]) -> list[T]:
-    """Runs something in so many processes, which are a process group; the caller must not have touched a GPU.
+    """Runs a function in worker processes that form a process group; the caller must not have used a GPU.
 
     Args:
-        place: where.
-        workers: how many.
-        work: is given the device, and gives back what can be pickled.
+        place: where the check runs.
+        workers: number of workers.
+        work: function of the device; its result must support pickling.
 
     Returns:
-        What each gave back, by rank.
+        The results, ordered by rank.
 
     Raises:
-        WorkerError: if one of them ended early.
+        WorkerError: if a worker ended early.
     """
+    # CUDA does not survive a fork, so the workers are forked before anything uses the device.
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
 
@@ -139,8 +130,9 @@ def shared(place: Place, workers: int, work: Callable[[torch.device], T]) -> lis
                 backend_of(place, workers), store=store, rank=rank, world_size=workers, timeout=patience
             )
             found = work(place.torch_device)
+            # A file rather than a pipe: results may exceed what a pipe holds.
             (folder / str(rank)).write_bytes(pickle.dumps(found))
-            if dist.is_initialized():
+            if dist.is_initialized():  # the check may have closed it
                 dist.destroy_process_group()
 
         run_processes(workers, target, folder)

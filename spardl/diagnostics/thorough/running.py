@@ -1,4 +1,4 @@
-"""Runs thorough checks one after the other: none can stop another, and all together end in time."""
+"""Runs the thorough checks in sequence, each in a process with a time limit, and writes the report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from spardl.basics.files import write_atomically
-from spardl.diagnostics.doctor.board import Findings, Verdict, installed, versions
+from spardl.diagnostics.doctor.board import Findings, Verdict, installed, nccl_version, versions
 from spardl.diagnostics.thorough.laws import check_laws
 from spardl.diagnostics.thorough.loops import check_attach, check_waits
 from spardl.diagnostics.thorough.outcome import Outcome, Place, ok, plain, warned
@@ -29,16 +29,17 @@ from spardl.diagnostics.thorough.twins import check_messages, check_selection, c
 __all__ = ["FORMAT", "Check", "all_checks", "check_installation", "examine_thoroughly", "write_report"]
 
 
-# What is installed, and the file that can be sent to others.
+# The installation, and the report file.
 
 
 FORMAT = 1
-"""Of the file."""
+"""Version of the report file."""
+# Timeout of nvidia-smi in seconds.
 _PATIENCE = 10.0
 
 
 def check_installation(place: Place) -> Outcome:
-    """Names the versions of all that has a part in the other checks, and tries the GPU a little."""
+    """Reports the versions of all packages that the checks use, and runs one operation on the GPU."""
     named: dict[str, Any] = {**versions(), **{name: installed(name) for name in ("numpy", "numba", "triton")}}
     named |= {"cuda": torch.version.cuda, "cpu": platform.machine(), "cores": os.cpu_count()}
     if place.on_gpu:
@@ -46,20 +47,20 @@ def check_installation(place: Place) -> Outcome:
     text = f"installation: {', '.join(f'{name} {found}' for name, found in named.items() if found)}"
     missing = [name for name in ("numba", "triton") if not named[name]]
     if missing:
-        return warned(f"{text}; without {' and '.join(missing)}; pip install {' '.join(missing)}", named)
+        return warned(f"{text}; {' and '.join(missing)} missing; pip install {' '.join(missing)}", named)
     return ok(text, named)
 
 
 def _gpu(place: Place) -> dict[str, Any]:
     facts = torch.cuda.get_device_properties(place.torch_device)
-    torch.ones(2, device=place.torch_device).sum().item()
+    torch.ones(2, device=place.torch_device).sum().item()  # fails if the driver or the GPU is broken
     return {
         "gpu": facts.name,
         "gpus": torch.cuda.device_count(),
         "capability": f"{facts.major}.{facts.minor}",
         "memory": facts.total_memory,
         "multiprocessors": facts.multi_processor_count,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None,
+        "nccl": nccl_version(),
         "driver": _driver(),
     }
 
@@ -77,17 +78,17 @@ def _driver() -> str | None:
 
 
 def write_report(path: Path, asked: str, device: str, rows: Sequence[Mapping[str, Any]], seconds: float) -> None:
-    """Writes all that is known so far.
+    """Writes all results so far.
 
     Args:
-        path: of the file.
-        asked: the device that was asked for.
-        device: the one that was used.
-        rows: of the checks: name, verdict, text, seconds, figures.
-        seconds: since the first one began.
+        path: file to write.
+        asked: requested device.
+        device: device in use.
+        rows: results of the checks: name, verdict, text, seconds, figures.
+        seconds: seconds since the first check started.
 
     Raises:
-        OSError: if it cannot be written.
+        OSError: if the file cannot be written.
     """
     content = {
         "format": FORMAT,
@@ -102,19 +103,20 @@ def write_report(path: Path, asked: str, device: str, rows: Sequence[Mapping[str
     write_atomically(path, (json.dumps(plain(content), indent=1, allow_nan=False) + "\n").encode())
 
 
-# All thorough checks, in their order.
+# The list of thorough checks.
 
 
+# Number of parameters of models of typical size.
 _RESNET, _BERT = 14_700_000, 133_000_000
 
 
 class Check(NamedTuple):
-    """One check.
+    """A thorough check.
 
     Attributes:
-        name: for the report.
-        seconds: that it may take.
-        run: what it does.
+        name: name in the report.
+        seconds: time limit in seconds.
+        run: function that performs the check.
     """
 
     name: str
@@ -123,7 +125,7 @@ class Check(NamedTuple):
 
 
 def all_checks() -> tuple[Check, ...]:
-    """Those that matter most first: together they may take longer than there is time."""
+    """All thorough checks, the most important first, because the total time may not suffice for all."""
     return (
         Check("installation", 60, check_installation),
         Check("attach, 1 worker", 60, check_attach(1)),
@@ -141,74 +143,78 @@ def all_checks() -> tuple[Check, ...]:
     )
 
 
-# Seconds for all checks together, and how few are not worth beginning one.
+# Seconds for all checks together, and the fewest remaining seconds for which a check starts.
 _BUDGET, _TOO_FEW = 570.0, 5.0
-_FIX = "send the file of --json with your report"
+_FIX = "report it with the file of --json"
 
 
 @dataclass(frozen=True)
 class _Program:
-    """How checks are started.
+    """Starts the checks as processes.
 
     Attributes:
         device: cuda or cpu.
-        timeout: seconds that bound every wait for a worker.
+        timeout: timeout of every wait for a worker, in seconds.
     """
 
     device: str
     timeout: float
 
     def run(self, check: Check, seconds: float) -> dict[str, Any]:
-        """What a check answers, or what became of its process."""
+        """Runs a check; returns its result, or a failure that describes the end of its process."""
         with tempfile.TemporaryDirectory() as name:
-            file, said = Path(name) / "outcome", Path(name) / "said"
+            file, output = Path(name) / "outcome", Path(name) / "output"
             words = [check.name, self.device, str(self.timeout), str(seconds), str(file)]
-            with said.open("wb") as stream:
-                code = _ended([sys.executable, "-m", __package__, *words], self._environment(), stream, seconds)
+            with output.open("wb") as stream:
+                code = _run_program([sys.executable, "-m", __package__, *words], self._environment(), stream, seconds)
+            # The file decides, not the exit code: a process may crash in its shutdown after a completed check.
             if file.exists():
-                told: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-                return told
-            return _lost(check, code, seconds, said.read_text(errors="replace"))
+                result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+                return result
+            return _without_result(check, code, seconds, output.read_text(errors="replace"))
 
     def _environment(self) -> dict[str, str]:
-        # Triton reads this when it is imported.
+        # Triton reads this variable on import.
         interpreted = {"TRITON_INTERPRET": "1"} if self.device == "cpu" else {}
         return {**os.environ, **interpreted}
 
 
-def _ended(command: Sequence[str], environment: dict[str, str], stream: Any, seconds: float) -> int | None:
-    """The exit code of a program; ``None`` if it took too long. It leaves no process of its own behind."""
+def _run_program(command: Sequence[str], environment: dict[str, str], stream: Any, seconds: float) -> int | None:
+    """Runs a program and ends its children; returns the exit code, or ``None`` after the time limit."""
+    # A new session makes the program and its workers one process group, which can be killed as a whole.
     process = subprocess.Popen(command, env=environment, stdout=stream, stderr=stream, start_new_session=True)
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
         return None
     finally:
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):  # everything has ended
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
-def _lost(check: Check, code: int | None, seconds: float, said: str) -> dict[str, Any]:
-    """The row of a check that has no answer."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    last = lines[-1] if lines else "it said nothing"
+def _without_result(check: Check, code: int | None, seconds: float, output: str) -> dict[str, Any]:
+    """Result of a check whose process wrote none."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    last = lines[-1] if lines else "no output"
     if code is None:
-        text = f"{check.name}: not done after {seconds:.0f} s: {last}; see what else uses this device, and {_FIX}"
+        text = (
+            f"{check.name}: not finished after {seconds:.0f} s: {last}; stop other programs on this device, or {_FIX}"
+        )
     else:
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else "broke off"
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         text = f"{check.name}: {how}: {last}; {_FIX}"
     return {"verdict": Verdict.FAILED.value, "text": text, "figures": {"exit_code": code, "said": lines[-40:]}}
 
 
 def examine_thoroughly(asked: str, device: str, timeout: float, json_file: Path | None) -> bool:
-    """Runs all checks, and prints a line for each.
+    """Runs all checks and prints one line per check.
 
     Args:
-        asked: the device that was asked for: auto, cpu or cuda.
-        device: the one that there is: cpu or cuda.
-        timeout: seconds that bound every wait for a worker.
-        json_file: where all figures are written, after each check.
+        asked: requested device: auto, cpu or cuda.
+        device: available device: cpu or cuda.
+        timeout: timeout of every wait for a worker, in seconds.
+        json_file: file for all results, written after each check; ``None`` for no file.
 
     Returns:
         Whether no check failed.
@@ -216,34 +222,25 @@ def examine_thoroughly(asked: str, device: str, timeout: float, json_file: Path 
     findings, program = Findings(True), _Program(device, timeout)
     if device == "cpu":
         findings.warn(
-            "device: torch finds no GPU here, or none was asked for; the same checks run on the CPU and in Triton's "
-            "interpreter, with shorter vectors; on a machine with a GPU, pass --device cuda"
+            "device: no GPU is found or requested, so the checks run on the CPU and in Triton's interpreter, with "
+            "shorter vectors; on a machine with a GPU, pass --device cuda"
         )
     began, rows = time.monotonic(), list[dict[str, Any]]()
     for check in all_checks():
         rows.append(_row(check, program, _BUDGET - (time.monotonic() - began)))
-        _say(findings, rows[-1])
-        if json_file:
+        findings.report(Verdict(rows[-1]["verdict"]), f"{rows[-1]['text']} ({rows[-1]['seconds']:.1f} s)")
+        if json_file:  # after every check, so that an interruption loses nothing
             write_report(json_file, asked, device, rows, time.monotonic() - began)
-    told = f"; all figures are in {json_file}, which you can send" if json_file else "; --json FILE keeps all figures"
-    findings.ok(f"{len(rows)} checks took {time.monotonic() - began:.0f} s, {findings.failures} failed{told}")
+    result = f"; all results are in {json_file}, ready to share" if json_file else "; --json FILE saves all results"
+    findings.ok(f"{len(rows)} checks took {time.monotonic() - began:.0f} s, {findings.failures} failed{result}")
     return not findings.failures
 
 
 def _row(check: Check, program: _Program, left: float) -> dict[str, Any]:
     began = time.monotonic()
     if left < _TOO_FEW:
-        text = f"{check.name}: left out, as the other checks took all the time there was; run this with less load"
-        told: dict[str, Any] = {"verdict": Verdict.WARNING.value, "text": text, "figures": {}}
+        text = f"{check.name}: skipped, because the other checks took all the time; run this again on an idle machine"
+        result: dict[str, Any] = {"verdict": Verdict.WARNING.value, "text": text, "figures": {}}
     else:
-        told = program.run(check, min(left, check.seconds))
-    return {"name": check.name, **told, "seconds": time.monotonic() - began}
-
-
-def _say(findings: Findings, row: dict[str, Any]) -> None:
-    ways: dict[Verdict, Callable[[str], None]] = {
-        Verdict.OK: findings.ok,
-        Verdict.WARNING: findings.warn,
-        Verdict.FAILED: findings.fail,
-    }
-    ways[Verdict(row["verdict"])](f"{row['text']} ({row['seconds']:.1f} s)")
+        result = program.run(check, min(left, check.seconds))
+    return {"name": check.name, **result, "seconds": time.monotonic() - began}

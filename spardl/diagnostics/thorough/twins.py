@@ -1,4 +1,4 @@
-"""Kernels beside their portable twins: the same bits, whatever the numbers are."""
+"""Kernels compared with their portable versions bit by bit, and the speed of selection."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from spardl.diagnostics.thorough.outcome import Outcome, Place, failed, judged, ok, warned
+from spardl.diagnostics.timeline.measure import Clock
 from spardl.vector import sparse
 from spardl.vector.candidates import Candidates
 from spardl.vector.layout import Part
@@ -25,26 +26,26 @@ from spardl.vector.sparse import SparseVector, merge
 __all__ = ["check_messages", "check_selection", "check_triton", "vectors"]
 
 
-# How long a selection takes, beside a copy of the vector and torch's own top-k.
+# Speed of a selection, compared with a copy of the vector and with torch.topk.
 
 
 _DENSITY, _GOAL = 0.01, 3.0
-# Turns before anything is timed, and timed turns: at least, and at most; the share of the time that each thing gets.
+# Warm-up repetitions; least and most measured repetitions; share of the time limit for each measurement.
 _WARM, _LEAST, _MOST, _SHARE = 6, 15, 50, 0.15
-# Vectors of a gradient's size, at most, that are in memory at the same time.
+# Most vectors of the gradient's size that are in memory at the same time.
 _VECTORS = 8
 
 
 def check_selection(length: int) -> Callable[[Place], Outcome]:
-    """The check for vectors of so many entries in float32."""
+    """Creates the check for float32 vectors of ``length`` entries."""
 
     def check(place: Place) -> Outcome:
         named = f"selection of 1% of {length:,} entries"
-        free, needed = _free(place), 4 * _VECTORS * length
+        free, needed = _free_bytes(place), 4 * _VECTORS * length
         if free < needed:
             return warned(
-                f"{named}: left out, as it takes {needed / 1e9:.2g} GB of memory and {free / 1e9:.2g} GB are free on "
-                f"{place.device}; end what else uses it, and run this again",
+                f"{named}: skipped, because it needs {needed / 1e9:.2g} GB of memory and {free / 1e9:.2g} GB are free "
+                f"on {place.device}; stop other programs that use it, and run this again",
                 {"entries": length, "free": free, "needed": needed},
             )
         return _verdict(named, place, _figures(length, place))
@@ -52,8 +53,7 @@ def check_selection(length: int) -> Callable[[Place], Outcome]:
     return check
 
 
-def _free(place: Place) -> int:
-    """Bytes."""
+def _free_bytes(place: Place) -> int:
     if place.on_gpu:
         return int(torch.cuda.mem_get_info()[0])
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -62,22 +62,22 @@ def _free(place: Place) -> int:
 def _verdict(named: str, place: Place, figures: dict[str, float]) -> Outcome:
     ratio = figures["select"] / figures["copy"]
     text = (
-        f"{named}: {1e3 * figures['select']:.3g} ms with the addition of the gradient on {place.device}, {ratio:.2g} "
-        f"times a copy ({1e3 * figures['copy']:.3g} ms); torch.topk {1e3 * figures['topk']:.3g} ms"
+        f"{named}: {1e3 * figures['select']:.3g} ms including the addition of the gradient on {place.device}, "
+        f"{ratio:.2g} x a copy ({1e3 * figures['copy']:.3g} ms); torch.topk {1e3 * figures['topk']:.3g} ms"
     )
-    told = {**figures, "ratio": ratio, "goal": _GOAL}
+    report = {**figures, "ratio": ratio, "goal": _GOAL}
     if figures["turns"] < _LEAST:
         return warned(
-            f"{text}; medians of {figures['turns']:.0f} turns only, as there was no time for more: do not rely on them",
-            told,
+            f"{text}; these are medians of only {figures['turns']:.0f} repetitions; run this again on an idle machine",
+            report,
         )
     if ratio > _GOAL:
-        return warned(f"{text}; more than {_GOAL:g} times a copy is slower than meant: send the file of --json", told)
-    return ok(text, told)
+        return warned(f"{text}; this exceeds the goal of {_GOAL:g} x a copy; report it with the file of --json", report)
+    return ok(text, report)
 
 
 def _figures(length: int, place: Place) -> dict[str, float]:
-    """Median seconds; in each turn the gradient comes again, and what was selected before is zero, as in training."""
+    """Median seconds; each repetition adds the gradient again and clears the selected entries, as in training."""
     device = place.torch_device
     random = torch.Generator(device).manual_seed(1)
     gradient = torch.randn(length, generator=random, device=device)
@@ -89,6 +89,7 @@ def _figures(length: int, place: Place) -> dict[str, float]:
         candidates.add(values, gradient)
         found[:] = [candidates.largest(values, parts, [])]
 
+    # Without this the values would grow, and later selections would differ from the first.
     def settle() -> None:
         sparse.cut(values, found[0])
 
@@ -102,11 +103,16 @@ def _figures(length: int, place: Place) -> dict[str, float]:
 
 
 def _timed(place: Place, work: Callable[[], object], after: Callable[[], object] = lambda: None) -> list[float]:
-    """Seconds of each turn, warm; what is done after it does not count."""
+    """Seconds of each repetition after the warm-up; ``after`` is not measured."""
     until, seconds = time.perf_counter() + _SHARE * place.seconds, list[float]()
-    clock = _gpu_seconds if place.on_gpu else _cpu_seconds
+    clock = Clock(place.torch_device)
     for turn in range(_WARM + _MOST):
-        took = clock(work)
+        clock.settle()
+        began = clock.mark()
+        work()
+        ended = clock.mark()
+        clock.settle()
+        took = clock.between(began, ended)
         after()
         late = time.perf_counter() > until
         if late or turn >= _WARM:
@@ -116,30 +122,13 @@ def _timed(place: Place, work: Callable[[], object], after: Callable[[], object]
     return seconds
 
 
-def _cpu_seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
-
-
-def _gpu_seconds(work: Callable[[], object]) -> float:
-    """What the stream took, waits of the host in between included."""
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    start.record()
-    work()
-    stop.record()
-    stop.synchronize()
-    return float(start.elapsed_time(stop)) / 1e3
-
-
 _GPU_SIZES, _SMALL_SIZES = (1, 1000, 1_000_000, 14_700_000), (1, 1000, 20_000)
 _WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-_FIX = "set SPARDL_KERNELS=portable, and send the file of --json with your report"
+_FIX = "set SPARDL_KERNELS=portable, and report a bug with the file of --json"
 
 
 def vectors(length: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Numbers that a kernel may get wrong, by what they are; shape (length,), on the CPU, all but one kind finite."""
+    """Critical inputs of a kernel by kind, shape (length,), on the CPU; all finite except one kind."""
     random = torch.Generator().manual_seed(length)
     normal = torch.randn(length, generator=random).to(dtype)
     ties = (torch.randint(-4, 5, (length,), generator=random) / 2).to(dtype)
@@ -153,49 +142,51 @@ def vectors(length: int, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def check_triton(dtype: torch.dtype) -> Callable[[Place], Outcome]:
-    """The check of the kernel that adds and lists, for vectors of a type."""
+    """Creates the check of the Triton kernel that adds a gradient and lists entries, for vectors of ``dtype``."""
 
     def check(place: Place) -> Outcome:
         how = "on the GPU" if place.on_gpu else "in Triton's interpreter"
         named = str(dtype).removeprefix("torch.")
         if not find_spec("triton"):
-            return failed(f"Triton's kernels, {named}: triton is not installed; pip install triton", {})
+            return failed(f"Triton kernels, {named}: triton is not installed; pip install triton", {})
         sizes = _GPU_SIZES if place.on_gpu else _SMALL_SIZES
         problems, tried = [], 0
         for length in sizes:
             for kind, values in vectors(length, dtype).items():
+                # Without a gradient, with a different one, and with one that doubles or cancels all values.
                 for gradient in (None, values.flip(0) / 2, -values if kind == "zeros" else values):
                     tried += 1
                     problems += [
-                        f"Triton's kernels, {named}: {what} of {length:,} {kind} entries are not those of the portable "
-                        f"twin, {how}"
-                        for what in _unlike(values, gradient, place.torch_device)
+                        f"Triton kernels, {named}: {what} of {length:,} {kind} entries differ from the portable "
+                        f"version, {how}"
+                        for what in _differences(values, gradient, place.torch_device)
                     ]
-        good = f"Triton's kernels, {named}: the bits of their portable twin in all {tried} cases, {how}"
+        good = f"Triton kernels, {named}: match the portable version bitwise in all {tried} cases, {how}"
         return judged(good, problems, _FIX, {"sizes": sizes, "cases": tried, "interpreted": not place.on_gpu})
 
     return check
 
 
-def _unlike(values: Tensor, gradient: Tensor | None, device: torch.device) -> list[str]:
-    """What the kernel does otherwise than its twin."""
-    from spardl.vector.kernels.gpu import add_and_list  # noqa: PLC0415 - must know first whether to interpret
+def _differences(values: Tensor, gradient: Tensor | None, device: torch.device) -> list[str]:
+    """Names the results in which the kernel differs from the portable version."""
+    from spardl.vector.kernels.gpu import add_and_list  # noqa: PLC0415 - TRITON_INTERPRET must be set first
 
     ranges = _ranges(values, gradient)
-    memory, twin = values.to(device, copy=True), values.to(device, copy=True)
+    memory, portable = values.to(device, copy=True), values.to(device, copy=True)
     added = None if gradient is None else gradient.to(device)
     finder = PortableFinder()
-    wanted = finder.add(twin, added, ranges)
+    wanted = finder.add(portable, added, ranges)
     numbers = ranges.starts.tolist(), ranges.stops.tolist(), ranges.bounds.tolist()
     positions, counts = add_and_list(memory, added, *numbers, int(ranges.rooms.sum()))
     listed = torch.cat([finder.listed(start, stop) for start, stop in zip(*numbers[:2], strict=True)])
     whole = _WHOLE[values.itemsize]
     same = {
-        "the sums": _equal(memory.view(whole)[~memory.isnan()], twin.view(whole)[~twin.isnan()]),
+        # NaN has many bit patterns, which may differ between devices.
+        "the sums": _equal(memory.view(whole)[~memory.isnan()], portable.view(whole)[~portable.isnan()]),
         "the counts": counts == wanted.tolist(),
         "the positions": _equal(positions, listed),
     }
-    return [what for what, well in same.items() if not well]
+    return [what for what, equal in same.items() if not equal]
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
@@ -203,7 +194,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _ranges(values: Tensor, gradient: Tensor | None) -> Ranges:
-    """Three ranges with a gap between them, and room for all; bounds that some of the sums just reach."""
+    """Three ranges with a gap, room for all entries, and thresholds that some of the sums just reach."""
     length = values.numel()
     edges = np.array([0, length // 3, length // 3, length // 2, length // 2 + length // 9, length], np.int64)
     sums = (values if gradient is None else values + gradient).abs()
@@ -216,7 +207,7 @@ def _ranges(values: Tensor, gradient: Tensor | None) -> Ranges:
 
 @contextmanager
 def _portable() -> Iterator[None]:
-    """Turns compiled kernels off."""
+    """Disables compiled kernels inside the ``with`` block."""
     before = os.environ.get("SPARDL_KERNELS")
     os.environ["SPARDL_KERNELS"] = "portable"
     try:
@@ -228,7 +219,7 @@ def _portable() -> Iterator[None]:
 
 
 def check_messages(place: Place) -> Outcome:
-    """Selection, messages and merges on the device beside the compiled ones of the CPU."""
+    """Compares selections, messages and merges on the device with the compiled kernels of the CPU."""
     how = "on the GPU" if place.on_gpu else "portable, on the CPU"
     problems, tried = [], 0
     sizes = _GPU_SIZES[:-1] if place.on_gpu else _SMALL_SIZES
@@ -236,28 +227,28 @@ def check_messages(place: Place) -> Outcome:
         for dtype in (torch.float32, torch.bfloat16, torch.float64):
             for kind, values in vectors(length, dtype).items():
                 if kind == "infinite":
-                    continue
+                    continue  # training rejects non-finite gradients before selection
                 tried += 1
-                here, there = _handled(values), _on_device(values, place)
+                here, there = _stages(values), _on_device(values, place)
                 named = str(dtype).removeprefix("torch.")
                 problems += [
-                    f"messages: {what} of {length:,} {kind} entries, {named}, are not those of the CPU's kernels, {how}"
+                    f"messages: {what} of {length:,} {kind} entries, {named}, differ from the CPU kernels, {how}"
                     for what, mine in here.items()
                     if not _equal(mine, there[what])
                 ]
-    good = f"messages: selections, messages and merges have the bits of the CPU's kernels in all {tried} cases, {how}"
+    good = f"messages: selections, messages and merges match the CPU kernels bitwise in all {tried} cases, {how}"
     return judged(good, problems, _FIX, {"sizes": sizes, "cases": tried})
 
 
 def _on_device(values: Tensor, place: Place) -> dict[str, Tensor]:
     if place.on_gpu:
-        return _handled(values.to(place.torch_device))
+        return _stages(values.to(place.torch_device))
     with _portable():
-        return _handled(values)
+        return _stages(values)
 
 
-def _handled(values: Tensor) -> dict[str, Tensor]:
-    """What becomes of a vector on its way to another worker, as bits on the CPU."""
+def _stages(values: Tensor) -> dict[str, Tensor]:
+    """Stages of a vector on its way to another worker, as bits on the CPU."""
     length, whole = values.numel(), _WHOLE[values.itemsize]
     positions = top_k(values, max(1, length // 100))
     picked = SparseVector(positions, values[positions], length)
@@ -270,7 +261,7 @@ def _handled(values: Tensor) -> dict[str, Tensor]:
     found: dict[str, Any] = {
         "the selections": positions,
         "the messages": message,
-        "what is read": torch.cat((read.indices, read.values.view(whole).long())),
+        "the unpacked messages": torch.cat((read.indices, read.values.view(whole).long())),
         "the merges": torch.cat((merged.indices, merged.values.view(whole).long())),
     }
     return {what: tensor.cpu() for what, tensor in found.items()}

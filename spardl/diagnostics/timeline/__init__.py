@@ -1,1 +1,1 @@
-"""The timeline model: how long a training step takes under each schedule, from a profile and a network."""
+"""The timeline model: predicts the time of a training step under each schedule from a profile and a network."""

@@ -1,11 +1,10 @@
-"""Measures a profile: when each layer's parameters are first used, and when its gradients are there."""
+"""Measures a profile of a model, and the time of compression on this machine."""
 
 from __future__ import annotations
 
 import math
 import platform
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,12 +29,13 @@ from spardl.schedules.fusion import Linear
 from spardl.vector.flat import FlatGradient
 from spardl.vector.layout import Layout
 
-__all__ = ["SIZES", "measure", "measure_compression", "read_compression"]
+__all__ = ["SIZES", "Clock", "measure", "measure_compression", "read_compression"]
 
 
-# How long a method selects, packs and merges on this machine: the part of a synchronization that is no message.
+# Time of selection, packing and merging: the local part of a synchronization.
 
 
+# Numbers of entries that are measured by default.
 SIZES = (1 << 14, 1 << 17, 1 << 19)
 _STEPS = 3
 _LOCAL = (Phase.SELECT, Phase.PACK, Phase.MERGE)
@@ -48,36 +48,36 @@ def measure_compression(
     device: torch.device | str = "cpu",
     layout: Layout | None = None,
 ) -> tuple[Linear, list[float]]:
-    """Lets simulated workers synchronize random gradients of some sizes; messages are free.
+    """Measures synchronizations of random gradients on simulated workers; messages take no time.
 
     Args:
-        method: how to average.
-        workers: P; the work depends on it.
-        sizes: entries of the gradients, at least two different numbers.
-        device: where they are.
-        layout: the tensors of which they have the first ones, again and again; ``None`` for a vector.
+        method: method to measure.
+        workers: number of workers, P, on which the local work depends.
+        sizes: numbers of entries of the gradients, at least two different ones.
+        device: device of the gradients.
+        layout: tensors that the gradients repeat from the first one on; ``None`` for a vector.
 
     Returns:
-        The line nearest to the seconds of one worker, and these seconds.
+        The fitted line, and the measured seconds of one worker for each size.
 
     Raises:
-        ConfigError: if the method does not run on so many workers.
+        ConfigError: if the method does not support this number of workers.
     """
     method.communicator.check_workers(workers)
-    layouts = [_beginning(layout, size) if layout else Layout.flat(size) for size in sizes]
+    layouts = [_first_entries(layout, size) if layout else Layout.flat(size) for size in sizes]
     seconds = [_seconds(method, workers, each, torch.device(device)) for each in layouts]
     return Linear.fit(sizes, seconds), seconds
 
 
 def read_compression(path: Path, workers: int) -> Mapping[str, Linear]:
-    """What scripts/compression.py measured, by method.
+    """Reads the times of compression by method, as measured by scripts/compression.py.
 
     Args:
-        path: of the file.
-        workers: P, for which it must hold.
+        path: file to read.
+        workers: number of workers, P, that the file must have.
 
     Raises:
-        ConfigError: if the file cannot be read, or holds for another number of workers.
+        ConfigError: if the file cannot be read, or was measured with a different number of workers.
     """
     try:
         plain = read_json(path)
@@ -85,17 +85,17 @@ def read_compression(path: Path, workers: int) -> Mapping[str, Linear]:
         measured = plain["workers"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{path} is no file of compression times ({error!r}); scripts/compression.py makes one"
+            f"{path} is not a file of compression times ({error!r}); create one with scripts/compression.py"
         ) from error
     if measured != workers:
         raise ConfigError(
-            f"{path} was measured with {measured} workers, not {workers}; make one with scripts/compression.py"
+            f"{path} was measured with {measured} workers, not {workers}; create one with scripts/compression.py"
         )
     return found
 
 
-def _beginning(layout: Layout, entries: int) -> Layout:
-    """The first tensors with so many entries in all; the last one has fewer rows, or is cut to a vector."""
+def _first_entries(layout: Layout, entries: int) -> Layout:
+    """First tensors with ``entries`` entries in total; the last one is cut to fewer rows, or to a vector."""
     shapes: list[tuple[int, ...]] = []
     left = entries
     for shape in cycle(shape for shape in layout.shapes if math.prod(shape)):
@@ -105,33 +105,30 @@ def _beginning(layout: Layout, entries: int) -> Layout:
         left -= math.prod(shapes[-1])
         if not left:
             return Layout.of(shapes)
-    raise ConfigError("a model without entries has nothing to compress")
+    raise ConfigError("the model has no parameters to compress; use a model with parameters")
 
 
 def _seconds(method: Method, workers: int, layout: Layout, device: torch.device) -> float:
-    """The median over the workers in the fastest step; the first, in which memory is allocated, does not count."""
     cluster = SimulatedCluster(workers, Network(alpha=0, gbit=1), device=device)
     states = [method.init_state(layout, torch.float32, device) for _ in range(workers)]
     source = torch.Generator().manual_seed(1)
+    # The fastest step counts, in the median over the workers. The first one allocates memory and is ignored.
+    settle = Clock(device).settle
     found: list[float] = []
     for step in range(1 + _STEPS):
         seconds = [-_spent(ledger) for ledger in cluster.ledgers]
         for rank, state in enumerate(states):
+            # Generated on the CPU, so that the values do not depend on the device.
             gradient = torch.randn(layout.length, generator=source).to(device)
-            _settle(device)
+            settle()
             started = time.perf_counter()
             method.accumulate(gradient, state)
-            _settle(device)
+            settle()
             seconds[rank] += time.perf_counter() - started
         cluster.run([method.average(*pair) for pair in zip(cluster.local_workers, states, strict=True)])
         if step:
             found.append(median(map(add, seconds, map(_spent, cluster.ledgers))))
     return min(found)
-
-
-def _settle(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _spent(ledger: Ledger) -> float:
@@ -149,35 +146,35 @@ def measure(
     warmup: int = 2,
     timer: Callable[[], float] = time.perf_counter,
 ) -> Profile:
-    """Runs some training steps, and takes the median of each time.
+    """Runs training steps and takes the median of each time.
 
-    Gradients are views of a flat gradient, as in training; layers are the ones it names. The weights change.
+    Gradients are views of a flat gradient, as in training, which defines the layers. The weights change.
 
     Args:
-        model: with its parameters on one device.
-        forward_and_loss: the forward pass; returns the scalar loss. It must call the model as a module, or the hooks
-            do not run.
-        optimizer: of the model's parameters, as in training.
-        name: what the profile calls the model.
-        batch: examples in one pass.
-        passes: steps that count.
-        warmup: steps before them, in which memory is allocated.
-        timer: seconds, on a CPU. With one thread on a machine that others use, too, ``time.process_time`` leaves out
-            the time that they take.
+        model: model with all parameters on one device.
+        forward_and_loss: function that runs the forward pass and returns the scalar loss. It must call the model as a
+            module; otherwise the hooks do not run.
+        optimizer: optimizer of the model's parameters, as in training.
+        name: name of the model in the profile.
+        batch: number of examples per pass.
+        passes: number of measured steps.
+        warmup: number of steps before the measurement, in which memory is allocated.
+        timer: clock on a CPU, in seconds. With one thread on a busy machine, ``time.process_time`` ignores the time of
+            other programs.
 
     Returns:
-        A layer that got no gradient is ready at the end of the backward pass, and needed at the end of the forward
-        pass: no schedule can do better with it.
+        The profile. A layer without gradient is ready at the end of the backward pass and needed at the end of the
+        forward pass, so that it never limits a schedule.
 
     Raises:
-        ConfigError: if the parameters do not fit into a flat gradient, there is no pass to measure, or the loss or a
-            gradient is not finite; weights are as before that pass then.
+        ConfigError: if the parameters do not fit into a flat gradient, no pass is measured, or the loss or a gradient
+            is not finite; then the weights are those before that pass.
     """
     if passes < 1:
-        raise ConfigError(f"a profile needs passes >= 1, got {passes}")
+        raise ConfigError(f"passes must be at least 1, got {passes}")
     gradient = FlatGradient(model.named_parameters())
     device = gradient.vector.device
-    clock = _CudaClock(device) if device.type == "cuda" else _CpuClock(timer)
+    clock = Clock(device, timer)
     with _Marks(clock).attached(model) as marks:
         rows = [_one_pass(marks, forward_and_loss, optimizer, gradient) for _ in range(warmup + passes)][warmup:]
     forward, backward, update = (
@@ -193,12 +190,12 @@ def measure(
         )
         for i, layer in enumerate(gradient.layers)
     ]
-    update /= max(1, gradient.layout.length)
+    update /= max(1, gradient.layout.length)  # per entry; the model may have no trainable parameters
     return Profile(name, clock.device_name(), batch, tuple(times), forward, backward, update)
 
 
 class _Seconds(NamedTuple):
-    """One pass; ``needed`` and ``ready`` have one value for each layer."""
+    """Seconds of one pass; ``needed`` and ``ready`` hold one value per layer."""
 
     forward: float
     backward: float
@@ -220,7 +217,7 @@ def _one_pass(
     _check_scalar(loss)
     loss.backward()
     end = clock.mark()
-    _check_finite(loss, gradient)  # before weights are changed, whatever the learning rate
+    _check_finite(loss, gradient)  # before the optimizer can spread non-finite values to the weights
     update = clock.mark()
     optimizer.step()
     updated = clock.mark()
@@ -235,78 +232,54 @@ def _one_pass(
 def _check_scalar(loss: Any) -> None:
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
         found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-        raise ConfigError(f"a profile needs the loss of a pass, a scalar that depends on the model, got {found}")
+        raise ConfigError(f"the loss must be a scalar tensor that depends on the model, got {found}")
 
 
 def _check_finite(loss: Tensor, gradient: FlatGradient) -> None:
     for what, found in (("the loss", loss), ("a gradient", gradient.vector)):
         if not found.isfinite().all():
             raise ConfigError(
-                f"{what} of the profiled model is not finite; look at its inputs, or use a lower learning rate"
+                f"{what} of the profiled model is not finite; check its inputs, or lower the learning rate"
             )
 
 
-class _Clock(ABC):
-    """Takes marks while a pass runs, and tells the seconds between them afterwards."""
+class Clock:
+    """Takes marks during work on a device and measures the seconds between them afterwards.
 
-    @abstractmethod
-    def mark(self) -> Any:
-        """Now, in the order of the device's work."""
+    On a GPU the marks are CUDA events, which record when the stream reaches them, while the host runs ahead.
 
-    @abstractmethod
-    def between(self, start: Any, stop: Any) -> float:
-        """Seconds between two marks, once all work has settled."""
-
-    @abstractmethod
-    def settle(self) -> None:
-        """Waits for the device."""
-
-    @abstractmethod
-    def device_name(self) -> str:
-        """What the profile calls the device."""
-
-
-@dataclass(frozen=True)
-class _CpuClock(_Clock):
-    timer: Callable[[], float]
-
-    def mark(self) -> float:
-        return self.timer()
-
-    def between(self, start: float, stop: float) -> float:
-        return stop - start
-
-    def settle(self) -> None:
-        """Work on a CPU is done when the call returns."""
-
-    def device_name(self) -> str:
-        return f"cpu ({platform.machine()}, threads: {torch.get_num_threads()})"
-
-
-@dataclass(frozen=True)
-class _CudaClock(_Clock):
-    """Events take their time when the work in front of them on their stream is done; the host runs ahead of that.
-
-    Hooks of the backward pass run in a thread of autograd's, under the stream that works on the gradient: there, as
-    in the forward pass, the current stream is the right one.
+    Args:
+        device: device that does the work.
+        timer: clock on a CPU, in seconds.
     """
 
-    device: torch.device
+    def __init__(self, device: torch.device, timer: Callable[[], float] = time.perf_counter) -> None:
+        self._device, self._timer, self._on_gpu = device, timer, device.type == "cuda"
 
-    def mark(self) -> torch.cuda.Event:
+    def mark(self) -> Any:
+        """A mark for the current point in the device's work."""
+        if not self._on_gpu:
+            return self._timer()
         event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self.device))
+        # Hooks of the backward pass run in a thread of autograd under the stream of the gradient, so the current stream
+        # is the right one there, as in the forward pass.
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def between(self, start: torch.cuda.Event, stop: torch.cuda.Event) -> float:
-        milliseconds: float = start.elapsed_time(stop)
-        return milliseconds / 1e3
+    def between(self, start: Any, stop: Any) -> float:
+        """Seconds between two marks, after ``settle``."""
+        return float(start.elapsed_time(stop)) / 1e3 if self._on_gpu else float(stop - start)
 
     def settle(self) -> None:
-        torch.cuda.synchronize(self.device)
+        """Waits for the device; a CPU call returns when its work is done."""
+        if self._on_gpu:
+            torch.cuda.synchronize(self._device)
 
     def device_name(self) -> str:
-        return torch.cuda.get_device_name(self.device)
+        """Name of the device in the profile."""
+        if self._on_gpu:
+            return torch.cuda.get_device_name(self._device)
+        return f"cpu ({platform.machine()}, threads: {torch.get_num_threads()})"
 
 
 @dataclass
@@ -314,20 +287,20 @@ class _Marks:
     """The marks of one pass.
 
     Attributes:
-        clock: takes them.
-        used: by module, at the start of its first call.
-        done: by parameter, once its gradient is there.
-        users: by parameter, the modules that hold it, each followed by those around it, the innermost first.
+        clock: clock that takes them.
+        used: mark of each module at the start of its first call.
+        done: mark of each parameter when its gradient is complete.
+        users: for each parameter, the modules that hold it, each followed by its parents from the inside out.
     """
 
-    clock: _Clock
+    clock: Clock
     used: dict[nn.Module, Any] = field(default_factory=dict)
     done: dict[nn.Parameter, Any] = field(default_factory=dict)
     users: dict[nn.Parameter, list[list[nn.Module]]] = field(default_factory=dict)
 
     @contextmanager
     def attached(self, model: nn.Module) -> Iterator[_Marks]:
-        """Inside, the model's hooks take marks."""
+        """Installs the hooks on the model inside the ``with`` block."""
         handles = [module.register_forward_pre_hook(self._enter) for module in model.modules()]
         handles += [
             parameter.register_post_accumulate_grad_hook(self._arrive)
@@ -336,7 +309,7 @@ class _Marks:
         ]
         for path, module in model.named_modules():
             for parameter in module.parameters(recurse=False):
-                self.users.setdefault(parameter, []).append(_around(model, path))
+                self.users.setdefault(parameter, []).append(_with_parents(model, path))
         try:
             yield self
         finally:
@@ -344,24 +317,24 @@ class _Marks:
                 handle.remove()
 
     def _enter(self, module: nn.Module, _: Any) -> None:
-        if module not in self.used:
+        if module not in self.used:  # the first call counts
             self.used[module] = self.clock.mark()
 
     def _arrive(self, parameter: Tensor) -> None:
         self.done[parameter] = self.clock.mark()  # type: ignore[index]
 
     def clear(self) -> None:
-        """Forgets the last pass."""
+        """Removes the marks of the last pass."""
         self.used.clear()
         self.done.clear()
 
     def ready(self, parameters: Sequence[nn.Parameter], turn: Any, backward: float) -> float:
-        """Seconds of the backward pass until all gradients that come are there."""
+        """Seconds from the start of the backward pass until all gradients of the parameters are complete."""
         arrived = [self.done[parameter] for parameter in parameters if parameter in self.done]
         return max((min(self.clock.between(turn, mark), backward) for mark in arrived), default=backward)
 
     def needed(self, parameters: Sequence[nn.Parameter], begin: Any, forward: float) -> float:
-        """Seconds of the forward pass to the first use of those parameters that get a gradient."""
+        """Seconds from the start of the forward pass to the first use of the parameters that get a gradient."""
         since = partial(self.clock.between, begin)
         return min(
             (
@@ -374,16 +347,15 @@ class _Marks:
         )
 
     def _called(self, parameter: nn.Parameter) -> list[nn.Module]:
-        """Who used it: modules that hold it or, where none was called, the innermost one around that was.
-
-        Attention, for instance, uses the weights of its output projection without calling that.
-        """
+        """Modules that used the parameter."""
+        # A module may use a parameter of a child without calling the child, as attention does with its output
+        # projection. Then the innermost parent that was called counts.
         chains = self.users[parameter]
         holders = [chain[0] for chain in chains if chain[0] in self.used]
         return holders or [module for chain in chains for module in chain if module in self.used][:1]
 
 
-def _around(model: nn.Module, path: str) -> list[nn.Module]:
-    """A module, and those around it, the innermost first."""
+def _with_parents(model: nn.Module, path: str) -> list[nn.Module]:
+    """The module at a path, followed by its parents from the inside out."""
     names = path.split(".") if path else []
     return [model.get_submodule(".".join(names[:depth])) for depth in range(len(names), -1, -1)]

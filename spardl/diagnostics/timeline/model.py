@@ -1,13 +1,11 @@
-"""The timeline of one training step under each kind of overlap.
+"""The timeline of one training step under each schedule.
 
-One worker is looked at; all are alike. It has a compute lane, which runs the passes and the update, and a network lane,
-the communication thread, which works off groups one at a time, in the order in which they were handed over; compressing
-is done there, too. A group is handed over when all its gradients are there, and not before the group behind it: the
-last one goes first.
+All workers are alike, so one is modelled. It has a compute lane for the passes and the update, and a network lane for
+the communication thread, which compresses and sends one group at a time, in the order of their release. A group is
+released when all its gradients are complete and the groups behind it are released: the last group goes first.
 
-A timeline shows one period, from the start of a backward pass to the start of the next. It is steady from the first
-step on, as nothing is in flight where a backward pass starts: whatever was sent is waited for in the forward pass
-before it, at the latest.
+A timeline covers one period, from the start of a backward pass to the start of the next. It is steady from the first
+step on, because nothing is in flight at the start of a backward pass: the forward pass before has waited for it.
 """
 
 from __future__ import annotations
@@ -53,21 +51,19 @@ __all__ = [
 ]
 
 
-# Seconds of a synchronization: the published rounds and words on an alpha-beta network, and what compressing takes.
-#
-# seconds = rounds * alpha + bytes * beta + compression, a word having 4 bytes (float32), or, where entries are sent
-# with their indices, what the wire format makes of it.
+# Seconds of a synchronization: rounds * alpha + bytes * beta + compression. Rounds and words are the published ones; a
+# word has 4 bytes (float32) or, for entries with indices, the size in the wire format.
 
 
-# Past every warm-up, and a multiple of no period: nothing that is done every so many steps falls into it.
+# A step after every warm-up that is a multiple of no period, so that it contains no periodic extra work.
 ORDINARY_STEP = 1_000_003
 
 
 class Work(NamedTuple):
-    """What the communication thread does for one group.
+    """Work of the communication thread for one group.
 
     Attributes:
-        compress: seconds before the first message.
+        compress: seconds of compression before the first message.
         transfer: seconds of messages.
     """
 
@@ -76,19 +72,19 @@ class Work(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Of both."""
+        """Total seconds."""
         return self.compress + self.transfer
 
 
 @dataclass(frozen=True)
 class GroupCost:
-    """The work for a group of any size.
+    """Work for a group of any size.
 
     Args:
-        formula: rounds and words of a number of entries. Where only limits are known, their mean is taken.
-        word: bytes of a word, for a number of entries.
-        network: what moves them.
-        compression: seconds to compress a number of entries.
+        formula: rounds and words for a number of entries; if only bounds are known, their mean counts.
+        word: bytes per word for a number of entries.
+        network: network that transfers the words.
+        compression: seconds of compression for a number of entries.
     """
 
     formula: Callable[[int], Cost]
@@ -97,18 +93,18 @@ class GroupCost:
     compression: Callable[[int], float]
 
     def __call__(self, entries: int) -> Work:
-        """The work for one group of so many entries."""
+        """Work for a group of ``entries`` entries."""
         rounds, words = map(_mean, self.formula(entries))
         seconds = rounds * self.network.alpha + words * self.word(entries) * self.network.beta
         return Work(self.compression(entries), seconds)
 
     def seconds(self, entries: int) -> float:
-        """Of compression and messages together, as the functions that cut models into groups ask for it."""
+        """Seconds of compression and messages together, as the functions that form groups need it."""
         return self(entries).seconds
 
     @property
     def startup(self) -> float:
-        """Seconds of the smallest group: what joining two groups saves."""
+        """Seconds of the smallest group, which merging two groups saves."""
         return self.seconds(1)
 
 
@@ -120,25 +116,26 @@ def whole(
     dtype: torch.dtype = torch.float32,
     layout: Layout | None = None,
 ) -> GroupCost:
-    """A method's synchronization in one piece.
+    """Cost of a method's synchronization in one piece.
 
-    A group is taken for one vector of unknown tensors. A method that compresses by matrix is taken for dense by that,
-    unless the model's tensors are known: then each entry costs what it does on average over the model.
+    A group counts as one vector of unknown tensors. A method that compresses matrices then counts as dense, unless the
+    tensors of the model are known: in that case each entry has the average cost over the model.
 
     Args:
-        method: how gradients are averaged.
-        workers: P.
-        network: what moves them.
-        compression: seconds to compress a number of entries, such as a ``Linear``.
-        dtype: of the gradients.
-        layout: the model's tensors, if they are known.
+        method: method that averages the gradients.
+        workers: number of workers, P.
+        network: network that transfers the words.
+        compression: seconds of compression for a number of entries, such as a ``Linear``.
+        dtype: dtype of the gradients.
+        layout: tensors of the model, if known.
 
     Raises:
-        ConfigError: if the method does not run on so many workers.
+        ConfigError: if the method does not support this number of workers.
     """
     method.communicator.check_workers(workers)
     if layout and method.compressor.by_matrix:
-        return GroupCost(_on_average(method, workers, layout), lambda entries: dtype.itemsize, network, compression)
+        return GroupCost(_average_cost(method, workers, layout), lambda entries: dtype.itemsize, network, compression)
+    # Cached, because schedules that form groups evaluate the same sizes many times.
     formula = cache(lambda entries: method.published_cost(_context(workers, entries)))
     return GroupCost(formula, _word_bytes(method, workers, dtype), network, compression)
 
@@ -150,30 +147,30 @@ def halves(
     compression: Callable[[int], float],
     dtype: torch.dtype = torch.float32,
 ) -> tuple[GroupCost, GroupCost]:
-    """A method's synchronization in two: up to each worker's reduced shard, and the rest.
+    """Costs of a method's synchronization in two halves: up to each worker's reduced shard, and the rest.
 
-    All compression counts with the first, in which entries are selected.
+    All compression counts in the first half, in which entries are selected.
 
     Args:
-        method: how gradients are averaged.
-        workers: P.
-        network: what moves them.
-        compression: seconds to compress a number of entries.
-        dtype: of the gradients.
+        method: method that averages the gradients.
+        workers: number of workers, P.
+        network: network that transfers the words.
+        compression: seconds of compression for a number of entries.
+        dtype: dtype of the gradients.
 
     Raises:
-        ConfigError: if the method cannot be split, or does not run on so many workers.
+        ConfigError: if the method cannot be split, or does not support this number of workers.
     """
     method.communicator.check_workers(workers)
     both = cache(lambda entries: method.half_costs(_context(workers, entries)))
-    both(1)
+    both(1)  # raises for a method that cannot be split
     word = _word_bytes(method, workers, dtype)
     first = GroupCost(lambda entries: both(entries)[0], word, network, compression)
     return first, GroupCost(lambda entries: both(entries)[1], word, network, lambda entries: 0.0)
 
 
-def _on_average(method: Method, workers: int, layout: Layout) -> Callable[[int], Cost]:
-    """Words of a group as if it had its share of all matrices of the model; the rounds are those of any group."""
+def _average_cost(method: Method, workers: int, layout: Layout) -> Callable[[int], Cost]:
+    """Cost of a group with its share of the words of all matrices; the rounds are those of any group."""
     model = method.published_cost(Context(Worker(0, workers), layout, ORDINARY_STEP))
 
     def formula(entries: int) -> Cost:
@@ -199,14 +196,14 @@ GroupWork: TypeAlias = Callable[[int], Work]
 
 
 class Lane(Enum):
-    """What works."""
+    """The two resources that work in parallel."""
 
     COMPUTE = "compute"
     NETWORK = "network"
 
 
 class Kind(Enum):
-    """What it works at."""
+    """The kinds of work."""
 
     BACKWARD = "backward"
     FORWARD = "forward"
@@ -217,7 +214,7 @@ class Kind(Enum):
 
     @property
     def lane(self) -> Lane:
-        """Where it is done."""
+        """Lane that does this work."""
         return Lane.COMPUTE if self in (Kind.BACKWARD, Kind.FORWARD, Kind.UPDATE) else Lane.NETWORK
 
 
@@ -226,10 +223,10 @@ class Span:
     """An uninterrupted piece of work.
 
     Attributes:
-        kind: what is done.
-        label: for which layers.
-        start: seconds from the start of the backward pass.
-        stop: likewise.
+        kind: kind of the work.
+        label: layers that it concerns.
+        start: start in seconds from the start of the backward pass.
+        stop: end in seconds from the start of the backward pass.
     """
 
     kind: Kind
@@ -239,7 +236,7 @@ class Span:
 
     @property
     def lane(self) -> Lane:
-        """Where it is done."""
+        """Lane that does this work."""
         return self.kind.lane
 
 
@@ -248,24 +245,24 @@ class Timeline:
     """One period of training.
 
     Attributes:
-        spans: what is done when; those of a lane do not overlap.
-        seconds: the period: an iteration's time.
+        spans: all work; the spans of one lane do not overlap.
+        seconds: length of the period: the time of a step.
     """
 
     spans: tuple[Span, ...]
     seconds: float
 
     def busy(self, lane: Lane) -> float:
-        """Seconds that a lane works."""
+        """Seconds during which a lane works."""
         return sum(span.stop - span.start for span in self.spans if span.lane is lane)
 
 
 @dataclass
 class _Spans:
-    """One lane under construction.
+    """A lane under construction.
 
     Attributes:
-        free: when it is done with all it was given so far.
+        free: time at which all its work so far is done.
     """
 
     spans: list[Span] = field(default_factory=list)
@@ -276,27 +273,27 @@ class _Spans:
 
     def work(self, kind: Kind, label: str, seconds: float) -> None:
         start, self.free = self.free, self.free + seconds
-        if self.free > start:
+        if self.free > start:  # spans of length 0 would only clutter pictures
             self.spans.append(Span(kind, label, start, self.free))
 
 
 def after_backward(profile: Profile, cost: GroupWork) -> Timeline:
-    """All in one group, handed over when the backward pass is over.
+    """Timeline with one group, released at the end of the backward pass.
 
     Args:
-        profile: of the model.
-        cost: work for so many entries.
+        profile: profile of the model.
+        cost: work for a number of entries.
     """
     return _in_backward(profile, [(0, len(profile.layers))], [profile.backward], cost)
 
 
 def in_backward(profile: Profile, groups: Sequence[Range], cost: GroupWork) -> Timeline:
-    """Groups are synchronized while the backward pass goes on; all are updated after the last (WFBP and its kin).
+    """Timeline with groups that overlap the backward pass and one update after the last (WFBP and its variants).
 
     Args:
-        profile: of the model.
+        profile: profile of the model.
         groups: ranges of layers, in flat order, that cover the model.
-        cost: work for a group of so many entries.
+        cost: work for a number of entries.
 
     Raises:
         ConfigError: if the groups do not cover the model.
@@ -305,15 +302,15 @@ def in_backward(profile: Profile, groups: Sequence[Range], cost: GroupWork) -> T
 
 
 def in_halves(profile: Profile, groups: Sequence[Range], first: GroupWork, second: GroupWork) -> Timeline:
-    """The first halves run in the backward pass, the second ones in the next forward pass (DeAR).
+    """Timeline with first halves in the backward pass and second halves in the next forward pass (DeAR).
 
-    When the backward pass is over, the second halves are queued in flat order. The next forward pass goes on until it
-    needs a layer of a group whose second half has not ended, waits for that, updates the group, and goes on.
+    At the end of the backward pass, the second halves are queued in flat order. The next forward pass runs until it
+    needs a layer of a group whose second half has not ended, waits for it, updates the group, and continues.
 
     Args:
-        profile: of the model.
+        profile: profile of the model.
         groups: ranges of layers, in flat order, that cover the model.
-        first: work for the half of a group that ends with reduced shards.
+        first: work for the half that ends with reduced shards.
         second: work for the other half.
 
     Raises:
@@ -328,6 +325,7 @@ def in_halves(profile: Profile, groups: Sequence[Range], first: GroupWork, secon
         _synchronize(network, profile, group, second, Kind.GATHER)
         arrived.append(network.free)
     passed = 0.0
+    # In the order of use, which may differ from the order of registration.
     for needed, number in sorted((_needed(profile, group), number) for number, group in enumerate(groups)):
         compute.work(Kind.FORWARD, "", needed - passed)
         passed = needed
@@ -338,10 +336,10 @@ def in_halves(profile: Profile, groups: Sequence[Range], first: GroupWork, secon
 
 
 def ideal(profile: Profile, network: float) -> float:
-    """Seconds of an iteration that overlaps communication perfectly with the backward pass, without start-ups.
+    """Seconds of a step in which communication overlaps the backward pass perfectly, without latencies.
 
     Args:
-        profile: of the model.
+        profile: profile of the model.
         network: seconds of communication and compression.
 
     Source: Zhang et al., DeAR, ICDCS 2023: t_ff + max(t_bp, t_ar), to which the update is added.
@@ -350,12 +348,12 @@ def ideal(profile: Profile, network: float) -> float:
 
 
 def ideal_halves(profile: Profile, first: float, second: float) -> float:
-    """Seconds of an iteration that overlaps perfectly with both passes, without start-ups.
+    """Seconds of a step in which communication overlaps both passes perfectly, without latencies.
 
     Args:
-        profile: of the model.
+        profile: profile of the model.
         first: seconds of the halves in the backward pass.
-        second: seconds of those in the forward pass.
+        second: seconds of the halves in the forward pass.
 
     Source: Zhang et al., DeAR, ICDCS 2023: max(t_bp, t_rs) + max(t_ff, t_ag), the update counted with the forward pass.
     """
@@ -373,7 +371,7 @@ def _in_backward(profile: Profile, groups: Sequence[Range], ready: Sequence[floa
 
 
 def _send(network: _Spans, profile: Profile, groups: Sequence[Range], ready: Sequence[float], cost: GroupWork) -> None:
-    """Synchronizes groups from the last to the first, each when it is ready."""
+    """Synchronizes groups from the last to the first, each as soon as it is ready."""
     for group, moment in zip(reversed(groups), reversed(ready), strict=True):
         network.wait(moment)
         _synchronize(network, profile, group, cost, Kind.SEND)
@@ -386,14 +384,15 @@ def _synchronize(network: _Spans, profile: Profile, group: Range, cost: GroupWor
 
 
 def _ready(profile: Profile, groups: Sequence[Range]) -> list[float]:
-    """When all gradients of each group are there, once the groups are known to cover the model."""
+    """Checks that the groups cover the model; returns the seconds at which the gradients of each are complete."""
     borders = [0, *(stop for _, stop in groups)]
     fit = all(start == border < stop for (start, stop), border in zip(groups, borders, strict=False))
     if not fit or borders[-1] != len(profile.layers):
         raise ConfigError(
-            f"groups must be ranges of layers, in order, that cover all {len(profile.layers)} layers of "
-            f"{profile.model}, got {list(groups)}"
+            f"groups must be consecutive ranges that cover all {len(profile.layers)} layers of {profile.model}, got "
+            f"{list(groups)}"
         )
+    # A group is sent once its last gradient is complete.
     return [max(profile.ready[start:stop]) for start, stop in groups]
 
 
@@ -414,22 +413,22 @@ def _label(profile: Profile, group: Range) -> str:
     return first if first == last else f"{first} .. {last}"
 
 
-# Every schedule by name, as the timeline model predicts it: which groups it cuts, and when they are sent.
+# The schedules by name: the groups that they form, and the time at which they send them.
 
 
 ENTRIES_PER_MB = (1 << 20) // 4
 BUCKET_MB = 25.0
-# Where DeAR's tuning starts, and four sizes for each doubling over the range that it tunes in.
+# The start value of DeAR's tuning, and four sizes per doubling over its range.
 SWEPT_MB = (BUCKET_MB, *(2 ** (step / 4) for step in range(33)))
 
 
 @dataclass(frozen=True)
 class MethodCosts:
-    """What a method costs on a network.
+    """Costs of a method on a network.
 
     Attributes:
-        whole: in one piece.
-        split: in two halves; ``None`` if it cannot be split.
+        whole: cost of the synchronization in one piece.
+        split: costs of its two halves; ``None`` if it cannot be split.
     """
 
     whole: GroupCost
@@ -444,18 +443,19 @@ class MethodCosts:
         compressing: Callable[[int], float],
         layout: Layout | None = None,
     ) -> MethodCosts:
-        """Of a method on so many workers.
+        """Costs of a method for a number of workers.
 
         Args:
-            method: how gradients are averaged.
-            workers: P.
-            network: what moves them.
-            compressing: seconds to compress a number of entries.
-            layout: the model's tensors, if they are known.
+            method: method that averages the gradients.
+            workers: number of workers, P.
+            network: network that transfers the words.
+            compressing: seconds of compression for a number of entries.
+            layout: tensors of the model, if known.
 
         Raises:
-            ConfigError: if it does not run on them.
+            ConfigError: if the method does not support this number of workers.
         """
+        # A method that cannot be split still supports the schedules without halves.
         try:
             split = halves(method, workers, network, compressing)
         except ConfigError:
@@ -463,7 +463,7 @@ class MethodCosts:
         return cls(whole(method, workers, network, compressing, layout=layout), split)
 
     def on(self, network: Network, compressing: Callable[[int], float]) -> MethodCosts:
-        """The same elsewhere; what was worked out about rounds and words is kept."""
+        """The costs on another network or machine; computed rounds and words are reused."""
         first = self.split and replace(self.split[0], network=network, compression=compressing)
         second = self.split and replace(self.split[1], network=network)
         split = (first, second) if first and second else None
@@ -471,17 +471,17 @@ class MethodCosts:
 
 
 def per_size(megabytes: float, profile: Profile, cost: GroupCost) -> list[Range]:
-    """Groups of a limited size."""
+    """Groups of limited size."""
     return by_size(profile.entries, megabytes * ENTRIES_PER_MB)
 
 
 def merged(profile: Profile, cost: GroupCost) -> list[Range]:
-    """MG-WFBP's groups."""
+    """Groups of MG-WFBP."""
     return merge(profile.entries, profile.ready, cost.seconds, cost.startup)
 
 
 def fused(profile: Profile, cost: GroupCost) -> list[Range]:
-    """LayerFusion's groups."""
+    """Groups of LayerFusion."""
     return optimal(profile.entries, profile.ready, cost.seconds)
 
 
@@ -491,19 +491,19 @@ def at_the_end(profile: Profile, costs: MethodCosts) -> Timeline:
 
 
 def beside_backward(cut: Callable[[Profile, GroupCost], list[Range]], profile: Profile, costs: MethodCosts) -> Timeline:
-    """Groups beside the backward pass."""
+    """Groups that overlap the backward pass."""
     return in_backward(profile, cut(profile, costs.whole), costs.whole)
 
 
 def beside_both(megabytes: float, profile: Profile, costs: MethodCosts) -> Timeline | None:
-    """Halves beside both passes; ``None`` if the method has no halves."""
+    """Halves that overlap both passes; ``None`` if the method cannot be split."""
     if not costs.split:
         return None
     return in_halves(profile, per_size(megabytes, profile, costs.whole), *costs.split)
 
 
 def beside_both_tuned(profile: Profile, costs: MethodCosts) -> Timeline | None:
-    """The best of a sweep of sizes."""
+    """The fastest of a sweep of group sizes."""
     found = [timeline for size in SWEPT_MB if (timeline := beside_both(size, profile, costs))]
     return min(found, key=lambda timeline: timeline.seconds, default=None)
 

@@ -21,7 +21,7 @@ Heartbeat = Callable[[int], None]
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_every_rank_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
+def test_each_rank_has_a_separate_process(tmp_path: Path) -> None:
     def target(rank: int, heartbeat: Heartbeat) -> None:
         (tmp_path / str(rank)).write_text(f"{os.getpid()} {os.getppid()}")
 
@@ -60,7 +60,7 @@ run_processes(1, lambda rank, heartbeat: print(len(os.listdir("/proc/self/task")
 """
 
 
-def test_torch_has_its_pool_before_a_worker_has_threads(tmp_path: Path) -> None:
+def test_torch_thread_pool_exists_before_other_threads(tmp_path: Path) -> None:
     """Else the first two that compute at once race to make it, and torch aborts. A pool keeps its first size."""
     done = subprocess.run(
         [sys.executable, "-c", POOL, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
@@ -103,7 +103,7 @@ def fails_late() -> None:
 
 
 @pytest.mark.parametrize("others", [loses_peer, fails_late, lambda: None])
-def test_the_one_that_failed_by_itself_is_blamed(others: Callable[[], None], tmp_path: Path) -> None:
+def test_original_failure_is_reported(others: Callable[[], None], tmp_path: Path) -> None:
     target = failing(2, ZeroDivisionError("by zero"), others)
     with pytest.raises(WorkerError) as error:
         run_processes(4, target, tmp_path)
@@ -112,7 +112,7 @@ def test_the_one_that_failed_by_itself_is_blamed(others: Callable[[], None], tmp
     assert trace.read_text().endswith("ZeroDivisionError: by zero\n")
 
 
-def test_one_that_breaks_off_is_blamed_before_its_victims(tmp_path: Path) -> None:
+def test_first_failure_is_reported_before_its_consequences(tmp_path: Path) -> None:
     def target(rank: int, heartbeat: Heartbeat) -> None:
         if rank == 1:
             os._exit(7)
@@ -134,7 +134,7 @@ def test_an_abort_is_a_consequence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [ConfigError, TrainingError])
-def test_what_all_workers_find_names_none(kind: type[Exception], tmp_path: Path) -> None:
+def test_common_errors_name_no_worker(kind: type[Exception], tmp_path: Path) -> None:
     def target(rank: int, heartbeat: Heartbeat) -> None:
         raise kind("too large")
 
@@ -181,7 +181,7 @@ class Dying:
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("looks", range(6))
-def test_an_end_is_noticed_whenever_it_comes(looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_of_a_worker_is_noticed_at_any_time(looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spardl.clusters.workers.processes._NOTICE", 0.01)
     dead, writing = os.pipe()
     os.close(writing)
@@ -237,7 +237,7 @@ def test_output_is_not_lost_or_doubled(tmp_path: Path, capfd: pytest.CaptureFixt
     assert sorted(capfd.readouterr().out.replace("worker ", "worker-").split()) == ["before", "worker-0", "worker-1"]
 
 
-def test_each_of_many_runs_once_and_not_too_many_at_a_time(tmp_path: Path) -> None:
+def test_each_process_runs_once_within_the_limit(tmp_path: Path) -> None:
     def target(number: int, heartbeat: Heartbeat) -> None:
         (tmp_path / f"{number}.begun").touch()
         time.sleep(0.02)
@@ -250,7 +250,7 @@ def test_each_of_many_runs_once_and_not_too_many_at_a_time(tmp_path: Path) -> No
     assert {int(path.read_text()) for path in tmp_path.glob("*.ended")} <= {1, 2}
 
 
-def test_what_becomes_of_one_is_nothing_to_the_others(tmp_path: Path) -> None:
+def test_failures_do_not_affect_other_processes(tmp_path: Path) -> None:
     def target(number: int, heartbeat: Heartbeat) -> None:
         if number == 1:
             raise ConfigError("nonsense")

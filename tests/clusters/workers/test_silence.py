@@ -68,7 +68,7 @@ else:
 
 
 @labs.in_a_lab
-def test_a_worker_whose_link_is_gone_does_not_wait_for_a_decision() -> None:
+def test_worker_with_a_lost_link_does_not_wait() -> None:
     """It has an hour, as long as rank 0 is there."""
     done = labs.run("--", sys.executable, "-c", WAITING)
     assert "ConfigError True rank 0 ended before it named the run's folder: " in done.stderr

@@ -54,7 +54,7 @@ def _drift(self: SparseVector, divisor: int) -> SparseVector:
         (
             "spardl.method.residuals.GlobalResidual.keep",
             _forget,
-            "FAILED SparDL at density 0.01: residuals and averages add up",
+            "FAILED SparDL at density 0.01: the sum of averages and residuals differs",
         ),
         (
             "spardl.vector.sparse.SparseVector.divided",
@@ -78,7 +78,9 @@ def test_one_broken_method_among_all(doctor: Doctor, monkeypatch: pytest.MonkeyP
     few = {name: make_method(name) for name in ("dgc", "gtopk", "topkdsa")}
     monkeypatch.setattr(correctness, "every_method", lambda findings: few)
     (_, (right,)), _ = run_workers(2, _verdict("check_methods"))
-    assert re.fullmatch(r"ok methods: all 3 have equal replicas, and keep mass where they claim to \([\d.]+ s\)", right)
+    assert re.fullmatch(
+        r"ok methods: all 3 have equal replicas, and conserve gradients where they claim to \([\d.]+ s\)", right
+    )
     monkeypatch.setattr("spardl.communicators.gtopk.GTopk.reduce", _mine_alone)
     (failures, found), _ = run_workers(2, _verdict("check_methods"))
     assert failures == 1
@@ -91,7 +93,7 @@ def _mine_alone(self: Any, context: Any, accumulated: Any, compressor: Any, *sta
     yield
 
 
-def test_a_method_that_forgets_is_found_among_all(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lossy_method_is_found_among_all(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its mass, although it has a momentum of its own, or a residual that may lose some."""
     few = {name: make_method(name) for name in ("dgc", "gtopk")}
     monkeypatch.setattr(correctness, "every_method", lambda findings: few)
@@ -99,7 +101,7 @@ def test_a_method_that_forgets_is_found_among_all(doctor: Doctor, monkeypatch: p
     (failures, found), _ = run_workers(2, _verdict("check_methods"))
     assert failures == 2
     assert [line.split(":")[0] for line in found] == ["FAILED dgc", "FAILED gtopk"]
-    assert all("residuals and averages add up to something else" in line for line in found)
+    assert all("the sum of averages and residuals differs" in line for line in found)
 
 
 def test_a_method_that_needs_options_is_named(findings: Collected, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +113,7 @@ def test_a_method_that_needs_options_is_named(findings: Collected, monkeypatch: 
     monkeypatch.setattr(correctness, "method_names", lambda: [*method_names(), "theirs"])
     monkeypatch.setattr(correctness, "make_method", make)
     assert "theirs" not in correctness.every_method(findings)
-    assert findings.lines[0] == "warning methods: theirs is not checked, as it needs options: density is missing"
+    assert findings.lines[0] == "warning methods: theirs is not checked because it needs options: density is missing"
 
 
 def test_every_method_and_every_part_of_the_library_is_checked(findings: Collected) -> None:

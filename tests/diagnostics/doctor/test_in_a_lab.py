@@ -39,12 +39,12 @@ def test_the_network_of_a_lab(tmp_path: Path) -> None:
     [
         (
             "ip link set eth0 down",
-            r"workers: worker 2 did not come to 10\.77\.0\.1:29500 within 5 s \(3 of 4 did\); see",
+            r"workers: worker 2 did not connect to 10\.77\.0\.1:29500 within 5 s \(3 of 4 did\); see",
         ),
         (
             # Once all have met, however long that takes.
             "(until grep -q '^ok  *peers:' {said}; do sleep 0.1; done; ip link set eth0 down) &",
-            r"[\w -]+: worker 2 on \S+ did not answer any more; see what",
+            r"[\w -]+: worker 2 on \S+ stopped answering; see the output",
         ),
     ],
     ids=["from the start", "in the middle"],

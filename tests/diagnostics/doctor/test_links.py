@@ -34,15 +34,15 @@ def test_sixteen_hosts_are_done_in_few_turns(doctor: Doctor) -> None:
     [
         (4, {}, []),
         (4, {(1, 2): 0.6}, []),
-        (4, {(1, 2): 0.3}, ["links: from 1 to 2 0.3 Gbit/s, 2 times less"]),
-        (2, {(1, 0): 0.3}, ["links: from 1 to 0 0.3 Gbit/s, 2 times less than usual or worse"]),
+        (4, {(1, 2): 0.3}, ["links: from 1 to 2 0.3 Gbit/s, at least 2 x slower"]),
+        (2, {(1, 0): 0.3}, ["links: from 1 to 0 0.3 Gbit/s, at least 2 x slower than usual"]),
         (3, {(1, 0): 0.1, (1, 2): 0.2}, ["links: all from worker 1 0.1 Gbit/s"]),
         (
             3,
             {(1, 0): 0.1, (1, 2): 0.2, (0, 1): 0.15, (2, 1): 0.1},
             ["links: all from worker 1 0.1 Gbit/s", "links: all to worker 1 0.1 Gbit/s"],
         ),
-        (4, {(2, 3): 0.7, (3, 2): 1.6}, ["links: from 2 to 3 0.7 Gbit/s, the other way 1.6"]),
+        (4, {(2, 3): 0.7, (3, 2): 1.6}, ["links: from 2 to 3 0.7 Gbit/s, but 1.6 in the other direction"]),
     ],
 )
 def test_slow_links_are_pointed_out(
@@ -60,12 +60,12 @@ def test_slow_links_are_pointed_out(
 def test_late_links_are_pointed_out(doctor: Doctor, capsys: pytest.CaptureFixture[str]) -> None:
     assert not warnings_of(4, capsys, seconds={(0, 1): 450e-6})
     (found,) = warnings_of(4, capsys, seconds={(0, 1): 5e-3})
-    assert found.startswith("links: from 0 to 1 5000 us, 2 times more than usual or worse; see the cables")
+    assert found.startswith("links: from 0 to 1 5000 us, at least 2 x the usual latency; check its cables")
 
 
-def test_on_one_machine_nobody_speaks_of_cables(capsys: pytest.CaptureFixture[str]) -> None:
+def test_single_machine_messages_mention_no_cables(capsys: pytest.CaptureFixture[str]) -> None:
     (found,) = warnings_of(4, capsys, networked=False, seconds={(0, 1): 5e-3})
-    assert re.search(r"4 workers share \d+ cores here, so see what else runs on them$", found)
+    assert re.search(r"4 workers share \d+ cores here; check what else runs on them$", found)
     assert "cables" not in found
 
 
@@ -77,7 +77,7 @@ def warnings_of(
         name: [[changed.get(name, {}).get((a, b), usual) for b in range(size)] for a in range(size)]
         for name, usual in (("seconds", 1e-4), ("gbit", 1.0))
     }
-    links.check_links(links.Links(**values), networked, board.Findings(speaks=True))
+    links.check_links(links.Links(**values), networked, board.Findings(prints=True))
     return lines(capsys.readouterr().out, "warning")
 
 

@@ -16,17 +16,17 @@ from spardl.diagnostics.doctor.board import join_store
 from tests.diagnostics.doctor.common import Collected, Doctor, member
 
 
-def test_who_does_not_come_is_named(places: Callable[[int], Any], findings: Collected) -> None:
+def test_missing_worker_is_named(places: Callable[[int], Any], findings: Collected) -> None:
     with closing(peers.listen("gloo")) as listener:
         assert peers.roll_call(places(0), "gloo", listener, findings) == []
     (line,) = findings.lines
-    assert line.startswith("FAILED workers: worker 1 did not come to 127.0.0.1:1 within 0.2 s (1 of 2 did); see what")
+    assert line.startswith("FAILED workers: worker 1 did not connect to 127.0.0.1:1 within 0.2 s (1 of 2 did); see")
 
 
 @pytest.mark.parametrize(
     ("other", "between"), [("two", "links and firewalls between these hosts"), ("one", "firewall of this machine")]
 )
-def test_who_cannot_be_reached_is_named(
+def test_unreachable_worker_is_named(
     other: str, between: str, places: Callable[[int], Any], findings: Collected
 ) -> None:
     with closing(peers.listen("gloo")) as open_one, closing(socket.socket()) as closed_one:
@@ -35,12 +35,12 @@ def test_who_cannot_be_reached_is_named(
             peers.Peer(host, "127.0.0.1", listener.getsockname()[1], {})
             for host, listener in (("one", open_one), (other, closed_one))
         ]
-        places(1).tell("reached", {})
-        assert not peers.reach_all(places(0), present, findings)
+        places(1).publish("reached", {})
+        assert not peers.connect_all(places(0), present, findings)
     (line,) = findings.lines
     where = f"({other}, 127.0.0.1:{closed_one_port(present)})"
     assert line.startswith(f"FAILED peers: worker 1 {where} cannot be reached by worker 0: Connection refused; ")
-    assert f"; see the {between} (workers need all ports)" in line
+    assert f"; check the {between} (workers need all ports)" in line
 
 
 def closed_one_port(present: list[Any]) -> int:
@@ -53,19 +53,19 @@ def test_other_versions_elsewhere(doctor: Doctor, findings: Collected) -> None:
     peers.check_present(present, findings)
     assert findings.lines[0] == "ok worker 0 on h0 (10.0.0.1); worker 1 on h1 (10.0.0.1); worker 2 on h2 (10.0.0.1)"
     assert findings.lines[1] == (
-        "FAILED versions: torch 2 with worker 0 and 3 with worker 2 on h2; install the same on all hosts"
+        "FAILED versions: worker 0 has torch 2, but worker 2 on h2 has 3; install the same version on all hosts"
     )
 
 
 def test_a_store_that_cannot_be_found(doctor: Doctor) -> None:
     nowhere = member(1)._replace(host="nowhere.invalid")
-    with pytest.raises(PeerError, match=r"worker 1 on .*: nowhere\.invalid does not resolve .*set MASTER_ADDR"):
+    with pytest.raises(PeerError, match=r"worker 1 on .* cannot resolve nowhere\.invalid .*set MASTER_ADDR"):
         join_store(nowhere, 1.0)
 
 
-def test_a_first_worker_that_says_nothing(places: Callable[[int], Any]) -> None:
-    with pytest.raises(PeerError, match=r"worker 0 at 127\.0\.0\.1 says nothing any more"):
-        places(1).hear_leader("called", 0.1)
+def test_silent_worker_0(places: Callable[[int], Any]) -> None:
+    with pytest.raises(PeerError, match=r"worker 0 at 127\.0\.0\.1 stopped answering"):
+        places(1).read_leader("called", 0.1)
 
 
 @pytest.mark.parametrize(

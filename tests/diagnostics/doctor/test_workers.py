@@ -17,7 +17,7 @@ import yaml
 from spardl.basics.errors import PeerError
 from spardl.clusters import ProcessGroupCluster, parse_network
 from spardl.diagnostics.doctor import board
-from spardl.diagnostics.doctor.examination import Allowance, in_turn
+from spardl.diagnostics.doctor.examination import TimeBudget, run_stages
 from tests.diagnostics.doctor.common import Collected, Doctor, lines, local
 from tests.driver import command
 
@@ -58,7 +58,7 @@ def test_a_lost_worker_is_named(
         dist.barrier()
 
     monkeypatch.setattr("spardl.diagnostics.doctor.correctness.check_spardl", _within_the_library(lose))
-    monkeypatch.setattr("spardl.diagnostics.doctor.peers._TELLING", 1.0)
+    monkeypatch.setattr("spardl.diagnostics.doctor.peers._PUBLISHING", 1.0)
     code, output = local(brief, capfd, "--timeout", "2")
     (line,) = lines(output, "FAILED")
     assert (code, line[: len(said)]) == (1, said)
@@ -102,13 +102,13 @@ def test_checks_end_with_the_time(findings: Collected) -> None:
 
         return name, run
 
-    allowance = Allowance(60.0, clock=lambda: now[0])
+    budget = TimeBudget(60.0, clock=lambda: now[0])
     stages = [check("links", 20.0), check("network", 45.0), check("methods", 1.0), check("pace", 1.0)]
-    in_turn(stages, lambda: allowance.left, findings)  # type: ignore[arg-type]
+    run_stages(stages, lambda: budget.left, findings)  # type: ignore[arg-type]
     assert done == ["links", "network"]
     assert findings.lines[:2] == ["progress checking links (1 of 4) ...", "progress checking network (2 of 4) ..."]
     assert len(findings.lines) == 3
-    assert findings.lines[2].startswith("warning not checked, as the time is over: methods, pace; run this again ")
+    assert findings.lines[2].startswith("warning not checked within --budget: methods, pace; run this again ")
 
 
 @pytest.mark.timeout(60)
@@ -116,8 +116,8 @@ def test_workers_agree_that_the_time_is_over(brief: Doctor, capfd: pytest.Captur
     assert brief("--workers", "2", "--device", "cpu", "--budget", "1e-6") == 0
     out, err = capfd.readouterr()
     missing = "links, network, all-reduce, SparDL, methods, pace"
-    assert any(f"not checked, as the time is over: {missing}; run" in line for line in lines(out, "warning"))
-    assert "doctor: checks take at most about 0 s" in err
+    assert any(f"not checked within --budget: {missing}; run" in line for line in lines(out, "warning"))
+    assert "doctor: the checks stop after about 0 s" in err
     assert "checking links" not in err
 
 
@@ -132,7 +132,7 @@ def test_a_network_that_cannot_be_written(
     code, output = local(brief, capfd, "--out", str(tmp_path / "x"))
     assert code == 1
     (line,) = lines(output, "FAILED")
-    assert f"cannot be written to {tmp_path / 'x'}: No space left on device; use another --out" in line
+    assert f"cannot be written to {tmp_path / 'x'}: No space left on device; choose another --out" in line
 
 
 @pytest.mark.parametrize(
@@ -143,12 +143,16 @@ def test_a_network_that_cannot_be_written(
         ("--timeout 0", {}, "--timeout must be from 1 to 3600 seconds, got 0"),
         ("--timeout nan", {}, "--timeout must be from 1 to 3600 seconds, got nan"),
         ("--budget 0", {}, "--budget must be above 0 seconds, got 0"),
-        ("--out /nowhere/x", {}, "--out /nowhere/x must be a file in a folder that exists"),
-        ("--out .", {}, "--out . must be a file in a folder that exists"),
+        ("--out /nowhere/x", {}, "--out /nowhere/x must be a file in an existing folder"),
+        ("--out .", {}, "--out . must be a file in an existing folder"),
         ("--foo", {}, "No such option '--foo'"),
         ("--interface none9", {}, "--interface none9 is not on "),
         ("--device tpu", {}, "Invalid value for '--device': 'tpu' is not one of 'auto', 'cpu', 'cuda'"),
-        ("--workers 3", {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}, "but 2 workers were"),
+        (
+            "--workers 3",
+            {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
+            "differs from the 2 started workers",
+        ),
         ("", {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"}, "at least 2, got 1"),
     ],
 )
@@ -180,7 +184,7 @@ def test_workers_of_torchrun(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_whose_first_worker_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_without_worker_0(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCH_CPP_LOG_LEVEL", raising=False)  # the doctor itself keeps torch quiet
     environment = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
     done = command("--timeout", "2", program=(sys.executable, "scripts/doctor.py"), env=environment)
@@ -195,6 +199,6 @@ def test_missing_libraries_are_named(doctor: Doctor, findings: Collected, monkey
     monkeypatch.setattr("spardl.diagnostics.doctor.board.metadata.requires", lambda name: wanted)
     board.check_extras(findings)
     assert findings.lines == [
-        "warning extras: without none-9 selection takes three times as long; pip install 'spardl[fast]'",
-        "ok extras: dev; not complete: fast (without none-9); pip install 'spardl[NAME]' if you want it",
+        "warning extras: selection is about 3 x slower without none-9; pip install 'spardl[fast]'",
+        "ok extras: dev; incomplete: fast (without none-9); pip install 'spardl[NAME]' to complete one",
     ]

@@ -26,7 +26,7 @@ INSTALLED, UNKNOWN = Check("installation", 60, _never), Check("no such check", 6
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_a_check_that_breaks_off_stops_no_other(
+def test_crashed_check_does_not_stop_the_others(
     doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(running, "all_checks", lambda: (UNKNOWN, INSTALLED))
@@ -35,9 +35,9 @@ def test_a_check_that_breaks_off_stops_no_other(
     said = capsys.readouterr().out
     assert code == 1
     (broken,) = lines(said, "FAILED")
-    assert broken.startswith("no such check: broke off: StopIteration; send the file of --json")
+    assert broken.startswith("no such check: ended with exit code 1: StopIteration; report it with the file of --json")
     (device,) = lines(said, "warning")
-    assert device.startswith("device: torch finds no GPU here, or none was asked for; the same checks run on the CPU")
+    assert device.startswith("device: no GPU is found or requested, so the checks run on the CPU")
     assert lines(said, "ok")[0].startswith("installation: python ")
     found = json.loads(file.read_text())
     assert (found["format"], found["device"], found["well"], found["interpreted"]) == (1, "cpu", False, True)
@@ -61,7 +61,7 @@ def _rows(monkeypatch: pytest.MonkeyPatch, *checks: Check, answer: Any = None) -
     return begun
 
 
-def test_what_there_is_no_time_for_is_left_out(
+def test_checks_beyond_the_budget_are_skipped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begun = _rows(monkeypatch, INSTALLED, UNKNOWN)
@@ -69,7 +69,7 @@ def test_what_there_is_no_time_for_is_left_out(
     assert running.examine_thoroughly("cuda", "cuda", 30, None)
     assert begun == ["installation"]
     (left_out,) = lines(capsys.readouterr().out, "warning")
-    assert left_out.startswith("no such check: left out, as the other checks took all the time there was")
+    assert left_out.startswith("no such check: skipped, because the other checks took all the time")
 
 
 def test_the_exit_code_is_that_of_the_verdicts(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,14 +97,14 @@ time.sleep(60)
 @pytest.mark.timeout(60)
 def test_a_check_that_hangs_is_ended_with_its_workers(tmp_path: Path) -> None:
     with (tmp_path / "said").open("wb") as stream:
-        assert running._ended([sys.executable, "-c", PARENT], dict(os.environ), stream, 2.0) is None
+        assert running._run_program([sys.executable, "-c", PARENT], dict(os.environ), stream, 2.0) is None
     child = int((tmp_path / "said").read_text())
     until = time.monotonic() + 10
     while _lives(child) and time.monotonic() < until:
         time.sleep(0.05)
     assert not _lives(child)
-    text = running._lost(INSTALLED, None, 2, "one\ntwo\n")["text"]
-    assert text.startswith("installation: not done after 2 s: two; see what else uses this device")
+    text = running._without_result(INSTALLED, None, 2, "one\ntwo\n")["text"]
+    assert text.startswith("installation: not finished after 2 s: two; stop other programs on this device")
 
 
 def _lives(process: int) -> bool:
@@ -114,27 +114,27 @@ def _lives(process: int) -> bool:
         return False
 
 
-def test_a_check_that_is_killed_is_told(tmp_path: Path) -> None:
+def test_killed_check_is_reported(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"]
     with (tmp_path / "said").open("wb") as stream:
-        code = running._ended(command, dict(os.environ), stream, 30.0)
-    text = running._lost(INSTALLED, code, 30, "")["text"]
-    assert text.startswith("installation: was ended by SIGSEGV: it said nothing; send the file")
+        code = running._run_program(command, dict(os.environ), stream, 30.0)
+    text = running._without_result(INSTALLED, code, 30, "")["text"]
+    assert text.startswith("installation: killed by SIGSEGV: no output; report it with the file")
 
 
-def test_numbers_that_are_none_become_text() -> None:
+def test_non_finite_numbers_become_text() -> None:
     assert plain({1: [float("nan"), 2.0], "x": (float("inf"), None)}) == {"1": ["nan", 2.0], "x": ["inf", None]}
 
 
 @pytest.mark.parametrize(
     ("words", "environment", "said"),
     [
-        ("--json x.json", {}, "--json is for --thorough; add it, or leave --json away"),
-        ("--thorough --workers 4", {}, "--workers is not for --thorough"),
-        ("--thorough --out x.yaml", {}, "--out is not for --thorough"),
-        ("--thorough --interface lo", {}, "--interface is not for --thorough"),
+        ("--json x.json", {}, "--json needs --thorough; add --thorough, or remove --json"),
+        ("--thorough --workers 4", {}, "--workers has no effect with --thorough"),
+        ("--thorough --out x.yaml", {}, "--out has no effect with --thorough"),
+        ("--thorough --interface lo", {}, "--interface has no effect with --thorough"),
         ("--thorough --timeout 0", {}, "--timeout must be from 1 to 3600 seconds, got 0"),
-        ("--thorough --json .", {}, "--json . must be a file in a folder that exists"),
+        ("--thorough --json .", {}, "--json . must be a file in an existing folder"),
         (
             "--thorough",
             {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"},

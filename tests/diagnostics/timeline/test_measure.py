@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from spardl.basics.errors import ConfigError
 from spardl.clusters.profile import Profile
-from spardl.diagnostics.timeline.measure import _CudaClock, measure
+from spardl.diagnostics.timeline.measure import Clock, measure
 
 
 def counting() -> Callable[[], float]:
@@ -117,7 +117,7 @@ def test_real_seconds_fit_together() -> None:
 
 def test_nothing_to_measure() -> None:
     model = nn.Linear(2, 2)
-    with pytest.raises(ConfigError, match="passes >= 1, got 0"):
+    with pytest.raises(ConfigError, match="passes must be at least 1, got 0"):
         run(model, lambda: model(torch.ones(1, 2)).sum(), passes=0)
     frozen = nn.Linear(2, 2).requires_grad_(False)
     with pytest.raises(ConfigError, match="found none"):
@@ -146,7 +146,7 @@ def test_marks_on_a_gpu_are_events_of_the_current_stream(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: ("stream of", device))
-    clock = _CudaClock(torch.device("cuda", 3))
+    clock = Clock(torch.device("cuda", 3))
     start, stop = clock.mark(), clock.mark()
     assert recorded == [("stream of", torch.device("cuda", 3))] * 2
     assert clock.between(start, stop) == 1.5

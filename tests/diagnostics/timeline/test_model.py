@@ -60,7 +60,7 @@ def test_in_backward_by_hand() -> None:
     assert found.seconds == 18
 
 
-def test_a_group_waits_for_all_its_layers_and_for_the_group_behind_it() -> None:
+def test_group_waits_for_its_layers_and_the_group_behind() -> None:
     found = in_backward(TOY, [(0, 1), (1, 3)], slow)
     assert spans(found, Kind.COMPRESS) == [(4, 5), (7, 8)]
     assert spans(found, Kind.SEND) == [(5, 7), (8, 10)]
@@ -158,7 +158,7 @@ def test_lanes_work_on_one_thing_at_a_time_and_on_everything_once(case: Any) -> 
 
 
 @given(cases())
-def test_the_synchronizations_end_where_the_partition_functions_say(case: Any) -> None:
+def test_synchronizations_match_the_partition_functions(case: Any) -> None:
     profile, groups, cost, _ = case
     found = in_backward(profile, groups, cost)
     end = finish(groups, profile.entries, profile.ready, lambda size: cost(size).seconds)
@@ -187,7 +187,7 @@ def test_halves_are_never_worse_than_second_halves_without_overlap(case: Any) ->
     assert found.seconds <= in_backward(profile, groups, first).seconds + gathers + CLOSE
 
 
-def test_halves_are_worse_where_the_backward_pass_has_room_for_both() -> None:
+def test_halves_are_slower_if_the_backward_pass_hides_both() -> None:
     """What comes after the backward pass is late if all could have been sent before."""
     roomy = profile_of([1], [0.0], [1.0], tail=9.0)
     assert in_backward(roomy, [(0, 1)], lambda entries: Work(0.0, 4.0)).seconds == 10 + 9

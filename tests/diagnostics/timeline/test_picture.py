@@ -62,7 +62,7 @@ def test_more_schedules_make_a_taller_picture(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["rows.png"]
 
 
-def test_kinds_have_colours_of_their_own() -> None:
+def test_kinds_have_distinct_colours() -> None:
     assert len(set(COLOURS.values())) == len(set(NAMES.values())) == len(Kind)
 
 
@@ -73,7 +73,7 @@ def test_what_cannot_be_drawn(tmp_path: Path, name: str, count: int) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_without_matplotlib_the_way_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_matplotlib_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ConfigError, match=r"pip install 'spardl\[report\]'"):
         draw(PAIR, tmp_path / "a.png", "")

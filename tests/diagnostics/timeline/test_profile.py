@@ -48,7 +48,7 @@ def test_scaling_keeps_the_shape() -> None:
 
 def test_what_cannot_be_scaled() -> None:
     still = Profile("toy", "none", 1, (LayerTimes("a", 1, 0.0, 0.0),), 0.0, 0.0, 0.0)
-    with pytest.raises(ConfigError, match="takes no time"):
+    with pytest.raises(ConfigError, match="take 0 seconds"):
         still.scaled(1.0)
     with pytest.raises(ConfigError, match="seconds must be seconds from 0 up, got -1"):
         TOY.scaled(-1.0)
@@ -128,7 +128,7 @@ def test_shapes_survive_a_file_and_stretching(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shapes", "said"),
     [
-        ([[3, 3]], r"layers\[0\].shapes must be those of 10 entries in all"),
+        ([[3, 3]], r"layers\[0\].shapes must be shapes with 10 entries in total"),
         ([10], r"layers\[0\].shapes must be lists of whole numbers"),
         ([[-1, -10]], r"layers\[0\].shapes must be lists of whole numbers"),
         ("10", r"layers\[0\].shapes must be lists of whole numbers"),

@@ -105,7 +105,8 @@ def test_states_of_others_are_refused() -> None:
         return said
 
     (said,) = run_workers(1, work)
-    assert said == ["this state is of other parameters, or of another bucket_mb; load it where it was saved"] * 2
+    line = "this state belongs to other parameters or another bucket_mb; load it into a handle of the same model and "
+    assert said == [f"{line}bucket_mb"] * 2
 
 
 def test_states_of_other_workers_and_methods_are_refused() -> None:
@@ -131,7 +132,7 @@ def test_states_of_other_workers_and_methods_are_refused() -> None:
                 with pytest.raises(ConfigError) as error:
                     handle.load_state_dict(state)
                 said.append(str(error.value))
-        with pytest.raises(ConfigError, match="no state of a Synchronizer"):
+        with pytest.raises(ConfigError, match="not the state of a Synchronizer"):
             paths[1].handle.load_state_dict({name: value for name, value in states[0].items() if name != "usage"})
         assert not any(group["memory"].any() for group in fresh.handle.state_dict()["groups"])
         assert all(
@@ -209,7 +210,7 @@ def test_what_is_no_state_changes_nothing() -> None:
         assert said[5].endswith(".memory; load what state_dict() gave, whole")
         assert said[6] == "this state has a int as groups[0], not a dict; load what state_dict() gave, whole"
         assert said[7].startswith("this state lacks groups[0].communication.")
-        assert said[8].startswith("this state is of other parameters, or of another bucket_mb")
+        assert said[8].startswith("this state belongs to other parameters or another bucket_mb")
 
 
 def without(values: dict[str, Any], key: str) -> dict[str, Any]:

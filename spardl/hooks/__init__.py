@@ -1,1 +1,1 @@
-"""Gradients averaged in a training loop that is not ours: DDP, FSDP2, plain loops, other people's trainers."""
+"""Gradient averaging in user-defined training loops: DDP, FSDP2, plain loops and third-party trainers."""

@@ -1,4 +1,8 @@
-"""Gradients that come one by one, in any order, and go back as averages: what all handles of a loop share."""
+"""Gradient averaging shared by all handles: parameters are put one by one, averaged in groups, and taken back.
+
+Also holds what every handle reports (:class:`Stats`), the process group it communicates over, and the checks that
+detect workers whose settings or loaded states differ.
+"""
 
 from __future__ import annotations
 
@@ -25,46 +29,45 @@ from spardl.schedules.wfbp import InBackward
 from spardl.vector.flat import CopiedGradient
 
 __all__ = [
-    "LOOKED",
-    "LOOKED_FIRST",
-    "OTHERS",
-    "SAVED",
+    "ALWAYS_CHECKED",
+    "CHECK_INTERVAL",
+    "REQUIRED_KEYS",
+    "WRONG_PARAMETERS",
     "Averager",
-    "Beside",
-    "Loads",
+    "LoadChecks",
     "Meter",
     "Named",
+    "SideGroup",
     "Stats",
     "inherit",
 ]
 
 
-# What a method has sent and kept, for people and for logs.
+# --- statistics
 
 
 _PHASES = (Phase.SELECT, Phase.PACK, Phase.COMMUNICATE, Phase.MERGE)
 
 
 class Stats(NamedTuple):
-    """What one worker did so far, on average over steps; printed, a table with units.
+    """Communication statistics of one worker, averaged over steps; ``print`` shows them as a table with units.
 
     Attributes:
-        steps: synchronizations so far.
-        rounds: exchanges of messages in a step.
-        words: sent in a step; an index or a value is one word.
-        bytes_sent: payload bytes sent in a step. Messages with which ``mg_wfbp`` and ``layer_fusion`` measure the
-            network, once, count like all others, in ``rounds``, ``words`` and ``seconds`` as well.
-        dense_bytes: payload bytes that a ring all-reduce of the same gradients would send in a step.
-        seconds: of a step, by phase: ``select``, ``pack``, ``communicate``, ``merge``; they pass beside the backward
-            pass. The handle's first step, in which much is compiled and set up, is left out once there is another.
-        refused: gradients (of a group of parameters) left out so far, since they were not finite, or cut, since a sum
-            overflowed: those of all workers, who tell one another after steps 1, 2, 4, ..., 64, and every 64th; of
-            ``all_reduce``, those of this worker.
-        residual_ratio: norm of what this worker carries over, as a multiple of the norm of what a step adds (its
-            gradient, or its update where the optimizer's state is moved), which is measured in every 16th step;
-            ``None`` if that is not known. It grows at first, and should then stay.
-        residual_age: steps that an entry waits in the mean, by Little's law: the sum of the magnitudes that are carried
-            over, as a multiple of that of what a step adds.
+        steps: number of synchronizations.
+        rounds: message exchanges per step.
+        words: words sent per step; an index or a value is one word.
+        bytes_sent: payload bytes sent per step. The messages with which ``mg_wfbp`` and ``layer_fusion`` measure the
+            network once are included here and in ``rounds``, ``words`` and ``seconds``.
+        dense_bytes: payload bytes that a ring all-reduce of the same gradients would send per step.
+        seconds: seconds per step by phase: ``select``, ``pack``, ``communicate``, ``merge``. They overlap with the
+            backward pass. The first step of a handle (compilation, setup) is excluded once there is a second one.
+        refused: number of gradients (each of a group of parameters) left out because they were not finite, or
+            saturated because a sum overflowed. Counts all workers, which exchange their counts after steps 1, 2, 4,
+            ..., 64 and after every 64th step; for ``all_reduce``, this worker only.
+        residual_ratio: norm of the residual as a multiple of the norm of one step's gradient (of its update with
+            ``optimizer=``), measured every 16 steps; ``None`` if unknown. It grows at first and should then level off.
+        residual_age: steps that an entry spends in the residual on average, by Little's law: L1 norm of the residual
+            divided by that of one step's gradient (or update).
     """
 
     steps: int
@@ -79,21 +82,21 @@ class Stats(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Bytes sent, as a share of those that dense would send; 0 for one worker alone, who sends nothing."""
+        """Bytes sent as a share of the dense baseline's; 0 for a single worker, which sends nothing."""
         return self.bytes_sent / self.dense_bytes if self.dense_bytes else 0.0
 
     def __str__(self) -> str:
-        waiting = "unknown"
+        residual = "unknown"
         if self.residual_ratio is not None and self.residual_age is not None:
-            waiting = f"{self.residual_ratio:.3g} x what a step adds, some {self.residual_age:.3g} steps old"
+            residual = f"{self.residual_ratio:.3g} x the norm of one step, mean age {self.residual_age:.3g} steps"
         rows = [
             ("steps", f"{self.steps:,}"),
-            ("rounds", f"{self.rounds:,.4g} a step"),
-            ("words", f"{self.words:,.0f} a step"),
-            ("sent", f"{self.bytes_sent:,.0f} bytes a step, {self.share:.2%} of dense ({self.dense_bytes:,.0f})"),
-            *((phase, f"{1000 * seconds:,.3f} ms a step") for phase, seconds in self.seconds.items()),
+            ("rounds", f"{self.rounds:,.4g} per step"),
+            ("words", f"{self.words:,.0f} per step"),
+            ("sent", f"{self.bytes_sent:,.0f} bytes per step, {self.share:.2%} of dense ({self.dense_bytes:,.0f})"),
+            *((phase, f"{1000 * seconds:,.3f} ms per step") for phase, seconds in self.seconds.items()),
             ("refused", f"{self.refused:,} gradients"),
-            ("residual", waiting),
+            ("residual", residual),
         ]
         return "\n".join(f"{name:<12} {text}" for name, text in rows)
 
@@ -107,14 +110,14 @@ class _Counts(NamedTuple):
 
 
 class Meter:
-    """Makes averages over steps of what a worker's ledger counts.
+    """Averages the counts of a worker's ledger over steps.
 
     Args:
-        ledger: of the worker.
+        ledger: ledger of this worker.
         size: number of workers.
 
     Attributes:
-        steps: that are over.
+        steps: number of completed steps.
     """
 
     def __init__(self, ledger: Ledger, size: int) -> None:
@@ -124,35 +127,38 @@ class Meter:
         self._refused = 0
 
     def step(self) -> None:
-        """A step is over."""
+        """Counts a completed step."""
         self.steps += 1
         if self.steps == 1:
+            # Times start here: the first step includes compilation and connection setup.
             self._timed = self._counts(1)
 
     def reset(self, refused: int) -> None:
-        """Begins to count anew; ``refused``: gradients left out so far."""
+        """Restarts all counts; ``refused``: number of gradients left out until now."""
         self._since = self._timed = self._counts(self.steps)
         self._refused = refused
 
     def stats(self, nbytes: float, refused: int, waiting: Waiting | None = None, *, under_way: bool = False) -> Stats:
-        """Averages over the steps since ``reset``.
+        """Returns averages over the steps since ``reset``.
 
         Args:
-            nbytes: bytes of the gradients of a step.
-            refused: gradients left out so far.
-            waiting: what is carried over.
-            under_way: whether a step has begun that is not over, and counts.
+            nbytes: size of the gradients of one step in bytes.
+            refused: number of gradients left out until now.
+            waiting: size of the residual, if known.
+            under_way: whether to count a step that has begun but not ended.
         """
         now = self._counts(self.steps + under_way)
         since, timed = self._since, self._timed if now.steps > self._timed.steps else self._since
-        each, each_timed = max(1, now.steps - since.steps), max(1, now.steps - timed.steps)
+        # At least 1, so that a handle without any step reports zeros.
+        counted, counted_timed = max(1, now.steps - since.steps), max(1, now.steps - timed.steps)
         return Stats(
             now.steps - since.steps,
-            (now.rounds - since.rounds) / each,
-            (now.words - since.words) / each,
-            (now.bytes_sent - since.bytes_sent) / each,
+            (now.rounds - since.rounds) / counted,
+            (now.words - since.words) / counted,
+            (now.bytes_sent - since.bytes_sent) / counted,
             2 * nbytes * (self._size - 1) / self._size,
-            {phase: (seconds - timed.seconds[phase]) / each_timed for phase, seconds in now.seconds.items()},
+            {phase: (seconds - timed.seconds[phase]) / counted_timed for phase, seconds in now.seconds.items()},
+            # A loaded state can lower the total below the count at reset().
             max(0, refused - self._refused),
             waiting.norm if waiting else None,
             waiting.age if waiting else None,
@@ -164,17 +170,21 @@ class Meter:
         return _Counts(steps, ledger.rounds, ledger.words, ledger.bytes_sent, seconds)
 
 
-# What every saved state has, besides its owner.
-SAVED: Mapping[str, Any] = MappingProxyType({"names": [], "groups": [], "skipped": [], "factor": 1.0})
+# --- averages of gradients
 
-OTHERS = "this state is of other parameters, or of another bucket_mb; load it where it was saved"
 
-# How many steps there are to one in which somebody looks whether averages were changed before they are used.
-LOOKED = 16
-# Until this step, somebody looks in each.
-LOOKED_FIRST = 20
-# For how many steps after a discarded one there are copies to go back to.
-_UNDONE = 128
+# Keys that every saved state has, in addition to its owner.
+REQUIRED_KEYS: Mapping[str, Any] = MappingProxyType({"names": [], "groups": [], "skipped": [], "factor": 1.0})
+
+WRONG_PARAMETERS = (
+    "this state belongs to other parameters or another bucket_mb; load it into a handle of the same model and bucket_mb"
+)
+
+# Checks that read gradients or cost a round trip run in each of the first steps, then once per interval.
+CHECK_INTERVAL = 16
+ALWAYS_CHECKED = 20
+# Number of steps, after one whose averages were discarded, in which a snapshot is taken to undo the next one exactly.
+_SNAPSHOT_STEPS = 128
 _VECTORS = ("memory", "velocity", "variance")
 
 T = TypeVar("T")
@@ -187,34 +197,34 @@ class Named(NamedTuple):
     parameter: nn.Parameter
 
 
-class Beside(ProcessGroupCluster):
-    """Workers whose own group is the caller's: everything goes through another one, which has our timeout."""
+class SideGroup(ProcessGroupCluster):
+    """The workers of a caller's process group, connected by a second group that has the timeout of the handle."""
 
-    # A handle reports all that it sends for its schedule; the trainer's records hold training alone.
+    # A handle reports all traffic of its schedule, whereas the trainer's records contain training traffic only.
     counts_calibration = True
 
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
-        """Runs this worker's program in the other thread, and waits for it."""
-        return self._waited_for(self.flight(programs))
+        """Runs this worker's program in the communication thread and waits for it."""
+        return self._result(self.flight(programs))
 
     def run_aside(self, programs: Sequence[Program[T]]) -> list[T]:
-        """Likewise what is no part of training."""
-        return self._waited_for(self.flight(programs, counted=False))
+        """Runs a program that is not part of training, such as a check, and waits for it."""
+        return self._result(self.flight(programs, counted=False))
 
-    def _waited_for(self, flight: ProcessFlight[T]) -> list[T]:
+    def _result(self, flight: ProcessFlight[T]) -> list[T]:
         flight.release(0)
         return [flight.wait(0)]
 
 
-class Loads:
-    """Whether this worker, or another, loaded a state that may differ from the others'.
+class LoadChecks:
+    """Detects workers that have loaded different states.
 
-    Only the worker that loads knows of it, so workers tell one another: one byte, in each of the first steps of the
-    handle and then in every ``LOOKED``-th, since it is a round trip on a slow network. Workers that differ after a load
-    are refused at most ``LOOKED`` steps later.
+    Only the worker that loads knows about it, so workers exchange one byte. That costs a round trip on slow networks,
+    so it happens in each of the first steps and then every ``CHECK_INTERVAL`` steps. Workers that differ after a load
+    therefore fail at most ``CHECK_INTERVAL`` steps later.
 
     Attributes:
-        steps: of the handle: equal on all workers, whatever a state says that only some of them loaded.
+        steps: steps of the handle. Equal on all workers, even if only some of them loaded a state.
     """
 
     def __init__(self) -> None:
@@ -222,44 +232,45 @@ class Loads:
         self._loaded = False
 
     def note(self) -> None:
-        """Is told that this worker loaded a state."""
+        """Records that this worker has loaded a state."""
         self._loaded = True
 
     def step(self, worker: Worker, facts: Callable[[], Mapping[str, str]], device: torch.device) -> list[Program[None]]:
         """Counts a step that begins.
 
         Args:
-            worker: of this process.
-            facts: gives what must be equal on all workers, by name.
-            device: where messages live.
+            worker: worker of this process.
+            facts: returns the values that must be equal on all workers, by name.
+            device: device of the messages.
 
         Returns:
-            The program with which all workers compare what they have if somebody loaded a state, if it is time for it.
+            The program that compares the facts of all workers if one of them loaded a state; empty in steps without a
+            check.
         """
         self.steps += 1
-        if worker.size == 1 or (self.steps > LOOKED_FIRST and self.steps % LOOKED != 1):
+        if worker.size == 1 or (self.steps > ALWAYS_CHECKED and self.steps % CHECK_INTERVAL != 1):
             return []
-        told, self._loaded = self._loaded, False
-        return [compare_if_told(worker, told, facts, device)]
+        loaded, self._loaded = self._loaded, False
+        return [compare_if_told(worker, loaded, facts, device)]
 
 
 class Averager:
-    """The gradients of some parameters and their averages over all workers.
+    """Averages the gradients of some parameters over all workers.
 
-    In each step, ``put`` every gradient once, in any order; then ``wait``; then ``take`` the averages. In the first
-    one, workers compare what they were given, and after a load what they loaded, within 16 steps. Parameters have the
-    numbers that ``gradient`` gives them.
+    In each step, ``put`` every gradient once, in any order; then ``wait``; then ``take`` the averages. Workers compare
+    their settings in the first step, and their states within 16 steps after a load. Parameters are numbered as in
+    ``gradient``.
 
     Args:
-        method: how to average.
-        schedule: in which groups.
-        training: what is trained; its gradients are copies.
+        method: method that averages the gradients.
+        schedule: schedule that forms the groups.
+        training: description of the training, whose gradient storage must be a copy.
         cluster: the workers.
-        given: what else all workers must be given the same, by name.
-        update: gives what the optimizer makes of averages, by name, which must be equal where workers compare.
+        given: further settings that must be equal on all workers, by name.
+        update: returns settings of the optimizer that must be equal whenever workers compare, by name.
 
     Raises:
-        ConfigError: if the method does not run on so many workers.
+        ConfigError: if the method does not support the number of workers.
     """
 
     def __init__(
@@ -267,15 +278,15 @@ class Averager:
         method: Method,
         schedule: Schedule,
         training: Training,
-        cluster: Beside,
+        cluster: SideGroup,
         given: Mapping[str, Any],
         update: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         method.communicator.check_workers(cluster.size)
         assert isinstance(training.gradient, CopiedGradient)
         self.method, self.gradient, self._cluster = method, training.gradient, cluster
-        self.known = frozenset(self.gradient.parameters)
-        self._kinds = [(parameter.dtype, parameter.device) for parameter in self.gradient.parameters]
+        self.parameters = frozenset(self.gradient.parameters)
+        self._placements = [(parameter.dtype, parameter.device) for parameter in self.gradient.parameters]
         self.scaled = training.scale is not None
         engine = schedule.make(method, cluster, training)
         assert isinstance(engine, InBackward)
@@ -285,99 +296,99 @@ class Averager:
         self._owner = owner_of(method, worker.rank, worker.size)
         fixed = {**given, "scaler": self.scaled}
         self._given: Callable[[], dict[str, Any]] = lambda: {**fixed, **update()}
-        self._agreed, self._loads = False, Loads()
+        self._compared, self._loads = False, LoadChecks()
         self._refusals = Refusals(worker.size)
-        self.begun = self._sending = self._sent = False
+        self.begun = self._in_backward = self._has_gradients = False
         self._lent: set[int] = set()
-        self.undoing = Undoing(self)
-        self._shelved: dict[int, tuple[Tensor, ...]] = {}
+        self.undo = StepUndo(self)
+        self._excluded: dict[int, tuple[Tensor, ...]] = {}
 
     # --- a step
 
     def begin(self) -> None:
-        """Begins a step, unless it has begun.
+        """Begins a step, unless it has already begun.
 
         Raises:
-            ConfigError: on all workers, in the first step, if they were not given the same.
-            PeerError: if another worker is lost, or does not come to the first step in time.
+            ConfigError: on all workers, in the first step, if their settings differ.
+            PeerError: if another worker is lost or does not reach the first step in time.
         """
         if self.begun:
             return
         self._cluster.check_alive()
-        look = self._loads.step(self._worker, lambda: self.engine.facts(self._given()), self._cluster.device)
-        if not self._agreed:
+        check = self._loads.step(self._worker, lambda: self.engine.facts(self._given()), self._cluster.device)
+        if not self._compared:
             self.engine.compare(self._given())
-            self._agreed = True
-        elif look:  # beside the computation; if workers differ, this and all that is sent next fail on all of them
-            self._cluster.flight(look, counted=False).release(0)
+            self._compared = True
+        elif check:
+            # Overlaps with computation. If workers differ, this and everything sent afterwards fails on all of them.
+            self._cluster.flight(check, counted=False).release(0)
         self.engine.begin()
         self.begun = True
-        self._sending = self._sent = False
+        self._in_backward = self._has_gradients = False
 
     def put(self, number: int, gradient: Tensor | None) -> None:
-        """Takes over a parameter's gradient.
+        """Copies a parameter's gradient and sends its group once that is complete.
 
         Args:
-            number: of the parameter.
-            gradient: of its shape; ``None`` is one of zeros.
+            number: number of the parameter.
+            gradient: its gradient, of the parameter's shape; ``None`` for zeros.
 
         Raises:
-            SpardlError: if it was there already in this step.
-            ConfigError: if it is a sparse tensor, or the parameter's type or device has changed; on all workers, if
-                they were not given the same.
-            PeerError: if another worker is lost in the first step, or does not come to it in time.
+            SpardlError: if this step already has a gradient of the parameter.
+            ConfigError: if the gradient is sparse, or the parameter's dtype or device has changed; on all workers in
+                the first step, if their settings differ.
+            PeerError: if another worker is lost in the first step or does not reach it in time.
         """
         name = self.gradient.names[number]
         if gradient is not None and gradient.layout is not torch.strided:
-            raise ConfigError(f"the gradient of {name} is sparse; use sparse=False where it is made")
-        self.check_kinds([number])
+            raise ConfigError(f"the gradient of {name} is sparse; create its layer with sparse=False")
+        self.check_parameters([number])
         self.begin()
-        self._send()
+        self._enter_backward()
         if not self.engine.awaits(number):
             raise SpardlError(
-                f"a second gradient of {name} came before the first was averaged; leave all backward passes of a step "
-                "but the last to no_sync(); if reentrant checkpoints share a layer, pass use_reentrant=False, or run "
-                "the backward pass in no_sync() and then call wait(); after a pass that failed, let all workers call "
-                "wait()"
+                f"{name} received a second gradient before its first one was averaged; run all backward passes of a "
+                "step except the last in no_sync(); if checkpointed blocks share a layer, use use_reentrant=False, or "
+                "run the backward pass in no_sync() and then call wait(); after a failed backward pass, call wait() on "
+                "all workers"
             )
-        self._sent = True
-        self.gradient.put(number, None if number in self._shelved else gradient)
+        self._has_gradients = True
+        self.gradient.put(number, None if number in self._excluded else gradient)
         self.engine.complete(number)
 
-    def check_kinds(self, numbers: Iterable[int] | None = None) -> None:
-        """Refuses parameters, all unless ``numbers`` are given, that have another type or device than at first."""
-        for number in range(len(self._kinds)) if numbers is None else numbers:
-            parameter, (dtype, device) = self.gradient.parameters[number], self._kinds[number]
+    def check_parameters(self, numbers: Iterable[int] | None = None) -> None:
+        """Rejects parameters whose dtype or device has changed; ``numbers`` are those to check, all if ``None``."""
+        for number in range(len(self._placements)) if numbers is None else numbers:
+            parameter, (dtype, device) = self.gradient.parameters[number], self._placements[number]
             if parameter.dtype is not dtype or parameter.device != device:
                 raise ConfigError(
-                    f"{self.gradient.names[number]} was {dtype} on {device} when this handle was made, and is "
-                    f"{parameter.dtype} on {parameter.device}; convert or move the model first, then make the handle"
+                    f"{self.gradient.names[number]} was {dtype} on {device} when this handle was created and is now "
+                    f"{parameter.dtype} on {parameter.device}; convert or move the model before creating the handle"
                 )
 
     def lend(self, numbers: Sequence[int], buffer: Tensor | None) -> None:
-        """Lets gradients be averaged where they are, if they are a group and nothing is carried over.
+        """Averages gradients in place, without a copy, if they form one group and the method has no residual.
 
         Args:
-            numbers: of the parameters whose gradients they are.
-            buffer: that has them in this order, end to end, shape (m,); ``None`` if they are elsewhere.
+            numbers: numbers of the parameters.
+            buffer: their gradients end to end in this order, shape (m,); ``None`` if they are not contiguous.
         """
-        whole = None if buffer is None else self._whole(numbers, buffer)
-        if whole is None:
+        group = None if buffer is None else self._group_of(numbers, buffer)
+        if group is None:
             self.take_back(numbers)
         elif buffer is not None:
-            self.engine.carried.lend(whole, buffer)
-            self._lent.add(whole)
+            self.engine.carried.lend(group, buffer)
+            self._lent.add(group)
 
-    def _whole(self, numbers: Sequence[int], buffer: Tensor) -> int | None:
-        """The group that consists of some parameters, in this order."""
+    def _group_of(self, numbers: Sequence[int], buffer: Tensor) -> int | None:
         if not self.engine.carried.shares:
             return None
-        kind = (tuple(numbers), buffer.dtype)
+        wanted = (tuple(numbers), buffer.dtype)
         groups = enumerate(zip(self.engine.carried.groups, self.gradient.vectors, strict=True))
-        return next((at for at, (group, own) in groups if kind == (tuple(range(*group.tensors)), own.dtype)), None)
+        return next((at for at, (group, own) in groups if wanted == (tuple(range(*group.tensors)), own.dtype)), None)
 
     def take_back(self, numbers: Sequence[int] | None = None) -> None:
-        """Gradients of some parameters, of all unless ``numbers`` are given, are copied again."""
+        """Returns to copied gradients for some parameters, for all if ``numbers`` is ``None``."""
         groups = self.engine.carried.groups
         for lent in sorted(self._lent):
             if numbers is None or any(number in range(*groups[lent].tensors) for number in numbers):
@@ -385,121 +396,122 @@ class Averager:
                 self._lent.remove(lent)
 
     def succeed(self, other: Averager) -> None:
-        """Goes on in another order where ``other``, whose method carries nothing over, has ended a step."""
+        """Continues ``other`` in another order of parameters, after a step; its method must have no residual."""
         self.engine.succeed(other.engine)
-        self._agreed, self._loads, self._refusals = other._agreed, other._loads, other._refusals
+        self._compared, self._loads, self._refusals = other._compared, other._loads, other._refusals
 
     def note(self, number: int) -> None:
-        """Is told that a backward pass, of whatever part of a step, has a gradient for parameter ``number``."""
+        """Records that a backward pass, the last of a step or not, has a gradient of parameter ``number``."""
         if self.begun:
-            self._send()
+            self._enter_backward()
         self.engine.note(number)
 
-    def _send(self) -> None:
-        if not self._sending:
+    def _enter_backward(self) -> None:
+        if not self._in_backward:
             self.engine.before_backward(last=True)
-            self.undoing.begin()
-            self._sending = True
+            self.undo.begin()
+            self._in_backward = True
 
-    def shelve(self, numbers: Iterable[int]) -> None:
-        """Leaves parameters out of a step: its gradients of them do not count, and what is carried over of them rests.
+    def exclude(self, numbers: Iterable[int]) -> None:
+        """Excludes parameters from a step: sends zeros for them, and leaves their residuals and moments unchanged.
 
         Args:
-            numbers: of the parameters.
+            numbers: numbers of the parameters.
 
         Raises:
-            ConfigError: on all workers, in the first step, if they were not given the same.
-            PeerError: if another worker is lost in the first step, or does not come to it in time.
+            ConfigError: on all workers, in the first step, if their settings differ.
+            PeerError: if another worker is lost in the first step or does not reach it in time.
         """
         self.begin()
         if not self.method.carries:
             return
-        self._shelved = {number: tuple(each.clone() for each in self.engine.carried.of(number)) for number in numbers}
-        for number in self._shelved:
+        self._excluded = {number: tuple(each.clone() for each in self.engine.carried.of(number)) for number in numbers}
+        for number in self._excluded:
             for each in self.engine.carried.of(number):
                 each.zero_()
         self.engine.carried.changed()
 
-    def _unshelve(self) -> None:
-        for number, kept in self._shelved.items():
-            for into, each in zip(self.engine.carried.of(number), kept, strict=True):
-                into.copy_(each)
-        if self._shelved:
-            self._shelved = {}
+    def _restore_excluded(self) -> None:
+        for number, saved in self._excluded.items():
+            for target, each in zip(self.engine.carried.of(number), saved, strict=True):
+                target.copy_(each)
+        if self._excluded:
+            self._excluded = {}
             self.engine.carried.changed()
 
     def missing(self) -> list[int]:
-        """The parameters whose gradients are not there yet."""
+        """Returns the parameters that have no gradient yet in this step."""
         numbers = range(len(self.gradient.names))
-        return [number for number in numbers if not (self.begun and self._sending) or self.engine.awaits(number)]
+        return [number for number in numbers if not (self.begun and self._in_backward) or self.engine.awaits(number)]
 
     def wait(self) -> None:
-        """Waits until all groups that were complete are averaged; then the next step may begin.
+        """Waits until all complete groups are averaged; the next step may then begin.
 
         Raises:
-            PeerError: if another worker is lost, or does not answer in time.
+            PeerError: if another worker is lost or does not answer in time.
         """
         if self.receive():
-            self.tell_refusals()
+            self.report_refusals()
 
     def receive(self) -> bool:
-        """Waits likewise, but leaves it to the caller to have refusals told, by all workers at the same time.
+        """Waits for the averages; the caller must then call ``report_refusals`` in the same step on all workers.
 
         Returns:
             Whether a step had begun.
 
         Raises:
-            PeerError: if another worker is lost, or does not answer in time.
+            PeerError: if another worker is lost or does not answer in time.
         """
         if not self.begun:
             return False
         self.begun = False
         self.engine.finish()
-        self._unshelve()
+        self._restore_excluded()
         return True
 
     def give_up(self) -> None:
-        """Ends a step whose last backward pass ended early, if there is one."""
-        if self.begun and self._sent:
+        """Ends a step whose last backward pass was interrupted, if there is one."""
+        if self.begun and self._has_gradients:
             self.begun = False
             self.engine.give_up()
-            self._unshelve()
+            self._restore_excluded()
 
-    def tell_refusals(self, advice: str | None = None) -> None:
-        """The user at once, the other workers now and then.
+    def report_refusals(self, advice: str | None = None) -> None:
+        """Warns of non-finite gradients of this worker, and exchanges counts with the others in some steps.
 
         Args:
-            advice: what is said after it; ``None``: how a GradScaler learns of it, where none was given.
+            advice: end of the warning; ``None`` for a hint at ``scaler=`` where the handle has no GradScaler.
         """
         (own,) = self.engine.carried.refusals()
         line = self._refusals.notice({self._worker.rank: own})
         if line:
             if advice is None:
-                advice = "" if self.scaled else ". A GradScaler learns of it only if it is given (scaler=scaler)"
+                advice = "" if self.scaled else "; if you use a GradScaler, pass it to the handle (scaler=scaler)"
             warnings.warn(f"spardl: {line}{advice}.", stacklevel=3)
+        # The loads' count of steps is the one that is equal on all workers.
         if is_due(self._loads.steps) and self._cluster.size > 1:
             row = torch.tensor([own.number], device=self._cluster.device)
             self._refusals.learn([int(each) for each in gather_rows(self._cluster, [row])])
 
-    def is_still(self, gradient: Tensor, before: Tensor) -> bool:
-        """Whether nobody changed a gradient, but for a scaler that took its scale off.
+    def is_unchanged(self, gradient: Tensor, before: Tensor) -> bool:
+        """Returns whether a gradient is as before, except for the loss scale that a GradScaler may have removed.
 
         Args:
-            gradient: as it is, of any shape.
-            before: as it was, of the same shape as now.
+            gradient: gradient now, of any shape.
+            before: earlier value, of the same shape.
         """
         multiples = {1.0, 1 / self.engine.scale}
         return any(torch.allclose(gradient, before * each, rtol=1e-2) for each in multiples)
 
-    # --- what lasts
+    # --- state
 
     @property
     def refused(self) -> int:
-        """Gradients (of a group) that all workers left out, as they were not finite, or cut; see ``Refusals``."""
+        """Number of gradients (of a group) that were non-finite or overflowed, on all workers."""
         return self._refusals.total
 
     def state_dict(self) -> dict[str, Any]:
-        """What this worker carries from step to step, as plain data that shares no memory with it."""
+        """Returns the state of this worker as plain data that shares no memory with it."""
         return {
             "owner": dict(self._owner),
             "names": self.gradient.forward()[0],
@@ -507,85 +519,85 @@ class Averager:
         }
 
     def check_state(self, values: Mapping[str, Any]) -> None:
-        """Accepts what ``state_dict`` gave on the same rank, and raises as ``load_state_dict``; changes nothing."""
+        """Raises as ``load_state_dict`` would for the same ``values``, but changes nothing."""
         check_owner(values, self._owner, "groups")
         _check_state(values, self.engine, self.gradient.forward()[0])
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Continues from what ``state_dict`` gave on the same rank.
+        """Restores the state that ``state_dict`` returned on the same rank.
 
         Raises:
-            ConfigError: if it is of another rank, another number of workers, another method, other parameters, or of
-                other groups, or lacks something; nothing is changed then.
+            ConfigError: if the state belongs to another rank, world size, method, model or grouping, or is incomplete;
+                nothing is changed then.
         """
         self.check_state(values)
         self.take_back()
         self.engine.load_state_dict(0, {name: copied(value) for name, value in values.items()})
-        self.undoing.forget()
+        self.undo.forget()
         self._loads.note()
 
     def forget(self) -> None:
-        """Begins as in the first step."""
+        """Resets the state to that before the first step."""
         self.take_back()
         self.engine.forget()
-        self.undoing.forget()
+        self.undo.forget()
         self._loads.note()
 
 
-class Undoing:
-    """Takes back steps of an averager whose averages the loop discards.
+class StepUndo:
+    """Undoes steps of an averager whose averages the loop has discarded.
 
     Args:
-        averager: which has this, and outlives it.
+        averager: the averager, which owns this object.
     """
 
     def __init__(self, averager: Averager) -> None:
         self._averager = weakref.ref(averager)
-        self._left, self._due = 0, False
-        self._kept: Snapshot | None = None
+        self._steps_left, self._pending = 0, False
+        self._snapshot: Snapshot | None = None
 
     def begin(self) -> None:
-        """Is called when nothing of the last step is under way any more, and nothing of the next one yet."""
-        if self._due:
-            self.undo()
-        self._left = max(0, self._left - 1)
+        """Prepares a step: called when nothing of the last step is in flight and the next one has sent nothing."""
+        if self._pending:
+            self.last_step()
+        self._steps_left = max(0, self._steps_left - 1)
         averager = self._averager()
         assert averager is not None
-        self._kept = Snapshot.of(averager.engine.carried, averager.engine.scale) if self._left else None
+        self._snapshot = Snapshot.of(averager.engine.carried, averager.engine.scale) if self._steps_left else None
 
-    def undo(self, *, landing: bool = False) -> None:
-        """The averages of the last step were discarded: what is carried over becomes what it was before that step.
+    def last_step(self, *, in_flight: bool = False) -> None:
+        """Restores residuals and moments to their values before the last step.
 
-        The first time there is no copy of it, and averages are given back to the residuals. Then a copy is made in each
-        step, until none was discarded for many steps.
+        The first time there is no snapshot, so averages are added back to the residuals instead. From then on a
+        snapshot is taken in each step, until none was needed for ``_SNAPSHOT_STEPS`` steps.
 
         Args:
-            landing: whether that step is under way still: it is undone when the next backward pass begins.
+            in_flight: whether that step is still in flight; it is then undone when the next backward pass begins.
         """
         averager = self._averager()
         assert averager is not None
-        self._due = landing and averager.method.carries
-        if landing or not averager.method.carries:
+        self._pending = in_flight and averager.method.carries
+        if in_flight or not averager.method.carries:
             return
         carried = averager.engine.carried
-        if self._kept is not None:
-            self._kept.restore(carried, averager.engine.scale)
+        if self._snapshot is not None:
+            self._snapshot.restore(carried, averager.engine.scale)
         elif carried.remembers:
             for group, average in zip(carried.groups, averager.gradient.vectors, strict=True):
                 group.states[0].change(more=average)
-        self._left, self._kept = _UNDONE, None
+        self._steps_left, self._snapshot = _SNAPSHOT_STEPS, None
 
     def forget(self) -> None:
-        """What is carried over was replaced: no earlier step can be undone."""
-        self._due, self._kept = False, None
+        """Drops the snapshot: the state was replaced, so no earlier step can be undone."""
+        self._pending, self._snapshot = False, None
 
 
 def inherit(into: Averager, other: Averager) -> None:
-    """Lets an averager go on with what another method carried over, where it carries the same kind of thing.
+    """Copies residuals and moments from one averager to another, where both methods have the same kind of state.
 
     Args:
-        into: goes on.
-        other: of the same parameters, in other groups or not; nothing of it may be under way.
+        into: averager that continues.
+        other: averager of the same parameters, in any groups; it may have no step in flight.
     """
     other.engine.settle()
     moments = type(into.method.momentum) is type(other.method.momentum) and into.method.momentum.remembers
@@ -595,6 +607,7 @@ def inherit(into: Averager, other: Averager) -> None:
     places = {parameter: place for place, parameter in enumerate(other.gradient.parameters)}
     for number, parameter in enumerate(into.gradient.parameters):
         pairs = zip(mine.of(number), theirs.of(places[parameter]), strict=True)
+        # Residual, velocity and variance: the first two scale with the loss, the variance is kept unscaled.
         kinds = ((both, factor), (moments, factor), (moments, 1.0))
         for (vector, given), (wanted, multiple) in zip(pairs, kinds, strict=True):
             if wanted and vector.shape == given.shape:
@@ -605,28 +618,23 @@ def inherit(into: Averager, other: Averager) -> None:
 
 
 def _check_state(values: Mapping[str, Any], engine: InBackward, names: list[str]) -> None:
-    """Accepts a state that an averager can continue from; changes nothing.
-
-    Args:
-        values: the state.
-        engine: of the averager.
-        names: of its parameters.
+    """Checks that an engine can continue from a state.
 
     Raises:
-        ConfigError: if the state is of other parameters or groups, or lacks something, or something in it is of another
-            kind.
+        ConfigError: if the state has other parameters (than ``names``) or groups, or is incomplete or damaged.
     """
-    check_whole(values, SAVED)
+    check_whole(values, REQUIRED_KEYS)
     if values["names"] != names:
-        raise ConfigError(OTHERS)
+        raise ConfigError(WRONG_PARAMETERS)
     groups, mine = values["groups"], engine.carried.state_dicts()
+    # Schedules that regroup may have saved more or fewer groups: each must then look like the first.
     check_whole(groups, mine if len(groups) == len(mine) else [mine[0]] * len(groups), "groups")
     if engine.fixed and (len(groups) != len(mine) or _sizes(groups) != _sizes(mine)):
-        raise ConfigError(OTHERS)
+        raise ConfigError(WRONG_PARAMETERS)
     try:
         engine.check_state(values)
     except (KeyError, ValueError) as error:
-        raise ConfigError(f"this state is damaged: {error.args[0]}; load what state_dict() gave") from error
+        raise ConfigError(f"this state is damaged: {error.args[0]}; load what state_dict() returned") from error
 
 
 def _sizes(groups: Sequence[Mapping[str, Any]]) -> list[Any]:

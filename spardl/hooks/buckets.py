@@ -1,10 +1,10 @@
-"""DDP's own buckets as groups: gradients that are summed where DDP has them are not copied.
+"""DDP models and their buckets: which models a handle accepts, and groups that coincide with DDP's own buckets.
 
-DDP forms its buckets anew before the second step of every process, in the order in which the first one completed
-gradients on rank 0 (Li et al., PyTorch Distributed, VLDB 2020, section 4.2). A backend's sum depends on the place of
-an entry, so training must not depend on what DDP happens to have in the first step of a process: the groups are
-those that DDP forms after the very first step, a saved state has them, and where a bucket is none of them, gradients
-are copied.
+Gradients that are summed where DDP stores them need no copy. DDP rebuilds its buckets before the second step of every
+process, in the order in which the first step completed gradients on rank 0 (Li et al., PyTorch Distributed, VLDB 2020,
+section 4.2). The sum of a backend depends on the position of an entry, so results must not depend on the buckets that
+DDP has in the first step of a process. Therefore the groups are the buckets that DDP forms after the very first step,
+a saved state contains them, and gradients of buckets that match no group are copied.
 """
 
 from __future__ import annotations
@@ -32,43 +32,43 @@ from spardl.schedules.fusion import Range, is_partition
 from spardl.schedules.wfbp import InBackward
 
 __all__ = [
-    "AsGiven",
-    "Buckets",
-    "Formed",
-    "as_saved",
+    "BucketWatcher",
+    "FixedGroups",
+    "Grouping",
     "check_averaged",
     "check_joined",
     "check_modules",
     "check_wrapped",
-    "dense",
-    "end_to_end",
-    "joining",
-    "pending",
-    "unchanged",
+    "dense_mean",
+    "fills_buffer",
+    "join_config",
+    "pending_future",
+    "saved_grouping",
+    "unchanged_bucket",
     "views_of",
 ]
 
 
-# What a model must not have, or do, to be averaged in DistributedDataParallel.
+# --- requirements on the model
 
 
 def check_wrapped(ddp: nn.Module) -> None:
     """Accepts a DistributedDataParallel that calls its hook with the same buckets on all workers.
 
     Args:
-        ddp: the model.
+        ddp: model to check.
 
     Raises:
-        ConfigError: if it is none, is compiled, or leaves out buckets that this worker did not use.
+        ConfigError: if it is not one, is compiled, or skips buckets that this worker did not use.
     """
     if isinstance(getattr(ddp, "_orig_mod", None), DistributedDataParallel):
         raise ConfigError(
-            "attach() needs the DistributedDataParallel itself, and torch.compile() has wrapped it; call "
+            "attach() needs the DistributedDataParallel itself, got its torch.compile() wrapper; call "
             "spardl.attach(ddp_model, ...) first, then torch.compile(ddp_model)"
         )
     if isinstance(ddp, FSDPModule):
         raise ConfigError(
-            f"attach() needs a DistributedDataParallel, got a {type(ddp).__name__} that fully_shard() sharded; call "
+            f"attach() needs a DistributedDataParallel, got a {type(ddp).__name__} sharded by fully_shard(); call "
             "spardl.attach_fsdp(model, ..., group=...)"
         )
     if not isinstance(ddp, DistributedDataParallel):
@@ -77,58 +77,58 @@ def check_wrapped(ddp: nn.Module) -> None:
         )
     if getattr(ddp, "skip_all_reduce_unused_params", False):
         raise ConfigError(
-            "with skip_all_reduce_unused_params=True DDP shows its hook no bucket that nobody used, and a step would "
-            "not end; leave it out, as find_unused_parameters=True alone does what is needed"
+            "skip_all_reduce_unused_params=True makes DDP skip the hook for unused buckets, so a step would never end; "
+            "remove it (find_unused_parameters=True is enough)"
         )
 
 
 def check_modules(model: nn.Module, schedule: Schedule) -> None:
-    """Accepts a model of modules whose gradients, and forward passes, are what a handle can deal with.
+    """Accepts a model whose gradients and forward passes a handle supports.
 
     Args:
-        model: that was wrapped.
-        schedule: of the handle.
+        model: module inside DDP.
+        schedule: schedule of the handle.
 
     Raises:
-        ConfigError: if it has sparse gradients, or is compiled where each of its modules is to wait.
+        ConfigError: if it has sparse gradients, or is compiled where the schedule needs hooks of single modules.
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-            raise ConfigError(f"{name or 'the model'} has sparse gradients; make it with sparse=False")
+            raise ConfigError(f"{name or 'the model'} has sparse gradients; create it with sparse=False")
         if isinstance(schedule, Dear) and hasattr(module, "_orig_mod"):
             raise ConfigError(
-                f"{name or 'the model'} is a wrapper that torch.compile() made, and what it compiled before would not "
-                "wait for schedule=dear's updates; compile in place before it is wrapped in DDP, model.compile(), or "
-                "use schedule=wfbp"
+                f"{name or 'the model'} is a torch.compile() wrapper, and code compiled earlier would not wait for the "
+                "updates of schedule=dear; compile in place with model.compile() before wrapping in DDP, or use "
+                "schedule=wfbp"
             )
 
 
 def check_joined(ddp: nn.Module | None, before: object) -> None:
-    """Accepts a backward pass of a model in DDP, in all steps of whose optimizer each worker has a part.
+    """Accepts a backward pass outside ``ddp.join()``, for handles that split the optimizer's state among workers.
 
     Args:
-        ddp: whose pass it is.
-        before: what ``joining`` gave when the handle was made: torch does not take back what a ``join()`` sets.
+        ddp: model of the pass.
+        before: value of ``join_config`` when the handle was created: torch does not reset it after a ``join()``.
 
     Raises:
-        ConfigError: if workers may leave others alone (``ddp.join()``), and would be missed.
+        ConfigError: if ``ddp.join()`` allows workers to make fewer steps than others.
     """
-    now = joining(ddp)
+    now = join_config(ddp)
     uneven = getattr(now, "enable", False) and not getattr(now, "throw_on_early_termination", False)
     if uneven and now is not before:
         raise ConfigError(
-            "with ddp.join() some workers make fewer steps, and with optimizer= each keeps a part of the optimizer's "
-            "state, for all of them; give all workers as many batches (a DistributedSampler does, and "
-            "join(throw_on_early_termination=True) sees to it), or leave optimizer= out, and use "
-            'recipe="published" with schedule="wfbp"; after a join() block, wrap the model in DDP anew'
+            "ddp.join() lets some workers make fewer steps, but with optimizer= every worker is needed in every step; "
+            "give all workers the same number of batches (DistributedSampler, or "
+            "join(throw_on_early_termination=True)), or remove optimizer= and use "
+            'recipe="published" with schedule="wfbp"; after a join() block, wrap the module in a new DDP'
         )
 
 
 def check_averaged(left_out: Iterable[tuple[str, nn.Parameter]]) -> None:
     """Checks that the parameters that DDP does not average are still frozen.
 
-    DDP averages the parameters that required gradients when it was made. Weights of the others differ between ranks as
-    soon as an optimizer updates them.
+    DDP averages the parameters that required gradients when it was created. Weights of the others differ between ranks
+    as soon as an optimizer updates them.
 
     Args:
         left_out: names and parameters that DDP does not average.
@@ -139,23 +139,26 @@ def check_averaged(left_out: Iterable[tuple[str, nn.Parameter]]) -> None:
     for name, parameter in left_out:
         if parameter.requires_grad:
             raise ConfigError(
-                f"{name} was unfrozen after the model was wrapped in DDP, which does not average its gradient, and "
-                "ranks would drift apart; wrap the model in DDP after requires_grad_(True), with a new optimizer, and "
-                "call attach() again"
+                f"{name} was unfrozen after the model was wrapped in DDP, which does not average its gradient; call "
+                "requires_grad_(True) first, then wrap the model in DDP, create the optimizer and call attach()"
             )
 
 
-def joining(ddp: nn.Module | None) -> object:
-    """How the last ``join()`` of a model in DDP was set, or is."""
+def join_config(ddp: nn.Module | None) -> object:
+    """Returns the settings of the current or last ``join()`` of a DDP model."""
     return getattr(ddp, "_join_config", None)
 
 
-_LIMIT = 25 * 2**20
-_FIRST = 2**20
+# --- groups that coincide with DDP's buckets
+
+
+# DDP's defaults: all buckets, and the first one.
+_BUCKET_BYTES = 25 * 2**20
+_FIRST_BUCKET_BYTES = 2**20
 
 
 @dataclass(frozen=True)
-class AsGiven(Schedule):
+class FixedGroups(Schedule):
     """Sends given groups during the backward pass.
 
     Args:
@@ -167,92 +170,94 @@ class AsGiven(Schedule):
     name = "wfbp"
 
     def make(self, method: Method, cluster: Cluster, training: Training) -> Engine:
-        """With these groups."""
+        """Returns an engine with these groups."""
         return InBackward(method, cluster, training, self.partition)
 
 
-class Formed(NamedTuple):
-    """In which order and in which groups gradients are averaged.
+class Grouping(NamedTuple):
+    """Order and groups in which gradients are averaged.
 
     Attributes:
-        named: the parameters; flat order is the reverse of theirs.
-        schedule: has the groups.
+        named: the parameters; the flat vector has them in reverse order.
+        schedule: schedule that forms the groups.
     """
 
     named: list[Named]
     schedule: Schedule
 
 
-class Buckets:
-    """Watches the first step of a model, and tells which buckets DDP forms after it.
+class BucketWatcher:
+    """Observes the first step of a DDP model to predict the buckets that DDP forms afterwards.
 
     Args:
         ddp: the model.
-        named: its parameters, in the order in which it has them.
+        named: all its parameters, in the model's order.
     """
 
     def __init__(self, ddp: DistributedDataParallel, named: Sequence[Named]) -> None:
-        # The model has the hook that has this.
+        # Weak, because the model owns the hook that owns this object.
         self._ddp, self._limits = ref(ddp), _limits_of(ddp)
         self._named = [pair for pair in named if pair.parameter.requires_grad]
         self._order: list[int] = []
         self._hooks = [
-            pair.parameter.register_post_accumulate_grad_hook(weakly(self._arrive, number))
+            pair.parameter.register_post_accumulate_grad_hook(weakly(self._on_gradient, number))
             for number, pair in enumerate(self._named)
         ]
 
-    def _arrive(self, number: int, parameter: Tensor) -> None:
+    def _on_gradient(self, number: int, parameter: Tensor) -> None:
         ddp = self._ddp()
-        if ddp is not None and ddp.require_backward_grad_sync:  # DDP does not look at other passes either
+        # Under no_sync(), DDP does not record the order either.
+        if ddp is not None and ddp.require_backward_grad_sync:
             self._order.append(number)
 
-    def found(self, cluster: Cluster, shown: Iterable[nn.Parameter]) -> Formed:
-        """DDP's buckets of the parameters as they came on rank 0; all workers must call this at once.
+    def observed(self, cluster: Cluster, synchronized: Iterable[nn.Parameter]) -> Grouping:
+        """Returns DDP's buckets, in the order of gradients on rank 0; a collective call.
 
         Args:
             cluster: the workers.
-            shown: the parameters that DDP synchronizes.
+            synchronized: parameters that DDP synchronizes.
         """
         self.close()
         mine = list(dict.fromkeys([*self._order, *range(len(self._named))]))
         (first, *_) = gather_rows(cluster, [torch.tensor(mine)])
-        known = set(shown)
+        known = set(synchronized)
         named = [self._named[number] for number in first.tolist() if self._named[number].parameter in known]
         sizes = [pair.parameter.nbytes for pair in named]
-        return Formed(named[::-1], AsGiven(tuple(_filled(sizes, self._limits))))
+        return Grouping(named[::-1], FixedGroups(tuple(_fill_buckets(sizes, self._limits))))
 
     def close(self) -> None:
-        """Takes the hooks off the parameters."""
+        """Removes the hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
 
 
-def as_saved(named: Iterable[Named], values: Mapping[str, Any]) -> Formed | None:
-    """The order and the groups of a saved state, if it is of some parameters.
+def saved_grouping(named: Iterable[Named], values: Mapping[str, Any]) -> Grouping | None:
+    """Returns the order and groups of a saved state; ``None`` if it has other parameters.
 
     Args:
-        named: the parameters.
-        values: the state, which has all it must have.
+        named: parameters of the handle.
+        values: the state, already checked for its keys.
     """
     own, partition = {pair.name: pair for pair in named}, values.get("partition", [])
     names = values["names"]
     if sorted(names) != sorted(own) or not is_partition(partition, len(own)):
         return None
-    return Formed([own[name] for name in names], AsGiven(tuple((start, stop) for start, stop in partition)))
+    return Grouping([own[name] for name in names], FixedGroups(tuple((start, stop) for start, stop in partition)))
 
 
 def _limits_of(ddp: DistributedDataParallel) -> list[int]:
-    """Bytes at which DDP closes its first bucket, its second one and so on; the last number is that of the rest."""
+    """Bytes at which DDP closes its first bucket, the second and so on; the last limit applies to all others."""
+    # Names of these attributes differ between versions of torch.
     if listed := getattr(ddp, "bucket_bytes_cap_list", None):
         return list(listed)
-    most = getattr(ddp, "bucket_bytes_cap", _LIMIT)
-    default = getattr(ddp, "bucket_bytes_cap_default", most == _LIMIT)
-    return [getattr(dist, "_DEFAULT_FIRST_BUCKET_BYTES", _FIRST), most] if default else [most]
+    most = getattr(ddp, "bucket_bytes_cap", _BUCKET_BYTES)
+    default = getattr(ddp, "bucket_bytes_cap_default", most == _BUCKET_BYTES)
+    return [getattr(dist, "_DEFAULT_FIRST_BUCKET_BYTES", _FIRST_BUCKET_BYTES), most] if default else [most]
 
 
-def _filled(sizes: Sequence[int], limits: list[int]) -> list[Range]:
-    """Buckets that are closed when they reach their limit."""
+def _fill_buckets(sizes: Sequence[int], limits: list[int]) -> list[Range]:
+    """Closes each bucket when it reaches its limit, as DDP does."""
     found: list[Range] = []
     start = held = 0
     for number, size in enumerate(sizes):
@@ -263,12 +268,15 @@ def _filled(sizes: Sequence[int], limits: list[int]) -> list[Range]:
     return [*found, *([(start, len(sizes))] if start < len(sizes) else [])]
 
 
-def end_to_end(views: Iterable[Tensor], buffer: Tensor) -> bool:
-    """Whether some tensors are all of a buffer, end to end and each contiguous.
+# --- single buckets
+
+
+def fills_buffer(views: Iterable[Tensor], buffer: Tensor) -> bool:
+    """Returns whether tensors fill a buffer end to end, each of them contiguous.
 
     Args:
         views: the tensors, in this order, of any shapes.
-        buffer: shape (m,).
+        buffer: buffer to fill, shape (m,).
     """
     place = 0
     for view in views:
@@ -279,51 +287,51 @@ def end_to_end(views: Iterable[Tensor], buffer: Tensor) -> bool:
 
 
 def views_of(bucket: GradBucket) -> dict[Tensor, Tensor]:
-    """The gradients of a bucket, by parameter, where DDP has put them.
+    """Returns the gradients of a bucket by parameter, as views of its buffer.
 
-    DDP lays out a gradient as its parameter is (channels_last, transposed), and ``bucket.gradients()`` does not know.
+    DDP lays out a gradient like its parameter (channels_last, transposed), which ``bucket.gradients()`` ignores.
 
     Args:
-        bucket: of DDP.
+        bucket: bucket from DDP.
 
     Returns:
-        Views of its buffer, each of its parameter's shape.
+        Views of the buffer, each of its parameter's shape.
     """
     pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
-    return {parameter: _as_laid_out(view, parameter) for parameter, view in pairs}
+    return {parameter: _in_layout_of(parameter, view) for parameter, view in pairs}
 
 
-def _as_laid_out(view: Tensor, like: Tensor) -> Tensor:
-    # Strides are kept in a copy of what is dense and does not overlap; DDP takes anything else for contiguous.
-    if like.is_contiguous() or torch.empty_like(like, device="meta").stride() != like.stride():
+def _in_layout_of(parameter: Tensor, view: Tensor) -> Tensor:
+    # DDP keeps the strides of dense tensors without overlap, as empty_like() does, and treats others as contiguous.
+    if parameter.is_contiguous() or torch.empty_like(parameter, device="meta").stride() != parameter.stride():
         return view
-    return view.as_strided(like.shape, like.stride(), view.storage_offset())
+    return view.as_strided(parameter.shape, parameter.stride(), view.storage_offset())
 
 
-def unchanged(bucket: GradBucket, device: torch.device) -> torch.futures.Future[Tensor]:
-    """A bucket of DDP as it is, for a backward pass that does not count.
+def unchanged_bucket(bucket: GradBucket, device: torch.device) -> torch.futures.Future[Tensor]:
+    """Returns a bucket without averaging it, for a backward pass whose gradients are ignored.
 
     Args:
-        bucket: of DDP.
-        device: of its gradients.
+        bucket: bucket from DDP.
+        device: device of its gradients.
 
     Returns:
-        A future that is done: the bucket's buffer, shape (n,).
+        A completed future with the bucket's buffer, shape (n,).
     """
-    ready = pending(device)
+    ready = pending_future(device)
     ready.set_result(bucket.buffer())
     return ready
 
 
-def pending(device: torch.device) -> torch.futures.Future[Tensor]:
-    """A future whose result is to be set: a bucket's buffer, shape (n,), on ``device``."""
+def pending_future(device: torch.device) -> torch.futures.Future[Tensor]:
+    """Returns a future for a bucket's buffer, shape (n,), on ``device``; the caller sets its result."""
     devices: list[int | str | torch.device] = [device] if device.type == "cuda" else []
     ready: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
     return ready
 
 
-def dense(bucket: GradBucket, group: Any) -> torch.futures.Future[Tensor]:
-    """The mean of a bucket over the workers of a group, as DDP makes it without a hook: its buffer, shape (n,)."""
+def dense_mean(bucket: GradBucket, group: Any) -> torch.futures.Future[Tensor]:
+    """Averages a bucket over a group as DDP does without a hook: returns its buffer, shape (n,)."""
     buffer = bucket.buffer().div_(dist.get_world_size(group))
     reduced = dist.all_reduce(buffer, group=group, async_op=True).get_future()
     return reduced.then(lambda done: done.value()[0])

@@ -1,4 +1,4 @@
-"""Which method a handle averages with, and which schedule it runs: chosen by name, or given."""
+"""Arguments of handles: finds the method and schedule for a name, and checks them against optimizer and scaler."""
 
 from __future__ import annotations
 
@@ -20,73 +20,72 @@ from spardl.method.recipes import Recipe, find_recipe, make_method
 from spardl.schedules import Dear, LayerFusion, MgWfbp, Schedule, Wfbp
 
 __all__ = [
-    "check_covered",
     "check_known",
+    "check_optimizer_parameters",
     "check_update",
     "choose_method",
     "choose_schedule",
     "options_of",
-    "update_of",
+    "update_facts",
 ]
 
-_KINDS: tuple[type[Schedule], ...] = (Wfbp, MgWfbp, LayerFusion, Dear)
-# What a limit on the size of groups is called, where there is one.
-_LIMITS: tuple[tuple[type[Schedule], str], ...] = ((Wfbp, "bucket_mb"), (Dear, "threshold_mb"))
+_SCHEDULES: tuple[type[Schedule], ...] = (Wfbp, MgWfbp, LayerFusion, Dear)
+# The option of a schedule that limits the size of its groups.
+_SIZE_OPTIONS: tuple[tuple[type[Schedule], str], ...] = ((Wfbp, "bucket_mb"), (Dear, "threshold_mb"))
 
 
 def choose_method(method: str | Method, options: Mapping[str, Any], schedule: str | Schedule | None = None) -> Method:
-    """The method that a handle was asked for.
-
-    Training in a loop that is not ours is compared with no simulation. So where a method's sums may be added up in any
-    order, they are the backend's, which is the fastest, unless options name another communicator.
+    """Returns the method for a handle.
 
     Args:
-        method: its name, or itself.
-        options: of its parts.
-        schedule: of the handle, if it has one; one that needs sums in two halves gets the method's own.
+        method: name of the method, or a method.
+        options: options of its parts.
+        schedule: schedule of the handle, if it has one; ``dear`` splits sums into two halves.
 
     Raises:
-        ConfigError: if there is none of that name, or an option is unknown or of no use.
+        ConfigError: if there is no method of that name, or an option is unknown or has no effect.
     """
     halves = isinstance(schedule, Dear) or schedule == Dear.name
     if isinstance(method, Method) or halves or "communicator" in options:
         return make_method(method, **options)
+    # Only the trainer compares runs with simulated ones, which fixes the order of sums. Handles use the faster sums of
+    # the backend where the order does not matter.
     recipe = find_recipe(method)
     faster = recipe.faster if isinstance(recipe, Recipe) else None
     return make_method(method, **options, **({"communicator": faster} if faster else {}))
 
 
 def choose_schedule(schedule: str | Schedule, bucket_mb: float | None) -> Schedule:
-    """The schedule that a handle was asked for.
+    """Returns the schedule for a handle.
 
     Args:
-        schedule: its name, or itself.
-        bucket_mb: most megabytes of gradients in a group, where a schedule has such a limit; ``None`` for its own.
+        schedule: name of the schedule, or a schedule.
+        bucket_mb: maximal size of a group in megabytes, where the schedule has such a limit; ``None`` for its default.
 
     Raises:
-        ConfigError: if there is none of that name, or it has no such limit, or does not send beside the computation.
+        ConfigError: if the schedule is unknown, has no such limit, or does not overlap communication with computation.
     """
     if bucket_mb is not None and (not is_a(float, bucket_mb) or not bucket_mb > 0):
         raise ConfigError(f"bucket_mb must be above 0, got {bucket_mb!r}")
     if isinstance(schedule, str):
-        kind = {each.name: each for each in _KINDS}.get(schedule)
+        kind = {each.name: each for each in _SCHEDULES}.get(schedule)
         if kind is None:
-            raise ConfigError(f"there is no schedule {schedule!r} for this handle; use one of {_names()}")
-        return _limited(kind, bucket_mb)
+            raise ConfigError(f"schedule={schedule!r} is not supported here; use one of {_names()}")
+        return _make_schedule(kind, bucket_mb)
     if bucket_mb is not None:
-        raise ConfigError("bucket_mb is for schedules that are given by name; set it in the schedule itself")
-    if not isinstance(schedule, _KINDS):
-        raise ConfigError(f"schedule must be one of {_names()}, or a schedule of that kind, got {schedule!r}")
+        raise ConfigError("bucket_mb has no effect on a schedule object; set the limit in the schedule itself")
+    if not isinstance(schedule, _SCHEDULES):
+        raise ConfigError(f"schedule must be one of {_names()}, or an object of such a class, got {schedule!r}")
     return schedule
 
 
-def _limited(kind: type[Schedule], bucket_mb: float | None) -> Schedule:
+def _make_schedule(kind: type[Schedule], bucket_mb: float | None) -> Schedule:
     if bucket_mb is None:
         return kind()
-    name = next((name for each, name in _LIMITS if each is kind), None)
-    if name is None:
-        raise ConfigError(f"schedule={kind.name} chooses the sizes of groups itself; leave bucket_mb out")
-    return kind(**{name: bucket_mb})
+    option = next((option for each, option in _SIZE_OPTIONS if each is kind), None)
+    if option is None:
+        raise ConfigError(f"schedule={kind.name} chooses the group sizes itself; remove bucket_mb")
+    return kind(**{option: bucket_mb})
 
 
 def check_update(
@@ -96,27 +95,27 @@ def check_update(
     clip_norm: float | None,
     scaler: GradScaler | None,
 ) -> None:
-    """Accepts what a handle needs to know of the update, and nothing of no use.
+    """Checks optimizer, ``clip_norm`` and scaler of a handle against its schedule and method.
 
     Args:
-        schedule: of a handle.
-        method: likewise.
-        optimizer: that it was given.
+        schedule: schedule of the handle.
+        method: method of the handle.
+        optimizer: optimizer passed to the handle, if any.
         clip_norm: largest norm of a gradient.
-        scaler: of the loss.
+        scaler: GradScaler of the loss, if any.
 
     Raises:
-        ConfigError: if something is missing, is of no use, contradicts the method, or is none.
+        ConfigError: if one of them is missing, has no effect, contradicts the method or is invalid.
     """
     if scaler is not None and scaler.is_enabled() and method.compressor.absolute:
         raise ConfigError(
-            f"compressor={method.compressor.name} compares gradients with a fixed number, and a GradScaler multiplies "
-            'them by what changes; train without one (in bfloat16), or use "topka"'
+            f"compressor={method.compressor.name} uses a fixed threshold, which does not work with a changing loss "
+            'scale; train without GradScaler (for example in bfloat16), or use "topka"'
         )
     if optimizer is None:
-        _check_without(schedule, method)
+        _check_without_optimizer(schedule, method)
     else:
-        _check_once(method, optimizer)
+        _check_momentum_once(method, optimizer)
         if doubt := applied_twice(method, optimizer):
             warnings.warn(f"spardl: {doubt}.", stacklevel=4)
     if clip_norm is None:
@@ -125,105 +124,104 @@ def check_update(
         raise ConfigError(f"clip_norm must be a number above 0, or None, got {clip_norm!r}")
     if optimizer is None:
         raise ConfigError(
-            f"clip_norm={clip_norm} needs optimizer= (SGD, Adam or AdamW of torch.optim): with it each worker's own "
-            "gradient is clipped before compression; without it call clip_grad_norm_() between backward() and step()"
+            f"clip_norm={clip_norm} needs optimizer= (SGD, Adam or AdamW of torch.optim) to clip each worker's "
+            "gradient before compression; pass it, or call clip_grad_norm_() between backward() and step()"
         )
     if not isinstance(schedule, Dear) and not method.momentum.moved:
         raise ConfigError(
-            f"clip_norm is for schedule=dear, or a momentum that is moved before compression; with schedule="
-            f"{schedule.name} and momentum={method.momentum.name} your loop clips: leave it out"
+            f"clip_norm has no effect with schedule={schedule.name} and momentum={method.momentum.name}; remove it and "
+            "call clip_grad_norm_() in your loop"
         )
 
 
-def check_covered(
+def check_optimizer_parameters(
     schedule: Schedule, method: Method, optimizer: torch.optim.Optimizer | None, averaged: Sequence[Named]
 ) -> None:
-    """Accepts an optimizer of just what is averaged, where its step applies averages, and gradients are no longer any.
+    """Checks that an optimizer whose step applies averages has exactly the averaged parameters.
 
     Args:
-        schedule: of a handle.
-        method: likewise.
-        optimizer: that it was given.
-        averaged: the parameters that the handle averages.
+        schedule: schedule of the handle.
+        method: method of the handle.
+        optimizer: optimizer passed to the handle, if any.
+        averaged: parameters that the handle averages.
 
     Raises:
-        ConfigError: if one of the two has others.
+        ConfigError: if the optimizer lacks some of them or has others.
     """
+    # Other methods average gradients, which any number of optimizers can use.
     if optimizer is None or not (method.momentum.moved or isinstance(schedule, Dear)):
         return
     trained = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
     if method.momentum.moved:
         check_known(trained, {pair.parameter for pair in averaged})
     own = set(trained)
-    others = [pair.name for pair in averaged if pair.parameter not in own]
-    if others:
+    missing = [pair.name for pair in averaged if pair.parameter not in own]
+    if missing:
         raise ConfigError(
-            f"{len(others)} of the {len(averaged)} parameters that this handle averages are none of the optimizer's "
-            f"({others[0]}), and would have no gradients for another one; give it all of them, or set "
-            "requires_grad_(False) before the model is wrapped for those that are not to be trained"
+            f"optimizer is missing {len(missing)} of the {len(averaged)} averaged parameters (first: {missing[0]}); "
+            "pass an optimizer of all of them, or freeze the others with requires_grad_(False) before wrapping the "
+            "model"
         )
 
 
 def check_known(parameters: Sequence[nn.Parameter], averaged: Container[nn.Parameter]) -> None:
-    """Accepts parameters that an optimizer is to update with averages.
+    """Checks that an optimizer updates averaged parameters only.
 
     Args:
-        parameters: of the optimizer.
-        averaged: those that there are averages of.
+        parameters: parameters of the optimizer.
+        averaged: parameters that the handle averages.
 
     Raises:
-        ConfigError: if there are others.
+        ConfigError: if the optimizer has others.
     """
     if others := sum(each not in averaged for each in parameters):
         raise ConfigError(
-            f"{others} of the optimizer's {len(parameters)} parameters are none that this handle averages, and its "
-            "step would no longer train them; give them an optimizer of their own; layers of this model that were "
-            "unfrozen need a new handle, made after requires_grad_(True)"
+            f"optimizer has {others} of {len(parameters)} parameters that this handle does not average, so its step "
+            "would no longer train them; use a second optimizer for them, or, if they were unfrozen later, create a "
+            "new handle after requires_grad_(True)"
         )
 
 
-def _check_once(method: Method, optimizer: torch.optim.Optimizer) -> None:
+def _check_momentum_once(method: Method, optimizer: torch.optim.Optimizer) -> None:
     momentum = method.momentum
     has_own = any(group.get("momentum") or "betas" in group for group in optimizer.param_groups)
     if momentum.remembers and not momentum.moved and has_own:
         raise ConfigError(
-            f"momentum={momentum.name} is what each worker applies, and {type(optimizer).__name__} would apply its own "
-            "to that again; give it torch.optim.SGD with momentum=0"
+            f"momentum={momentum.name} already applies momentum on each worker, and {type(optimizer).__name__} would "
+            "apply its own again; use torch.optim.SGD with momentum=0"
         )
 
 
-def _check_without(schedule: Schedule, method: Method) -> None:
+def _check_without_optimizer(schedule: Schedule, method: Method) -> None:
     if isinstance(schedule, Dear):
-        raise ConfigError(
-            "schedule=dear takes over the optimizer's step; give attach() a torch.optim.Optimizer, optimizer=..."
-        )
+        raise ConfigError("schedule=dear runs the optimizer's step itself; pass optimizer= to attach()")
     if method.momentum.moved:
         raise ConfigError(
-            f"momentum={method.momentum.name} is what the optimizer would do after averaging; give attach() the "
-            "optimizer, optimizer=..., whose steps then only apply averages"
+            f"momentum={method.momentum.name} replaces the state of the optimizer; pass optimizer= to attach(), whose "
+            "step() then only applies averages"
         )
 
 
 def options_of(schedule: Schedule) -> dict[str, Any]:
-    """A schedule's name and options, which all workers must be given the same."""
+    """Returns a schedule's name and options, which must be equal on all workers."""
     options = {field.name: getattr(schedule, field.name) for field in fields(schedule)}  # type: ignore[arg-type]
     return {"schedule": schedule.name, **options}
 
 
 def _names() -> str:
-    return ", ".join(kind.name for kind in _KINDS)
+    return ", ".join(kind.name for kind in _SCHEDULES)
 
 
-def update_of(optimizer: torch.optim.Optimizer | None, named: Sequence[Named]) -> Callable[[], dict[str, Any]]:
-    """What tells how an optimizer updates some parameters, which all workers must do alike.
+def update_facts(optimizer: torch.optim.Optimizer | None, named: Sequence[Named]) -> Callable[[], dict[str, Any]]:
+    """Returns a function that describes how an optimizer updates parameters, which must be equal on all workers.
 
     Args:
-        optimizer: of a handle, if it was given one.
-        named: all parameters that the handle was given, frozen ones included.
+        optimizer: optimizer passed to the handle, if any.
+        named: all parameters of the handle, including frozen ones.
 
     Returns:
-        Learning rate and weight decay of each parameter group and the names of frozen parameters, at the time of the
-        call; nothing without an optimizer.
+        Function that returns the current learning rates, weight decays and names of frozen parameters; it returns an
+        empty dict without an optimizer.
     """
 
     def update() -> dict[str, Any]:

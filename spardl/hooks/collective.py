@@ -1,4 +1,4 @@
-"""The collective alone: the average of a tensor over all workers, and what it cost."""
+"""Average of a single tensor over all workers, and its cost: :func:`all_reduce`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ __all__ = ["Reduced", "all_reduce"]
 
 
 class Reduced(NamedTuple):
-    """What :func:`all_reduce` found.
+    """Result of :func:`all_reduce`.
 
     Attributes:
-        average: of the tensor's shape, bit-identical on all workers.
-        residual: of the tensor's shape: what of this worker's tensor is in no average yet. Add it to the next tensor.
-        cost: what this worker sent and spent.
+        average: average of the tensors, of the same shape, bit-identical on all workers.
+        residual: part of this worker's tensor that is in no average yet, of the same shape. Add it to the next tensor.
+        cost: communication volume and times of this worker.
     """
 
     average: Tensor
@@ -48,25 +48,25 @@ def all_reduce(
     compare: bool = True,
     **options: Any,
 ) -> Reduced:
-    """Averages a tensor over all workers, who call this with tensors of one shape and type.
+    """Averages a tensor over all workers, which must call this with tensors of equal shape and dtype.
 
     Args:
-        tensor: floating-point, of any shape; stays as it is.
-        method: a name (``spardl.method_names()``), or a :class:`Method`. It begins anew with each call.
-        group: a process group; ``None`` for the default one. Its timeout bounds every wait.
-        step: number of the call, counted from 0 and equal on all workers; methods that draw random numbers draw others
-            in each step, those with a warm-up are past it some time.
-        compare: whether workers first compare what they were given, and all end with one line if it differs. That takes
-            ceil(log2 P) rounds of 32 bytes more, which ``cost`` leaves out.
-        **options: of the method, for instance ``density=0.01``, ``teams=2``; see :class:`Recipe`.
+        tensor: floating-point tensor of any shape; not modified.
+        method: name of a method (see ``spardl.method_names()``), or a :class:`Method`. Calls share no state.
+        group: process group; ``None`` for the default group. Its timeout limits every wait.
+        step: number of the call from 0, equal on all workers. Methods with random numbers draw different ones in each
+            step, and those with a warm-up depend on it.
+        compare: whether workers first compare their arguments, and all raise an error if they differ. This takes
+            ceil(log2 P) additional rounds of 32 bytes, which ``cost`` does not include.
+        **options: options of the method, for example ``density=0.01``, ``teams=2``; see :class:`Recipe`.
 
     Returns:
-        The average, this worker's residual, and the cost.
+        The average, this worker's residual and the cost.
 
     Raises:
-        ConfigError: if the method or an option is unknown, or does not fit so many workers, or the tensor is of another
-            type; on all workers, if they were not given the same.
-        PeerError: if another worker is lost, or does not answer in time.
+        ConfigError: if the method or an option is unknown or does not support the number of workers, or the tensor has
+            another dtype; on all workers, if their arguments differ.
+        PeerError: if another worker is lost or does not answer in time.
 
     Example:
         >>> reduced = spardl.all_reduce(torch.tensor([3.0, -1.0, 0.5, -4.0]), "spardl", density=0.5)
@@ -87,6 +87,7 @@ def all_reduce(
         facts |= {"shape": str(tuple(tensor.shape)), "dtype": str(tensor.dtype).removeprefix("torch.")}
         cluster.run_aside([provenance.compare(cluster.local_workers[0], facts, cluster.device)])
     with torch.no_grad():
+        # Resolves the lazy negation of views, such as the imaginary part of a conjugate.
         made.accumulate(tensor.detach().resolve_neg().reshape(-1), state)
         (total,) = cluster.run([made.average(cluster.local_workers[0], state)])
         average = torch.empty_like(state.memory)
@@ -105,14 +106,18 @@ def _check(tensor: Tensor, step: int, compare: bool) -> None:
     check_flag("compare", compare)
     if not isinstance(tensor, Tensor):
         raise ConfigError(
-            f"all_reduce() averages a tensor, got a {type(tensor).__name__}; torch.tensor(...) makes one of it"
+            f"all_reduce() averages a tensor, got a {type(tensor).__name__}; convert it with torch.tensor(...)"
         )
     if tensor.dtype not in AVERAGED:
-        way = "; give torch.view_as_real(tensor)" if tensor.is_complex() else ""
-        raise ConfigError(f"all_reduce() averages floating-point tensors of at least 16 bits, got {tensor.dtype}{way}")
+        way = "pass torch.view_as_real(tensor)" if tensor.is_complex() else "convert it with tensor.float()"
+        raise ConfigError(
+            f"all_reduce() averages floating-point tensors of at least 16 bits, got {tensor.dtype}; {way}"
+        )
     if tensor.layout is not torch.strided:
         raise ConfigError(
-            f"all_reduce() averages dense tensors, got one of layout {tensor.layout}; tensor.to_dense() makes one of it"
+            f"all_reduce() averages dense tensors, got one of layout {tensor.layout}; convert it with tensor.to_dense()"
         )
     if tensor.is_meta:
-        raise ConfigError("all_reduce() averages dense tensors, got one on the meta device, which has no values")
+        raise ConfigError(
+            "all_reduce() averages tensors with values, got one on the meta device; create it on cpu or cuda"
+        )

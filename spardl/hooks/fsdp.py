@@ -1,7 +1,7 @@
-"""Hybrid sharding: dense inside a node, by FSDP2, and a method of this library between nodes.
+"""Hybrid sharding: FSDP2 (dense) inside nodes, and a method of this library between nodes.
 
-Every FSDP unit ends its backward pass with a reduce-scatter inside the node. torch calls a hook with what that leaves
-to each worker, its shard of the node's gradient; here the hook averages it with the same shard of the other nodes.
+Every FSDP unit ends its backward pass with a reduce-scatter inside the node. torch then calls a hook with the worker's
+shard of the node's gradient, and the hook averages that shard with the same shard of the other nodes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.base import gather_rows
 from spardl.clusters.precompile import prepare
-from spardl.hooks.averager import Loads, Meter, Stats
+from spardl.hooks.averager import LoadChecks, Meter, Stats
 from spardl.hooks.choosing import choose_method
 from spardl.method.method import Method, MethodState
 from spardl.method.moving import definite
@@ -38,25 +38,27 @@ __all__ = ["Sharded", "attach_fsdp"]
 
 
 class Sharded:
-    """The hooks of a model's FSDP units, and what they carry from step to step; made by :func:`attach_fsdp`.
+    """State of the hooks of a model's FSDP units, as returned by :func:`attach_fsdp`.
 
     Args:
-        units: the model's, by name.
-        method: how to average.
-        cluster: the workers that have the same shards.
+        units: FSDP units of the model, by name.
+        method: method that averages the shards.
+        cluster: workers that have the same shards.
     """
 
     def __init__(self, units: Mapping[str, FSDPModule], method: Method, cluster: ProcessGroupCluster) -> None:
         self.method, self._cluster = method, cluster
         self._states: dict[str, MethodState] = {}
+        # Loaded states of units that have had no backward pass yet.
         self._saved: dict[str, Any] = {}
-        self._loads = Loads()
+        self._loads = LoadChecks()
         self._worker = cluster.local_workers[0]
         self._owner = owner_of(method, self._worker.rank, self._worker.size)
         self._meter = Meter(cluster.ledgers[0], cluster.size)
-        self._done: set[str] = set()  # units that are averaged in this step
-        self._partial: dict[str, Tensor] = {}  # sums over micro-batches that are not all-reduced yet
-        self._told_uncoded = False
+        # Units that have been averaged in this step, and sums over micro-batches that have not.
+        self._done: set[str] = set()
+        self._partial: dict[str, Tensor] = {}
+        self._warned_uncompressed = False
         self._units = dict(units)
         self._refusals = Refusals(self._worker.size)
         for name, unit in units.items():
@@ -70,7 +72,7 @@ class Sharded:
         if summed is not None:
             _check_length(name, summed, flat)
         if not _all_reduces(self._units[name]):
-            # As in native HSDP: the sum stays here, and `.grad` gets it with the average of the last micro-batch.
+            # As in native HSDP, the sum stays here, and `.grad` gets it with the average of the last micro-batch.
             self._partial[name] = flat.clone() if summed is None else summed.add_(flat)
             flat.zero_()
             return
@@ -78,7 +80,8 @@ class Sharded:
             flat.add_(self._partial.pop(name))
         if name not in self._states:
             self._begin(name, flat)
-        if name in self._done:  # it was the last step's
+        # torch does not report the end of a step: it is over when a unit comes again.
+        if name in self._done:
             self._meter.step()
             self._done.clear()
         if not self._done:
@@ -88,21 +91,22 @@ class Sharded:
         state = self._states[name]
         if flat.dtype is not state.memory.dtype:
             raise ConfigError(
-                f"the shard of {name or 'the model'} was {state.memory.dtype} in the first step, and is {flat.dtype}; "
-                "convert the model before fully_shard(), then call attach_fsdp()"
+                f"the shard of {name or 'the model'} was {state.memory.dtype} in the first step and is now "
+                f"{flat.dtype}; convert the model before fully_shard(), then call attach_fsdp()"
             )
         _check_length(name, state.memory, flat)
         self.method.accumulate(flat, state)
         (average,) = self._cluster.run([self.method.average(self._worker, state)])
         write(average, flat)
         self._done.add(name)
-        self._tell_refusals(name)
+        self._report_refusals(name)
 
-    def _tell_refusals(self, name: str) -> None:
+    def _report_refusals(self, name: str) -> None:
         own = Refused.of(self._states.values())
         line = self._refusals.notice({self._worker.rank: own})
         if line:
             warnings.warn(f"spardl: {line}.", stacklevel=3)
+        # Once per step: in the unit that comes first in the model.
         if is_due(self._loads.steps) and name == next(iter(self._units)):
             rows = gather_rows(self._cluster, [torch.tensor([own.number])])
             self._refusals.learn([int(row) for row in rows])
@@ -115,18 +119,18 @@ class Sharded:
             state.load_state_dict(saved)
         self._cluster.run_aside([compare(self._worker, self._facts(name, flat, state), self._cluster.device)])
         self._states[name] = state
-        self._tell_uncoded(name, len(flat))
+        self._warn_uncompressed(name, len(flat))
 
-    def _tell_uncoded(self, name: str, entries: int) -> None:
-        """Warns once, on the first rank, if a shard is so small that the compressor sends it as it is."""
+    def _warn_uncompressed(self, name: str, entries: int) -> None:
+        """Warns once, on the first rank, if a shard is so small that the compressor does not compress it."""
         limit = getattr(self.method.compressor, "exempt", 0)
-        if entries > limit or self._told_uncoded:
+        if entries > limit or self._warned_uncompressed:
             return
-        self._told_uncoded = True
+        self._warned_uncompressed = True
         if self._cluster.leads:
             warnings.warn(
-                f"spardl: the shard of {name or 'the model'} ({entries:,} entries) is sent uncoded, as is every shard "
-                f"of at most exempt={limit:,} entries; give attach_fsdp() exempt=0 to code them all.",
+                f"spardl: the shard of {name or 'the model'} ({entries:,} entries) is sent uncompressed, like every "
+                f"shard of at most exempt={limit:,} entries; pass exempt=0 to attach_fsdp() to compress all of them.",
                 stacklevel=4,
             )
 
@@ -136,29 +140,33 @@ class Sharded:
         return {**facts, "shard": kind_of(flat), **(steps if name in self._states else {})}
 
     def state_dict(self) -> dict[str, Any]:
-        """What this worker carries from step to step, by unit; plain data, to be saved by each rank."""
+        """Returns the state of this worker by unit, as plain data; each rank saves its own."""
         begun = {name: copied(state.state_dict()) for name, state in self._states.items()}
         return {"owner": dict(self._owner), "units": {**self._saved, **begun}}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Continues from what ``state_dict`` gave on the same rank, of as many.
+        """Restores the state that ``state_dict`` returned on the same rank and number of nodes.
 
-        All workers load states of one step; those that differ are refused at most 16 steps later.
+        All workers must load states of the same step; otherwise they fail at most 16 steps later.
 
         Args:
-            values: as saved.
+            values: saved state.
 
         Raises:
-            ConfigError: if it is of another rank, another number of nodes, another method, or other units, or lacks
-                something; for units that had no backward pass yet, in the first one.
-            ValueError: if a shard has another length; for units that had no backward pass yet, in the first one.
+            ConfigError: if the state belongs to another rank, number of nodes, method or model, or is incomplete; for
+                units without a backward pass so far, some of this is raised in their first one.
+            ValueError: if a shard has another length; for units without a backward pass so far, in their first one.
         """
         check_owner(values, self._owner, "units")
         check_whole(values, {"units": {name: state.state_dict() for name, state in self._states.items()}})
         unknown = sorted(values["units"].keys() - self._units.keys())
         if unknown:
-            raise ConfigError(f"this state has FSDP units that the model has not: {', '.join(unknown)}")
-        for name, saved in values["units"].items():  # all before one is loaded: nothing is changed by a damaged one
+            raise ConfigError(
+                f"this state has FSDP units that the model lacks: {', '.join(unknown)}; load it into a model with the "
+                "same fully_shard() calls"
+            )
+        # All are checked before the first is loaded, so that a damaged state changes nothing.
+        for name, saved in values["units"].items():
             self._check_unit(name, saved)
         self._partial.clear()
         for name, saved in values["units"].items():
@@ -173,7 +181,7 @@ class Sharded:
         if state is None:
             memory = saved.get("memory") if isinstance(saved, Mapping) else None
             if not isinstance(memory, Tensor) or memory.dim() != 1:
-                raise ConfigError(f"this state lacks units.{name}.memory; load what state_dict() gave, whole")
+                raise ConfigError(f"this state lacks units.{name}.memory; load the complete result of state_dict()")
             state = self.method.init_state(Layout.flat(memory.numel()), memory.dtype)
             check_whole(saved, state.state_dict(), f"units.{name}")
         elif len(state.memory) != len(saved["memory"]):
@@ -181,15 +189,17 @@ class Sharded:
         try:
             state.check(saved, finite=self.method.residual.remembers)
         except (KeyError, ValueError) as error:
-            raise ConfigError(f"this state is damaged: {name}: {error.args[0]}; load what state_dict() gave") from error
+            raise ConfigError(
+                f"this state is damaged: {name}: {error.args[0]}; load what state_dict() returned"
+            ) from error
 
     def stats(self) -> Stats:
-        """What this worker sent between nodes and spent on it so far; see :class:`Stats`."""
+        """Returns this worker's communication volume and times between nodes as :class:`Stats`."""
         nbytes = sum(state.memory.nbytes for state in self._states.values())
         return self._meter.stats(nbytes, self._refusals.total, under_way=bool(self._done))
 
     def reset(self) -> None:
-        """Lets ``stats`` begin anew; what is carried from step to step stays."""
+        """Restarts the statistics; residuals and moments stay."""
         if self._done:
             self._meter.step()
             self._done.clear()
@@ -201,36 +211,37 @@ def attach_fsdp(
 ) -> Sharded:
     """Averages the shards of a model between nodes, after each reduce-scatter inside them.
 
-    The model is sharded inside a node only: ``fully_shard(model, mesh=mesh["inside"])`` with a mesh of nodes and of
-    workers inside them; ``group=mesh["nodes"].get_group()`` holds the workers that have the same shard. Weights must be
-    equal on all nodes at first. All workers must call this, after ``fully_shard``. With gradient accumulation, let only
-    the last micro-batch send: ``model.set_requires_gradient_sync(last)``, or ``set_requires_all_reduce(last)``, which
-    reduces inside the node in each micro-batch, and keeps the sum of a shard until the last one. Call the latter on
-    ``model`` or on a module in it, and only after this: an earlier call is not seen, and counts as ``True``.
+    Shard the model inside nodes only: ``fully_shard(model, mesh=mesh["inside"])`` with a mesh of nodes and of workers
+    inside them. ``group=mesh["nodes"].get_group()`` connects the workers with the same shard. All workers must call
+    this after ``fully_shard``, with equal weights on all nodes.
+
+    For gradient accumulation, send only the last micro-batch: ``model.set_requires_gradient_sync(last)``, or
+    ``set_requires_all_reduce(last)``, which reduces inside the node in each micro-batch and sums shards until the last
+    one. Call the latter on ``model`` or a module inside it, after this function: earlier calls are not seen.
 
     Args:
-        model: with one FSDP unit or several.
-        method: a name (``spardl.method_names()``), or a :class:`Method`.
-        group: the process group of the workers with the same shard; its timeout bounds every wait.
-        **options: of the method, for instance ``density=0.01``.
+        model: model with one or more FSDP units.
+        method: name of a method (see ``spardl.method_names()``), or a :class:`Method`.
+        group: process group of the workers with the same shard; its timeout limits every wait.
+        **options: options of the method, for example ``density=0.01``.
 
     Returns:
-        The hooks' state: ``state_dict``, ``load_state_dict``, ``stats``.
+        The state of the hooks, with ``state_dict``, ``load_state_dict`` and ``stats``.
 
     Raises:
-        ConfigError: if the model has no FSDP unit, or is sharded among workers of the group, the method or an option
-            is unknown, or does not fit so many nodes, or compresses matrices; in a step, if FSDP leaves out other
-            parameters than in the first.
+        ConfigError: if the model has no FSDP unit or is sharded among workers of the group, or the method or an option
+            is unknown, does not support the number of nodes or compresses matrices; in a step, if FSDP leaves out other
+            parameters than in the first one.
     """
     units = {name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)}
     if not units:
-        raise ConfigError("attach_fsdp() needs a model that fully_shard() has been applied to; with DDP use attach()")
+        raise ConfigError("attach_fsdp() needs a model sharded by fully_shard(); for a DDP model use attach()")
     check_real(model.named_parameters())
     made = definite(choose_method(method, options), None)
     if made.compressor.by_matrix:
         raise ConfigError(
-            f"{type(made.compressor).__name__} compresses matrices, and FSDP hands over flat shards, which would be "
-            "sent whole; use a method for vectors, such as spardl, oktopk or int8"
+            f"{type(made.compressor).__name__} compresses matrices, but FSDP's shards are flat and would be sent "
+            "uncompressed; use a method for vectors, such as spardl, oktopk or int8"
         )
     cluster = ProcessGroupCluster(group, next(model.parameters()).device)
     _check_shards(model, cluster.group)
@@ -240,24 +251,24 @@ def attach_fsdp(
 
 
 def _check_length(name: str, before: Tensor, now: Tensor) -> None:
-    """Checks that a unit's shard consists of the same parameters as before.
+    """Checks that a unit's shard has the same length, and so presumably the same parameters, as before.
 
     Raises:
         ConfigError: if it has another length.
     """
     if len(now) != len(before):
         raise ConfigError(
-            f"the shard of {name or 'the model'} had {len(before)} entries, and now {len(now)}: FSDP leaves "
-            "out parameters that a step does not use; freeze none later, and let each step use all"
+            f"the shard of {name or 'the model'} had {len(before)} entries and has {len(now)} now, because FSDP omits "
+            "parameters that a step does not use; use all parameters in each step, and freeze none later"
         )
 
 
 class _FlagSetter:
-    """Replaces a method of an FSDP unit that sets whether it all-reduces, and records the flag: torch has no getter.
+    """Wraps a method of an FSDP unit that sets whether it all-reduces, and records the flag: torch has no getter.
 
     Args:
-        unit: the FSDP unit.
-        name: of the method.
+        unit: FSDP unit.
+        name: name of the method to wrap.
 
     Attributes:
         flag: value of the last call on this unit or on one that contains it.
@@ -279,26 +290,24 @@ class _FlagSetter:
 
 
 def _record_flags(unit: FSDPModule) -> None:
-    """Records from now on whether a unit all-reduces; an earlier handle's record is kept."""
-    # The second method sets the flag of the first as well.
+    # The second method sets the flag of the first as well. Wrappers of an earlier handle stay, with their record.
     for name in ("set_requires_all_reduce", "set_requires_gradient_sync"):
         if not isinstance(vars(unit).get(name), _FlagSetter):
             setattr(unit, name, _FlagSetter(unit, name))
 
 
 def _all_reduces(unit: FSDPModule) -> bool:
-    """Returns the flag that the last ``set_requires_all_reduce`` or ``set_requires_gradient_sync`` set for a unit."""
     setter = vars(unit)["set_requires_all_reduce"]
     assert isinstance(setter, _FlagSetter)
     return setter.flag
 
 
 def _check_shards(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Sees to it that a group and the model's meshes have this worker in common, and nobody else."""
+    """Checks that this worker is the only one in both the group and the model's meshes."""
     among = set(dist.get_process_group_ranks(group)) - {dist.get_rank()}
     for name, parameter in model.named_parameters():
         if isinstance(parameter, DTensor) and among & set(parameter.device_mesh.mesh.flatten().tolist()):
             raise ConfigError(
-                f"{name} is sharded or copied among workers of the group; shard inside a node only, "
-                'fully_shard(model, mesh=mesh["inside"]), and give group=mesh["nodes"].get_group()'
+                f"{name} is sharded or replicated among workers of the group; shard inside nodes only with "
+                'fully_shard(model, mesh=mesh["inside"]), and pass group=mesh["nodes"].get_group()'
             )

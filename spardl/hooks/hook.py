@@ -1,4 +1,4 @@
-"""A method as a communication hook of torch's DistributedDataParallel: what it carries from step to step."""
+"""DDP communication hook: :func:`attach` and the state that the hook keeps between steps."""
 
 import weakref
 from collections.abc import Iterable, Mapping
@@ -15,25 +15,32 @@ from spardl.basics.checks import check_kind, check_real, check_seconds
 from spardl.basics.errors import ConfigError
 from spardl.basics.weak import weakly, when_dropped
 from spardl.clusters.precompile import prepare
-from spardl.hooks.averager import OTHERS, SAVED, Averager, Beside, Meter, Named, Stats, inherit
+from spardl.hooks.averager import REQUIRED_KEYS, WRONG_PARAMETERS, Averager, Meter, Named, SideGroup, Stats, inherit
 from spardl.hooks.buckets import (
-    Buckets,
-    Formed,
-    as_saved,
+    BucketWatcher,
+    Grouping,
     check_averaged,
     check_joined,
     check_modules,
     check_wrapped,
-    dense,
-    end_to_end,
-    joining,
-    pending,
-    unchanged,
+    dense_mean,
+    fills_buffer,
+    join_config,
+    pending_future,
+    saved_grouping,
+    unchanged_bucket,
     views_of,
 )
-from spardl.hooks.choosing import check_covered, check_update, choose_method, choose_schedule, options_of, update_of
+from spardl.hooks.choosing import (
+    check_optimizer_parameters,
+    check_update,
+    choose_method,
+    choose_schedule,
+    options_of,
+    update_facts,
+)
 from spardl.hooks.delayed import DelayedUpdate
-from spardl.hooks.optimizer_steps import Discarding, OptimizerSteps, after_backward
+from spardl.hooks.optimizer_steps import Discards, OptimizerSteps, after_backward
 from spardl.method.method import Method
 from spardl.method.moving import definite
 from spardl.method.names import MethodName
@@ -46,19 +53,19 @@ from spardl.vector.flat import CopiedGradient
 __all__ = ["Hook", "attach", "hook"]
 
 
-# torch looks at the annotations of a hook, and they must not be strings.
+# torch inspects the annotations of hooks and rejects strings: no `from __future__ import annotations` in this module.
 
 
-_Saved = Mapping[str, Any] | None
+_SavedState = Mapping[str, Any] | None
 
 
-class _Bucket(NamedTuple):
-    """A bucket of DDP whose gradients are being averaged.
+class _PendingBucket(NamedTuple):
+    """A DDP bucket whose gradients are being averaged.
 
     Attributes:
-        views: of the gradients in its buffer, by parameter.
-        buffer: what DDP takes the averages from.
-        ready: what DDP waits for.
+        views: gradients inside the buffer, by parameter.
+        buffer: buffer from which DDP reads the averages.
+        ready: future that DDP waits for.
     """
 
     views: Mapping[Tensor, Tensor]
@@ -66,25 +73,26 @@ class _Bucket(NamedTuple):
     ready: torch.futures.Future[Tensor]
 
 
-class Hook(Discarding):
-    """What a communication hook carries from step to step: ``ddp.register_comm_hook(state, hook)``.
+class Hook(Discards):
+    """State of the communication hook of a DDP model: ``ddp.register_comm_hook(state, spardl.hook)``.
 
-    DDP rebuilds its buckets after the first step. Groups do not follow them, so training continues bit for bit.
+    Most programs call :func:`attach` instead. DDP rebuilds its buckets after the first step, but the groups in which
+    gradients are averaged stay the same, so a resumed training gives the same bits.
 
     Args:
-        ddp: the model.
-        method: how to average.
-        bucket_mb: most megabytes (2^20 bytes) of gradients that are averaged together, where the schedule has such a
-            limit; ``None`` for the schedule's own, 25, or DDP's buckets for dense sums. A parameter is never cut.
-        timeout: seconds after which a silent worker counts as lost.
-        scaler: the GradScaler that scales the loss, if there is one.
-        schedule: when gradients are sent, as for :func:`attach`; so are the next two.
-        optimizer: of the model.
-        clip_norm: largest norm of a gradient, where this limits it.
+        ddp: model whose gradients are averaged.
+        method: method that averages them.
+        bucket_mb: maximal size of a group in megabytes (2^20 bytes), where the schedule has such a limit; ``None`` for
+            25, or DDP's buckets for dense sums. Parameters are never split.
+        timeout: seconds after which a worker that does not answer counts as lost.
+        scaler: GradScaler that scales the loss, if any.
+        schedule: when gradients are sent, as for :func:`attach`.
+        optimizer: optimizer of the model, as for :func:`attach`.
+        clip_norm: largest norm of a gradient, as for :func:`attach`.
 
     Raises:
-        ConfigError: if the model is no DDP whose buckets are all shown, or has sparse gradients, the method does not
-            run on so many workers, or a number is not above 0.
+        ConfigError: if the model is not a DDP that passes all its buckets to hooks, or has sparse gradients, the method
+            does not support the number of workers, or a number is not above 0.
     """
 
     def __init__(
@@ -111,169 +119,181 @@ class Hook(Discarding):
         left_out = getattr(ddp, "parameters_to_ignore", ())
         averaged = [pair for pair in self._named if pair.name not in left_out]
         trained = self._trained = [pair for pair in averaged if pair.parameter.requires_grad]
-        check_covered(self._schedule, self.method, optimizer, trained)
+        check_optimizer_parameters(self._schedule, self.method, optimizer, trained)
         self._frozen = [pair for pair in averaged if not pair.parameter.requires_grad]
         self._device = self._named[0].parameter.device
-        self._cluster = Beside(ddp.process_group, self._device, timeout)
+        self._cluster = SideGroup(ddp.process_group, self._device, timeout)
         prepare(self.method, self._cluster.size, (pair.parameter for pair in trained), tells=self._cluster.leads)
         self._cluster.open()
         self._averager: Averager | None = None
-        # Whether DDP has shown which parameters it synchronizes, and whether the averager has anything to hand over.
-        self._learnt = self._carries = False
+        # Whether DDP has shown which parameters it synchronizes, and whether the averager has state worth inheriting.
+        self._parameters_known = self._has_state = False
         self._numbers: dict[Tensor, int] = {}
-        self._attached, self._buckets = True, list[_Bucket]()
+        self._attached, self._buckets = True, list[_PendingBucket]()
         self._meter = Meter(self._cluster.ledgers[0], self._cluster.size)
-        # torch keeps the first hook of a model for ever: that one knows the last.
-        self._last: Hook | None = None
-        self._before: Hook | None = None
-        # Where nobody asks for other groups, what is averaged in place stays where DDP has it.
-        follows = schedule == Wfbp.name and bucket_mb is None and self.method.in_place
-        self._formed = Buckets(ddp, self._named) if follows else None
-        self._settled = self._ignores = False
-        self._update: DelayedUpdate | None = None
-        decay, self._rates = decay_of(self.method.momentum, optimizer), update_of(optimizer, self._named)
-        self._training = partial(Training, clip_norm=clip_norm, scale=scale_of(scaler), decay=decay)
+        # torch cannot unregister a hook. The first one of a model forwards to the latest.
+        self._latest: Hook | None = None
+        self._predecessor: Hook | None = None
+        # Without a request for other groups, gradients that the method sums in place stay in DDP's buckets.
+        in_buckets = schedule == Wfbp.name and bucket_mb is None and self.method.in_place
+        self._bucket_watcher = BucketWatcher(ddp, self._named) if in_buckets else None
+        self._groups_final = self._ignores_pass = False
+        self._delayed: DelayedUpdate | None = None
+        decay, self._update_facts = decay_of(self.method.momentum, optimizer), update_facts(optimizer, self._named)
+        self._make_training = partial(Training, clip_norm=clip_norm, scale=scale_of(scaler), decay=decay)
         if optimizer is not None and isinstance(self._schedule, Dear):
-            # The first forward pass is watched, so this cannot wait for DDP to show its buckets.
+            # DeAR observes the first forward pass, so it cannot wait until DDP has shown its buckets.
             more = {"model": ddp.module, "optimizer": optimizer, "find_unused": ddp.find_unused_parameters}
-            made = self._made(Formed(trained, self._schedule), **more)
-            self._update, self._learnt = DelayedUpdate(made, ddp.module, optimizer, clip_norm), True
+            averager = self._make_averager(Grouping(trained, self._schedule), **more)
+            self._delayed = DelayedUpdate(averager, ddp.module, optimizer, clip_norm)
+            self._parameters_known = True
         else:
-            self._made_of(trained)  # a state is whole from the beginning, and is checked when it is loaded
-        # After that, whose hook hides from an ordered step what is none of its own.
-        # torch has this object where Python's garbage collector does not look: it must not have the model's wrapper.
-        self._ddp, self._joined = weakref.ref(ddp), joining(ddp)
-        self._applied = OptimizerSteps(
-            self.method, optimizer, trained, weakly(self._now), delayed=self._update is not None, clip_norm=clip_norm
+            # Made now, so that state_dict() is complete, and load_state_dict() checks, before the first step.
+            self._make_averager_of(trained)
+        # Weak: torch keeps this object where Python's garbage collector cannot find a cycle with the DDP model.
+        self._ddp, self._join_config = weakref.ref(ddp), join_config(ddp)
+        # After DelayedUpdate, whose pre-step hook hides gradients from later ones.
+        self._optimizer_steps = OptimizerSteps(
+            self.method,
+            optimizer,
+            trained,
+            weakly(self._active_averager),
+            delayed=self._delayed is not None,
+            clip_norm=clip_norm,
         )
-        super().__init__([pair.parameter for pair in trained], whole=self._applied.updates)
-        self._ends = when_dropped(self, self._applied.left)
-        mark = self._update.mark if self._update else self._applied.mark
-        self._untraced, self._mark_later = weakly(self._average), after_backward(weakly(mark))
+        super().__init__([pair.parameter for pair in trained], whole=self._optimizer_steps.updates)
+        self._finalizer = when_dropped(self, self._optimizer_steps.handle_dropped)
+        mark = self._delayed.mark if self._delayed else self._optimizer_steps.mark
+        self._untraced, self._mark_after_backward = weakly(self._average), after_backward(weakly(mark))
 
-    def _now(self) -> Averager | None:
-        return self._averager if self._learnt else None
+    def _active_averager(self) -> Averager | None:
+        return self._averager if self._parameters_known else None
 
     def average(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Averages a bucket's gradients over all workers, beside the backward pass.
+        """Averages a bucket's gradients over all workers, overlapped with the backward pass.
 
         Args:
-            bucket: of DDP.
+            bucket: bucket from DDP.
 
         Returns:
-            The bucket's buffer, shape (n,), once it holds the averages: with the last bucket, that of all is there.
+            The bucket's buffer, shape (n,), with the averages. All buckets complete with the last one.
 
         Raises:
-            ConfigError: in the first step, on all workers, if they were not given the same.
-            PeerError: if another worker is lost, or does not answer in time.
+            ConfigError: in the first step, on all workers, if their settings differ.
+            PeerError: if another worker is lost or does not answer in time.
         """
         return cast("torch.futures.Future[Tensor]", self._untraced(bucket))
 
     def _average(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        if self._last is not None:
-            return self._last.average(bucket)
+        if self._latest is not None:
+            return self._latest.average(bucket)
         if not self._attached:
-            return dense(bucket, self._cluster.group)
+            return dense_mean(bucket, self._cluster.group)
         if bucket.index() == 0:
             self._begin(bucket.parameters())
-        if self._ignores:
+        if self._ignores_pass:
             if bucket.is_last():
-                self._applied.check_ignored()
-            return unchanged(bucket, self._device)
-        ready = pending(self._device)
-        self._buckets.append(_Bucket(views_of(bucket), bucket.buffer(), ready))
-        if (averager := self._now()) is not None:
+                self._optimizer_steps.check_ignored()
+            return unchanged_bucket(bucket, self._device)
+        ready = pending_future(self._device)
+        self._buckets.append(_PendingBucket(views_of(bucket), bucket.buffer(), ready))
+        if (averager := self._active_averager()) is not None:
             self._put(averager, self._buckets[-1])
         if bucket.is_last():
-            self._end(averager or self._learned())
-        # An error is passed on by a callback only; as a value, DDP takes it for a tensor.
+            self._end(averager or self._learn_parameters())
+        # The callback makes the future raise an error: DDP takes one that is returned as a value for a tensor.
         return ready.then(lambda done: done.wait())
 
     def _begin(self, first: Iterable[Tensor]) -> None:
-        """If the last backward pass ended early, what was sent is waited for, and the rest left out."""
-        if self._update is not None or self.method.momentum.moved:
-            check_joined(self._ddp(), self._joined)
+        if self._delayed is not None or self.method.momentum.moved:
+            check_joined(self._ddp(), self._join_config)
         check_averaged(self._frozen)
         self._buckets = []
-        if (averager := self._now()) is not None:
+        if (averager := self._active_averager()) is not None:
+            # The last backward pass may have been interrupted after some buckets were sent.
             averager.give_up()
-            self._inherit(averager)
-        self._ignores = self._discards_all or self._applied.ignores(first)
-        if averager is not None and not self._ignores:
-            self._applied.begin(averager)
-            self._shelve(averager)
+            self._inherit_state(averager)
+        self._ignores_pass = self._discards_all or self._optimizer_steps.ignores(first)
+        if averager is not None and not self._ignores_pass:
+            self._optimizer_steps.begin(averager)
+            self._exclude_discarded(averager)
 
-    def _put(self, averager: Averager, bucket: _Bucket) -> None:
-        if self._formed is not None:
+    def _put(self, averager: Averager, bucket: _PendingBucket) -> None:
+        if self._bucket_watcher is not None:
             numbers = [self._numbers[parameter] for parameter in bucket.views]
-            averager.lend(numbers, bucket.buffer if end_to_end(bucket.views.values(), bucket.buffer) else None)
+            averager.lend(numbers, bucket.buffer if fills_buffer(bucket.views.values(), bucket.buffer) else None)
         for parameter, view in bucket.views.items():
             averager.put(self._numbers[parameter], view)
 
     def _end(self, averager: Averager) -> None:
-        """The last bucket is there: averages go where DDP looks for them."""
-        if self._update is not None:
-            usable = self._update.collect()
+        """Completes a step after its last bucket: writes the averages to DDP's buffers."""
+        if self._delayed is not None:
+            usable = self._delayed.collect()
         else:
-            # DDP would wait, too, but raise another error than what it waits for: one of many lines.
+            # DDP would wait as well, but would replace the error by its own long one.
             averager.wait()
             usable = not averager.engine.overflowed
         if usable:
-            self._applied.averaged(self._discards)
-        self._mark_later()
+            self._optimizer_steps.averaged(self._discards)
+        self._mark_after_backward()
         self._meter.step()
         for views, buffer, ready in self._buckets:
-            if self._update is None:
+            if self._delayed is None:
                 for parameter, view in views.items():
                     averager.gradient.take(self._numbers[parameter], view)
             elif not usable:
-                buffer.fill_(torch.inf)  # for a GradScaler to see
+                buffer.fill_(torch.inf)  # makes the GradScaler skip the step
             ready.set_result(buffer)
         self._buckets = []
-        if self._formed is not None and not self._settled:
-            self._settle(self._formed, averager)
+        if self._bucket_watcher is not None and not self._groups_final:
+            self._use_ddp_buckets(self._bucket_watcher, averager)
 
-    def _learned(self) -> Averager:
-        """In the first step: which parameters DDP synchronizes is known when it has shown all its buckets."""
+    def _learn_parameters(self) -> Averager:
+        """Returns the averager in the first step, when DDP has shown all buckets and so the parameters it averages."""
         shown = {parameter for bucket in self._buckets for parameter in bucket.views}
         check_averaged(each for each in self._trained if each.parameter not in shown)
         averager = self._averager
-        if averager is None or averager.known != shown:  # some were frozen after the model was wrapped
-            if self._carries:
-                raise ConfigError(OTHERS)
-            averager = self._made_of([pair for pair in self._named if pair.parameter in shown])
-        self._learnt = True
-        self._inherit(averager)
-        self._applied.take_over(averager)
-        self._shelve(averager)
+        # Parameters that were frozen after the model was wrapped are still in DDP's buckets.
+        if averager is None or averager.parameters != shown:
+            if self._has_state:
+                raise ConfigError(WRONG_PARAMETERS)
+            averager = self._make_averager_of([pair for pair in self._named if pair.parameter in shown])
+        self._parameters_known = True
+        self._inherit_state(averager)
+        self._optimizer_steps.take_over(averager)
+        self._exclude_discarded(averager)
         for bucket in self._buckets:
             self._put(averager, bucket)
         return averager
 
-    def _made_of(self, named: list[Named], after: Averager | None = None, values: _Saved = None) -> Averager:
-        """With the order and the groups of a saved state, ``values``, if those may be others than the schedule's."""
-        saved = as_saved(named, values) if self._formed and values else None
-        # In the order of the model are states that are older than DDP's buckets.
-        settled = saved is not None and saved.named != named
-        made = self._made(saved if saved and settled else Formed(named, self._schedule), after, values)
-        self._settled = settled
-        return made
+    def _make_averager_of(
+        self, named: list[Named], after: Averager | None = None, values: _SavedState = None
+    ) -> Averager:
+        """Makes the averager, with the order and groups of a saved state if the groups follow DDP's buckets."""
+        saved = saved_grouping(named, values) if self._bucket_watcher and values else None
+        # A state in the order of the model was saved before its first step, when DDP had not formed its buckets.
+        final = saved is not None and saved.named != named
+        averager = self._make_averager(saved if saved and final else Grouping(named, self._schedule), after, values)
+        self._groups_final = final
+        return averager
 
-    def _settle(self, formed: Buckets, averager: Averager) -> None:
-        """After the first step: from now on, groups are the buckets that DDP forms."""
-        self._made(formed.found(self._cluster, averager.gradient.parameters), averager)
-        self._settled = True
+    def _use_ddp_buckets(self, watcher: BucketWatcher, averager: Averager) -> None:
+        """After the first step, makes groups of the buckets that DDP forms."""
+        self._make_averager(watcher.observed(self._cluster, averager.gradient.parameters), averager)
+        self._groups_final = True
 
-    def _inherit(self, averager: Averager) -> None:
-        """Goes on with what an earlier hook carried."""
-        if before := (self._before._handed_over(averager) if self._before else None):
+    def _inherit_state(self, averager: Averager) -> None:
+        if before := (self._predecessor._release_state(averager) if self._predecessor else None):
             inherit(averager, before)
-        self._before, self._carries = None, True
+        self._predecessor, self._has_state = None, True
 
-    def _made(self, formed: Formed, after: Averager | None = None, values: _Saved = None, **more: Any) -> Averager:
-        made = self._training(**{"model": None, "optimizer": None, **more}, gradient=CopiedGradient(formed.named))
-        given = {"handle": "attach", **options_of(self._schedule), "clip_norm": made.clip_norm}
-        averager = Averager(self.method, formed.schedule, made, self._cluster, given, self._rates)
+    def _make_averager(
+        self, grouping: Grouping, after: Averager | None = None, values: _SavedState = None, **more: Any
+    ) -> Averager:
+        gradient = CopiedGradient(grouping.named)
+        training = self._make_training(**{"model": None, "optimizer": None, **more}, gradient=gradient)
+        given = {"handle": "attach", **options_of(self._schedule), "clip_norm": training.clip_norm}
+        averager = Averager(self.method, grouping.schedule, training, self._cluster, given, self._update_facts)
         if after is not None:
             averager.succeed(after)
         if values is not None:
@@ -282,102 +302,107 @@ class Hook(Discarding):
         self._averager = averager
         return averager
 
-    def _handed_over(self, to: Averager) -> Averager | None:
-        """What is carried over of some parameters, if anything is; from here on it is the caller's, ``to``."""
+    def _release_state(self, to: Averager) -> Averager | None:
+        """Hands residuals and moments over to ``to``, if there are any; this hook has no averager afterwards."""
         averager, self._averager = self._averager, None
-        # One that made no step has what the one before it left.
-        return averager if self._carries else (self._before._handed_over(to) if self._before else None)
+        # A hook that made no step leaves what its own predecessor had.
+        return averager if self._has_state else (self._predecessor._release_state(to) if self._predecessor else None)
 
     def follow(self, last: "Hook") -> None:
-        """Leaves all to another hook of the same model, ``last``, which goes on with what this one carries.
+        """Replaces this hook by a newer one of the same model, which inherits residuals and moments.
+
+        Args:
+            last: the newer hook.
 
         Raises:
-            ConfigError: if this one, or another that it was left to, is not detached.
+            ConfigError: if this hook, or the one that replaced it, is not detached.
         """
-        before = self._last or self
+        before = self._latest or self
         before.check_detached()
-        last._before, self._last = before, last
+        last._predecessor, self._latest = before, last
 
     def check_detached(self) -> None:
-        """Accepts a hook that was left, for another to follow.
+        """Checks that another hook may replace this one.
 
         Raises:
-            ConfigError: if it was not.
+            ConfigError: if it is not detached.
         """
-        if (self._last or self)._attached:
-            raise ConfigError("a handle averages this model's gradients already; call its detach() before attach()")
+        if (self._latest or self)._attached:
+            raise ConfigError("this model already has a handle; call its detach() before attach()")
 
-    # --- what others may ask for
+    # --- state and statistics
 
     def state_dict(self) -> dict[str, Any]:
-        """What this worker carries from step to step: plain data that each rank saves, whole before the first step.
+        """Returns the state of this worker as plain data; each rank saves its own. Complete before the first step.
 
-        ``torch.distributed.checkpoint`` needs a key for each rank, such as ``f"spardl_{rank}"``.
+        ``torch.distributed.checkpoint`` needs a separate key for each rank, such as ``f"spardl_{rank}"``.
         """
         if self._averager is None:
-            return {}  # another handle of the model goes on with it
-        if self._before is not None:
-            self._inherit(self._averager)
+            return {}  # a newer handle of the model has the state
+        if self._predecessor is not None:
+            self._inherit_state(self._averager)
         return self._averager.state_dict()
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Continues from what ``state_dict`` gave on the same rank, of as many.
+        """Restores the state that ``state_dict`` returned on the same rank and world size.
 
-        All workers load states of one step; those that differ are refused at most 16 steps later.
+        All workers must load states of the same step; otherwise they fail at most 16 steps later.
 
         Args:
-            values: as saved, on any device. An empty mapping is a reset: the handle begins as before its first step.
+            values: saved state, on any device. An empty mapping resets the handle to its state before the first step.
 
         Raises:
-            ConfigError: if it is of another rank, another number of workers, another method, other parameters, or of
-                another ``bucket_mb``, or lacks something; nothing is changed then.
+            ConfigError: if the state belongs to another rank, world size, method, model or ``bucket_mb``, or is
+                incomplete; nothing is changed then.
         """
         averager = self._averager
         if averager is None:
-            raise ConfigError("another handle of this model goes on with what this one carried; load the state there")
+            raise ConfigError("a newer handle of this model has replaced this one; load the state into the newer one")
         fresh = isinstance(values, Mapping) and not values
         if not fresh:
             check_owner(values, owner_of(self.method, self._cluster.local_ranks[0], self._cluster.size), "groups")
-            check_whole(values, SAVED)
-        if self._update is not None:
+            check_whole(values, REQUIRED_KEYS)
+        if self._delayed is not None:
+            # Settling changes weights, so the state must be known to be valid.
             if not fresh:
                 averager.check_state(values)
-            self._update.settle()
+            self._delayed.settle()
         if fresh:
             averager.forget()
         else:
             self._load(averager, values)
-        self._applied.forget()
-        self._before, self._carries = None, not fresh  # what was carried over is replaced
+        self._optimizer_steps.forget()
+        self._predecessor, self._has_state = None, not fresh  # a loaded state replaces what the predecessor had
 
     def _load(self, averager: Averager, values: Mapping[str, Any]) -> None:
-        """Continues from a state whose groups, or frozen parameters before the first step, may be others than now."""
-        names = averager.gradient.names if self._learnt else values["names"]
+        # Groups, and before the first step also frozen parameters, may differ between the state and now.
+        names = averager.gradient.names if self._parameters_known else values["names"]
         named = [pair for pair in self._named if pair.name in names]
-        if not named or (self._formed is None and averager.known == {pair.parameter for pair in named}):
+        same = self._bucket_watcher is None and averager.parameters == {pair.parameter for pair in named}
+        if not named or same:
             averager.load_state_dict(values)
         else:
-            self._made_of(named, averager, values)
+            self._make_averager_of(named, averager, values)
 
     def flush(self) -> None:
-        """Sees to it that weights are those after the last step: only ``schedule="dear"`` updates later than that."""
-        if self._update is not None:
-            self._update.flush()
+        """Applies updates that are still pending, so that weights can be read; needed with ``schedule="dear"`` only."""
+        if self._delayed is not None:
+            self._delayed.flush()
 
     def stats(self) -> Stats:
-        """What this worker sent and spent so far; see :class:`Stats`."""
+        """Returns communication volume and times of this worker as :class:`Stats`."""
         averager = self._averager
         nbytes = sum(parameter.nbytes for _, parameter in self._named if parameter.requires_grad)
         waiting = averager.engine.waiting() if averager else None
         return self._meter.stats(nbytes, averager.refused if averager else 0, waiting)
 
     def reset(self) -> None:
-        """Lets ``stats`` begin anew; what is carried from step to step stays."""
+        """Restarts the statistics; residuals and moments stay."""
         self._meter.reset(self._averager.refused if self._averager else 0)
 
     @property
     def steps(self) -> int:
-        """Synchronizations since this handle was made."""
+        """Number of synchronizations since the handle was created."""
         return self._meter.steps
 
     @property
@@ -386,52 +411,49 @@ class Hook(Discarding):
         return self._averager.engine.limit.measured if self._averager else None
 
     def detach(self) -> None:
-        """Averages densely from now on, as DDP without a hook.
+        """Averages densely from now on, like DDP without a hook.
 
-        torch cannot unregister a hook, so this one stays, and the next ``attach`` to the model uses it. What is carried
-        over waits for it: another method that has a residual goes on with it, and one that has none drops it. An
-        optimizer whose state was moved has its own again, which begins anew.
+        torch cannot unregister a hook, so this one stays, and the next ``attach`` to the model reuses it. That handle
+        inherits the residuals if its method has residuals; otherwise they are dropped. An optimizer whose state was
+        kept by the workers starts with an empty state.
 
         Raises:
-            PeerError: if a worker is lost that ``schedule="dear"`` waits for; all is taken off the model even so.
+            PeerError: if a worker is lost that ``schedule="dear"`` waits for; the handle is detached nevertheless.
         """
-        update, self._update = self._update, None
+        delayed, self._delayed = self._delayed, None
         try:
-            if update is not None:
-                update.close()
+            if delayed is not None:
+                delayed.close()
         finally:
-            self._leave()
+            self._release()
 
-    def _leave(self) -> None:
-        if self._ends.detach():
-            self._applied.close()
-        if self._formed is not None:
-            self._formed.close()
+    def _release(self) -> None:
+        if self._finalizer.detach():
+            self._optimizer_steps.close()
+        if self._bucket_watcher is not None:
+            self._bucket_watcher.close()
         self._attached, self._buckets = False, []
         self._cluster.release()
 
     def __deepcopy__(self, memo: object) -> None:
-        """Copies of a model have no hook: torch registers none for them."""
+        """Copies of a model have no hook, because torch registers none for them."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Nor have models that were saved as a whole."""
+        """Models that are pickled as a whole have no hook either."""
         return type(None), ()
 
 
 def hook(state: Hook, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """The hook itself, for ``DistributedDataParallel.register_comm_hook(state, hook)``.
+    """Communication hook for ``DistributedDataParallel.register_comm_hook(state, hook)``.
 
     Args:
-        state: a :class:`Hook`.
-        bucket: of DDP.
+        state: the :class:`Hook` of the model.
+        bucket: bucket from DDP.
 
     Returns:
-        The bucket's buffer, shape (n,), once it holds the averages.
+        The bucket's buffer, shape (n,), with the averages.
     """
     return state.average(bucket)
-
-
-# Two lines for a loop with torch's DistributedDataParallel.
 
 
 def attach(
@@ -446,34 +468,32 @@ def attach(
     clip_norm: float | None = None,
     **options: Any,
 ) -> Hook:
-    """Lets DDP average its gradients with a method of this library, from the next backward pass on.
+    """Makes DDP average its gradients with a method of this library.
 
-    All workers must call it, with the same arguments; again after ``detach``, to go on with another method.
+    All workers must call it with the same arguments. The training loop stays as it is. To change the method, call
+    ``detach`` on the handle and ``attach`` again.
 
     Args:
-        ddp: the model; nothing else in the training loop changes.
-        method: a name (``spardl.method_names()``), or a :class:`Method`.
-        bucket_mb: most megabytes (2^20 bytes) that are averaged together; ``None``: 25, for dense sums DDP's buckets.
-        timeout: seconds after which a silent worker counts as lost.
-        scaler: the ``GradScaler`` that scales the loss, if there is one: residuals then follow its scale, and a step
-            in which some worker's gradient overflowed is skipped by all, without loss.
-        schedule: ``"wfbp"`` (groups of ``bucket_mb``), ``"mg_wfbp"`` or ``"layer_fusion"`` (groups as measured in the
-            first steps), ``"dear"`` (sends during the next forward pass as well), or a schedule
-            such as ``spardl.schedules.Wfbp(50)``.
-        optimizer: of the model, SGD, Adam or AdamW: most sparse methods then average its updates instead of gradients.
-            Each worker keeps moments of its own, taken over from a trained optimizer, and ``step()`` only applies
-            averages. With ``"dear"`` it orders an
-            update that the next forward pass makes: read weights after ``handle.flush()``; state_dicts do that.
-        clip_norm: largest 2-norm of each worker's own gradient then; with ``"dear"`` otherwise that of the average.
-        **options: of the method, for instance ``density=0.01``, ``teams=2``; see :class:`Recipe`.
+        ddp: model whose gradients are averaged.
+        method: name of a method (see ``spardl.method_names()``), or a :class:`Method`.
+        bucket_mb: maximal size of a group in megabytes (2^20 bytes); ``None``: 25, or DDP's buckets for dense sums.
+        timeout: seconds after which a worker that does not answer counts as lost.
+        scaler: ``GradScaler`` that scales the loss, if any. Residuals follow its scale, and all workers skip a step in
+            which a gradient of any worker overflows.
+        schedule: ``"wfbp"`` (groups of ``bucket_mb``), ``"mg_wfbp"`` or ``"layer_fusion"`` (groups chosen by measuring
+            the first steps), ``"dear"`` (also overlaps with the next forward pass), or an object: ``Wfbp(50)``.
+        optimizer: optimizer of the model (SGD, Adam or AdamW). Most sparse methods then average its updates instead of
+            gradients: each worker keeps its own moments, and ``step()`` only applies averages. With ``"dear"``, the
+            next forward pass applies them; call ``handle.flush()`` before you read weights directly.
+        clip_norm: largest 2-norm of each worker's own gradient if updates are averaged, or of the average with "dear".
+        **options: options of the method, for example ``density=0.01``, ``teams=2``; see :class:`Recipe`.
 
     Returns:
-        The hook's state: ``state_dict``, ``load_state_dict``, ``stats``, ``reset``, ``discard``, ``detach``.
+        The handle, with ``state_dict``, ``load_state_dict``, ``stats``, ``reset``, ``discard``, ``detach``.
 
     Raises:
-        ConfigError: if the method or an option is unknown, or does not fit so many workers, or ``ddp`` is no DDP, has
-            a hook already, or sparse or complex gradients; in the first step, on all workers, if they were not given
-            the same.
+        ConfigError: if the method or an option is unknown or does not support the number of workers, if ``ddp`` is not
+            a DDP, has a hook, or has sparse or complex gradients; in the first step, if arguments differ.
 
     Example:
         >>> ddp_model = nn.parallel.DistributedDataParallel(nn.Linear(100, 10))
@@ -482,30 +502,30 @@ def attach(
         >>> gradient = torch.cat([parameter.grad.flatten() for parameter in ddp_model.parameters()])
         >>> print(f"{gradient.count_nonzero()} of {len(gradient)} entries are averages; the rest is in the residual")
         10 of 1010 entries are averages; the rest is in the residual
-        >>> state = handle.state_dict()
-        >>> print(f"step {handle.stats().steps}; to be saved: {', '.join(state)}")
-        step 1; to be saved: owner, names, partition, groups, usage, kept, factor, skipped
     """
     if registered := _registered(ddp):
         registered.check_detached()
     chosen = choose_method(method, options, schedule)
-    made = Hook(ddp, chosen, bucket_mb, timeout, scaler, schedule, optimizer, clip_norm)
+    handle = Hook(ddp, chosen, bucket_mb, timeout, scaler, schedule, optimizer, clip_norm)
     if registered:
-        registered.follow(made)
+        registered.follow(handle)
     else:
-        _register(ddp, made)
-    return made
+        _register(ddp, handle)
+    return handle
 
 
-def _register(ddp: DistributedDataParallel, made: Hook) -> None:
+def _register(ddp: DistributedDataParallel, handle: Hook) -> None:
     try:
-        ddp.register_comm_hook(made, hook)
+        ddp.register_comm_hook(handle, hook)
     except RuntimeError as error:
-        made.detach()
-        raise ConfigError("this model has a communication hook, which torch cannot unregister; wrap it anew") from error
+        handle.detach()
+        raise ConfigError(
+            "this model already has another communication hook, which torch cannot unregister; wrap the module in a "
+            "new DistributedDataParallel"
+        ) from error
 
 
 def _registered(ddp: DistributedDataParallel) -> Hook | None:
-    """The hook of this library that a model has, if it has one."""
+    """Returns the hook of this library that a model has, if any."""
     hooks = getattr(ddp, "_comm_hooks", [])
     return next((state for function, state in hooks if function is hook and isinstance(state, Hook)), None)

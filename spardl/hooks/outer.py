@@ -1,7 +1,6 @@
-"""Outer steps: workers train alone for some steps, then average how far each has come, through any method.
+"""Local training with outer steps: workers train independently, and now and then average their progress.
 
-Source: that of :class:`spardl.schedules.OuterSteps`, which does the same in the trainer, for real and simulated
-workers.
+Sources are those of :class:`OuterSteps`, which does the same in the trainer, with real and simulated workers.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from spardl.basics.errors import ConfigError
 from spardl.basics.weak import weakly, when_dropped
 from spardl.clusters.precompile import prepare
 from spardl.communicators.steps.transfer import all_gather
-from spardl.hooks.averager import Averager, Beside, Meter, Named, Stats
+from spardl.hooks.averager import Averager, Meter, Named, SideGroup, Stats
 from spardl.hooks.choosing import choose_method, choose_schedule, options_of
-from spardl.hooks.synchronizer import check_frozen, check_trained, trained_and_frozen
+from spardl.hooks.synchronizer import check_still_frozen, check_still_trained, trained_and_frozen
 from spardl.method.method import Method
 from spardl.method.moving import applied_twice, definite
 from spardl.method.names import MethodName
@@ -36,39 +35,40 @@ from spardl.schedules.outer import Turns, go_on
 from spardl.schedules.plain import unwrapped
 from spardl.vector.flat import CopiedGradient, Layer, layers_of
 
-__all__ = ["Fragment", "Outer", "Part", "agree", "cut"]
+__all__ = ["Fragment", "LayerRange", "Outer", "check_same_fragment", "split_layers"]
 
 
-# Parts of a model that are averaged in turns, each by an averager of its own; see :class:`spardl.Outer`.
+# --- fragments: parts of a model, each averaged by its own averager
 
 
-class Part(NamedTuple):
-    """Some parameters in a row.
+class LayerRange(NamedTuple):
+    """Consecutive parameters of a model.
 
     Attributes:
-        named: they and their names, in the order in which the model uses them.
-        places: of them among all, counted from the last: the order of the backward pass.
+        named: the parameters and their names, in the order in which the model uses them.
+        places: their positions among all parameters in reverse order, which is that of the backward pass.
     """
 
     named: Sequence[Named]
     places: range
 
 
-def cut(named: Sequence[Named], count: int) -> list[Part]:
-    """Parts of neighbouring layers, and nearly as many entries each.
+def split_layers(named: Sequence[Named], count: int) -> list[LayerRange]:
+    """Splits a model into ranges of consecutive layers with nearly equal numbers of entries.
 
     Args:
-        named: all parameters, in the order in which the model uses them; without names of modules, each is a layer.
-        count: of the parts.
+        named: all parameters, in the order in which the model uses them. If no name contains a module, each parameter
+            counts as a layer.
+        count: number of ranges.
 
     Raises:
-        ConfigError: if there are fewer layers.
+        ConfigError: if there are fewer layers than ranges.
     """
     layers = list(_layers(named))
     found = []
     for first, stop in by_share([layer.entries for layer in layers], count):
         begin, end = layers[first].tensors[0], layers[stop - 1].tensors[1]
-        found.append(Part(named[begin:end], range(len(named) - end, len(named) - begin)))
+        found.append(LayerRange(named[begin:end], range(len(named) - end, len(named) - begin)))
     return found
 
 
@@ -79,14 +79,14 @@ def _layers(named: Sequence[Named]) -> Iterator[Layer]:
     return (Layer(name, (place, place + 1), each.numel()) for place, (name, each) in enumerate(named))
 
 
-def agree(worker: Worker, number: int, count: int, device: torch.device) -> Program[None]:
-    """The program of one worker that sees to it that all are about to send the same fragment.
+def check_same_fragment(worker: Worker, number: int, count: int, device: torch.device) -> Program[None]:
+    """Program of one worker that checks that all workers are about to send the same fragment.
 
     Args:
-        worker: who runs it.
-        number: of the fragment.
-        count: of all fragments.
-        device: where messages live.
+        worker: worker that runs the program.
+        number: number of the fragment.
+        count: number of fragments.
+        device: device of the messages.
 
     Raises:
         ConfigError: on all workers, if they are not.
@@ -98,31 +98,32 @@ def agree(worker: Worker, number: int, count: int, device: torch.device) -> Prog
     other = next((rank for rank, each in enumerate(found) if each != found[0]), None)
     if other is not None:
         raise ConfigError(
-            f"rank {other} sends fragment {found[other] + 1} of {count}, and rank 0 fragment {found[0] + 1}, so one "
-            "has made more steps; give all workers as many batches, and let all call exchange() after the same one"
+            f"rank {other} sends fragment {found[other] + 1} of {count}, but rank 0 sends fragment {found[0] + 1}, so "
+            "they have made different numbers of steps; give all workers the same number of batches, and call "
+            "exchange() after the same step on all of them"
         )
 
 
 class Fragment:
-    """A part that is averaged by itself, beside whatever else its worker does.
+    """A part of a model that is averaged independently of the rest.
 
     Args:
-        part: which.
-        method: how.
-        schedule: in which groups.
+        part: parameters of the fragment.
+        method: method that averages them.
+        schedule: schedule that forms groups inside the fragment.
         cluster: the workers.
-        given: what else all workers must be given the same, by name.
+        given: further settings that must be equal on all workers, by name.
 
     Attributes:
-        places: of its parameters among all.
-        averager: of its differences.
+        places: positions of its parameters among all.
+        averager: averager of its weight differences.
 
     Raises:
-        ConfigError: if the method does not run on so many workers.
+        ConfigError: if the method does not support the number of workers.
     """
 
     def __init__(
-        self, part: Part, method: Method, schedule: Schedule, cluster: Beside, given: Mapping[str, Any]
+        self, part: LayerRange, method: Method, schedule: Schedule, cluster: SideGroup, given: Mapping[str, Any]
     ) -> None:
         self.places = part.places
         gradient = CopiedGradient(part.named)
@@ -130,39 +131,42 @@ class Fragment:
         self.averager = Averager(method, schedule, Training(None, gradient, None), cluster, given)
 
     def send(self, differences: Iterable[Tensor]) -> None:
-        """Sends what a worker has come to, and does not wait.
+        """Sends weight differences without waiting.
 
         Args:
             differences: one for each parameter, of its shape, in the order of ``places``.
 
         Raises:
-            ConfigError: on all workers, the first time, if they were not given the same.
-            PeerError: if another worker is lost the first time, or does not come in time.
+            ConfigError: on all workers, the first time, if their settings differ.
+            PeerError: if another worker is lost the first time or does not answer in time.
         """
         for number, difference in enumerate(differences):
             self.averager.put(number, difference)
 
     def averages(self) -> Iterator[Tensor]:
-        """Averages of the differences, in parameters' shapes and the order of ``places``, once they have arrived."""
+        """Yields the averaged differences, in parameters' shapes and the order of ``places``, after ``receive``."""
         for number, parameter in enumerate(self._parameters):
-            found = torch.empty_like(parameter)
-            self.averager.gradient.take(number, found)
-            yield found
+            average = torch.empty_like(parameter)
+            self.averager.gradient.take(number, average)
+            yield average
 
 
-# Exchanges after which momentum is halfway from 0.5 to 1, and the outer rate where a residual replaces momentum: chosen
-# by short and long trainings (docs/your-own-loop.md).
-_RISING, _LR_WITH_RESIDUAL = 12, 1.5
+# --- the handle
 
 
-class _NoOptimizer:
-    """Refuses a GradScaler, which takes anything with ``step()`` for an optimizer."""
+# Chosen by short and long trainings (docs/your-own-loop.md): exchanges until momentum is halfway from 0.5 to 1, and the
+# outer learning rate where a residual replaces momentum.
+_MOMENTUM_HALF_LIFE, _LR_WITH_RESIDUAL = 12, 1.5
+
+
+class _NotAnOptimizer:
+    """Makes a GradScaler reject the object: it treats everything with ``step()`` as an optimizer."""
 
     @property
     def param_groups(self) -> NoReturn:
         """Not available, because an ``Outer`` is not an optimizer: a ``GradScaler`` must step the optimizer itself.
 
-        A scaler skips steps that overflow on this worker, while all workers must count the same steps.
+        A scaler skips steps that overflow on this worker, whereas all workers must count the same steps.
 
         Raises:
             ConfigError: always.
@@ -173,10 +177,10 @@ class _NoOptimizer:
         )
 
 
-class Outer(_NoOptimizer):
-    """Calls ``optimizer.step()``, and after every so many steps averages how far the workers have come.
+class Outer(_NotAnOptimizer):
+    """Local training: calls ``optimizer.step()``, and every ``every`` steps averages the weights' changes.
 
-    In place of ``optimizer.step()``::
+    It replaces ``optimizer.step()``::
 
         outer = spardl.Outer(model.named_parameters(), optimizer, "spardl", every=30, density=0.01)
         for inputs, targets in batches:
@@ -184,38 +188,37 @@ class Outer(_NoOptimizer):
             loss_function(model(inputs), targets).backward()
             outer.step()
 
-    The model is not wrapped in DDP, or only within a node, with ``group`` between nodes. Parameters that are trained
-    are copied from rank 0 of the group when this is made, so load a checkpoint before. They are equal on all workers
-    after each exchange; buffers and the optimizer's state stay local. With ``fragments``, ``delay`` and ``mixing``,
-    parts of the model are sent in turns during the next local steps, as in Streaming DiLoCo; call ``exchange()`` after
-    the last step. With a ``GradScaler``, call ``scaler.step(optimizer)`` and ``outer.count()``, not ``outer.step()``.
+    Do not wrap the model in DDP, except within a node with ``group`` between nodes. Trained parameters are copied from
+    rank 0 of the group now, so load a checkpoint before. They are equal on all workers after each exchange; buffers and
+    optimizer states stay local. With ``fragments``, ``delay`` and ``mixing``, parts of the model are sent in turn while
+    local steps continue, as in Streaming DiLoCo; call ``exchange()`` after the last step. With a ``GradScaler``, call
+    ``scaler.step(optimizer)`` and ``outer.count()`` instead of ``outer.step()``.
 
     Args:
-        parameters: as ``model.named_parameters()`` or ``model.parameters()`` has them.
-        optimizer: of these parameters, which each worker calls alone.
-        method: a name (``spardl.method_names()``), or a :class:`Method`.
-        every: steps between two exchanges.
-        lr: factor of the outer SGD's steps; 1 without momentum averages weights (local SGD); ``None``: 0.7, and 1.5
-            where ``momentum=None`` gives 0 and exchanges are neither delayed nor mixed.
-        momentum: Nesterov momentum of the outer SGD; ``None``: 0 for a method with a residual, otherwise 0.5 rising to
-            0.9 in the 49th exchange. DiLoCo uses ``lr=0.7, momentum=0.9``, which needs more than a few dozen exchanges.
-        fragments: parts of the model, of neighbouring layers and nearly as many entries each, that are exchanged in
-            turns, each after every ``every`` steps.
-        delay: local steps beside which a fragment is sent; 0: workers wait for it.
-        mixing: share of the weights that an exchange led to in those that a worker goes on with; the rest is its own.
-        group: a process group; ``None`` for the default one.
-        bucket_mb: most megabytes (2^20 bytes) of differences that are averaged together.
-        timeout: seconds after which a silent worker counts as lost.
-        **options: of the method, for instance ``density=0.01``; see :class:`Recipe`.
+        parameters: ``model.named_parameters()`` or ``model.parameters()``.
+        optimizer: optimizer of these parameters, which each worker steps locally.
+        method: name of a method (see ``spardl.method_names()``), or a :class:`Method`.
+        every: number of steps between two exchanges.
+        lr: factor of the outer SGD's steps; 1 without momentum averages weights (local SGD); ``None``: 0.7, or 1.5 if
+            ``momentum=None`` resolves to 0 and exchanges are neither delayed nor mixed.
+        momentum: Nesterov momentum factor of the outer SGD; ``None``: 0 for methods with a residual, otherwise rising
+            from 0.5 to 0.9 over 49 exchanges. DiLoCo's ``lr=0.7, momentum=0.9`` needs more than a few dozen exchanges.
+        fragments: number of parts of consecutive layers and nearly equal size, which are exchanged in turn, each after
+            every ``every`` steps.
+        delay: number of local steps that overlap with sending a fragment; 0: workers wait for it.
+        mixing: share of the averaged weights in those with which a worker continues; the rest is its local weights.
+        group: process group; ``None`` for the default group.
+        bucket_mb: maximal size in megabytes (2^20 bytes) of differences that are averaged together.
+        timeout: seconds after which a worker that does not answer counts as lost.
+        **options: options of the method, for example ``density=0.01``; see :class:`Recipe`.
 
     Attributes:
-        method: how differences are averaged.
-        momentum: factor of the outer SGD; if it rises, its final value.
+        method: method that averages the differences.
+        momentum: momentum factor of the outer SGD; its final value if it rises.
 
     Raises:
-        ConfigError: if there are no parameters, or a value is out of range, or the method or an option is unknown, or
-            does not fit so many workers, or the method has a momentum of its own, or there are fewer layers than
-            fragments.
+        ConfigError: if there are no parameters or fewer layers than fragments, a value is out of range, the method or
+            an option is unknown or does not support the number of workers, or the method has its own momentum.
 
     Example:
         >>> model = nn.Linear(100, 10)
@@ -252,94 +255,97 @@ class Outer(_NoOptimizer):
         check_seconds("timeout", timeout)
         named, self._frozen = trained_and_frozen(parameters)
         if not named:
-            raise ConfigError("there are no parameters to average")
+            raise ConfigError("parameters is empty or all frozen; pass model.named_parameters() of a model to train")
         check_real(named)
-        _check_trains(optimizer, {pair.parameter for pair in named})
+        _check_optimizer(optimizer, {pair.parameter for pair in named})
         self.method = definite(choose_method(method, options), None)
         outer.check(self.method, clips=False)
-        alone = momentum is None and self.method.residual.remembers
-        if lr is None and alone and not delay and mixing == 1:
+        no_momentum = momentum is None and self.method.residual.remembers
+        if lr is None and no_momentum and not delay and mixing == 1:
             outer = replace(outer, lr=_LR_WITH_RESIDUAL)
-        parts = cut(named, fragments)
+        parts = split_layers(named, fragments)
         self._optimizer, self._outer, self._since, self._named = optimizer, outer, 0, named
         self._turns = Turns(every, fragments)
-        # In the order of the backward pass, and so are their places.
+        # In the order of the backward pass, to which the places of fragments refer.
         self._parameters = [pair.parameter for pair in reversed(named)]
-        self._cluster = Beside(group, self._parameters[0].device, timeout)
+        self._cluster = SideGroup(group, self._parameters[0].device, timeout)
         prepare(self.method, self._cluster.size, self._parameters, tells=self._cluster.leads)
         self._cluster.open()
         schedule = choose_schedule("wfbp", bucket_mb)
         self._anchors = [nn.Parameter(parameter.detach().clone()) for parameter in self._parameters]
-        self._rule = outer.rule(self._anchors, self.method)
-        self.momentum: float = self._rule.defaults["momentum"]
-        self._rises = momentum is None and self.momentum > 0
+        self._outer_optimizer = outer.rule(self._anchors, self.method)
+        self.momentum: float = self._outer_optimizer.defaults["momentum"]
+        self._momentum_rises = momentum is None and self.momentum > 0
         self._exchanges = [0] * fragments
         given = {
             "handle": "Outer",
             **asdict(outer),
-            "momentum": momentum if self._rises else self.momentum,
+            "momentum": momentum if self._momentum_rises else self.momentum,
             **options_of(schedule),
         }
         self._fragments = [Fragment(part, self.method, schedule, self._cluster, given) for part in parts]
         self._meter = Meter(self._cluster.ledgers[0], self._cluster.size)
-        _warn(self._parameters, group, applied_twice(self.method, self._rule))
-        self._begin_alike(group)
+        _warn_of_misuse(self._parameters, group, applied_twice(self.method, self._outer_optimizer))
+        self._broadcast_weights(group)
         self._begun = self._closed = False
+        # Steps of the optimizer that count() has not counted.
         self._uncounted = 0
-        self._hook = unwrapped(optimizer).register_step_pre_hook(weakly(self._stepping))
+        self._hook = unwrapped(optimizer).register_step_pre_hook(weakly(self._before_step))
         when_dropped(self, self._hook.remove)
 
     @torch.no_grad()
-    def _begin_alike(self, group: Any) -> None:
+    def _broadcast_weights(self, group: Any) -> None:
         for parameter, anchor in zip(self._parameters, self._anchors, strict=True):
-            # Memory is what travels, and workers may have laid theirs out differently.
+            # broadcast() sends raw memory, and strides may differ between workers.
             first = parameter.contiguous()
             dist.broadcast(first, dist.get_global_rank(group, 0) if group else 0, group)
             parameter.copy_(first)
             anchor.copy_(first)
 
-    def _stepping(self, *_: object) -> None:
-        """The optimizer makes a step: of this, or of the loop, which is to count it."""
+    def _before_step(self, *_: object) -> None:
+        """Runs before each step of the optimizer, called by ``step()`` or by the loop."""
         self._check_parameters()
         self._begin()
         self._uncounted += 1
         if self._uncounted == self._outer.every + 1:
             warnings.warn(
-                f"spardl: optimizer.step() was called {self._uncounted} times, and Outer was told of none, so it sends "
-                "nothing; call outer.step() in its place, or outer.count() after each.",
+                f"spardl: optimizer.step() was called {self._uncounted} times without Outer, which has sent nothing; "
+                "call outer.step() instead, or outer.count() after each optimizer.step().",
                 stacklevel=4,
             )
 
     def _begin(self) -> None:
-        """Before the first step, weights are those that all workers were given when this was made."""
+        """Checks, before the first step, that the weights are still those that were broadcast."""
         if self._begun:
             return
         own = {each for group in self._optimizer.param_groups for each in group["params"]}
         pairs = zip(self._parameters, self._anchors, strict=True)
-        # Others may have an optimizer that made a step before this.
+        # Other parameters may have an optimizer that has already made a step.
         same = [torch.equal(*pair) for pair in pairs if pair[0] in own]
         if not any(same):
             raise ConfigError(
-                "weights were changed since this Outer was made, and its first exchange would take that back; load "
-                "them first, on rank 0 at least, and make it then"
+                "weights were changed after this Outer was created, and its first exchange would undo that; load "
+                "weights on rank 0, at least, before creating the Outer"
             )
-        if not all(same):  # by a forward pass, as max_norm of an embedding does, or by loading some
+        # A forward pass may change single parameters (max_norm of an embedding), so this is not an error.
+        if not all(same):
             warnings.warn(
-                f"spardl: {same.count(False)} of {len(same)} parameters were changed since this Outer was made, and "
-                "its first exchange takes that for steps of this worker; if they were loaded, load before it is made.",
+                f"spardl: {same.count(False)} of {len(same)} parameters were changed after this Outer was created, and "
+                "its first exchange treats that as local training; if they were loaded, load before creating the "
+                "Outer.",
                 stacklevel=3,
             )
         self._begun = True
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ConfigError("this Outer was closed, and exchanges nothing more; make another to go on")
+            raise ConfigError("this Outer is closed; create a new one to continue")
 
     def _check_parameters(self) -> None:
-        check_frozen(self._frozen)
-        check_trained(self._named)
+        check_still_frozen(self._frozen)
+        check_still_trained(self._named)
         for averager in self._averagers:
-            averager.check_kinds()
+            averager.check_parameters()
 
     @property
     def _averagers(self) -> list[Averager]:
@@ -347,28 +353,28 @@ class Outer(_NoOptimizer):
 
     @property
     def since(self) -> int:
-        """Steps since the last exchange, of whatever fragment, or since the beginning."""
+        """Number of steps since the last exchange of any fragment, or since the beginning."""
         return self._since
 
     def step(self) -> None:
-        """A step of this worker's own, and an exchange if one is due.
+        """Makes a local step, and exchanges fragments that are due.
 
         Raises:
-            ConfigError: on all workers, in the first exchange, if they were not given the same, or in a later one, if
-                they send different fragments; if weights were changed before the first step, a parameter was frozen or
-                no longer is since this was made, or this was closed.
-            PeerError: if another worker is lost, or does not answer in time.
+            ConfigError: on all workers, in the first exchange, if their settings differ, or later, if they send
+                different fragments; if weights were changed before the first step, a parameter was frozen or unfrozen,
+                or this object is closed.
+            PeerError: if another worker is lost or does not answer in time.
         """
         self._check_open()
         self._optimizer.step()
         self.count()
 
     def count(self) -> None:
-        """Is told of a step that somebody else made, and exchanges what it is time for.
+        """Counts a step that the loop has made, and exchanges fragments that are due.
 
         Raises:
             ConfigError: as ``step``.
-            PeerError: if another worker is lost, or does not answer in time.
+            PeerError: if another worker is lost or does not answer in time.
         """
         self._check_open()
         self._check_parameters()
@@ -376,59 +382,60 @@ class Outer(_NoOptimizer):
         self._since += 1
         due = self._turns.step()
         for number in due.landing:
-            self._land(number)
+            self._apply(number)
         for number in due.leaving:
-            self._leave(number, self._outer.delay)
+            self._send(number, self._outer.delay)
 
     @torch.no_grad()
     def exchange(self) -> None:
-        """Averages how far all workers have come since the last exchange, and sets their weights equal.
+        """Averages the changes of all workers since the last exchange, and makes their weights equal.
 
-        What is under way arrives first; turns of fragments begin anew.
+        Waits for fragments in flight first; fragments then start a new cycle.
 
         Raises:
             ConfigError: as ``step``.
-            PeerError: if another worker is lost, or does not answer in time.
+            PeerError: if another worker is lost or does not answer in time.
         """
         self._check_open()
         self._begin()
         for number in list(self._turns.aloft):
-            self._land(number)
+            self._apply(number)
         for number in self._turns.begun or range(len(self._fragments)):
-            self._leave(number, 0)
+            self._send(number, 0)
+        # Local weights differ from the anchors in fragments that were mixed or have not been sent.
         for parameter, anchor in zip(self._parameters, self._anchors, strict=True):
             parameter.copy_(anchor)
         self._turns, self._since = Turns(self._outer.every, len(self._fragments)), 0
 
     @torch.no_grad()
-    def _leave(self, number: int, delay: int) -> None:
-        """Sends how far this worker has come in a fragment; its weights follow after so many steps."""
+    def _send(self, number: int, delay: int) -> None:
+        """Sends a fragment's changes, whose average is applied after ``delay`` steps."""
         places = self._fragments[number].places
-        self._see_others_leave(number)
+        self._check_same_fragment(number)
         self._fragments[number].send(self._anchors[place] - self._parameters[place] for place in places)
         self._turns.leave(number, delay)
         self._since = 0
         if not delay:
-            self._land(number)
+            self._apply(number)
 
-    def _see_others_leave(self, number: int) -> None:
-        """All workers send the same fragment next, or what is sent next fails: nobody waits for that here."""
+    def _check_same_fragment(self, number: int) -> None:
         if len(self._fragments) > 1:
             (worker,), device = self._cluster.local_workers, self._cluster.device
-            program = agree(worker, number, len(self._fragments), device)
+            program = check_same_fragment(worker, number, len(self._fragments), device)
+            # Does not wait: if fragments differ, the messages sent afterwards fail.
             self._cluster.flight([program], counted=False).release(0)
 
-    def _land(self, number: int) -> None:
-        """This worker goes on from what an exchange led to."""
+    def _apply(self, number: int) -> None:
+        """Waits for a fragment, and mixes its averaged weights into those of this worker."""
         self._outer_step(number)
-        # All of them do so after the same step, whoever has looked at averages before, to save them.
-        self._fragments[number].averager.tell_refusals("; all go on from the weights of the last exchange")
+        # Not in _outer_step(), which state_dict() may call earlier: reports must come after the same step everywhere.
+        self._fragments[number].averager.report_refusals("; all workers continue from the weights of the last exchange")
         self._turns.land(number)
         for place in self._fragments[number].places:
             go_on(self._parameters[place], self._anchors[place], self._outer.mixing)
 
     def _outer_step(self, number: int) -> None:
-        """The outer step of a fragment, once it has been sent."""
+        """Applies the averaged changes of a fragment to its anchors, unless that is already done."""
         fragment = self._fragments[number]
         if not fragment.averager.receive():
             return
@@ -436,20 +443,20 @@ class Outer(_NoOptimizer):
         anchors = [self._anchors[place] for place in fragment.places]
         for anchor, average in zip(anchors, fragment.averages(), strict=True):
             anchor.grad = average
-        if self._rises:
-            self._rule.param_groups[0]["momentum"] = _risen(self._exchanges[number], self.momentum)
+        if self._momentum_rises:
+            self._outer_optimizer.param_groups[0]["momentum"] = _momentum_after(self._exchanges[number], self.momentum)
         self._exchanges[number] += 1
-        self._rule.step()
+        self._outer_optimizer.step()
         for anchor in anchors:
             anchor.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """What this worker carries from step to step, its weights included; to be saved by each rank.
+        """Returns the state of this worker, including its weights; each rank saves its own.
 
-        What is under way is waited for; workers go on from it when it is time, as if nobody had looked.
+        Waits for fragments in flight, which are still applied after the same step as without this call.
 
         Raises:
-            PeerError: if another worker is lost, or does not answer in time.
+            PeerError: if another worker is lost or does not answer in time.
         """
         for number in self._turns.aloft:
             self._outer_step(number)
@@ -464,43 +471,45 @@ class Outer(_NoOptimizer):
                 "fragments": others,
                 "weights": [parameter.detach().clone() for parameter in self._parameters],
                 "anchors": [anchor.detach().clone() for anchor in self._anchors],
-                "rule": copied(self._rule.state_dict()["state"]),
+                "rule": copied(self._outer_optimizer.state_dict()["state"]),
             },
         }
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Continues from what ``state_dict`` gave on the same rank, of as many; load the optimizer's, too.
+        """Restores the state that ``state_dict`` returned on the same rank and world size.
 
-        Weights become those that were saved with it. The outer rate and momentum stay what this was made with.
+        Weights become those saved with it; load the state of the local optimizer separately. The outer learning rate
+        and momentum keep their current settings.
 
         Args:
-            values: as saved.
+            values: saved state.
 
         Raises:
-            ConfigError: if it is of another rank, another number of workers, another method, other parameters, or of
-                other ``fragments`` or another ``bucket_mb``, or lacks something; nothing is changed then.
-            PeerError: if something was under way, and another worker is lost.
+            ConfigError: if the state belongs to another rank, world size, method, model, ``fragments`` or
+                ``bucket_mb``, or is incomplete; nothing is changed then.
+            PeerError: if a fragment is in flight and another worker is lost.
         """
         if not isinstance(values, Mapping) or "outer" not in values:
-            raise ConfigError("this is no state of an Outer; load what its state_dict() gave")
+            raise ConfigError("this is not the state of an Outer; load what its state_dict() returned")
         check_whole(values["outer"], {"since": 0, "weights": [], "anchors": [], "rule": {}}, "outer")
         own = {"left": [], "aloft": {}, "fragments": [], **values["outer"]}
         _check_own(own, [parameter.shape for parameter in self._parameters], self._fragments)
         states = [{name: value for name, value in values.items() if name != "outer"}, *own["fragments"]]
         pairs = list(zip(self._averagers, states, strict=True))
+        # All are checked before the first is loaded, so that an error leaves everything unchanged.
         for averager, state in pairs:
             averager.check_state(state)
         for averager, state in pairs:
             averager.receive()
             averager.load_state_dict(state)
         self._since = own["since"]
-        # A state without the number was saved when momentum did not rise.
-        self._exchanges = list(own.get("exchanges", [_RISING * 100] * len(self._fragments)))
-        # What is sent whole needs no turns, which an older state lacks, and may be sent more often from here on.
+        # States without this count were saved when momentum was constant.
+        self._exchanges = list(own.get("exchanges", [_MOMENTUM_HALF_LIFE * 100] * len(self._fragments)))
+        # Older states of an unfragmented model lack this, and the interval may be another one now.
         whole = [max(1, self._outer.every - own["since"])]
         self._turns.left = list(own["left"]) if own["fragments"] else whole
         self._turns.aloft = dict(own["aloft"])
-        self._rule.load_state_dict({**self._rule.state_dict(), "state": copied(own["rule"])})
+        self._outer_optimizer.load_state_dict({**self._outer_optimizer.state_dict(), "state": copied(own["rule"])})
         self._begun = True
         with torch.no_grad():
             for into, name in ((self._parameters, "weights"), (self._anchors, "anchors")):
@@ -508,87 +517,96 @@ class Outer(_NoOptimizer):
                     tensor.copy_(saved)
 
     def stats(self) -> Stats:
-        """What this worker sent and spent so far; a step of it is an exchange; see :class:`Stats`.
+        """Returns communication volume and times of this worker as :class:`Stats`; its steps are exchanges.
 
-        Of fragments, what waits is the mean of what waits in each.
+        The size of the residual is the mean over fragments.
         """
         nbytes = sum(parameter.nbytes for parameter in self._parameters) / len(self._fragments)
         refused = sum(averager.refused for averager in self._averagers)
         return self._meter.stats(nbytes, refused, on_average(each.engine.waiting() for each in self._averagers))
 
     def close(self) -> None:
-        """Gives back what this took of the process group; the optimizer is the caller's alone."""
+        """Releases the communication resources; the optimizer then works as without this object."""
         self._closed = True
         self._hook.remove()
         self._cluster.release()
 
 
 def _check_own(own: Mapping[str, Any], shapes: list[torch.Size], fragments: list[Fragment]) -> None:
-    """Accepts what a saved state has besides those of fragments' averagers.
+    """Checks the part of a saved state that no averager checks.
 
     Args:
-        own: what it has.
-        shapes: of all parameters, in their places.
-        fragments: of the handle.
+        own: that part.
+        shapes: shapes of all parameters, by position.
+        fragments: fragments of the handle.
 
     Raises:
-        ConfigError: if something is of another kind or shape.
+        ConfigError: if an item has another type or shape.
     """
     for name in ("weights", "anchors"):
         if [getattr(saved, "shape", None) for saved in own[name]] != shapes:
-            raise ConfigError("this state is of other parameters; load it where it was saved")
+            raise ConfigError("this state belongs to other parameters; load it into an Outer of the same model")
     others, left, aloft, exchanges = (own.get(name, []) for name in ("fragments", "left", "aloft", "exchanges"))
     lists = all(isinstance(each, list) for each in (others, left, exchanges)) and isinstance(aloft, Mapping)
     counts = [own["since"], *left, *exchanges, *aloft.keys(), *aloft.values()] if lists else [None]
     if not all(type(count) is int and count >= 0 for count in counts):
-        raise ConfigError("this state is damaged: its turns or exchanges are no counts; load what state_dict() gave")
+        raise ConfigError(
+            "this state is damaged: its numbers of steps or exchanges are not counts; load what state_dict() returned"
+        )
     if len(others) + 1 != len(fragments):
-        raise ConfigError(f"this state is of fragments={len(others) + 1}; load it where it was saved")
-    for name, found in (("turns", left if others else fragments), ("exchanges", own.get("exchanges", fragments))):
+        raise ConfigError(
+            f"this state was saved with fragments={len(others) + 1}, but this Outer has fragments={len(fragments)}; "
+            "use the same number"
+        )
+    for name, found in (("left", left if others else fragments), ("exchanges", own.get("exchanges", fragments))):
         if len(found) != len(fragments):
             raise ConfigError(
-                f"this state is damaged: it has {name} of {len(found)} fragments, expected {len(fragments)}; load what "
-                "state_dict() gave"
+                f"this state is damaged: {name} has {len(found)} entries for {len(fragments)} fragments; load what "
+                "state_dict() returned"
             )
     rule = own["rule"]
-    whole = all(len(rule.keys() & set(each.places)) in (0, len(each.places)) for each in fragments)
-    if not whole or not all(_is_moment(state, place, shapes) for place, state in rule.items()):
-        raise ConfigError("this state is damaged: its momentum is of other parameters; load what state_dict() gave")
+    # The outer SGD has a momentum buffer for all parameters of a fragment or for none.
+    complete = all(len(rule.keys() & set(each.places)) in (0, len(each.places)) for each in fragments)
+    if not complete or not all(_is_momentum(state, place, shapes) for place, state in rule.items()):
+        raise ConfigError(
+            "this state is damaged: its momentum belongs to other parameters; load what state_dict() returned"
+        )
 
 
-def _is_moment(state: Any, place: Any, shapes: list[torch.Size]) -> bool:
-    """Whether a saved state is what the outer SGD has of the parameter in a place."""
+def _is_momentum(state: Any, place: Any, shapes: list[torch.Size]) -> bool:
+    """Returns whether a saved state is what SGD keeps for the parameter at a position."""
     if place not in range(len(shapes)) or not isinstance(state, Mapping) or list(state) != ["momentum_buffer"]:
         return False
     buffer = state["momentum_buffer"]
     return buffer is None or (isinstance(buffer, torch.Tensor) and buffer.shape == shapes[place])
 
 
-def _risen(exchanges: int, final: float) -> float:
-    """Momentum after a number of exchanges: an average over no more of them than there were."""
-    return min(final, 1 - 0.5 / (1 + exchanges / _RISING))
+def _momentum_after(exchanges: int, final: float) -> float:
+    # Momentum averages over about 1 / (1 - factor) exchanges, which must not exceed those that have happened.
+    return min(final, 1 - 0.5 / (1 + exchanges / _MOMENTUM_HALF_LIFE))
 
 
-def _warn(parameters: list[nn.Parameter], group: Any, doubt: str | None) -> None:
-    """Of momentum that is applied twice, and of local steps over gradients that DDP averages among the same ranks."""
+def _warn_of_misuse(parameters: list[nn.Parameter], group: Any, doubt: str | None) -> None:
+    """Warns of momentum applied twice (``doubt``), and of DDP that averages gradients among the same ranks."""
     if doubt:
         warnings.warn(f"spardl: {doubt}.", stacklevel=3)
     ranks, own = set(dist.get_process_group_ranks(group or dist.group.WORLD)), set(parameters)
+    # Parameters do not refer to their DDP wrapper, so it must be searched for.
     wraps = [each for each in gc.get_objects() if type(each) is nn.parallel.DistributedDataParallel]
     for ddp in wraps:
         shared = ranks & set(dist.get_process_group_ranks(ddp.process_group))
         if len(shared) > 1 and not own.isdisjoint(ddp.parameters()):
             warnings.warn(
-                "spardl: these parameters are in a DistributedDataParallel that averages the gradients of "
-                f"{len(shared)} of the same ranks in every step, so local steps save nothing; use the module "
-                "without it, or give it the process group of a node and Outer, as group=, one between nodes.",
+                "spardl: these parameters are in a DistributedDataParallel that averages their gradients over "
+                f"{len(shared)} of the same ranks in every step, so local steps save nothing; train the module without "
+                "DDP, or give DDP the process group of a node and Outer (group=) one between nodes.",
                 stacklevel=3,
             )
             return
 
 
-def _check_trains(optimizer: torch.optim.Optimizer, parameters: set[nn.Parameter]) -> None:
+def _check_optimizer(optimizer: torch.optim.Optimizer, parameters: set[nn.Parameter]) -> None:
     if parameters.isdisjoint(each for group in optimizer.param_groups for each in group["params"]):
         raise ConfigError(
-            "the optimizer has none of the parameters, so they would never change; give that of the model"
+            "optimizer updates no item of parameters, so they would never change; pass the optimizer of the model"
         )

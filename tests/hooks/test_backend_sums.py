@@ -231,7 +231,7 @@ def test_a_state_of_another_method_is_refused() -> None:
         parts = begun()
         run(parts, range(2))
         before = weights(parts[0])
-        with pytest.raises(ConfigError, match="this state is of other parameters"):
+        with pytest.raises(ConfigError, match="this state belongs to other parameters"):
             parts[1].handle.load_state_dict({**saved[1], "names": [*saved[1]["names"][:-1], "other"]})
         run(parts, range(2, 4))
         return [*found, str(before.isfinite().all().item())]
@@ -247,7 +247,7 @@ def test_a_state_of_another_method_is_refused() -> None:
 
 def test_the_other_order_is_followed_by_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a bucket is no group, its gradients are copied, and the average is the same."""
-    monkeypatch.setattr(buckets, "_filled", lambda sizes, limits: [(0, 1), (1, len(sizes))])
+    monkeypatch.setattr(buckets, "_fill_buckets", lambda sizes, limits: [(0, 1), (1, len(sizes))])
 
     def work(cluster: ProcessGroupCluster) -> tuple[bool, tuple[int, int]]:
         parts, plain = begun(), made("cnn")

@@ -92,7 +92,7 @@ def test_dear_detached_before_a_step_leaves_equal_weights() -> None:
         loop = Loop(DENSE, "dear")
         loop.step(0)
         loop.backward(1)
-        with pytest.warns(UserWarning, match="detached between backward"):
+        with pytest.warns(UserWarning, match=r"detach\(\) was called between backward"):
             loop.handle.detach()
         loop.optimizer.step()
         return weights(loop.model).tolist()
@@ -116,7 +116,7 @@ def test_dear_waits_in_models_compiled_in_place_and_refuses_wrappers_inside() ->
     def work(cluster: object) -> list[float]:
         model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3))
         model[1] = torch.compile(model[1], backend="eager")
-        with pytest.raises(ConfigError, match=r"1 is a wrapper .* compile in place .* model.compile\(\)"):
+        with pytest.raises(ConfigError, match=r"1 is a .* wrapper.* compile in place .* model.compile\(\)"):
             spardl.attach(DistributedDataParallel(model), schedule="dear", optimizer=sgd(model.parameters()))
         return apart(trained)
 

@@ -122,7 +122,7 @@ def test_averages_that_were_cleared_are_undone() -> None:
     one, other = run_workers(2, work)
     assert one == other
     assert one[1::3] == [True, True]
-    assert one[2::3] == [["spardl: averages were thrown a"]] * 2
+    assert one[2::3] == [["spardl: averages were cleared "]] * 2
 
 
 def test_averages_that_were_cleared_go_back_to_residuals() -> None:
@@ -137,7 +137,7 @@ def test_averages_that_were_cleared_go_back_to_residuals() -> None:
         velocity = _vector(loop.handle.state_dict(), "velocity")
         loop.optimizer.zero_grad()
         averager = loop.handle._averager
-        loop.handle._applied.begin(averager)
+        loop.handle._optimizer_steps.begin(averager)
         return before + velocity, _vector(loop.handle.state_dict(), "memory")
 
     with warnings.catch_warnings():
@@ -244,8 +244,8 @@ def limited(*, twice: bool) -> Tensor:
 
 
 UNLIMITED = "0: the gradient of"
-UNNECESSARY = "spardl: the loop clips gradients between backward() and step()"
-ANOTHER = "this handle limits gradients to clip_norm=0.01 already: delete clip_grad_norm_()"
+UNNECESSARY = "spardl: clip_grad_norm_() between backward() and step() has no effect"
+ANOTHER = "delete clip_grad_norm_() from the loop, because this handle already clips to clip_norm=0.01"
 CLIPPED: list[tuple[str, float, float | None, bool, str]] = [
     ("wfbp", 1e6, None, False, UNLIMITED),
     ("wfbp", 1e6, None, True, UNLIMITED),

@@ -126,7 +126,7 @@ def test_a_synchronizer_that_nobody_keeps() -> None:
 
     (((said,), same),) = run_workers(1, work)
     assert same
-    assert said.startswith("spardl: a Synchronizer was dropped before it averaged anything")
+    assert said.startswith("spardl: a Synchronizer was deleted before it averaged anything")
 
 
 @pytest.mark.parametrize("method", ["spardl", "none"])
@@ -176,7 +176,7 @@ def test_a_delayed_update_whose_handle_was_dropped_refuses_steps() -> None:
             optimizer.step()
         return str(error.value)
 
-    assert all("detach() the handle before" in line for line in run_workers(2, work))
+    assert all("call detach() to train the model without the handle" in line for line in run_workers(2, work))
 
 
 def test_an_outer_that_is_dropped_is_gone_though_its_optimizer_is_not() -> None:

@@ -161,7 +161,7 @@ def test_workers_that_made_fewer_steps_send_no_other_fragment(method: str) -> No
             outer.exchange()
         return str(error.value)
 
-    said = "rank 1 sends fragment 1 of 2, and rank 0 fragment 2, so one has made more steps; give all workers as many "
+    said = "rank 1 sends fragment 1 of 2, but rank 0 sends fragment 2, so they have made different numbers of steps; "
     assert all(found.startswith(said) for found in run_workers(3, work))
 
 
@@ -190,7 +190,10 @@ def test_a_state_of_other_fragments_is_refused_and_changes_nothing() -> None:
         whole.close()
         return "; ".join(told), same_bits(before, weights(model))
 
-    told = "this state is of fragments=2; load it where it was saved; this state is of fragments=1; load it where"
+    told = (
+        "this state was saved with fragments=2, but this Outer has fragments=1; use the same number; "
+        "this state was saved with fragments=1, but this Outer has fragments=2; use"
+    )
     for found, same in run_workers(2, work):
         assert found.startswith(told)
         assert same

@@ -115,7 +115,7 @@ def test_groups_that_cut_across_shards_are_refused() -> None:
         return said
 
     for said in run_workers(4, work):
-        assert all("is sharded or copied among workers of the group; shard inside a node only" in each for each in said)
+        assert all("replicated among workers of the group; shard inside nodes only" in each for each in said)
 
 
 @pytest.mark.parametrize("method", ["powersgd", "arc_topk"])
@@ -130,12 +130,12 @@ def test_methods_for_matrices_are_refused(method: str) -> None:
             attach_fsdp(model, method, group=mesh["nodes"].get_group())
         return str(error.value)
 
-    said = "compresses matrices, and FSDP hands over flat shards, which would be sent whole; use a method for vectors"
+    said = "compresses matrices, but FSDP's shards are flat and would be sent uncompressed; use a method for vectors"
     assert all(said in found for found in run_workers(2, work))
 
 
 def test_a_model_that_is_not_sharded() -> None:
-    with pytest.raises(ConfigError, match=r"needs a model that fully_shard\(\) has been applied to"):
+    with pytest.raises(ConfigError, match=r"needs a model sharded by fully_shard\(\)"):
         attach_fsdp(nn.Linear(2, 2), group=None)
 
 
@@ -149,7 +149,7 @@ def test_attach_names_attach_fsdp_for_a_sharded_model() -> None:
 
     (said,) = run_workers(1, work)
     assert said == (
-        "attach() needs a DistributedDataParallel, got a FSDPLinear that fully_shard() sharded; call "
+        "attach() needs a DistributedDataParallel, got a FSDPLinear sharded by fully_shard(); call "
         "spardl.attach_fsdp(model, ..., group=...)"
     )
 
@@ -229,11 +229,11 @@ def test_shards_that_are_sent_uncoded_are_reported() -> None:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 _, stats = accumulated("set_requires_gradient_sync", method="int8", **options)
-            found += [stats.share, [str(each.message) for each in caught if "uncoded" in str(each.message)]]
+            found += [stats.share, [str(each.message) for each in caught if "uncompressed" in str(each.message)]]
         return found
 
     first, second = run_workers(2, work)
-    said = "is sent uncoded, as is every shard of at most exempt=16,384 entries; give attach_fsdp() exempt=0"
+    said = "is sent uncompressed, like every shard of at most exempt=16,384 entries; pass exempt=0"
     assert (first[0], first[3], second[1], second[3]) == (1.0, [], [], [])
     assert first[2] < 0.5
     assert len(first[1]) == 1

@@ -150,9 +150,9 @@ def test_a_second_backward_pass_too_early() -> None:
 
     (said,) = run_workers(1, work)
     assert said == (
-        "a second gradient of head.bias came before the first was averaged; leave all backward passes of a step but "
-        "the last to no_sync(); if reentrant checkpoints share a layer, pass use_reentrant=False, or run the backward "
-        "pass in no_sync() and then call wait(); after a pass that failed, let all workers call wait()"
+        "head.bias received a second gradient before its first one was averaged; run all backward passes of a step "
+        "except the last in no_sync(); if checkpointed blocks share a layer, use use_reentrant=False, or run the "
+        "backward pass in no_sync() and then call wait(); after a failed backward pass, call wait() on all workers"
     )
 
 
@@ -304,7 +304,7 @@ def test_a_model_has_one_hook() -> None:
         return str(error.value), sum(thread.name == "spardl-communication" for thread in threading.enumerate())
 
     (found,) = run_workers(1, work)
-    assert found == ("a handle averages this model's gradients already; call its detach() before attach()", 1)
+    assert found == ("this model already has a handle; call its detach() before attach()", 1)
 
 
 def test_each_call_of_all_reduce_can_draw_anew() -> None:

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import spardl
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
-from spardl.hooks.averager import Loads
+from spardl.hooks.averager import LoadChecks
 from spardl.protocol.programs import Worker
 from tests.harness import run_workers
 from tests.hooks.loops import Ddp, Hooks, batches, made, weights
@@ -186,10 +186,10 @@ def test_workers_compare_steps_after_a_load() -> None:
 
 def test_loads_are_looked_for_in_few_steps() -> None:
     """In each of the first 20 steps, then in every 16th; what was loaded in between is told then."""
-    worker, loads = Worker(0, 2), Loads()
+    worker, loads = Worker(0, 2), LoadChecks()
     told = [step for step in range(1, 101) if loads.step(worker, dict, torch.device("cpu"))]
     assert told == [*range(1, 21), 33, 49, 65, 81, 97]
-    assert not Loads().step(Worker(0, 1), dict, torch.device("cpu"))
+    assert not LoadChecks().step(Worker(0, 1), dict, torch.device("cpu"))
 
 
 def test_late_loads_are_refused_within_16_steps() -> None:
@@ -287,7 +287,7 @@ def test_converted_models_and_destroyed_groups() -> None:
         said = []
         loop = Inner(Hooks)
         loop.model.float()
-        with pytest.raises(ConfigError, match=r"was torch.float64 on cpu when this handle was made, and is"):
+        with pytest.raises(ConfigError, match=r"was torch.float64 on cpu when this handle was created and is now"):
             loop.path.backward([batches(loop.model, [0])[0].float()])
         model = nn.Linear(4, 4)
         outer = spardl.Outer(model.named_parameters(), torch.optim.SGD(model.parameters(), lr=0.1), every=2)
@@ -308,5 +308,5 @@ def test_converted_models_and_destroyed_groups() -> None:
         return said
 
     (said,) = run_workers(1, work)
-    assert said[0].startswith("bias was torch.float32 on cpu when this handle was made, and is torch.float64 on cpu;")
+    assert said[0].startswith("bias was torch.float32 on cpu when this handle was created and is now torch.float64")
     assert all(each.startswith("the process group of this handle was destroyed; call") for each in said[1:])

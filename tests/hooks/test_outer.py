@@ -163,14 +163,14 @@ def test_default_momentum_rises_and_default_rates_follow_it() -> None:
             for step in range(3):
                 backward(model, rank, step)
                 outer.step()
-                momenta.append(outer._rule.param_groups[0]["momentum"])
+                momenta.append(outer._outer_optimizer.param_groups[0]["momentum"])
             saved = outer.state_dict()
             assert saved["outer"].pop("exchanges") == [3]
             outer.load_state_dict(saved)  # of an older version
             backward(model, rank, 3)
             outer.step()
-            momenta.append(outer._rule.param_groups[0]["momentum"])
-            found.append([outer._rule.param_groups[0]["lr"], *momenta])
+            momenta.append(outer._outer_optimizer.param_groups[0]["momentum"])
+            found.append([outer._outer_optimizer.param_groups[0]["lr"], *momenta])
             outer.close()
         return found
 
@@ -260,7 +260,7 @@ def test_weights_loaded_after_it_was_made_are_no_steps(first: str) -> None:
             outer.close()
         return ""
 
-    assert all("make it then" in line for line in run_workers(2, work))
+    assert all("before creating the Outer" in line for line in run_workers(2, work))
 
 
 @pytest.mark.parametrize("how", ["max_norm", "some loaded"])
@@ -285,7 +285,7 @@ def test_weights_that_a_forward_pass_changes_are_this_worker_s(how: str) -> None
     for steps, said in run_workers(2, work):
         assert steps == 2
         assert len(said) == 1
-        assert "of 3 parameters were changed since this Outer was made" in said[0]
+        assert "of 3 parameters were changed after this Outer was created" in said[0]
 
 
 def test_steps_that_somebody_else_made_come_first() -> None:

@@ -25,7 +25,7 @@ from tests.hooks.refused import refusals
         ({"lr": 0.0}, "lr must be a number above 0, got 0.0; use 0.7"),
         ({"momentum": 1.0}, "momentum must be at least 0 and below 1, got 1.0"),
         ({"optimizer": 3}, "optimizer must be"),
-        ({"parameters": []}, "there are no parameters to average"),
+        ({"parameters": []}, "parameters is empty or all frozen"),
         ({"method": "foo"}, "foo"),
         ({"method": "dgc"}, "momentum=corrected would be applied in addition to the outer SGD's"),
     ],
@@ -63,7 +63,7 @@ def test_a_state_of_something_else_is_refused() -> None:
             outer.close()
         return ""
 
-    assert "load what its state_dict() gave" in run_workers(1, work)[0]
+    assert "load what its state_dict() returned" in run_workers(1, work)[0]
 
 
 def test_closed_it_makes_no_steps() -> None:
@@ -98,7 +98,7 @@ def test_differences_that_are_not_finite_are_told_without_advice_about_scalers()
         return "".join(str(each.message) for each in caught if "spardl" in str(each.message))
 
     for said in run_workers(1, work):
-        assert "all go on from the weights of the last exchange" in said
+        assert "all workers continue from the weights of the last exchange" in said
         assert "scaler" not in said
 
 
@@ -119,7 +119,7 @@ def test_a_parameter_that_is_frozen_later_is_refused_and_an_exchange_before_is_n
 
     one, other = run_workers(2, work)
     assert one == other
-    assert one[0].startswith("0.weight is frozen, and was trained when this handle was made")
+    assert one[0].startswith("0.weight was trained when this handle was created and is frozen now")
 
 
 @pytest.mark.parametrize("counted", [True, False])
@@ -140,7 +140,7 @@ def test_steps_that_nobody_counts_are_told_once(counted: bool) -> None:
 
     (said,) = run_workers(1, work)
     assert len(said) == (not counted)
-    assert all("optimizer.step() was called 3 times, and Outer was told of none" in each for each in said)
+    assert all("optimizer.step() was called 3 times without Outer, which has sent nothing" in each for each in said)
 
 
 @pytest.mark.parametrize("within", [False, True], ids=["same ranks", "within a node"])
@@ -157,7 +157,7 @@ def test_a_ddp_of_the_same_ranks_is_warned_of(within: bool) -> None:
 
     for said in run_workers(2, work):
         assert len(said) == (not within)
-        assert all("averages the gradients of 2 of the same ranks in every step" in each for each in said)
+        assert all("averages their gradients over 2 of the same ranks in every step" in each for each in said)
 
 
 @pytest.mark.parametrize("call", ["step", "unscale_"])

@@ -149,8 +149,9 @@ def test_what_torch_never_takes_off() -> None:
 
     assert run_workers(1, work) == [
         [
-            "a handle averages this model's gradients already; call its detach() before attach()",
-            "this model has a communication hook, which torch cannot unregister; wrap it anew",
+            "this model already has a handle; call its detach() before attach()",
+            "this model already has another communication hook, which torch cannot unregister; wrap the module "
+            "in a new DistributedDataParallel",
         ]
     ]
 

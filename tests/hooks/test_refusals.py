@@ -111,27 +111,29 @@ def test_what_cannot_be_averaged_is_told_at_the_start() -> None:
 
     (said,) = run_workers(1, work)
     assert said == [
-        "0 has sparse gradients; make it with sparse=False",
-        "parameters has a Sequential; give model.named_parameters()",
-        "parameters has a Sequential; give model.named_parameters()",
+        "0 has sparse gradients; create it with sparse=False",
+        "parameters contains a Sequential; pass model.named_parameters()",
+        "parameters contains a Sequential; pass model.named_parameters()",
         "bucket_mb must be above 0, got 'x'",
         "timeout must be above 0 seconds, and at most 1000000, got -1",
-        "all_reduce() averages floating-point tensors of at least 16 bits, got torch.int64",
-        "all_reduce() averages a tensor, got a list; torch.tensor(...) makes one of it",
-        "all_reduce() averages floating-point tensors of at least 16 bits, got torch.complex64; give "
+        "all_reduce() averages floating-point tensors of at least 16 bits, got torch.int64; convert it with "
+        "tensor.float()",
+        "all_reduce() averages a tensor, got a list; convert it with torch.tensor(...)",
+        "all_reduce() averages floating-point tensors of at least 16 bits, got torch.complex64; pass "
         "torch.view_as_real(tensor)",
-        "all_reduce() averages floating-point tensors of at least 16 bits, got torch.float8_e5m2",
-        "all_reduce() averages dense tensors, got one of layout torch.sparse_coo; tensor.to_dense() makes one of it",
-        "all_reduce() averages dense tensors, got one on the meta device, which has no values",
+        "all_reduce() averages floating-point tensors of at least 16 bits, got torch.float8_e5m2; convert it "
+        "with tensor.float()",
+        "all_reduce() averages dense tensors, got one of layout torch.sparse_coo; convert it with tensor.to_dense()",
+        "all_reduce() averages tensors with values, got one on the meta device; create it on cpu or cuda",
         "0 has dtype complex64, but only floating-point gradients of at least 16 bits can be averaged; store a "
         "complex parameter as torch.view_as_real(parameter)",
         "0 has dtype complex64, but only floating-point gradients of at least 16 bits can be averaged; store a "
         "complex parameter as torch.view_as_real(parameter)",
-        "attach() needs the DistributedDataParallel itself, and torch.compile() has wrapped it; call "
+        "attach() needs the DistributedDataParallel itself, got its torch.compile() wrapper; call "
         "spardl.attach(ddp_model, ...) first, then torch.compile(ddp_model)",
         "this process is not a member of the process group; pass a group that contains it, or None for the "
         "default group",
-        "the gradient of 0 is sparse; use sparse=False where it is made",
+        "the gradient of 0 is sparse; create its layer with sparse=False",
     ]
 
 
@@ -151,11 +153,11 @@ def test_models_and_parameters_that_would_go_wrong_later_are_refused() -> None:
 
     (said,) = run_workers(1, work)
     assert said == [
-        "with skip_all_reduce_unused_params=True DDP shows its hook no bucket that nobody used, and a step would not "
-        "end; leave it out, as find_unused_parameters=True alone does what is needed",
+        "skip_all_reduce_unused_params=True makes DDP skip the hook for unused buckets, so a step would never end; "
+        "remove it (find_unused_parameters=True is enough)",
         "method must be a Method, got 'spardl'",
         "attach() needs a DistributedDataParallel, got a Linear; without DDP use spardl.Synchronizer",
-        "parameters has encoder twice, the second time as decoder; give each once",
+        "parameters contains encoder twice, the second time as decoder; pass each one once",
     ]
 
 
@@ -184,4 +186,4 @@ def test_too_few_workers_and_no_parameters() -> None:
 
     (said,) = run_workers(1, work)
     assert "teams" in said[0]
-    assert said[1] == "there are no parameters to average the gradients of"
+    assert said[1] == "parameters is empty or all frozen; pass model.named_parameters() of a model to train"

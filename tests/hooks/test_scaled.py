@@ -117,7 +117,7 @@ def test_a_fixed_threshold_takes_no_scaler() -> None:
             spardl.Synchronizer(made("cnn").named_parameters(), "threshold", scaler=GradScaler("cpu"))
         return str(caught.value)
 
-    assert all("compares gradients with a fixed number" in each for each in run_workers(1, work))
+    assert all("uses a fixed threshold" in each for each in run_workers(1, work))
 
 
 def test_without_a_scaler_an_overflow_is_left_out_and_counted() -> None:

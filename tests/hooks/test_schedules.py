@@ -278,15 +278,15 @@ def test_a_model_that_changes_its_way_is_refused() -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"schedule": "after_backward"}, "there is no schedule 'after_backward' for this handle; use one of wfbp"),
+    ({"schedule": "after_backward"}, "schedule='after_backward' is not supported here; use one of wfbp"),
     (
         {"schedule": AfterBackward()},
         "schedule must be one of wfbp, mg_wfbp, layer_fusion, dear, or",
     ),
     ({"schedule": 3}, "schedule must be one of wfbp"),
-    ({"schedule": "layer_fusion", "bucket_mb": 5}, "schedule=layer_fusion chooses the sizes of groups itself"),
-    ({"schedule": Wfbp(), "bucket_mb": 5}, "bucket_mb is for schedules that are given by name"),
-    ({"schedule": "dear"}, "schedule=dear takes over the optimizer's step; give attach() a torch.optim.Optimizer"),
+    ({"schedule": "layer_fusion", "bucket_mb": 5}, "schedule=layer_fusion chooses the group sizes itself"),
+    ({"schedule": Wfbp(), "bucket_mb": 5}, "bucket_mb has no effect on a schedule object"),
+    ({"schedule": "dear"}, "schedule=dear runs the optimizer's step itself; pass optimizer= to attach()"),
     ({"schedule": "dear", "optimizer": 3}, "optimizer must be a Optimizer or None, got 3"),
     ({"clip_norm": 1.0}, "clip_norm=1.0 needs optimizer= (SGD, Adam or AdamW of torch.optim)"),
     ({"schedule": "dear", "optimizer": "sgd", "clip_norm": -1}, "clip_norm must be a number above 0"),
@@ -316,5 +316,5 @@ def test_what_cannot_be_is_refused_at_once() -> None:
         assert expected in said
         assert "\n" not in said
     assert found[-1].startswith(
-        "schedule=dear updates parameters during the next forward pass, which this does not see"
+        "schedule=dear updates parameters in the next forward pass, which a Synchronizer cannot observe"
     )

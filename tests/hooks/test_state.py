@@ -106,7 +106,8 @@ def test_states_of_others_are_refused() -> None:
         return said
 
     (said,) = run_workers(1, work)
-    assert said == ["this state is of other parameters, or of another bucket_mb; load it where it was saved"] * 2
+    line = "this state belongs to other parameters or another bucket_mb; load it into a handle of the same model and "
+    assert said == [f"{line}bucket_mb"] * 2
 
 
 def test_states_of_other_workers_and_methods_are_refused() -> None:
@@ -132,7 +133,7 @@ def test_states_of_other_workers_and_methods_are_refused() -> None:
                 with pytest.raises(ConfigError) as error:
                     handle.load_state_dict(state)
                 said.append(str(error.value))
-        with pytest.raises(ConfigError, match="no state of a Synchronizer"):
+        with pytest.raises(ConfigError, match="not the state of a Synchronizer"):
             paths[1].handle.load_state_dict({name: value for name, value in states[0].items() if name != "usage"})
         assert not any(group["memory"].any() for group in fresh.handle.state_dict()["groups"])
         assert all(

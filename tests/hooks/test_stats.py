@@ -64,15 +64,15 @@ def test_the_table() -> None:
     stats = Stats(12, 2.5, 1234.0, 4000.0, 128_000.0, seconds, 3, 5.25, 41.7)
     assert str(stats).splitlines() == [
         "steps        12",
-        "rounds       2.5 a step",
-        "words        1,234 a step",
-        "sent         4,000 bytes a step, 3.12% of dense (128,000)",
-        "select       1.250 ms a step",
-        "pack         0.000 ms a step",
-        "communicate  1,500.000 ms a step",
-        "merge        0.000 ms a step",
+        "rounds       2.5 per step",
+        "words        1,234 per step",
+        "sent         4,000 bytes per step, 3.12% of dense (128,000)",
+        "select       1.250 ms per step",
+        "pack         0.000 ms per step",
+        "communicate  1,500.000 ms per step",
+        "merge        0.000 ms per step",
         "refused      3 gradients",
-        "residual     5.25 x what a step adds, some 41.7 steps old",
+        "residual     5.25 x the norm of one step, mean age 41.7 steps",
     ]
     assert str(stats._replace(residual_ratio=None)).endswith("residual     unknown")
 
@@ -82,7 +82,7 @@ def test_one_worker_alone() -> None:
 
     def work(cluster: ProcessGroupCluster) -> Stats:
         found = spardl.all_reduce(torch.ones(10), "spardl", density=0.1).cost
-        assert "0 bytes a step, 0.00% of dense (0)" in str(found)
+        assert "0 bytes per step, 0.00% of dense (0)" in str(found)
         return found
 
     (stats,) = run_workers(1, work)

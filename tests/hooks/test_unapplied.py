@@ -287,17 +287,20 @@ def clipped_by_the_loop() -> None:
     loop.optimizer.step()
 
 
-NO_SYNC = "leave all backward passes of a step but the last to no_sync()"
+NO_SYNC = "run all backward passes of a step except the last"
 CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "accumulated": (accumulated(WHOLE, "wfbp"), NO_SYNC),
     "accumulated on zeros": (accumulated(WHOLE, "wfbp", zeros=True), NO_SYNC),
     "accumulated, dear": (accumulated(WHOLE, "dear"), NO_SYNC),
     "accumulated, dense": (accumulated(DENSE, "dear"), ""),
     "accumulated, synchronizer": (of_a_synchronizer, NO_SYNC),
-    "thrown away": (thrown_away(WHOLE, "wfbp"), "averages were thrown away"),
-    "thrown away, zeros": (thrown_away(WHOLE, "wfbp", zeros=True), "averages were thrown away"),
-    "thrown away, dear": (thrown_away(WHOLE, "dear"), "averages were thrown away"),
-    "thrown away, accumulated": (thrown_away_and_accumulated, "averages were thrown away"),
+    "thrown away": (thrown_away(WHOLE, "wfbp"), "averages were cleared before"),
+    "thrown away, zeros": (
+        thrown_away(WHOLE, "wfbp", zeros=True),
+        "averages were cleared before",
+    ),
+    "thrown away, dear": (thrown_away(WHOLE, "dear"), "averages were cleared before"),
+    "thrown away, accumulated": (thrown_away_and_accumulated, "averages were cleared before"),
     "never zeroed": (never_zeroed("wfbp"), "call optimizer.zero_grad() before the first backward pass"),
     "never zeroed, dear": (never_zeroed("dear"), "before each step() call zero_grad()"),
     "gan": (gan(lambda loop: loop.ddp, quiet=False), ""),
@@ -313,27 +316,27 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "averaged too early, later": (averaged_too_early(5), "average in the last one"),
     "changed behind the version": (changed_behind_the_version, "was changed between backward() and step()"),
     "unused and zeroed": (unused_and_zeroed, ""),
-    "looked in between, dear": (looked_in_between, "a forward pass came between backward() and step()"),
+    "looked in between, dear": (looked_in_between, "because a forward pass came between backward() and step()"),
     "rolled back": (rolled_back("wfbp"), ""),
     "rolled back, dear": (rolled_back("dear"), ""),
     "thrown away, dense": (thrown_away(DENSE, "dear"), ""),
     "two optimizers": (
         with_two_optimizers("wfbp"),
-        "1 of the 4 parameters that this handle averages are none of the optimizer's (0.weight)",
+        "optimizer is missing 1 of the 4 averaged parameters (first: 0.weight)",
     ),
-    "two optimizers, dear": (with_two_optimizers("dear", DENSE), "are none of the optimizer's"),
+    "two optimizers, dear": (with_two_optimizers("dear", DENSE), "optimizer is missing 1 of the 4 averaged parameters"),
     "two optimizers, dense": (with_two_optimizers("wfbp", DENSE), ""),
-    "new group": (with_a_new_group("wfbp"), "1 of the optimizer's 5 parameters are none that this handle averages"),
-    "new group, dear": (with_a_new_group("dear"), "parameters are none that this handle averages"),
+    "new group": (with_a_new_group("wfbp"), "optimizer has 1 of 5 parameters that this handle does not average"),
+    "new group, dear": (with_a_new_group("dear"), "parameters that this handle does not average"),
     "unfrozen": (
         unfrozen(lambda model: spardl.Synchronizer(model.named_parameters(), "none")),
-        "0.weight is trained, and was frozen when this handle was made",
+        "0.weight was frozen when this handle was created and is trained now",
     ),
     "unfrozen, outer": (
         unfrozen(lambda model: spardl.Outer(model.named_parameters(), sgd(model.parameters()), "none", every=2)),
-        "make the handle anew after requires_grad_(True)",
+        "create the handle after requires_grad_(True)",
     ),
-    "clipped, dear": (clipped_by_the_loop, "give attach() clip_norm="),
+    "clipped, dear": (clipped_by_the_loop, "pass clip_norm= to attach()"),
 }
 
 
@@ -390,7 +393,7 @@ def test_workers_that_run_out_of_batches() -> None:
     def work(cluster: ProcessGroupCluster) -> list[float]:
         (rank,) = cluster.local_ranks
         for method, schedule in ((WHOLE, "wfbp"), (WHOLE, "dear"), (DENSE, "dear")):
-            with pytest.raises(ConfigError, match=r"with ddp.join\(\) some workers make fewer steps"):
+            with pytest.raises(ConfigError, match=r"ddp.join\(\) lets some workers make fewer steps"):
                 trained(method, schedule, rank=rank)
         return apart(partial(trained, rank=rank))
 
@@ -438,4 +441,4 @@ def test_parameters_of_equal_names_are_told_apart() -> None:
         return ""
 
     (said,) = run_workers(1, work)
-    assert "was averaged together with what had been averaged before" in said
+    assert "was averaged again together with an earlier average" in said

@@ -1,1 +1,1 @@
-"""Methods in other people's trainers; each module needs the library that it is named after."""
+"""Integrations with third-party trainers; each module requires the library that it is named after."""

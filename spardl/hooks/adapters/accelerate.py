@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate: a method for a model that ``accelerator.prepare`` has wrapped."""
+"""Integration with Hugging Face Accelerate: attaches a method to a model prepared by ``accelerator.prepare``."""
 
 from __future__ import annotations
 
@@ -30,40 +30,40 @@ def attach(
     fresh: bool = False,
     **options: Any,
 ) -> Hook:
-    """Lets a prepared model average its gradients with a method of this library.
+    """Makes a prepared model average its gradients with a method of this library.
 
     Call it once, on all workers, after ``accelerator.prepare``. With mixed precision, residuals follow the
-    accelerator's ``GradScaler``. ``accelerator.save_state`` and ``load_state`` save and load each worker's state, too.
+    accelerator's ``GradScaler``. ``accelerator.save_state`` and ``load_state`` include the state of each worker.
 
     Args:
-        accelerator: that prepared the model.
-        model: as prepared: a ``DistributedDataParallel``.
-        method: a name (``spardl.method_names()``), or a :class:`spardl.Method`.
-        optimizer: of the model, as prepared: see :func:`spardl.attach`. Give ``clip_norm`` here then, in place of
-            ``accelerator.clip_grad_norm_``. Most sparse methods need it, except with ``recipe="published"``.
-        fresh: whether residuals begin at zero where ``load_state`` finds none, instead of an error.
-        **options: of :func:`spardl.attach`, and of the method, for instance ``density=0.01``.
+        accelerator: accelerator that prepared the model.
+        model: prepared model, a ``DistributedDataParallel``.
+        method: name of a method (see ``spardl.method_names()``), or a :class:`spardl.Method`.
+        optimizer: prepared optimizer of the model, as for :func:`spardl.attach`. Most sparse methods need it, except
+            with ``recipe="published"``. Pass ``clip_norm`` here instead of calling ``accelerator.clip_grad_norm_``.
+        fresh: whether residuals start at zero, rather than raise an error, where ``load_state`` finds none.
+        **options: options of :func:`spardl.attach` and of the method, for example ``density=0.01``.
 
     Returns:
-        The hook's state: ``state_dict``, ``load_state_dict``, ``stats``, ``detach``.
+        The handle, with ``state_dict``, ``load_state_dict``, ``stats`` and ``detach``.
 
     Raises:
-        ConfigError: if the model is not distributed by DDP, the method or an option is unknown, or does not fit so many
-            workers, or needs the optimizer.
+        ConfigError: if the model is not a DDP, or the method or an option is unknown, does not support the number of
+            workers or needs the optimizer.
         CheckpointError: in ``load_state``, if it finds no state of this worker.
     """
     wrapped = distributed(model, "accelerate launch, or torchrun")
     if optimizer is None and isinstance(method_of(method, options).momentum, AutoMomentum):
         raise ConfigError(
-            "this method averages the optimizer's updates, and attach() was not given the optimizer; add "
-            'optimizer=optimizer (as accelerator.prepare() returned it), or recipe="published" to average gradients'
+            "attach() needs the optimizer, because this method averages its updates; add optimizer=optimizer (as "
+            'returned by accelerator.prepare()), or recipe="published" to average gradients'
         )
     handle = hook.attach(wrapped, method, scaler=accelerator.scaler, optimizer=unwrapped(optimizer), **options)
     first = next(model.parameters())
 
     def prefixes(models: list[nn.Module]) -> list[str]:
-        # The accelerator lists models as they were before it wrapped them; their parameters are the same. One that it
-        # has forgotten is in none of its checkpoints.
+        # The accelerator lists models without their wrappers, so they are recognized by their parameters. The list is
+        # empty for a model that free_memory() has removed, which is in no checkpoint.
         return [f"spardl-{number}" for number, each in enumerate(models) if next(each.parameters()) is first]
 
     def save(models: list[nn.Module], weights: object, folder: str) -> None:

@@ -1,4 +1,4 @@
-"""Lightning: DDP with a method of this library, as a strategy."""
+"""Integration with Lightning: a strategy that combines DDP with a method of this library."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ __all__ = ["SpardlStrategy"]
 
 
 class SpardlStrategy(DDPStrategy):
-    """``Trainer(strategy=SpardlStrategy("spardl", density=0.01))``: DDP whose gradients a method averages.
+    """DDP strategy that averages gradients with a method: ``Trainer(strategy=SpardlStrategy("spardl"))``.
 
-    Most sparse methods average updates of the module's optimizer (one of SGD, Adam or AdamW), whose moments each worker
-    keeps: see ``optimizer=`` of :func:`spardl.attach`, and give ``clip_norm`` here in place of the trainer's
-    ``gradient_clip_val``. ``recipe="published"`` averages gradients and leaves the optimizer and clipping to Lightning.
-    Each worker's state is kept beside every checkpoint, in a folder ``CHECKPOINT.spardl``, and goes where it goes.
+    Most sparse methods average updates of the module's optimizer (a single SGD, Adam or AdamW), whose moments each
+    worker keeps, as with ``optimizer=`` of :func:`spardl.attach`. Then pass ``clip_norm`` here instead of the trainer's
+    ``gradient_clip_val``. ``recipe="published"`` averages gradients and leaves optimizers and clipping to Lightning.
+    The state of each worker is saved next to every checkpoint, in a folder ``CHECKPOINT.spardl``.
 
     Args:
-        method: a name (``spardl.method_names()``), or a :class:`spardl.Method`.
-        ddp: options of Lightning's ``DDPStrategy``, for instance ``{"find_unused_parameters": True}``.
-        fresh: whether residuals begin at zero where a checkpoint has none, instead of an error.
-        **options: of :func:`spardl.attach`, and of the method, for instance ``density=0.01``.
+        method: name of a method (see ``spardl.method_names()``), or a :class:`spardl.Method`.
+        ddp: options of Lightning's ``DDPStrategy``, for example ``{"find_unused_parameters": True}``.
+        fresh: whether residuals start at zero, rather than raise an error, where a checkpoint has none.
+        **options: options of :func:`spardl.attach` and of the method, for example ``density=0.01``.
 
     Attributes:
-        handle: of the model that is trained; ``None`` before training begins.
+        handle: handle of the model; ``None`` before training begins.
 
     Raises:
-        ConfigError: with ``schedule="dear"``; when training begins, if the method or an option is unknown, or does not
-            fit so many workers, or the optimizers or the trainer's clipping, or checkpoints are not written into a
-            local folder.
-        CheckpointError: when training goes on, if the checkpoint has no state of this worker.
+        ConfigError: with ``schedule="dear"``; when training begins, if the method or an option is unknown, the method
+            does not support the number of workers, the optimizers or the trainer's clipping, or checkpoints are not
+            written to a local folder.
+        CheckpointError: when training resumes, if the checkpoint has no state of this worker.
     """
 
     def __init__(
@@ -60,18 +60,19 @@ class SpardlStrategy(DDPStrategy):
     ) -> None:
         if isinstance(schedule := options.get("schedule"), Dear) or schedule == Dear.name:
             raise ConfigError(
-                "schedule=dear updates in the next forward pass, and Lightning runs forward and backward passes inside "
+                "schedule=dear updates in the next forward pass, but Lightning runs forward and backward passes inside "
                 "optimizer.step(); use schedule=wfbp"
             )
         super().__init__(**(ddp or {}))
         self.handle: Hook | None = None
         self._method, self._fresh, self._options = method, fresh, options
-        self._continued: tuple[str | Path, int] | None = None
+        # Checkpoint and step to load once the model is wrapped.
+        self._resume: tuple[str | Path, int] | None = None
 
     def configure_ddp(self) -> None:
-        """Wraps the model, which is about to be trained."""
+        """Wraps the model for training."""
         super().configure_ddp()
-        if self.handle is not None:
+        if self.handle is not None:  # of an earlier fit()
             self.handle.detach()
         assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
@@ -79,79 +80,79 @@ class SpardlStrategy(DDPStrategy):
             trainer.default_root_dir,
             *(getattr(each, "dirpath", None) for each in trainer.checkpoint_callbacks),
         ):
-            _beside(folder or ".")
+            _state_folder(folder or ".")  # raises before training if workers cannot write there
 
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
-        """Makes the optimizers, and the handle, which applies averages in the steps of the only one."""
+        """Creates the optimizers and the handle."""
         super().setup_optimizers(trainer)
         scaler = getattr(self.precision_plugin, "scaler", None)
         assert self.model is not None
         options = {"scaler": scaler, "optimizer": self._optimizer(trainer), **self._options}
         self.handle = attach(distributed(self.model, "devices=N"), self._method, **options)
-        if self._continued is not None:
-            self._load(*self._continued)
-            self._continued = None
+        if self._resume is not None:
+            self._load(*self._resume)
+            self._resume = None
 
     def _optimizer(self, trainer: pl.Trainer) -> torch.optim.Optimizer | None:
-        """The only optimizer; ``None`` if there are several, each of which applies averaged gradients.
+        """Returns the only optimizer; ``None`` if there are several, each of which applies averaged gradients.
 
         Raises:
-            ConfigError: if the method averages updates, and there are several optimizers, or the trainer clips them.
+            ConfigError: if the method averages updates, but there are several optimizers or the trainer clips.
         """
         optimizers = [unwrapped(each) for each in self.optimizers]
         method = method_of(self._method, self._options)
         moved = any(definite(method, each).momentum.moved for each in optimizers)
         if moved and len(optimizers) > 1:
             raise ConfigError(
-                f"this method averages the updates of one optimizer, and configure_optimizers() returned "
-                f'{len(optimizers)}; give SpardlStrategy recipe="published" to average gradients, or use '
+                f"this method averages the updates of one optimizer, but configure_optimizers() returned "
+                f'{len(optimizers)}; pass recipe="published" to SpardlStrategy to average gradients, or use '
                 "spardl.attach() in a loop without Lightning, with one DDP model and handle per optimizer"
             )
         if moved and trainer.gradient_clip_val:
             raise ConfigError(
-                f"Trainer(gradient_clip_val={trainer.gradient_clip_val}) would clip averaged updates; delete it and "
-                f"give SpardlStrategy clip_norm={trainer.gradient_clip_val}, the largest 2-norm of each worker's own "
-                'gradient, or recipe="published"'
+                f"Trainer(gradient_clip_val={trainer.gradient_clip_val}) would clip averaged updates; remove it and "
+                f"pass clip_norm={trainer.gradient_clip_val} to SpardlStrategy (largest 2-norm of each worker's own "
+                'gradient), or recipe="published"'
             )
         return optimizers[0] if len(optimizers) == 1 else None
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
     ) -> None:
-        """Writes a checkpoint, and each worker's state beside it."""
+        """Writes a checkpoint, and each worker's state next to it."""
         super().save_checkpoint(checkpoint, filepath, storage_options)
         if self.handle is not None and "optimizer_states" in checkpoint:
-            save_state(self.handle, _beside(filepath), step=checkpoint["global_step"])
+            save_state(self.handle, _state_folder(filepath), step=checkpoint["global_step"])
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        """Reads a checkpoint, and this worker's state: now, or once the model is wrapped."""
+        """Reads a checkpoint, and this worker's state, now or once the model is wrapped."""
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
         assert self.lightning_module is not None
         if self.lightning_module.trainer.state.fn == TrainerFn.FITTING and "global_step" in checkpoint:
-            if isinstance(self.model, DistributedDataParallel):  # a callback goes back, as the search for a rate does
+            # A callback may reload during training, as the learning-rate finder does.
+            if isinstance(self.model, DistributedDataParallel):
                 self._load(checkpoint_path, checkpoint["global_step"])
             else:
-                self._continued = checkpoint_path, checkpoint["global_step"]
+                self._resume = checkpoint_path, checkpoint["global_step"]
         return checkpoint
 
     def _load(self, checkpoint: str | Path, step: int) -> None:
         assert self.handle is not None
-        folder = _beside(checkpoint)
-        if Path(checkpoint).is_symlink():  # the states are beside what it leads to
-            folder = _beside(os.path.realpath(checkpoint))
+        folder = _state_folder(checkpoint)
+        if Path(checkpoint).is_symlink():  # states are next to its target
+            folder = _state_folder(os.path.realpath(checkpoint))
         load_state(self.handle, folder, step=step, fresh=self._fresh)
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
-        """Removes a checkpoint, and this worker's state."""
+        """Removes a checkpoint and this worker's state."""
         super().remove_checkpoint(filepath)
-        folder = _beside(filepath)
+        folder = _state_folder(filepath)
         state_file(folder).unlink(missing_ok=True)
-        with suppress(OSError):  # the last worker's
+        with suppress(OSError):  # succeeds on the last worker only
             folder.rmdir()
 
 
-def _beside(checkpoint: str | Path) -> Path:
-    """The folder of workers' states."""
+def _state_folder(checkpoint: str | Path) -> Path:
     if "://" in str(checkpoint):
-        raise ConfigError(f"{checkpoint} is not in a local folder, and SpardlStrategy writes into one; set dirpath")
+        raise ConfigError(f"{checkpoint} is not a local path, as SpardlStrategy needs; set dirpath to a local folder")
     return Path(f"{checkpoint}.spardl")

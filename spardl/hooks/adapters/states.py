@@ -1,4 +1,4 @@
-"""What every worker carries from step to step, in files beside another library's checkpoint."""
+"""Shared parts of the integrations: finds the DDP model, and stores workers' states next to a trainer's checkpoint."""
 
 from __future__ import annotations
 
@@ -22,30 +22,27 @@ from spardl.method.recipes import make_method
 __all__ = ["distributed", "load_state", "method_of", "save_state", "state_file"]
 
 
-# The model as other people's trainers have wrapped it, and the method for it.
-
-
 def distributed(model: nn.Module, launcher: str) -> DistributedDataParallel:
-    """The model, if it is distributed by DDP.
+    """Returns the DDP model that a trainer has wrapped; ``launcher`` starts several workers, for the error message.
 
     Raises:
-        ConfigError: if it is not.
+        ConfigError: if the model is not distributed by DDP.
     """
-    model = getattr(model, "_orig_mod", model)  # where torch.compile put it
+    model = getattr(model, "_orig_mod", model)  # torch.compile() wraps the DDP model
     if not isinstance(model, DistributedDataParallel):
         raise ConfigError(
-            f"the model is a {type(model).__name__}, not distributed by DDP: start several workers ({launcher}), "
-            "without another way to distribute the model"
+            f"the model is a {type(model).__name__} and not a DistributedDataParallel; start several workers "
+            f"({launcher}) without another parallel strategy"
         )
     return model
 
 
 def method_of(method: str | Method, options: Mapping[str, Any]) -> Method:
-    """The method that ``attach`` would make.
+    """Returns the method that ``attach`` would use.
 
     Args:
-        method: a name, or a method.
-        options: of ``attach`` and of the method.
+        method: name of a method, or a method.
+        options: options of ``attach`` and of the method.
 
     Raises:
         ConfigError: if the method or an option is unknown.
@@ -55,33 +52,33 @@ def method_of(method: str | Method, options: Mapping[str, Any]) -> Method:
 
 
 class _Read(NamedTuple):
-    """What one worker found: a step, or what is wrong; neither if there is no file, and need not be one."""
+    """Result of reading a state file: a step, or an error message; neither if a missing file is allowed."""
 
     step: int | None
     fault: str | None
 
 
 def state_file(folder: Path, prefix: str = "spardl") -> Path:
-    """Where this worker's state is, or would be, in a folder.
+    """Returns the path of this worker's state file, whether or not it exists.
 
     Args:
-        folder: of a checkpoint.
-        prefix: of the file's name.
+        folder: folder of a checkpoint.
+        prefix: prefix of the file name.
     """
     return folder / f"{prefix}-{dist.get_rank()}-of-{dist.get_world_size()}.pt"
 
 
 def save_state(handle: Hook, folder: Path, prefix: str = "spardl", *, step: int | None = None) -> None:
-    """Writes this worker's state into a folder; all workers call it.
+    """Writes this worker's state into a folder; to be called by all workers.
 
     Args:
-        handle: from ``attach``.
-        folder: is made if it is not there.
-        prefix: of the file's name, where one checkpoint has the states of several models.
-        step: of the checkpoint, by the trainer's count; by the handle's own if ``None``.
+        handle: handle from ``attach``.
+        folder: folder to write to; created if it does not exist.
+        prefix: prefix of the file name, which distinguishes the models of one checkpoint.
+        step: step of the checkpoint as the trainer counts it; ``None`` for the handle's own count.
 
     Raises:
-        OSError: if it cannot be written; an older state stays whole then.
+        OSError: if the file cannot be written; an older one stays intact then.
     """
     folder.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
@@ -92,18 +89,18 @@ def save_state(handle: Hook, folder: Path, prefix: str = "spardl", *, step: int 
 def load_state(
     handle: Hook, folder: Path, prefix: str = "spardl", *, step: int | None = None, fresh: bool = False
 ) -> None:
-    """Continues from what ``save_state`` wrote, by the same rank of as many; all workers call it.
+    """Restores what ``save_state`` wrote on the same rank and world size; to be called by all workers.
 
     Args:
-        handle: from ``attach``.
-        folder: as saved.
-        prefix: as saved.
-        step: of the checkpoint, by the trainer's count, if it tells.
-        fresh: whether residuals begin at zero where no worker has a state, instead of an error.
+        handle: handle from ``attach``.
+        folder: folder passed to ``save_state``.
+        prefix: prefix passed to ``save_state``.
+        step: step of the checkpoint as the trainer counts it, if known.
+        fresh: whether residuals start at zero, rather than raise an error, where no worker has a state.
 
     Raises:
-        CheckpointError: on all workers, if one of them has no state among so many, or cannot read it, or states are not
-            of one step, the checkpoint's.
+        CheckpointError: on all workers, if one of them has no state for this world size or cannot read it, or the
+            states belong to different steps or not to that of the checkpoint.
     """
     values, read = _read(state_file(folder, prefix), folder, prefix, fresh)
     found: list[Any] = [None] * dist.get_world_size()
@@ -114,27 +111,29 @@ def load_state(
 
 
 def _read(path: Path, folder: Path, prefix: str, fresh: bool) -> tuple[dict[str, Any] | None, _Read]:
-    """A worker's file. What is wrong is not raised yet: the others would wait."""
+    # Errors are returned: if one worker raised here, the others would wait for it in all_gather_object().
     if not path.exists():
         missing = (
-            f"{folder} has {_others(folder, prefix)}, and no {path.name}: go on with as many workers as saved it, or"
+            f"{folder} has {_others(folder, prefix)}, but no {path.name}; resume with the number of workers that saved "
+            "it, or start with zero residuals by fresh=True"
         )
-        return None, _Read(None, None if fresh else f"{missing} let residuals begin at zero by fresh=True")
+        return None, _Read(None, None if fresh else missing)
     try:
         with open_regular(path) as file:
             values = torch.load(file, map_location="cpu", weights_only=True)
         return values, _Read(values["step"], None)
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        return None, _Read(None, f"{path} cannot be read ({reason}); take an older checkpoint")
+        return None, _Read(None, f"{path} cannot be read ({reason}); resume from an older checkpoint")
 
 
 def _check(found: Sequence[_Read], folder: Path, step: int | None) -> None:
-    """Accepts what all workers have found, or raises the same everywhere.
+    """Checks the results of all workers, so that all raise an error if one does.
 
     Raises:
-        CheckpointError: if something is wrong with one of them.
+        CheckpointError: if a worker could not read its state, or steps differ.
     """
+    # A worker reports its own error first.
     for each in (found[dist.get_rank()], *found):
         if each.fault is not None:
             raise CheckpointError(each.fault)
@@ -142,11 +141,13 @@ def _check(found: Sequence[_Read], folder: Path, step: int | None) -> None:
     wanted = steps if step is None or steps == {None} else {step}
     if len(steps) > 1 or steps != wanted:
         said = ", ".join(sorted(str(each) for each in steps))
-        of_all = "all of one step" if step is None else f"of step {step}, as the checkpoint is"
-        raise CheckpointError(f"states in {folder} are of steps {said}, not {of_all}; take an older checkpoint")
+        expected = "of a single step" if step is None else f"of the checkpoint's step {step}"
+        raise CheckpointError(
+            f"states in {folder} are of steps {said}, not {expected}; resume from an older checkpoint"
+        )
 
 
 def _others(folder: Path, prefix: str) -> str:
-    """What else is there, in words."""
+    """Describes the states of other world sizes in a folder."""
     sizes = sorted({path.stem.rpartition("-")[2] for path in folder.glob(f"{prefix}-*-of-*.pt")})
-    return f"states of {' and '.join(sizes)} workers" if sizes else "no states of residuals"
+    return f"states of {' and '.join(sizes)} workers" if sizes else "no workers' states"

@@ -150,9 +150,9 @@ def test_a_checkpoint_without_residuals_is_told(tmp_path: Path) -> None:
         return str(error.value)
 
     for rank, said in enumerate(launched(work)):
-        missing = f"no states of residuals, and no spardl-0-{rank}-of-2.pt"
-        way_out = "go on with as many workers as saved it, or let residuals begin at zero by fresh=True"
-        assert said == f"{tmp_path}/dense has {missing}: {way_out}"
+        missing = f"no workers' states, but no spardl-0-{rank}-of-2.pt"
+        way_out = "resume with the number of workers that saved it, or start with zero residuals by fresh=True"
+        assert said == f"{tmp_path}/dense has {missing}; {way_out}"
 
 
 def test_one_process_is_told_to_start_several() -> None:
@@ -165,7 +165,7 @@ def test_one_process_is_told_to_start_several() -> None:
 
     (said,) = launched(work, workers=1)
     assert said.startswith(
-        "the model is a Linear, not distributed by DDP: start several workers (accelerate launch, or torchrun)"
+        "the model is a Linear and not a DistributedDataParallel; start several workers (accelerate launch, or torchrun"
     )
 
 
@@ -183,6 +183,6 @@ def test_a_missing_optimizer_is_refused() -> None:
 
     for said in launched(work):
         assert said == (
-            "this method averages the optimizer's updates, and attach() was not given the optimizer; add "
-            'optimizer=optimizer (as accelerator.prepare() returned it), or recipe="published" to average gradients'
+            "attach() needs the optimizer, because this method averages its updates; add optimizer=optimizer (as "
+            'returned by accelerator.prepare()), or recipe="published" to average gradients'
         )

@@ -131,7 +131,7 @@ def test_a_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
             shutil.copy(saved, tmp_path / "dense.ckpt")
         dist.barrier()
         continued = trained(tmp_path, ours(**options), 2, saved, enable_checkpointing=False)
-        with pytest.raises(CheckpointError, match=r"dense.ckpt.spardl has no states of residuals"):
+        with pytest.raises(CheckpointError, match=r"dense.ckpt.spardl has no workers' states"):
             trained(tmp_path, ours(**options), 2, tmp_path / "dense.ckpt", enable_checkpointing=False)
         fresh = ours(fresh=True, **options)
         return [
@@ -254,15 +254,15 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "several optimizers": (
         one_for_each_layer,
         {},
-        "this method averages the updates of one optimizer, and configure_optimizers() returned 2; give SpardlStrategy "
-        'recipe="published" to average gradients, or use spardl.attach() in a loop without Lightning, with one DDP '
-        "model and handle per optimizer",
+        "this method averages the updates of one optimizer, and configure_optimizers() returned 2; pass "
+        'recipe="published" to SpardlStrategy to average gradients, or use spardl.attach() in a loop without '
+        "Lightning, with one DDP model and handle per optimizer",
     ),
     "clipping": (
         adam,
         {"gradient_clip_val": 0.5},
-        "Trainer(gradient_clip_val=0.5) would clip averaged updates; delete it and give SpardlStrategy clip_norm=0.5, "
-        'the largest 2-norm of each worker\'s own gradient, or recipe="published"',
+        "Trainer(gradient_clip_val=0.5) would clip averaged updates; remove it and pass clip_norm=0.5 to "
+        'SpardlStrategy (largest 2-norm of each worker\'s own gradient), or recipe="published"',
     ),
 }
 
@@ -282,7 +282,7 @@ def test_what_does_not_fit_an_update_is_refused(tmp_path: Path, what: str) -> No
 
 def test_dear_is_refused() -> None:
     for schedule in ("dear", Dear()):
-        with pytest.raises(ConfigError, match=r"^schedule=dear updates in the next forward pass, and Lightning runs"):
+        with pytest.raises(ConfigError, match=r"^schedule=dear updates in the next forward pass, but Lightning runs"):
             ours(method="spardl", schedule=schedule)
 
 
@@ -295,4 +295,4 @@ def test_a_folder_far_away_is_refused_before_training(tmp_path: Path) -> None:
         return str(error.value)
 
     for said in launched(work):
-        assert said == "memory://far is not in a local folder, and SpardlStrategy writes into one; set dirpath"
+        assert said == "memory://far is not a local path, as SpardlStrategy needs; set dirpath to a local folder"

@@ -172,7 +172,7 @@ def test_files_of_another_save_are_refused(tmp_path: Path) -> None:
             trained(tmp_path, {"method": "topka"}, str(tmp_path / "checkpoint-4"))
         return str(error.value)
 
-    wanted = "not of step 4, as the checkpoint is; take an older checkpoint"
+    wanted = "not of the checkpoint's step 4; resume from an older checkpoint"
     assert launched(work) == [f"states in {tmp_path}/checkpoint-4 are of steps 4, 8, {wanted}"] * 2
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.driver import beside, here, only_run, results, steps_logged, summary, wait_until
-from train import CONFIGURATIONS
+from trainer.build import CONFIGURATIONS
 from trainer.learner import Learner
 
 STEPS = 14

@@ -32,7 +32,7 @@ from tests.driver import (
     summary,
     wait_until,
 )
-from train import STOPPED
+from trainer.command_line import STOPPED
 from trainer.launch import Simulated
 from trainer.rendezvous import Stopping
 
@@ -182,7 +182,7 @@ def test_workers_save_when_their_agent_dies(tmp_path: Path) -> None:
     assert [path.name for path in folder.glob("checkpoints/*")] == [f"step-{steps_logged(tmp_path / 'out'):08d}"]
 
 
-@pytest.mark.parametrize("moment", ["train.build", "trainer.experiment.prepare"])
+@pytest.mark.parametrize("moment", ["trainer.job.build", "trainer.experiment.prepare"])
 def test_asked_before_training_began(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def ask() -> None:
         monkeypatch.setattr(moment, lambda *arguments, **more: signal.raise_signal(signal.SIGTERM))

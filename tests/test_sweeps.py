@@ -16,8 +16,8 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 
-import train
 from tests.driver import ROOT, beside, command, here, only_run, summary, wait_until
+from trainer.command_line import STOPPED
 from trainer.runs import Run, UnfinishedError
 from trainer.task import Task
 
@@ -84,7 +84,7 @@ def test_who_is_asked_to_stop_begins_no_other_run(tmp_path: Path) -> None:
     with beside(*words, folder=tmp_path / "log") as run:
         wait_until(lambda: '"train"' in "".join(path.read_text() for path in tmp_path.glob("out/*/metrics.jsonl")))
         run.kill(signal.SIGTERM)
-        assert run.wait() == train.STOPPED
+        assert run.wait() == STOPPED
     assert summary(only_run(tmp_path / "out"))["status"] == "stopped"
 
 

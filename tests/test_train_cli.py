@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import yaml
 
 from spardl.basics.version import __version__
 from tests.driver import ROOT, STARTED_BY, beside, command, events, here, only_run, processes, results, summary
+from trainer.command_line import _options
 
 TINY = ("training.max_steps=2", "cluster.workers=2")
 FIGURES = {"metric", "final", "best", "steps", "epochs", "workers", "parameters", "density", "replica_checks"}
@@ -243,6 +245,25 @@ def test_what_is_imported(tmp_path: Path) -> None:
     imported = [line.rpartition("|")[2].strip() for line in done.stderr.splitlines()]
     assert not {"torchvision", "transformers", "tokenizers", "wandb"} & set(imported)
     assert imported.count("torch._dynamo") == 1  # by torch's optimizers
+
+
+def completed(line: str) -> str:
+    """What Hydra's shell completion prints."""
+    environment = {"COMP_LINE": line, "COMP_POINT": str(len(line))}
+    return str(command("--shell-completion", "query=bash", env=environment).stdout)
+
+
+def test_the_shell_completes() -> None:
+    found = completed("python train.py compressor=topk").split()
+    assert found == ["compressor=topk", "compressor=topka", "compressor=topkdsa"]
+
+
+def test_options_are_those_of_hydra() -> None:
+    """The parser of train.py knows each option that Hydra documents, and no other."""
+    lines = re.findall(r"^(--\S+) : ", command("--hydra-help").stdout, re.MULTILINE)
+    listed = {name for line in lines for name in line.split(",")}
+    known = {name for action in _options()._actions for name in action.option_strings}
+    assert known == listed
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-import train
 from spardl.basics.errors import ConfigError
 from spardl.communicators.base import Communicator
 from spardl.compressors.base import Compressor
 from tests.driver import ROOT
+from trainer.build import KINDS
 from trainer.targets import Kind
 
 COMPRESSOR = Kind(Compressor)
@@ -33,9 +33,9 @@ def nodes() -> list[tuple[str, dict[str, Any]]]:
 
 def test_all_that_is_in_conf_can_be_made() -> None:
     found = nodes()
-    assert {name for name, _ in found} == set(train.KINDS)
+    assert {name for name, _ in found} == set(KINDS)
     for name, node in found:
-        train.KINDS[name].check(name, node)
+        KINDS[name].check(name, node)
 
 
 @pytest.mark.parametrize(

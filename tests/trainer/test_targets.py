@@ -9,7 +9,7 @@ import pytest
 from hydra.utils import get_class
 
 from tests.driver import composed
-from train import CONFIGURATIONS, build_method
+from trainer.build import CONFIGURATIONS, build_method
 from trainer.experiment import experiment_id
 from trainer.targets import first_edition, public
 

@@ -54,10 +54,10 @@ REFUSED = {
 RUN = "+compressor.command=touch\\{tmp}/executed"
 COMPOSED = {
     f"compressor._target_=os.system {RUN}": "compressor._target_=os.system cannot be used: it must be from spardl",
-    f"logger._target_=trainer.observers.os.system {RUN}": "it is no Logger of trainer",
+    f"logger._target_=trainer.observers.os.system {RUN.replace('compressor', 'logger')}": "it is no Logger of trainer",
     "compressor._target_=builtins.eval": "it must be from spardl; choose one with compressor=NAME",
     "compressor._target_=[]": "compressor._target_=[] cannot be used",
-    "model._target_=torch.nn.Linear": "it must be from tasks; choose one with model=NAME",
+    "model._target_=torch.nn.Linear": "it must be from tasks; add plugins=[torch] to allow its package",
     "task._target_=os.system": "it must be from tasks; choose one with task=NAME",
     "task=5": "this configuration has no task",
     "optimizer._target_=torch.load": "it must be from torch.optim; choose one with optimizer=NAME",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import fields
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -38,7 +39,7 @@ from trainer.launch import Launcher
 from trainer.learner import Plan, Settings, sample_optimizer
 from trainer.lr import LrSchedule
 from trainer.observers import Logger
-from trainer.targets import Kind, check_switches, public, settled, whole
+from trainer.targets import Kind, allowed_packages, check_arguments, nearest, public, settled, whole
 from trainer.task import Task
 
 __all__ = ["CONFIGURATIONS", "KINDS", "build", "build_dataset", "build_method", "build_plan"]
@@ -48,18 +49,18 @@ CONFIGURATIONS = Path(__file__).resolve().parents[1] / "conf"
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         "cluster": Kind(Launcher, ("trainer",)),
-        "communicator": Kind(Communicator),
-        "compressor": Kind(Compressor),
-        "dataset": Kind(Dataset, ("tasks",), functions=True),
-        "logger": Kind(Logger, ("trainer",)),
-        "lr_schedule": Kind(LrSchedule, ("trainer",)),
-        "model": Kind(nn.Module, ("tasks",), functions=True, partial=True),
+        "communicator": Kind(Communicator, extensible=True),
+        "compressor": Kind(Compressor, extensible=True),
+        "dataset": Kind(Dataset, ("tasks",), functions=True, extensible=True),
+        "logger": Kind(Logger, ("trainer",), extensible=True),
+        "lr_schedule": Kind(LrSchedule, ("trainer",), extensible=True),
+        "model": Kind(nn.Module, ("tasks",), functions=True, partial=True, extensible=True),
         "momentum": Kind(Momentum),
         "optimizer": Kind(torch.optim.Optimizer, ("torch.optim",), partial=True),
         "residual": Kind(Residual),
-        "schedule": Kind(Schedule),
-        "task": Kind(Task, ("tasks",), functions=True),
-        "warmup": Kind(Warmup, inside={"communicator": Kind(Communicator)}),
+        "schedule": Kind(Schedule, extensible=True),
+        "task": Kind(Task, ("tasks",), functions=True, extensible=True),
+        "warmup": Kind(Warmup, inside={"communicator": Kind(Communicator, extensible=True)}),
         "wire": Kind(Wire),
     }
 )
@@ -157,8 +158,8 @@ def build_method(plain: Mapping[str, Any]) -> Method:
 def _make(plain: Mapping[str, Any], name: str, **extra: Any) -> Any:
     """Instantiates one node; any failure becomes a one-line error that names the node."""
     node = plain.get(name) or {}
-    KINDS[name].check(name, node)
-    check_switches(name, node)
+    KINDS[name].check(name, node, allowed_packages(plain.get("plugins")))
+    check_arguments(name, node)
     try:
         return instantiate(node, **extra, _convert_="all")
     except HydraException as error:
@@ -170,6 +171,11 @@ def _make(plain: Mapping[str, Any], name: str, **extra: Any) -> Any:
 
 
 def _settings(node: Mapping[str, Any]) -> Settings:
+    known = [field.name for field in fields(Settings)]
+    if unknown := [key for key in node if key not in known]:
+        close = nearest(unknown[0], dict.fromkeys(known))
+        hint = f"did you mean training.{close}?" if close else "remove it"
+        raise ConfigError(f"training.{unknown[0]}={node[unknown[0]]} is not a setting of this program; {hint}")
     try:
         return Settings(**node)
     except TypeError as error:

@@ -35,7 +35,7 @@ __all__ = ["Experiment", "decisive", "experiment_id"]
 
 # What may differ between two runs of one experiment: it does not change their result.
 _INCIDENTAL = {
-    "": ("data_dir", "cache_dir", "output_dir", "resume", "force", "logger", "presets"),
+    "": ("data_dir", "cache_dir", "output_dir", "resume", "force", "logger", "presets", "plugins"),
     "dataset": ("root", "download", "cache"),
     "cluster": ("port", "timeout", "interface"),
     "training": ("log_every", "checkpoint_every", "keep_checkpoints", "check_every"),

@@ -19,7 +19,7 @@ from spardl.clusters.workers.membership import find_membership, what_a_restart_n
 from spardl.clusters.workers.processes import AskedToStopError
 from trainer.build import build
 from trainer.checkpoint import list_checkpoints
-from trainer.command_line import BAD_INPUT, FAILED, INTERRUPTED, STOPPED, complain, say
+from trainer.command_line import BAD_INPUT, FAILED, INTERRUPTED, STOPPED, check_plugins, complain, say
 from trainer.experiment import Experiment
 from trainer.observers import Wandb, without_run_id
 from trainer.runs import Run, UnfinishedError, finished_run
@@ -64,6 +64,7 @@ def _is_failure(error: Exception) -> bool:
 def _train(config: DictConfig) -> float | None:
     if sweeping() and find_membership(os.environ):
         raise ConfigError("a sweep (-m) starts its workers itself; start it without torchrun or srun")
+    check_plugins(config.get("plugins"), HydraConfig.get().overrides.task)
     experiment = build(config, _label())
     if not isinstance(config.force, bool):
         raise ConfigError(f"force must be true or false, got {config.force!r}")
@@ -108,7 +109,10 @@ def _begin(config: DictConfig, experiment: Experiment, run: Run) -> None:
 
 def _command() -> str:
     # The overrides of this job alone, so that a run of a sweep can be repeated by itself.
-    return shlex.join(["python", "train.py", *HydraConfig.get().overrides.task]) + "\n"
+    used = HydraConfig.get()
+    added = [source.path for source in used.runtime.config_sources if source.provider == "command-line"]
+    options = [word for path in added for word in ("--config-dir", path)]
+    return shlex.join(["python", "train.py", *options, *used.overrides.task]) + "\n"
 
 
 def _label() -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
@@ -18,14 +19,26 @@ from typing import Any
 import torch
 
 from spardl.basics.checks import check_choice
-from spardl.basics.errors import ConfigError
+from spardl.basics.errors import ConfigError, first_line
 from spardl.compressors.budget import AUTO, Budget
 from spardl.method import registry
 from spardl.method.momentum import AutoMomentum, OptimizerMomentum
 from spardl.method.recipes import RECIPES
 from spardl.schedules.outer import OuterSteps
+from trainer.runs import flat
 
-__all__ = ["Kind", "check_switches", "editions", "first_edition", "public", "scoped", "settled", "whole"]
+__all__ = [
+    "Kind",
+    "allowed_packages",
+    "check_arguments",
+    "editions",
+    "first_edition",
+    "nearest",
+    "public",
+    "scoped",
+    "settled",
+    "whole",
+]
 
 
 _TARGET = "_target_"
@@ -153,7 +166,7 @@ def _named_targets(node: Any) -> Iterator[str]:
 
 
 _NEEDED = ("training", "resume", "output_dir")  # beside the nodes of which something is made
-_OTHERS = ("cache_dir", "data_dir", "force", "presets", "recipe", "scale", "seed", "start_from", "study")
+_OTHERS = ("cache_dir", "data_dir", "force", "plugins", "presets", "recipe", "scale", "seed", "start_from", "study")
 _TARGET_KEY, _PARTIAL = "_target_", "_partial_"
 
 
@@ -166,6 +179,7 @@ class Kind:
         packages: that the ``_target_`` must be from.
         functions: whether it may be a function, too.
         partial: whether arguments are still to come when the node is read (``_partial_: true``).
+        extensible: whether the packages of ``plugins=[PACKAGE]`` are allowed, too.
         inside: what its own nodes may be made of, by name; others are plain values.
     """
 
@@ -173,14 +187,16 @@ class Kind:
     packages: tuple[str, ...] = ("spardl",)
     functions: bool = False
     partial: bool = False
+    extensible: bool = False
     inside: Mapping[str, Kind] = field(default_factory=dict)
 
-    def check(self, name: str, node: Any) -> None:
+    def check(self, name: str, node: Any, plugins: Collection[str] = ()) -> None:
         """Accepts a node; runs nothing that it names, and imports nothing from other packages.
 
         Args:
             name: of the node.
             node: its content, as plain data.
+            plugins: packages of the user that it may name, see :func:`allowed_packages`.
 
         Raises:
             ConfigError: if the node names something else, or says in an unknown way how it is made.
@@ -189,34 +205,92 @@ class Kind:
             raise ConfigError(f"this configuration has no {name}; choose one with {name}=NAME")
         for key, value in node.items():
             if key in self.inside:
-                self.inside[key].check(f"{name}.{key}", value)
+                self.inside[key].check(f"{name}.{key}", value, plugins)
             elif place := next(_targets(value, f"{name}.{key}"), None):
                 raise ConfigError(f"{place} has no meaning here; leave it away")
             if re.fullmatch("_.*_", str(key)) and key not in (_TARGET_KEY, _PARTIAL):
                 raise ConfigError(f"{name}.{key} has no meaning here; leave it away")
         if node.get(_PARTIAL, False) is not self.partial:
             raise ConfigError(f"{name}.{_PARTIAL} must be {str(self.partial).lower()}; leave it as it is")
-        self._check_target(name, node[_TARGET_KEY])
+        self._check_target(name, node[_TARGET_KEY], plugins if self.extensible else ())
 
-    def _check_target(self, name: str, target: Any) -> None:
+    def _check_target(self, name: str, target: Any, plugins: Collection[str]) -> None:
         refusal = f"{name}.{_TARGET}={target} cannot be used: "
         way_out = f"; choose one with {name}=NAME"
-        if not isinstance(target, str) or not self._has(target):
-            raise ConfigError(f"{refusal}it must be from {' or '.join(self.packages)}{way_out}")
+        packages = (*self.packages, *plugins)
+        if not isinstance(target, str) or not _is_from(target, packages):
+            if self.extensible and (package := _package_of(target)):
+                way_out = f"; add plugins=[{package}] to allow its package"
+            raise ConfigError(f"{refusal}it must be from {' or '.join(packages)}{way_out}")
         try:
             found = _find(target)
         except (ImportError, AttributeError) as error:
+            if _is_from(target, plugins):
+                way_out = "; install its package, or add the package's folder to PYTHONPATH"
             raise ConfigError(f"{refusal}{error}{way_out}") from error
-        # A module of ours has others' in it: tasks.models.bert.os.system.
-        if not self._has(f"{getattr(found, '__module__', '')}.") or not self._makes(found):
+        except Exception as error:  # the code of a plugin may raise anything
+            raise ConfigError(f"{refusal}its import failed with {type(error).__name__}: {first_line(error)}") from error
+        # Modules import others: tasks.models.bert.os.system is not a model of ours.
+        if not _is_from(f"{getattr(found, '__module__', '')}.", packages) or not self._makes(found):
             kind = f"{self.base.__name__}, or a function that makes one" if self.functions else self.base.__name__
-            raise ConfigError(f"{refusal}it is no {kind} of {' or '.join(self.packages)}{way_out}")
-
-    def _has(self, target: str) -> bool:
-        return any(target.startswith(f"{package}.") for package in self.packages)
+            raise ConfigError(f"{refusal}it is no {kind} of {' or '.join(packages)}{way_out}")
 
     def _makes(self, found: Any) -> bool:
         return issubclass(found, self.base) if inspect.isclass(found) else self.functions and callable(found)
+
+
+def allowed_packages(plugins: Any) -> tuple[str, ...]:
+    """Checks the packages of the setting ``plugins``, whose classes a configuration may name.
+
+    Args:
+        plugins: value of the setting; ``None`` for an empty list.
+
+    Returns:
+        The names of the packages.
+
+    Raises:
+        ConfigError: if it is not a list of names, or names a package of Python itself.
+    """
+    names = [] if plugins is None else plugins
+    if not isinstance(names, Sequence) or isinstance(names, str) or not all(map(_is_dotted_name, names)):
+        raise ConfigError(f"plugins must be a list of packages, such as plugins=[mymodel], got {plugins!r}")
+    for name in names:
+        if name.split(".")[0] in sys.stdlib_module_names:
+            raise ConfigError(f"plugins={plugins} cannot be used: {name} is a part of Python; remove it")
+    return tuple(names)
+
+
+def _is_dotted_name(name: Any) -> bool:
+    return isinstance(name, str) and all(map(str.isidentifier, name.split(".")))
+
+
+def _package_of(target: Any) -> str | None:
+    """The package of a target that a user could allow."""
+    if not _is_dotted_name(target) or "." not in target:
+        return None
+    package: str = target.split(".")[0]
+    return None if package in (*sys.stdlib_module_names, "spardl", "tasks", "trainer") else package
+
+
+def _is_from(target: str, packages: Iterable[str]) -> bool:
+    return any(target.startswith(f"{package}.") for package in packages)
+
+
+def nearest(name: str, node: Mapping[Any, Any]) -> str | None:
+    """The setting of a configuration that was probably meant, next to a misspelt name or in a node below.
+
+    Args:
+        name: without the path of its node.
+        node: in which it was looked for, as plain data.
+
+    Returns:
+        Its name, relative to the node; ``None`` if none is similar.
+    """
+    if close := get_close_matches(name, map(str, node), n=1):
+        return close[0]
+    below = {path.rpartition(".")[2]: path for path, _ in flat(node, ("hydra", "presets"))}
+    close = get_close_matches(name, below, n=1)
+    return below[close[0]] if close else None
 
 
 def whole(config: dict[str, Any], nodes: Iterable[str] | None = None) -> dict[str, Any]:
@@ -231,8 +305,9 @@ def whole(config: dict[str, Any], nodes: Iterable[str] | None = None) -> dict[st
     """
     known = [*nodes, *_NEEDED, *_OTHERS] if nodes is not None else list(config)
     if unknown := [str(name) for name in config if name not in known]:
-        close = get_close_matches(unknown[0], known, n=1)
-        hint = f"; did you mean {close[0]}?" if close else "; remove it"
+        known_nodes = {key: value for key, value in config.items() if key not in unknown}
+        close = nearest(unknown[0], {**dict.fromkeys(known), **known_nodes})
+        hint = f"; did you mean {close}?" if close else "; remove it"
         raise ConfigError(f"{unknown[0]}={config[unknown[0]]} is not a setting of this program{hint}")
     for name in _NEEDED:
         if name not in config:
@@ -240,18 +315,29 @@ def whole(config: dict[str, Any], nodes: Iterable[str] | None = None) -> dict[st
     return config
 
 
-def check_switches(name: str, node: Mapping[str, Any]) -> None:
-    """Refuses what is not true or false where nothing else will do: Python would take any word for true.
+def check_arguments(name: str, node: Mapping[str, Any]) -> None:
+    """Refuses settings that the target of a node does not take, and values other than true and false for switches.
 
     Args:
         name: of the node.
         node: its content, as plain data, resolved, that its kind has accepted.
 
     Raises:
-        ConfigError: if a value is none of the two.
+        ConfigError: if a setting or a value is refused.
     """
-    wanted = inspect.signature(_find(node[_TARGET_KEY])).parameters
+    try:
+        wanted = inspect.signature(_find(node[_TARGET_KEY])).parameters
+    except ValueError:  # a class that is written in C
+        return
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in wanted.values())
     for key, value in node.items():
+        if key not in wanted and not takes_any and not re.fullmatch("_.*_", key):
+            close = get_close_matches(key, wanted, n=1)
+            if name == "optimizer" and not close:
+                continue  # a method's preset may set it, and the plan explains which optimizers fit
+            hint = f"did you mean {close[0]}?" if close else "remove it"
+            raise ConfigError(f"{name}.{key}={value} is not an argument of {node[_TARGET_KEY]}; {hint}")
+        # Python would take any word for true.
         if key in wanted and wanted[key].annotation in (bool, "bool") and not isinstance(value, bool):
             raise ConfigError(f"{name}.{key} must be true or false, got {value!r}")
 

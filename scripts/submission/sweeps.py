@@ -21,6 +21,7 @@ from scripts.submission.submissions import ADDED
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import RECORD_BYTES, read_text
 from trainer.build import KINDS, build_method
+from trainer.command_line import check_plugins
 from trainer.experiment import experiment_id
 from trainer.launch import Launcher, Simulated
 
@@ -92,6 +93,7 @@ def plan(words: Sequence[str]) -> Planned:
     config = compose("train", [*words, mode], return_hydra_config=True)
     cluster = config.hydra.runtime.choices["cluster"]
     plain = _without_hydra(config)
+    check_plugins(plain.get("plugins"), words)
     build_method(plain)
     launcher: Launcher = _launcher(plain)
     outputs = Path(str(plain["output_dir"] or "")).absolute()

@@ -87,7 +87,7 @@ def main() -> int:
     except (HydraException, OmegaConfBaseException, OSError, ValueError, YAMLError) as error:
         return complain(describe(error), BAD_INPUT)
     except AskedToStopError:
-        return say("stopped, as asked, before training began", STOPPED)
+        return say("stopped on request before training began", STOPPED)
     except KeyboardInterrupt as interrupt:
         return complain(str(interrupt) or "interrupted before training began", INTERRUPTED)
     for code in (STOPPED, INTERRUPTED):

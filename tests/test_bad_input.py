@@ -57,8 +57,8 @@ CASES = {
     "logger=foo": "Available options in 'logger': none wandb",
     "compressor=null": "must be a string or a list",
     "~optimizer": "this configuration has no optimizer; choose one with optimizer=NAME",
-    "~training": "this configuration has no training; leave ~training away",
-    "~output_dir": "this configuration has no output_dir; leave ~output_dir away",
+    "~training": "this configuration has no training; remove ~training",
+    "~output_dir": "this configuration has no output_dir; remove ~output_dir",
     "compressor=int4 compressor.block=99999999999999999999": "at least 1 and at most 16777216, got 9999999",
     "start_from=": "start_from must be a checkpoint, RUN/checkpoints/step-NUMBER, or null, got ''",
     "+foo=1": "foo=1 is not a setting of this program; remove it",
@@ -98,7 +98,7 @@ CASES = {
     "compressor=qsgd compressor.bits=3": "compressor.bits must be",
     "compressor=gtopk communicator.variant=ring": "communicator.variant must be one of tree, doubling",
     "cluster.streams=0": "cluster.streams must be a whole number, at least 1, got 0",
-    "cluster=simulated cluster.streams=2": "cluster.streams is for cluster=process_group; simulated workers have one",
+    "cluster=simulated cluster.streams=2": "cluster.streams requires cluster=process_group",
     "wire=bfloat16 compressor=powersgd": "use wire.values=exact",
     "wire.values=int16": "wire.values must be one of exact, float32, bfloat16, float16, int8, int4, int2, got 'int16'",
     "wire=int8 compressor=oktopk": "use wire.values=bfloat16, or communicator=spardl",
@@ -151,8 +151,8 @@ CASES = {
     "seed=-9223372036854775809": "training.seed must be from -2^63 to 2^64 - 1, got -9223372036854775809",
     "optimizer.momentum=2": "optimizer.momentum must be at least 0 and below 1, got 2",
     "optimizer.momentum=-0.1": "optimizer.momentum must be at least 0 and below 1, got -0.1",
-    "resume=": "resume must be auto, a run's folder, or null to begin anew, got ''",
-    "resume=false": "resume must be auto, a run's folder, or null to begin anew, got False",
+    "resume=": "resume must be auto, a run's folder, or null to start a new run, got ''",
+    "resume=false": "resume must be auto, a run's folder, or null to start a new run, got False",
     "logger=wandb logger.timeout=nan": "logger.timeout must be above 0 seconds, and at most 1000000, got nan",
     "logger=wandb logger.mode=foo": "logger.mode must be auto, online, offline or disabled, got 'foo'",
     "-m compressor=none,foo": "Available options in 'compressor'",
@@ -286,7 +286,7 @@ def test_the_newest_checkpoint_is_bad(
     (line,) = output.err.splitlines()
     assert line.startswith(f"warning: checkpoint {corrupt.checkpoints[-1]} cannot be used: ")
     assert name in line or name == "manifest.json"
-    assert line.endswith(f"; going on from {corrupt.checkpoints[-2]}")
+    assert line.endswith(f"; continuing from {corrupt.checkpoints[-2]}")
     assert "training: step 4 of 6" in output.out
     assert results(corrupt.run) == results(only_run(finished))
 

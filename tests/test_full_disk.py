@@ -85,7 +85,7 @@ def test_a_checkpoint_that_does_not_fit(
     (line,) = capfd.readouterr().err.splitlines()
     reason = (
         f"worker 0 failed at step 4: cannot write {folder}/checkpoints/.step-00000004/rank-0.pt: No space left on "
-        "device; make room there, and the same command with resume=auto goes on"
+        "device; make room there, then continue with the same command and resume=auto"
     )
     assert line == f"error: {reason}"
     assert (summary(folder)["status"], summary(folder)["reason"]) == ("failed", reason)

@@ -113,7 +113,7 @@ def test_a_package_does_not_allow_what_it_imports(
     (tmp_path / "mybroken.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     line = refused(tmp_path, capfd, "plugins=[myparts]", "model._target_=myparts.os.system")
-    assert "it is no Module, or a function that makes one of tasks or myparts" in line
+    assert "it is not a subclass of Module, or a function that returns one, from tasks or myparts" in line
     line = refused(tmp_path, capfd, "plugins=[myparts]", "compressor._target_=myparts.Absent")
     assert "module 'myparts' has no attribute 'Absent'" in line
     line = refused(tmp_path, capfd, "plugins=[mybroken]", "model._target_=mybroken.Net")

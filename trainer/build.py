@@ -137,7 +137,7 @@ def build_dataset(plain: Mapping[str, Any]) -> Any:
     except DataError as error:
         if "stand_in" not in plain["dataset"]:
             raise
-        raise DataError(f"{error}; scale.stand_in=true tries things out on data of the same shapes") from error
+        raise DataError(f"{error}; scale.stand_in=true trains on placeholder data of the same shapes") from error
 
 
 def build_method(plain: Mapping[str, Any]) -> Method:

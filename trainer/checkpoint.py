@@ -169,7 +169,7 @@ def find_checkpoint(
         else:
             return candidate, faults
     if faults:
-        raise CheckpointError(f"{faults[0]}; no older one can be used either: start again without resume")
+        raise CheckpointError(f"{faults[0]}; no older checkpoint can be used; start again without resume")
     return None, []
 
 
@@ -322,7 +322,7 @@ def load_part(checkpoint: Path, rank: int | None, device: torch.device) -> dict[
             content: Any = torch.load(file, map_location=device, weights_only=True)
     except UnpicklingError as error:
         # torch's own words say how to run the code in it.
-        reason = "it is no file of tensors and plain data, as a run saves it; nothing in it was run"
+        reason = "it does not hold only tensors and plain data; no code in it was executed"
         raise _corrupt(checkpoint, f"{name} cannot be read ({reason})") from error
     except Exception as error:
         raise _corrupt(checkpoint, f"{name} cannot be read ({first_line(error)})") from error

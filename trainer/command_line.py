@@ -90,7 +90,7 @@ def check_words(words: Sequence[str]) -> None:
     _check_sweep([word for word in words if not word.startswith("-")])
     for word in words:
         if word.lstrip("+~").startswith("hydra") and "_target_" in word:
-            raise ConfigError(f"{word} cannot be used: what Hydra itself is made of stays as it is")
+            raise ConfigError(f"{word} cannot be used: parts of Hydra cannot be replaced; remove it")
     for folder in _added_folders(options):
         _check_folder(folder)
 
@@ -153,7 +153,7 @@ def _check_sweep(words: Sequence[str]) -> None:
             override = OverridesParser.create().parse_override(word)
             empty = override.is_sweep_override() and next(override.sweep_iterator(), None) is None
         if empty:
-            raise ConfigError(f"{word} has no values, so the sweep has no runs; range(A,B) leaves B out")
+            raise ConfigError(f"{word} has no values, so the sweep has no runs; range(A,B) excludes B")
 
 
 def describe(error: Exception) -> Exception | str:

@@ -104,7 +104,7 @@ class Experiment:
         if not folder or isinstance(folder, (bool, list, dict)):
             raise ConfigError(f"output_dir must name a folder, got {folder!r}")
         if resume is not None and not resume:
-            raise ConfigError(f"resume must be auto, a run's folder, or null to begin anew, got {resume!r}")
+            raise ConfigError(f"resume must be auto, a run's folder, or null to start a new run, got {resume!r}")
         start = self.config.get("start_from")
         if start is not None and (not start or isinstance(start, (bool, list, dict))):
             raise ConfigError(f"start_from must be a checkpoint, RUN/checkpoints/step-NUMBER, or null, got {start!r}")
@@ -196,7 +196,7 @@ class Experiment:
             self._write_outcome(run, "failed", reason=str(error))
             raise
         except AskedToStopError:
-            self._write_outcome(run, "stopped", reason="stopped, as asked, before training began")
+            self._write_outcome(run, "stopped", reason="stopped on request before training began")
             raise
         except KeyboardInterrupt:
             self._write_outcome(run, "interrupted")
@@ -226,7 +226,7 @@ class Experiment:
             self._write_end(run, cluster, summary)
         except OSError as error:
             if text := no_room(error):
-                raise StorageError(f"{text}, and the same command with resume=auto goes on") from error
+                raise StorageError(f"{text}, then continue with the same command and resume=auto") from error
             raise
         finally:
             for observer in observers:
@@ -270,4 +270,4 @@ def _beside(busy: Sequence[Path]) -> list[str]:
     if not busy:
         return []
     others = f" (and {len(busy) - 1} more)" if len(busy) > 1 else ""
-    return [f"{busy[0]}{others} is in use by another process; this is a second run of the same"]
+    return [f"{busy[0]}{others} is in use by another process; this is a second run of the same configuration"]

@@ -124,6 +124,6 @@ def _label() -> str:
 def _how_to_continue(run: Run) -> str:
     saved = list_checkpoints(run.checkpoints)
     if not saved:
-        return "interrupted before the first checkpoint; the same command begins anew"
+        return "interrupted before the first checkpoint; the same command starts a new run"
     step = int(saved[-1].name.removeprefix("step-"))
     return f"interrupted; the same command with resume=auto continues after step {step}"

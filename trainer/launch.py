@@ -253,16 +253,18 @@ class Simulated(Launcher):
         check_device(self.device)
         if self.throttle is not None:
             raise ConfigError(
-                "cluster.throttle is for cluster=process_group; with cluster=simulated use cluster.network"
+                "cluster.throttle requires cluster=process_group; with cluster=simulated, use cluster.network"
             )
         if self.streams != 1:
-            raise ConfigError("cluster.streams is for cluster=process_group; simulated workers have one: use 1")
+            raise ConfigError(
+                "cluster.streams requires cluster=process_group; with cluster=simulated, use cluster.streams=1"
+            )
         if self.interface is not None:
-            raise ConfigError("cluster.interface is for cluster=process_group; simulated workers have no network")
+            raise ConfigError("cluster.interface requires cluster=process_group; remove it")
         self._network = parse_network(self.network)
         self._profile = None if self.profile is None else Profile.read(Path(self.profile))
         if find_membership(os.environ):
-            raise ConfigError("cluster=simulated is one process; start it without torchrun or srun")
+            raise ConfigError("cluster=simulated runs in one process; start it without torchrun or srun")
 
     def hosted(self) -> Hosted | None:
         """One process, unless it has a GPU."""
@@ -460,8 +462,8 @@ class ProcessGroup(Launcher):
             dist.init_process_group(backend, store=store, rank=member.rank, world_size=member.size, timeout=patience)
         except RuntimeError as error:
             missing = rendezvous.missing("joins")
-            reason = f"no sign of rank {missing}; {first_line(error)}" if missing else first_line(error)
-            raise PeerError(f"rank {member.rank} lost contact while the workers met: {reason}") from error
+            reason = f"rank {missing} did not connect; {first_line(error)}" if missing else first_line(error)
+            raise PeerError(f"rank {member.rank} lost contact while connecting: {reason}") from error
         cluster = ProcessGroupCluster(
             device=device, timeout=self._timeout, throttle=self._throttle, streams=self._streams
         )
@@ -485,7 +487,7 @@ def _read(store: Any, key: str) -> bytes:
         store.wait([key], timedelta(seconds=_DECIDING))
         value: bytes = store.get(key)
     except RuntimeError as error:
-        raise ConfigError(f"rank 0 ended before it named the run's folder: {first_line(error)}") from error
+        raise ConfigError(f"rank 0 exited before it chose the run folder: {first_line(error)}") from error
     return value
 
 
@@ -507,5 +509,5 @@ def _listen(port: int | None) -> socket.socket:
         return listen("127.0.0.1", port or 0)
     except OSError as error:
         raise ConfigError(
-            f"cluster.port={port} cannot be used ({error}); leave cluster.port away for a free one"
+            f"cluster.port={port} cannot be used ({error}); omit cluster.port to use a free one"
         ) from error

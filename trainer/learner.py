@@ -289,7 +289,7 @@ class Plan:
         self.schedule.check(self.method, clips=self.settings.clip_norm is not None)
         if self.schedule.alone and self.settings.formats.scales:
             raise ConfigError(
-                f"schedule={self.schedule.name} does not scale losses; use training.precision=bf16, or fp32"
+                f"schedule={self.schedule.name} does not support loss scaling; use training.precision=bf16, or fp32"
             )
         self.sampler(Worker(0, workers))
         self._try_model()
@@ -305,7 +305,7 @@ class Plan:
             return
         if rule.remembers and "momentum" not in inspect.signature(kind).parameters:
             raise ConfigError(
-                f"momentum={rule.name} takes the place of the optimizer's own, which {kind.__name__} does not have; "
+                f"momentum={rule.name} replaces the momentum of the optimizer, but {kind.__name__} has none; "
                 "use optimizer=sgd, or momentum=optimizer"
             )
         for key, applied in (("momentum", rule.remembers), ("weight_decay", rule.decay > 0)):
@@ -363,7 +363,7 @@ def _check_numbers(given: Mapping[str, Any]) -> None:
     factor = given.get("momentum", 0)
     if is_a(float, factor) and not 0 <= factor < 1:
         raise ConfigError(
-            f"optimizer.momentum must be at least 0 and below 1, got {factor!r}; old gradients would never fade"
+            f"optimizer.momentum must be at least 0 and below 1, got {factor!r}; old gradients would never decay"
         )
     for key, value in given.items():
         if isinstance(value, float) and not math.isfinite(value):

@@ -131,8 +131,8 @@ def what_does_not_fit(need: Need, processes: int, available: int | None) -> str 
     parts = {"weights": need.weights, "gradients": need.gradients, "residuals": need.residuals}
     named = ", ".join(f"{name} {_gigabytes(part)}" for name, part in {**parts, "optimizer": need.optimizer}.items())
     return (
-        f"memory will not suffice: {processes} process(es) on this machine need at least "
-        f"{_gigabytes(need.whole * processes)} GB, each {_gigabytes(need.whole)} ({named}; activations come on top), "
+        f"not enough memory: {processes} process(es) on this machine need at least "
+        f"{_gigabytes(need.whole * processes)} GB, each {_gigabytes(need.whole)} ({named}; excluding activations), "
         f"and {_gigabytes(available)} GB are available; use fewer workers, or a smaller model"
     )
 

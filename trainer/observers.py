@@ -229,7 +229,7 @@ def attempt(action: Callable[[], Any], what: str) -> bool:
     try:
         action()
     except (Exception, SystemExit) as error:  # rich exits when nobody reads its output any more
-        warn(f"{what} failed and is off from here on: {first_line(error)}")
+        warn(f"{what} failed and is now disabled: {first_line(error)}")
         return False
     return True
 

@@ -88,7 +88,7 @@ class Stopping:
         if bound is None or step < bound:
             return False
         if not self._decided.wait(self._patience):
-            raise PeerError(f"rank {self._rank} was asked to stop, and not all workers answered")
+            raise PeerError(f"rank {self._rank} was asked to stop, but not all workers responded")
         return self._last is not None and step >= self._last
 
     @contextmanager
@@ -168,7 +168,7 @@ class Rendezvous:
             try:
                 self._found = self._open_by_agent() if self._member.served else self._open()
             except OSError as error:
-                reason = f"{error.strerror}; MASTER_ADDR and MASTER_PORT say where they meet"
+                reason = f"{error.strerror}; MASTER_ADDR and MASTER_PORT set the address"
                 raise self._failure(reason) from error
             except RuntimeError as error:
                 raise self._failure(first_line(error)) from error
@@ -184,7 +184,7 @@ class Rendezvous:
             store.wait(others, timedelta(seconds=self._timeout))
         except RuntimeError as error:
             missing = self.missing("here", others)
-            raise self._failure(f"no sign of rank {missing} within {self._timeout:g} seconds") from error
+            raise self._failure(f"rank {missing} did not connect within {self._timeout:g} seconds") from error
 
     def missing(self, name: str, keys: Sequence[str] = ()) -> str:
         """The ranks whose key under a name is not in the store, as words; empty if the store has ended.
@@ -221,8 +221,8 @@ class Rendezvous:
         except RuntimeError as error:
             missing = self.missing("given", keys)
             if not missing:
-                raise self._failure(f"some rank does not tell its configuration: {first_line(error)}") from error
-            reason = f"rank {missing} came, but did not tell its configuration within {self._timeout:g} seconds"
+                raise self._failure(f"a rank did not send its configuration: {first_line(error)}") from error
+            reason = f"rank {missing} connected, but did not send its configuration within {self._timeout:g} seconds"
             raise self._failure(reason) from error
         difference = first_difference(rows)
         if difference:
@@ -230,7 +230,7 @@ class Rendezvous:
 
     def _failure(self, reason: str) -> ConfigError:
         where = f"{self._host}:{self._port}"
-        return ConfigError(f"rank {self._member.rank} cannot meet the others at {where}: {reason}")
+        return ConfigError(f"rank {self._member.rank} cannot connect to the other workers at {where}: {reason}")
 
     def connect(self) -> Any:
         """A further connection, for another thread."""

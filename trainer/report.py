@@ -82,15 +82,15 @@ def rows(summary: Mapping[str, Any], simulated: bool) -> list[tuple[str, str]]:
             f"{_seconds(summary['wall_seconds'])}, evaluation {_seconds(summary['evaluation_seconds'])}{clock}",
         ),
         ("samples per second", _pace(summary["samples_per_second"], simulated)),
-        ("a step", _split(summary["step_seconds"])),
-        *([("beside it", _split(beside))] if any(beside.values()) else []),
+        ("step time", _split(summary["step_seconds"])),
+        *([("overlapped time", _split(beside))] if any(beside.values()) else []),
         (
             "sent per worker and step",
             f"{_bytes(sent)} in {summary['step_rounds']:.3g} rounds; dense {_bytes(dense)}{share}",
         ),
         ("entries of the average", f"{summary['density']:.3%} of {summary['parameters']:,}"),
         *([("residual", _waiting(summary))] if summary.get("residual_ratio") else []),
-        ("replicas", f"equal to the last bit in {summary['replica_checks']} checks"),
+        ("replicas", f"bitwise identical in {summary['replica_checks']} checks"),
         ("break-even bandwidth", _break_even(summary["break_even_gbit"])),
         ("peak memory", f"{_bytes(summary['peak_memory_bytes'])} in the largest process"),
     ]
@@ -111,12 +111,12 @@ def print_report(summary: Mapping[str, Any], run: Run, simulated: bool, caveats:
 
 def _waiting(summary: Mapping[str, Any]) -> str:
     ratio, age = summary["residual_ratio"], summary["residual_age"]
-    return f"{ratio:.3g} x what a step adds, some {age:.3g} steps old"
+    return f"{ratio:.3g} x the update of a step, about {age:.3g} steps old"
 
 
 def _pace(samples: float | None, simulated: bool) -> str:
     if samples is None:
-        return "too few steps to tell (training.untimed_steps are left out)"
+        return "too few steps to measure (training.untimed_steps are excluded)"
     return f"{samples:.4g} of all workers{', on the virtual clock' if simulated else ''}"
 
 
@@ -128,7 +128,7 @@ def _split(seconds: Mapping[str, float]) -> str:
 def _break_even(gbit: float | None) -> str:
     if gbit is None:
         return "none: no bytes are saved"
-    return f"pays on networks slower than {gbit:.3g} Gbit/s per worker"
+    return f"saves time on networks slower than {gbit:.3g} Gbit/s per worker"
 
 
 def _seconds(value: float) -> str:

@@ -289,7 +289,7 @@ def _named_run(folder: Path, identity: str) -> Run:
     if found != identity:
         raise CheckpointError(
             f"resume={folder} is a run of another configuration ({found}, this one is {identity}); "
-            f"give the same command as then, or begin a new run with start_from={folder}/checkpoints/step-NUMBER"
+            f"repeat the original command, or start a new run with start_from={folder}/checkpoints/step-NUMBER"
         )
     return run
 
@@ -302,7 +302,7 @@ def _at_checkpoint(claimed: Claimed, workers: int | None, demanded: bool) -> Cla
         if demanded and checkpoint is None:
             raise CheckpointError(f"resume={run.folder} has no checkpoint yet; start it again without resume")
         stack.pop_all()
-    notices = tuple(f"{fault}; going on from {checkpoint}" for fault in faults)
+    notices = tuple(f"{fault}; continuing from {checkpoint}" for fault in faults)
     return Claimed(Run(run.id, run.folder, checkpoint, notices), lock)
 
 
@@ -334,7 +334,9 @@ def check_branch(checkpoint: Path, before: Mapping[str, Any], now: Mapping[str, 
         )
     step, last = checkpoint.name.removeprefix("step-"), now.get("training", {}).get("max_steps")
     if last is not None and step.isdecimal() and last <= int(step):
-        raise CheckpointError(f"start_from={checkpoint} is not before the end, training.max_steps={last}; raise that")
+        raise CheckpointError(
+            f"start_from={checkpoint} is at or after the last step, training.max_steps={last}; increase it"
+        )
     old, new = dict(flat(before, FREE)), dict(flat(now, FREE))
     for key in sorted(set(old) | set(new)):
         if old.get(key) != new.get(key):

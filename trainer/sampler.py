@@ -40,7 +40,7 @@ class Sampler(ABC):
         if self.steps_per_epoch < 1:
             raise ConfigError(
                 f"training.batch_size x accumulation = {batch_size} on {worker.size} workers needs more than the "
-                f"{examples} training examples there are; lower the batch size or the number of workers"
+                f"{examples} training examples; lower the batch size or the number of workers"
             )
         self._worker = worker
         self._seed = seed

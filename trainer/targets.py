@@ -207,11 +207,11 @@ class Kind:
             if key in self.inside:
                 self.inside[key].check(f"{name}.{key}", value, plugins)
             elif place := next(_targets(value, f"{name}.{key}"), None):
-                raise ConfigError(f"{place} has no meaning here; leave it away")
+                raise ConfigError(f"{place} has no effect here; remove it")
             if re.fullmatch("_.*_", str(key)) and key not in (_TARGET_KEY, _PARTIAL):
-                raise ConfigError(f"{name}.{key} has no meaning here; leave it away")
+                raise ConfigError(f"{name}.{key} has no effect here; remove it")
         if node.get(_PARTIAL, False) is not self.partial:
-            raise ConfigError(f"{name}.{_PARTIAL} must be {str(self.partial).lower()}; leave it as it is")
+            raise ConfigError(f"{name}.{_PARTIAL} must be {str(self.partial).lower()}; remove the override")
         self._check_target(name, node[_TARGET_KEY], plugins if self.extensible else ())
 
     def _check_target(self, name: str, target: Any, plugins: Collection[str]) -> None:
@@ -232,8 +232,8 @@ class Kind:
             raise ConfigError(f"{refusal}its import failed with {type(error).__name__}: {first_line(error)}") from error
         # Modules import others: tasks.models.bert.os.system is not a model of ours.
         if not _is_from(f"{getattr(found, '__module__', '')}.", packages) or not self._makes(found):
-            kind = f"{self.base.__name__}, or a function that makes one" if self.functions else self.base.__name__
-            raise ConfigError(f"{refusal}it is no {kind} of {' or '.join(packages)}{way_out}")
+            kind = f"a subclass of {self.base.__name__}" + (", or a function that returns one," * self.functions)
+            raise ConfigError(f"{refusal}it is not {kind} from {' or '.join(packages)}{way_out}")
 
     def _makes(self, found: Any) -> bool:
         return issubclass(found, self.base) if inspect.isclass(found) else self.functions and callable(found)
@@ -311,7 +311,7 @@ def whole(config: dict[str, Any], nodes: Iterable[str] | None = None) -> dict[st
         raise ConfigError(f"{unknown[0]}={config[unknown[0]]} is not a setting of this program{hint}")
     for name in _NEEDED:
         if name not in config:
-            raise ConfigError(f"this configuration has no {name}; leave ~{name} away")
+            raise ConfigError(f"this configuration has no {name}; remove ~{name}")
     return config
 
 

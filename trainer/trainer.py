@@ -331,7 +331,7 @@ class Trainer:
         if saves:
             self._save()
         if leaves:
-            raise StoppedError(f"stopped at step {step} of {total}, as asked; everything is saved")
+            raise StoppedError(f"stopped at step {step} of {total} on request; all state is saved")
 
     def _keep_groups(self) -> None:
         """Writes down which groups were chosen, for runs that are to have the same."""
@@ -415,7 +415,7 @@ class Trainer:
         if odd:
             raise TrainingError(
                 f"the {what} of ranks {odd} differ from rank 0's at step {self._progress.step}: "
-                "replicas must be equal to the last bit"
+                "replicas must be bitwise identical"
             )
         self._progress.checks += 1
 

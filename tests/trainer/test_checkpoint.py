@@ -159,7 +159,7 @@ def test_harm_is_found(harm, name: str, tmp_path: Path) -> None:
     assert len(faults) == 1
     assert str(faults[0]).startswith(f"checkpoint {new} cannot be used: ")
     harm(old / name)
-    with pytest.raises(CheckpointError, match="no older one can be used either: start again without resume"):
+    with pytest.raises(CheckpointError, match="no older checkpoint can be used; start again without resume"):
         find_checkpoint(tmp_path, 3)
 
 
@@ -257,8 +257,8 @@ def test_a_raw_pickle_is_one_line_that_recommends_nothing(protocol: int, tmp_pat
         load_part(checkpoint, 0, CPU)
     assert caught == []
     assert str(error.value) == (
-        f"checkpoint {checkpoint} cannot be used: rank-0.pt cannot be read (it is no file of tensors and plain data, "
-        "as a run saves it; nothing in it was run)"
+        f"checkpoint {checkpoint} cannot be used: rank-0.pt cannot be read (it does not hold only tensors and plain "
+        "data; no code in it was executed)"
     )
 
 

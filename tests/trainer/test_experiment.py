@@ -76,7 +76,7 @@ def test_what_the_memory_of_this_machine_will_not_hold(monkeypatch: pytest.Monke
     assert experiment().doubts() == []
     monkeypatch.setattr("trainer.experiment.available_bytes", lambda: 1000)
     (line,) = experiment().doubts()
-    assert line.startswith("memory will not suffice: 1 process(es) on this machine need at least ")
+    assert line.startswith("not enough memory: 1 process(es) on this machine need at least ")
 
 
 def test_momentum_applied_twice_is_a_doubt() -> None:

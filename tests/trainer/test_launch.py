@@ -224,7 +224,8 @@ def test_a_worker_that_never_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Rendezvous, "_open", late)
     with pytest.raises(
-        ConfigError, match=r"rank 0 cannot meet the others at 127\.0\.0\.1:\d+: no sign of rank 1 within"
+        ConfigError,
+        match=r"rank 0 cannot connect to the other workers at 127\.0\.0\.1:\d+: rank 1 did not connect",
     ):
         ProcessGroup(workers=2, timeout=1).launch(lambda *worker: None, tmp_path)
 
@@ -290,12 +291,12 @@ def test_ranks_hear_that_they_were_given_different_things(monkeypatch: pytest.Mo
 
 
 def test_a_rank_that_does_not_say_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="rank 1 came, but did not tell its"):
+    with pytest.raises(ConfigError, match="rank 1 connected, but did not send its"):
         member(0, {}, monkeypatch).share(lambda: pytest.fail("there is no run"), {"seed": "1"})
 
 
 def test_rank_0_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="rank 0 ended before it named the run's folder: wait timeout"):
+    with pytest.raises(ConfigError, match="rank 0 exited before it chose the run folder: wait timeout"):
         member(1, {}, monkeypatch).share(lambda: pytest.fail("rank 1 decides nothing"))
 
 

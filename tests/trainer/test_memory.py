@@ -62,8 +62,8 @@ def test_a_line_if_it_does_not_fit() -> None:
     assert what_does_not_fit(need, 4, None) is None
     assert what_does_not_fit(need, 4, 4 * need.whole) is None
     assert what_does_not_fit(need, 4, 4 * need.whole - 1) == (
-        "memory will not suffice: 4 process(es) on this machine need at least 17.6 GB, each 4.4 (weights 1, gradients "
-        "1, residuals 0.4, optimizer 2; activations come on top), and 17.6 GB are available; use fewer workers, or a "
+        "not enough memory: 4 process(es) on this machine need at least 17.6 GB, each 4.4 (weights 1, gradients "
+        "1, residuals 0.4, optimizer 2; excluding activations), and 17.6 GB are available; use fewer workers, or a "
         "smaller model"
     )
 

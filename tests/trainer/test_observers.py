@@ -66,7 +66,7 @@ def fail() -> None:
 def test_a_broken_observer_is_left_alone(event: str, capsys: pytest.CaptureFixture[str]) -> None:
     book = Breaking(event, fail)
     tell_all(Guarded(lambda: book, "the thing"))
-    assert capsys.readouterr().err == "warning: the thing failed and is off from here on: broken\n"
+    assert capsys.readouterr().err == "warning: the thing failed and is now disabled: broken\n"
     names = ["begin", "step", "metrics", "end", "close"]
     assert len(book.told) == names.index(event)
 
@@ -76,7 +76,7 @@ def test_an_observer_that_cannot_be_made(capsys: pytest.CaptureFixture[str]) -> 
         raise ImportError("no such thing")
 
     tell_all(Guarded(make, "the thing"))
-    assert capsys.readouterr().err == "warning: the thing failed and is off from here on: no such thing\n"
+    assert capsys.readouterr().err == "warning: the thing failed and is now disabled: no such thing\n"
 
 
 def test_rich_exits_when_nobody_reads(capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,7 +94,7 @@ def test_a_hanging_observer_is_given_up(event: str, capsys: pytest.CaptureFixtur
     began = time.monotonic()
     tell_all(Guarded(lambda: Bounded(lambda: Breaking(event, hang.wait), 0.05), "the thing"))
     assert time.monotonic() - began < 2
-    assert "the thing failed and is off from here on: no answer within 0." in capsys.readouterr().err
+    assert "the thing failed and is now disabled: no answer within 0." in capsys.readouterr().err
     hang.set()
 
 

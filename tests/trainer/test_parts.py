@@ -50,11 +50,11 @@ def test_all_that_is_in_conf_can_be_made() -> None:
         ("spardl.compressors.topk.NoSuchThing", "has no attribute 'NoSuchThing'"),
         ("spardl.compressors.nowhere.TopK", "has no attribute 'nowhere'"),
         ("spardl.nowhere.at.all.TopK", "No module named 'spardl.nowhere'"),
-        ("spardl.compressors.topk", "it is no Compressor of spardl"),
-        ("spardl.OptimizerMomentum", "it is no Compressor of spardl"),
-        ("spardl.clusters.workers.processes.leave", "it is no Compressor of spardl"),
-        ("spardl.clusters.workers.processes.os.system", "it is no Compressor of spardl"),
-        ("spardl.clusters.workers.processes.Path", "it is no Compressor of spardl"),
+        ("spardl.compressors.topk", "it is not a subclass of Compressor from spardl"),
+        ("spardl.OptimizerMomentum", "it is not a subclass of Compressor from spardl"),
+        ("spardl.clusters.workers.processes.leave", "it is not a subclass of Compressor from spardl"),
+        ("spardl.clusters.workers.processes.os.system", "it is not a subclass of Compressor from spardl"),
+        ("spardl.clusters.workers.processes.Path", "it is not a subclass of Compressor from spardl"),
     ],
 )
 def test_nothing_else_can_be_named(target: Any, reason: str) -> None:
@@ -68,11 +68,11 @@ def test_nothing_else_can_be_named(target: Any, reason: str) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"_args_": [1]}, "compressor._args_ has no meaning here"),
-        ({"_recursive_": False}, "compressor._recursive_ has no meaning here"),
+        ({"_args_": [1]}, "compressor._args_ has no effect here"),
+        ({"_recursive_": False}, "compressor._recursive_ has no effect here"),
         ({"_partial_": True}, "compressor._partial_ must be false"),
-        ({"density": {"_target_": "os.getcwd"}}, "compressor.density._target_ has no meaning here"),
-        ({"density": [1, {"a": {"_target_": "x"}}]}, r"compressor.density.1.a._target_ has no meaning here"),
+        ({"density": {"_target_": "os.getcwd"}}, "compressor.density._target_ has no effect here"),
+        ({"density": [1, {"a": {"_target_": "x"}}]}, r"compressor.density.1.a._target_ has no effect here"),
     ],
 )
 def test_nothing_is_made_in_another_way(more: dict[str, Any], message: str) -> None:

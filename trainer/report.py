@@ -1,4 +1,4 @@
-"""What a run prints at its end."""
+"""The report that a run prints at its end, and the environment that its summary records."""
 
 from __future__ import annotations
 
@@ -20,24 +20,22 @@ from trainer.runs import Run
 __all__ = ["environment", "print_report", "processor", "rows"]
 
 
-# What a run's summary says of where it was done.
-
-
 def environment() -> dict[str, Any]:
-    """Versions, commit and machine; nothing from the environment's variables."""
+    """Versions, commit and machine, as recorded in a run's summary; no environment variables."""
     return {
         "spardl": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "commit": _commit(),
         "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} thread(s) per worker",
-        "cpu": f"{processor()}, {torch.backends.cpu.get_cpu_capability()}",  # with torch's version, what bits depend on
+        # Results are bitwise reproducible for equal torch versions and equal instruction sets.
+        "cpu": f"{processor()}, {torch.backends.cpu.get_cpu_capability()}",
     }
 
 
 @cache
 def processor() -> str:
-    """The processor's name, as well as this system tells it."""
+    """Name of the processor, as far as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -62,11 +60,11 @@ def _commit() -> str | None:
 
 
 def rows(summary: Mapping[str, Any], simulated: bool) -> list[tuple[str, str]]:
-    """The summary in words.
+    """Formats a summary as rows of a table: name and text.
 
     Args:
-        summary: what the trainer returned.
-        simulated: whether the cluster's seconds are virtual.
+        summary: the trainer's result.
+        simulated: whether the cluster has a virtual clock.
     """
     best, metric = summary["best"], summary["metric"]
     final = ", ".join(f"{name} {value:.4g}" for name, value in summary["final"].items())
@@ -89,7 +87,7 @@ def rows(summary: Mapping[str, Any], simulated: bool) -> list[tuple[str, str]]:
             f"{_bytes(sent)} in {summary['step_rounds']:.3g} rounds; dense {_bytes(dense)}{share}",
         ),
         ("entries of the average", f"{summary['density']:.3%} of {summary['parameters']:,}"),
-        *([("residual", _waiting(summary))] if summary.get("residual_ratio") else []),
+        *([("residual", _residual(summary))] if summary.get("residual_ratio") else []),
         ("replicas", f"bitwise identical in {summary['replica_checks']} checks"),
         ("break-even bandwidth", _break_even(summary["break_even_gbit"])),
         ("peak memory", f"{_bytes(summary['peak_memory_bytes'])} in the largest process"),
@@ -97,11 +95,11 @@ def rows(summary: Mapping[str, Any], simulated: bool) -> list[tuple[str, str]]:
 
 
 def print_report(summary: Mapping[str, Any], run: Run, simulated: bool, caveats: Sequence[str] = ()) -> None:
-    """Prints the end of a run, and what to beware of."""
+    """Prints the report of a finished run, with warnings about its results."""
     table = Table(title=f"run {run.id}", show_header=False, title_justify="left")
     for name, text in rows(summary, simulated):
         table.add_row(name, text)
-    # A pipe has no width of its own, and a wrapped line is hard to search.
+    # A pipe has no width, and wrapped lines are hard to search.
     console = Console() if sys.stdout.isatty() else Console(width=140)
     console.print(table)
     for caveat in caveats:
@@ -109,7 +107,7 @@ def print_report(summary: Mapping[str, Any], run: Run, simulated: bool, caveats:
     print(f"results: {run.folder}", flush=True)
 
 
-def _waiting(summary: Mapping[str, Any]) -> str:
+def _residual(summary: Mapping[str, Any]) -> str:
     ratio, age = summary["residual_ratio"], summary["residual_age"]
     return f"{ratio:.3g} x the update of a step, about {age:.3g} steps old"
 

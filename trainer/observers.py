@@ -1,4 +1,4 @@
-"""Those who watch a run on rank 0: the metrics file, and the interface of displays and loggers."""
+"""Observers of a run on rank 0: the metrics file, loggers, and wrappers that keep their failures and delays away."""
 
 from __future__ import annotations
 
@@ -38,45 +38,45 @@ __all__ = [
 
 
 class Observer:
-    """Is told what happens. Reacts to nothing unless a method is overridden."""
+    """Receives the events of a run; the methods do nothing unless overridden."""
 
     def begin(self, step: int, total: int) -> None:
-        """Training begins after ``step`` of ``total`` steps."""
+        """Training starts or continues after ``step`` of ``total`` steps."""
 
     def phase(self, what: str | None) -> None:
-        """This is going on from now on; ``None``: training as usual."""
+        """Another activity, ``what``, begins; ``None`` for regular training."""
 
     def step(self, step: int) -> None:
-        """So many steps are done."""
+        """``step`` steps are done."""
 
     def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """New figures; ``kind`` is ``train`` or ``eval``."""
+        """New metrics are available; ``kind`` is ``train``, ``eval`` or ``restart``."""
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """Training is over."""
+        """Training has finished, with ``summary``."""
 
     def close(self) -> None:
-        """The run leaves, finished or not. Called once, last."""
+        """The run ends, finished or not; called once, as the last event."""
 
 
 class MetricsFile(Observer):
-    """Appends one JSON object per event to ``metrics.jsonl``; a figure that is not finite is ``null``.
+    """Appends one JSON object per event to ``metrics.jsonl``; non-finite values become ``null``.
 
     Args:
-        path: the file.
+        path: path of the file.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def begin(self, step: int, total: int) -> None:
-        """Forgets what an interrupted run did after the checkpoint that is continued from."""
+        """Removes the lines that an interrupted run wrote after the checkpoint from which it resumes."""
         if self._path.exists():
             kept = [line for line in read_regular(self._path, TEXT_BYTES).splitlines() if _step_of(line) <= step]
             write_atomically(self._path, b"".join(line + b"\n" for line in kept))
 
     def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Adds a line, in one write."""
+        """Appends a line, in one write."""
         with naming(self._path), self._path.open("a") as file:
             file.write(to_json({"kind": kind, "step": step, **values}) + "\n")
 
@@ -85,46 +85,46 @@ def _step_of(line: bytes) -> float:
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
-        return float("inf")  # cut off by a crash
+        return float("inf")  # a crash truncated the line
 
 
 class _Passing(Observer):
-    """Passes all events on, in a way of its own."""
+    """Base of wrappers: forwards every event through ``_pass``."""
 
     def _pass(self, event: str, *arguments: Any) -> None:
         raise NotImplementedError
 
     def begin(self, step: int, total: int) -> None:
-        """Passes on."""
+        """Forwards the event."""
         self._pass("begin", step, total)
 
     def phase(self, what: str | None) -> None:
-        """Passes on."""
+        """Forwards the event."""
         self._pass("phase", what)
 
     def step(self, step: int) -> None:
-        """Passes on."""
+        """Forwards the event."""
         self._pass("step", step)
 
     def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Passes on."""
+        """Forwards the event."""
         self._pass("metrics", kind, step, values)
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """Passes on."""
+        """Forwards the event."""
         self._pass("end", summary)
 
     def close(self) -> None:
-        """Passes on."""
+        """Forwards the event."""
         self._pass("close")
 
 
 class Guarded(_Passing):
-    """Lets an observer fail without stopping the run: one warning, and it is not called again.
+    """Disables an observer after its first failure, with a warning, instead of stopping the run.
 
     Args:
-        make: makes the one that may fail, and may fail itself.
-        what: how the warning calls it.
+        make: builds the observer; may fail as well.
+        what: name of the observer in the warning.
     """
 
     def __init__(self, make: Callable[[], Observer], what: str) -> None:
@@ -142,14 +142,14 @@ class Guarded(_Passing):
 
 
 class Bounded(_Passing):
-    """Lets an observer work in a thread of its own and waits for it only so long. Of no use after an error.
+    """Runs an observer in a separate thread and limits the time of each event. Unusable after an error.
 
     Args:
-        make: makes the observer, in that thread.
-        seconds: what a reaction may take; making and closing may take three times as long.
+        make: builds the observer, in that thread.
+        seconds: time limit of an event; building and closing may take three times as long.
 
     Raises:
-        TimeoutError: if making takes too long; so does each method.
+        TimeoutError: if building takes too long; every method may raise it, too.
     """
 
     def __init__(self, make: Callable[[], Observer], seconds: float) -> None:
@@ -181,27 +181,27 @@ class Bounded(_Passing):
         self._wait_for(partial(getattr(self._observer, event), *arguments), self._seconds)
 
     def close(self) -> None:
-        """Passes on."""
+        """Forwards the event."""
         self._wait_for(self._observer.close, 3 * self._seconds)
         self._tasks.put(None)
 
 
 class Beside(_Passing):
-    """Makes an observer, and tells it everything, in a thread of its own: only closing waits for it.
+    """Runs an observer in a separate thread without waiting for it, except in ``close``.
 
-    What happens before it is made, it is told then. It must neither fail nor take for ever: see :class:`Guarded` and
-    :class:`Bounded`.
+    Events that precede the observer's construction are delivered afterwards. The observer must neither raise nor block
+    forever: wrap it in :class:`Guarded` and :class:`Bounded`.
 
     Args:
-        make: makes the observer, in that thread.
+        make: builds the observer, in that thread.
     """
 
     def __init__(self, make: Callable[[], Observer]) -> None:
         self._events: SimpleQueue[tuple[str, tuple[Any, ...]]] = SimpleQueue()
-        self._thread = threading.Thread(target=self._tell, args=(make,), daemon=True)
+        self._thread = threading.Thread(target=self._deliver, args=(make,), daemon=True)
         self._thread.start()
 
-    def _tell(self, make: Callable[[], Observer]) -> None:
+    def _deliver(self, make: Callable[[], Observer]) -> None:
         observer, event = make(), ""
         while event != "close":
             event, arguments = self._events.get()
@@ -211,49 +211,51 @@ class Beside(_Passing):
         self._events.put((event, arguments))
 
     def close(self) -> None:
-        """Passes on, and waits until everything has been told."""
+        """Forwards the event, and waits until all events are delivered."""
         super().close()
         self._thread.join()
 
 
 def attempt(action: Callable[[], Any], what: str) -> bool:
-    """Does what a run does not depend on.
+    """Performs an optional action; a failure becomes a warning.
 
     Args:
-        action: what to do.
-        what: how a warning calls it.
+        action: action to perform.
+        what: name of the action in the warning.
 
     Returns:
-        Whether it succeeded; if not, a warning was printed.
+        Whether it succeeded.
     """
     try:
         action()
-    except (Exception, SystemExit) as error:  # rich exits when nobody reads its output any more
+    except (Exception, SystemExit) as error:  # rich exits when the reader of its output has closed the pipe
         warn(f"{what} failed and is now disabled: {first_line(error)}")
         return False
     return True
 
 
-# Where figures go besides the run folder.
-
-
 class Logger(ABC):
-    """Chosen before the workers start; opened on rank 0 only."""
+    """A destination of metrics besides the run folder, chosen with ``logger=NAME`` and opened on rank 0 only."""
 
     @abstractmethod
     def open(self, run: Run, config: Mapping[str, Any]) -> Observer:
-        """Starts logging a run with the given resolved configuration."""
+        """Starts to log a run.
+
+        Args:
+            run: the run and its folder.
+            config: its resolved configuration.
+        """
 
     def place(self) -> str | None:
-        """Where figures will go, for the first line of a run; ``None`` if that is the run folder alone."""
+        """Description of the destination, printed when a run starts; ``None`` for the run folder alone."""
         return None
 
 
 @dataclass(frozen=True)
 class NoLogger(Logger):
-    """Logs nowhere: the run folder is all there is.
+    """Logs to the run folder only.
 
-    Settings of :class:`Wandb` have no effect; an experiment may set them, and ``logger=none`` turns its logging off.
+    Accepts the settings of :class:`Wandb` without effect, so that ``logger=none`` works for experiments that set them.
 
     Args:
         project: see :class:`Wandb`.
@@ -272,7 +274,7 @@ class NoLogger(Logger):
     timeout: float | None = None
 
     def open(self, run: Run, config: Mapping[str, Any]) -> Observer:
-        """An observer that does nothing."""
+        """Returns an observer that does nothing."""
         return Observer()
 
 
@@ -281,15 +283,15 @@ class Wandb(Logger):
     """Weights & Biases, through its own SDK.
 
     Args:
-        project: where runs are collected.
+        project: project that collects the runs.
         mode: ``online``, ``offline``, ``disabled``, or ``auto``: online if this machine is logged in.
-        group: the runs that it stands with; ``None``: of the run's id, its beginning before it was resumed.
-        job_type: what the run is within its group.
+        group: group of runs; ``None`` to use the run's id, which joins a resumed run with its earlier parts.
+        job_type: role of the run within its group.
         tags: labels of the run.
-        timeout: seconds that a connection may take, and a call; three times as many for the first and the last.
+        timeout: time limit of a connection and of a call, in seconds; three times as long for the first and the last.
 
     Raises:
-        ConfigError: if the mode is none of these, or the timeout out of range.
+        ConfigError: if the mode is unknown or the timeout is out of range.
     """
 
     project: str = "spardl"
@@ -311,27 +313,27 @@ class Wandb(Logger):
         return os.environ.get("WANDB_MODE") or ("online" if logged_in() else "offline")
 
     def place(self) -> str:
-        """Whether anything leaves this machine, and to which address; asks nobody and connects nowhere."""
+        """States whether data leaves this machine, and to which address; opens no connection."""
         if self._chosen == "disabled":
             return "W&B: disabled"
         if self._chosen in ("offline", "dryrun"):
             return "W&B: offline, nothing is uploaded"
         server = urlsplit(_server())
-        # No more of it: there may be a password before the host.
+        # Only the host: a password may precede it.
         host = server.netloc.rpartition("@")[2].replace("api.wandb.ai", "wandb.ai")
         address = f"{server.scheme}://{host}"
-        # Who is logged in has an entity of their own, which only the server knows.
+        # Without WANDB_ENTITY, only the server knows the default entity of the user.
         entity = os.environ.get("WANDB_ENTITY")
         at = f"{address}/{entity}/{self.project}" if entity else f"project {self.project} at {address}"
         return f"W&B: uploaded to {at}"
 
     def open(self, run: Run, config: Mapping[str, Any]) -> Observer:
         """Starts a W&B run."""
-        # Only rank 0 of a run that logs to W&B pays for this import: seconds on a busy machine, for which no server is
-        # to blame.
+        # Only rank 0 of a run that logs to W&B needs this import, which takes seconds on a busy machine; outside of
+        # Bounded, it does not count against the timeout.
         import wandb  # noqa: PLC0415
 
-        # With its service stopped, W&B waits for ever.
+        # If its service process is stopped, W&B waits forever.
         return Bounded(lambda: _WandbObserver(partial(_init, wandb, self, run, config), self._chosen), self.timeout)
 
 
@@ -346,26 +348,29 @@ class _WandbObserver(Observer):
             self._run = start("offline")
 
     def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Logs under ``train/`` or ``eval/``."""
+        """Logs the metrics as ``train/NAME`` or ``eval/NAME``."""
         self._run.log({f"{kind}/{name}": value for name, value in values.items()}, step=step)
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """Puts the figures of the summary where W&B's tables look for them."""
+        """Copies the summary to the run's summary at W&B, which its tables show."""
         self._run.summary.update(dict(summary))
 
     def close(self) -> None:
-        """Flushes."""
+        """Uploads the rest and closes the W&B run."""
         self._run.finish()
 
 
 def without_run_id(environment: Mapping[str, str], *, tells: bool = True) -> dict[str, str]:
-    """The environment of one run among several: without an id that would make all of them one W&B run.
+    """Removes ``WANDB_RUN_ID`` from the environment of a sweep, whose runs would otherwise all be one W&B run.
 
-    ``wandb agent`` gives each process an id that belongs to its sweep, which is kept.
+    The id that ``wandb agent`` sets for a process of its sweep is kept.
 
     Args:
-        environment: of this process.
-        tells: whether this process prints what is ignored.
+        environment: environment variables of this process.
+        tells: whether to print a warning if the id is removed.
+
+    Returns:
+        The environment without the id.
     """
     given = environment.get("WANDB_RUN_ID")
     if not given or environment.get("WANDB_SWEEP_ID"):
@@ -391,8 +396,8 @@ def _init(wandb: Any, logger: Wandb, run: Run, config: Mapping[str, Any], mode: 
         mode=cast("Literal['online', 'offline', 'disabled', 'shared']", mode),
         settings=wandb.Settings(
             silent=True,
-            console="off",  # wrapped output would go through W&B's service, and hang with it
-            disable_git=True,  # the remote's address may hold a token; the commit is in the summary
+            console="off",  # captured output would pass through W&B's service, and block when it hangs
+            disable_git=True,  # the remote's URL may contain a token; the summary records the commit
             init_timeout=logger.timeout,
             login_timeout=logger.timeout,
         ),
@@ -404,7 +409,7 @@ def _server() -> str:
 
 
 def logged_in() -> bool:
-    """Whether this machine has a key for W&B; asks nobody and connects nowhere."""
+    """Whether this machine has an API key for W&B; opens no connection."""
     if os.environ.get("WANDB_API_KEY"):
         return True
     host = urlsplit(_server()).hostname or ""

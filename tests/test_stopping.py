@@ -250,7 +250,7 @@ class MemoryStore:
 @pytest.mark.parametrize("seed", range(5))
 def test_all_leave_after_the_same_step(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that are up to two steps apart, as with DeAR, of whom one is asked at a random moment."""
-    monkeypatch.setattr("trainer.rendezvous._EVERY", 0.001)
+    monkeypatch.setattr("trainer.rendezvous._POLL_SECONDS", 0.001)
     draw, store, size = random.Random(seed), MemoryStore(), 4
     group = [Stopping(lambda: store, rank, size, 5) for rank in range(size)]
     done, left = [0] * size, [0] * size

@@ -108,7 +108,7 @@ class LaneSampler(Sampler):
         self._starts = (worker.rank * lanes + torch.arange(lanes)) * length
 
     def indices(self, step: int) -> Tensor:
-        """Returns the positions of a step's examples: int64, shape (batch_size,), one batch of ``lanes`` after another."""
+        """Returns the positions of the examples: int64, shape (batch_size,), one batch of ``lanes`` after another."""
         first = step % self.steps_per_epoch * self._passes
         return (torch.arange(first, first + self._passes).unsqueeze(1) + self._starts).flatten()
 

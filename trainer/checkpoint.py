@@ -1,12 +1,11 @@
-"""Checkpoints: everything that has state, one file per worker, whole or not there.
+"""Checkpoints: the complete training state, one file per worker, written atomically.
 
-A checkpoint is a folder ``step-00000120`` with ``shared.pt`` (what is equal on all workers), ``rank-R.pt`` (what
-is not: residual, random numbers, running statistics, counts) and ``manifest.json`` (checksums). It is written
-under another name and renamed when all workers are done, so a crash at any moment leaves the one before.
+A checkpoint is a folder, such as ``step-00000120``, with ``shared.pt`` (state common to all workers), ``rank-R.pt``
+(residual, random state, running statistics and counts of rank R) and ``manifest.json`` (checksums). It is written under
+another name and renamed when all workers have finished, so a crash at any moment leaves the previous checkpoint intact.
 
 Every file also stores the identity of the checkpoint under the key ``checkpoint``: format version, run id, step and
-number of workers; a ``.pt`` file stores its rank, too. Checkpoints without these fields, which earlier versions
-saved, still load.
+world size; ``.pt`` files store their rank as well. Checkpoints of earlier versions without these fields still load.
 """
 
 from __future__ import annotations
@@ -63,19 +62,19 @@ def save_checkpoint(
     keep: int,
     run: str | None = None,
 ) -> Path:
-    """Writes a checkpoint together with all other workers.
+    """Writes a checkpoint; a collective operation of all workers.
 
     Args:
-        folder: where the run's checkpoints are.
-        step: steps done.
-        cluster: the workers.
-        parts: what each local rank saves.
-        shared: what rank 0 saves for all.
-        keep: how many checkpoints are kept.
-        run: id of the run, which every file stores.
+        folder: folder of the run's checkpoints.
+        step: number of steps done.
+        cluster: workers that save together.
+        parts: returns the state of each local rank.
+        shared: returns the common state, which rank 0 saves.
+        keep: number of checkpoints to keep.
+        run: id of the run, stored in every file.
 
     Returns:
-        The new checkpoint.
+        Folder of the new checkpoint.
     """
     final = at_step(folder, step)
     identity = {"format": _FORMAT, "run": run, "step": step, "workers": cluster.size}
@@ -84,7 +83,7 @@ def save_checkpoint(
     pairs = zip(cluster.local_ranks, parts, strict=True)
     own = [_save(growing / _rank_file(rank), part(), identity, rank) for rank, part in pairs]
     common = _save(growing / _SHARED, shared(), identity, None) if cluster.leads else b""
-    # Everybody knows the checksum of what it wrote; rank 0 need not read it all while the others wait.
+    # Each rank sends the checksum of its file, so that rank 0 need not read all files while the others wait.
     rows = gather_rows(cluster, [torch.frombuffer(bytearray(digest), dtype=torch.uint8) for digest in own])
     if cluster.leads:
         sums = {_rank_file(rank): bytes(row.tolist()).hex() for rank, row in enumerate(rows)}
@@ -102,7 +101,7 @@ def _save(path: Path, content: Mapping[str, Any], identity: Mapping[str, Any], r
 
 
 def _retire(folder: Path, newest: Path, keep: int) -> None:
-    """Removes old checkpoints, and those of steps that were done before the run was continued from an earlier one."""
+    """Removes old checkpoints, and later ones left from before the run resumed from an earlier checkpoint."""
     found = list_checkpoints(folder)
     place = found.index(newest)
     for path in [*found[: max(0, place + 1 - keep)], *found[place + 1 :]]:
@@ -110,7 +109,7 @@ def _retire(folder: Path, newest: Path, keep: int) -> None:
 
 
 def _discard(checkpoint: Path) -> None:
-    """Removes a checkpoint: under another name, since one of which half is left would look like a broken one."""
+    # Renamed first: a crash during the removal must not leave a folder that looks like a damaged checkpoint.
     away = checkpoint.with_name(f".{checkpoint.name}{_AWAY}")
     shutil.rmtree(away, ignore_errors=True)
     checkpoint.rename(away)
@@ -118,7 +117,7 @@ def _discard(checkpoint: Path) -> None:
 
 
 def _seal(growing: Path, final: Path, sums: Mapping[str, str], identity: Mapping[str, Any]) -> None:
-    # What writers that were killed have left; they may have been more.
+    # Remove files of killed writers, which may have had a larger world size.
     for rest in growing.iterdir():
         if rest.name not in sums:
             rest.unlink()
@@ -135,29 +134,32 @@ def _rank_file(rank: int) -> str:
 
 
 def at_step(folder: Path, step: int) -> Path:
-    """The place of the checkpoint after so many steps."""
+    """Returns the path of the checkpoint after ``step`` steps."""
     return folder / f"step-{step:08d}"
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, oldest first."""
+    """Returns the checkpoints in a folder, oldest first."""
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
 
 
 def find_checkpoint(
     folder: Path, workers: int | None, run: str | None = None
 ) -> tuple[Path | None, list[CheckpointError]]:
-    """The newest checkpoint that is whole, and what is wrong with those that are newer.
+    """Finds the newest valid checkpoint.
 
     Args:
-        folder: where the run's checkpoints are.
-        workers: how many must have saved it; ``None`` for any number.
-        run: id of the run that must have saved it; ``None`` for any run.
+        folder: folder of the run's checkpoints.
+        workers: required world size; ``None`` for any.
+        run: required run id; ``None`` for any.
+
+    Returns:
+        The checkpoint, ``None`` if there are none at all; and the errors of newer checkpoints.
 
     Raises:
-        CheckpointError: if there are checkpoints, but none is whole; or if one that is not older than the newest whole
-            one belongs to another run, another step or more workers, or has an unknown format. An older checkpoint is
-            no substitute then: continuing from it would delete this one.
+        CheckpointError: if there are checkpoints, but none is valid; or if a checkpoint at least as new as the newest
+            valid one has another run, step, larger world size or unknown format. Falling back to an older checkpoint
+            would then delete this one.
     """
     faults: list[CheckpointError] = []
     for candidate in reversed(list_checkpoints(folder)):
@@ -174,7 +176,7 @@ def find_checkpoint(
 
 
 def newest_whole(folder: Path, last: int) -> int | None:
-    """The step of the newest checkpoint, of any number of workers, that is whole and not after step ``last``."""
+    """Returns the step of the newest valid checkpoint up to step ``last``, of any world size."""
     numbers = [path.name.removeprefix("step-") for path in list_checkpoints(folder)]
     for step in sorted((int(number) for number in numbers if number.isdecimal() and int(number) <= last), reverse=True):
         with suppress(CheckpointError):
@@ -184,14 +186,14 @@ def newest_whole(folder: Path, last: int) -> int | None:
 
 
 def verify_checkpoint(checkpoint: Path, workers: int | None) -> None:
-    """Checks that every file is there and unharmed.
+    """Checks that every file of a checkpoint exists and matches its checksum.
 
     Args:
-        checkpoint: its folder.
-        workers: how many must have saved it; ``None`` for any number.
+        checkpoint: folder of the checkpoint.
+        workers: required world size; ``None`` for any.
 
     Raises:
-        CheckpointError: if not.
+        CheckpointError: if a file is missing or damaged.
     """
     sums = _read_sums(checkpoint)
     _check_step(checkpoint, sums)
@@ -204,7 +206,7 @@ def verify_checkpoint(checkpoint: Path, workers: int | None) -> None:
 
 
 def saved_workers(checkpoint: Path) -> int:
-    """How many workers saved a checkpoint.
+    """Returns the world size of a checkpoint.
 
     Raises:
         CheckpointError: if its manifest cannot be read.
@@ -213,7 +215,7 @@ def saved_workers(checkpoint: Path) -> int:
 
 
 def saved_by(checkpoint: Path) -> str | None:
-    """The id of the run that saved a checkpoint, or ``None`` if the checkpoint does not store it.
+    """Returns the id of the run that saved a checkpoint, or ``None`` if it is not stored.
 
     Raises:
         CheckpointError: if its manifest cannot be read.
@@ -223,7 +225,7 @@ def saved_by(checkpoint: Path) -> str | None:
 
 
 def _check_owner(checkpoint: Path, workers: int | None, run: str | None) -> None:
-    """Refuses a checkpoint that another run saved; what is damaged is left to :func:`verify_checkpoint`."""
+    """Refuses a checkpoint of another run; :func:`verify_checkpoint` reports damaged ones."""
     try:
         sums = _read_sums(checkpoint)
     except CheckpointError:
@@ -244,7 +246,7 @@ def _check_step(checkpoint: Path, sums: Mapping[str, Any]) -> None:
 
 
 def _identity(checkpoint: Path, content: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """What a file says of its checkpoint, or ``None`` if it was saved before files said it.
+    """Returns the identity that a file stores, or ``None`` for files of earlier versions.
 
     Raises:
         CheckpointError: if the format is unknown, or a field is missing.
@@ -287,14 +289,14 @@ def _corrupt(checkpoint: Path, reason: str) -> CheckpointError:
 
 @contextmanager
 def fitting(checkpoint: Path, rank: int | None) -> Iterator[None]:
-    """Names the file, and the key if one is missing, when a run cannot take over what the file holds.
+    """Converts errors while the state of a file is restored to errors that name the file.
 
     Args:
-        checkpoint: its folder.
-        rank: whose file is taken over; ``None`` for what is shared.
+        checkpoint: folder of the checkpoint.
+        rank: rank whose file is restored; ``None`` for the common state.
 
     Raises:
-        CheckpointError: instead of the errors of missing keys, and of values of other types and shapes.
+        CheckpointError: if a key is missing, or a value has another type or shape.
     """
     name = _part_file(rank)
     try:
@@ -310,7 +312,7 @@ def fitting(checkpoint: Path, rank: int | None) -> Iterator[None]:
 
 
 def load_part(checkpoint: Path, rank: int | None, device: torch.device) -> dict[str, Any]:
-    """Loads what a rank saved, or with ``None`` what is shared; never runs code from the file.
+    """Loads the state of a rank, or with ``None`` the common state; executes no code from the file.
 
     Raises:
         CheckpointError: if the file cannot be read, or belongs to another checkpoint or rank.
@@ -318,10 +320,10 @@ def load_part(checkpoint: Path, rank: int | None, device: torch.device) -> dict[
     name = _part_file(rank)
     try:
         with warnings.catch_warnings(), open_regular(checkpoint / name) as file:
-            warnings.filterwarnings("ignore", "Detected pickle protocol")  # of a file that is refused anyway
+            warnings.filterwarnings("ignore", "Detected pickle protocol")  # the file is refused in any case
             content: Any = torch.load(file, map_location=device, weights_only=True)
     except UnpicklingError as error:
-        # torch's own words say how to run the code in it.
+        # torch's message would explain how to execute the code in the file.
         reason = "it does not hold only tensors and plain data; no code in it was executed"
         raise _corrupt(checkpoint, f"{name} cannot be read ({reason})") from error
     except Exception as error:
@@ -347,16 +349,13 @@ def _described(identity: Mapping[str, Any] | None) -> str:
     return f"of run {identity['run']}, step {identity['step']}, {identity['workers']} workers{rank}"
 
 
-# A run that goes on with another number of workers.
-
-
 class Restart:
-    """From the checkpoint of one number of workers to another number.
+    """Resumes a run at another world size.
 
     Args:
-        before: how many saved it.
-        checkpoint: its folder.
-        device: where tensors go.
+        before: world size of the checkpoint.
+        checkpoint: folder of the checkpoint.
+        device: device of the loaded tensors.
     """
 
     def __init__(self, before: int, checkpoint: Path, device: torch.device) -> None:
@@ -365,7 +364,7 @@ class Restart:
         self._sums: dict[int, float] = {}
 
     def load(self, rank: int) -> Mapping[str, Any]:
-        """What an old rank saved."""
+        """Loads the state of a rank of the checkpoint."""
         part = load_part(self._checkpoint, rank, self._device)
         with fitting(self._checkpoint, rank):
             groups = part["synchronizer"]["groups"]
@@ -373,27 +372,27 @@ class Restart:
         return part
 
     def shift(self, plan: Plan, step: int, shift: int, size: int) -> int:
-        """Steps done, beyond those that as many examples take with ``size`` workers.
+        """Computes the steps done, minus the steps that the same examples take at the new world size.
 
-        The data goes on where it was: examples are dealt out to all workers in one order, so what was seen of an
-        epoch is a beginning of it. What does not fill a step of the new workers is seen again.
+        Training continues at the same place in the data: the order of examples does not depend on the world size, so
+        the examples seen in an epoch are a prefix of it. Examples that do not fill a step at the new size are repeated.
 
         Args:
-            plan: what is trained.
-            step: steps done.
-            shift: as it was with the workers before.
-            size: how many workers there are.
+            plan: what to train and how.
+            step: number of steps done.
+            shift: value of the checkpoint's run.
+            size: new world size.
         """
         old, new = (plan.sampler(Worker(0, workers)).steps_per_epoch for workers in (self.before, size))
         epoch, within = divmod(step - shift, old)
         return step - (epoch * new + min(new, within * self.before // size))
 
     def figures(self, cluster: Cluster, engine: Engine) -> dict[str, float]:
-        """What is logged: numbers of workers, and the sum over all residuals, before and after."""
+        """Returns the metrics of the restart: world size and sum of all residuals, before and after."""
         remembers = engine.carried.remembers
         rows = []
         for local, rank in enumerate(cluster.local_ranks):
-            # An old residual counts where its first owner is.
+            # Count each old residual once, on the first rank that takes over a part of it.
             first = [old for old in self._sums if owners(old, self.before, cluster.size)[0] == rank]
             found = [sum(self._sums[old] for old in first), engine.carried.residual_sum(local)]
             rows.append(torch.tensor(found if remembers else [0.0, 0.0], dtype=torch.float64))

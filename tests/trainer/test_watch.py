@@ -57,7 +57,7 @@ def test_a_run_that_diverges_ends_and_says_where_to_go_on(method: str, step: int
         trainer(exploding(METHODS[method], step), tmp_path).fit()
     said = re.fullmatch(
         r"(the (?:evaluated )?loss is (?:nan|inf)|the .* no longer finite) at step (\d+); lower optimizer\.lr or set "
-        r"training\.clip_norm, and (?:go on with start_from=(\S+)|begin again: no checkpoint was saved before)",
+        r"training\.clip_norm, and (?:continue with start_from=(\S+)|start again: there is no earlier checkpoint)",
         str(caught.value),
     )
     assert said, str(caught.value)

@@ -62,7 +62,7 @@ def test_a_sweeper_gets_the_metric_of_each_run(tmp_path: Path, returned: list[Jo
 def test_a_run_that_diverged_is_a_failure_to_a_sweeper(tmp_path: Path, returned: list[JobReturn]) -> None:
     assert here("-m", "optimizer.lr=1e30,0.05", *QUICK, f"output_dir={tmp_path}") == 1
     assert [each.status for each in returned] == [JobStatus.FAILED, JobStatus.COMPLETED]
-    with pytest.raises(UnfinishedError, match="it ended with exit code 1"):
+    with pytest.raises(UnfinishedError, match="the run ended with exit code 1"):
         _ = returned[0].return_value
 
 

@@ -1,7 +1,7 @@
-"""What configurations name, by public names; and where the first edition (0.1.0) kept it.
+"""Targets of configurations: the names of classes and functions, their check against an allowlist, and defaults.
 
-A run's id was made from these places. So that a run keeps its id wherever its parts move, ids are still made from them.
-What came later has its public name only, and needs no line here.
+Run ids are hashes of configurations in which each target has the module path of version 0.1.0, listed in ``_PLACES``.
+So a run keeps its id when a class moves. Classes added later are hashed by their public names and need no entry.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ _PLACES: Mapping[str, str] = MappingProxyType(
         "trainer.Wandb": "spardl.training.loggers.Wandb",
     }
 )
-# The trainer's parts, which were in the library's folder once, by the names that older configurations have.
+# Names in configurations of versions in which the trainer was a part of the library.
 _FORMER: Mapping[str, str] = MappingProxyType(
     {name.replace("trainer.", "spardl.training.", 1): name for name in _PLACES if name.startswith("trainer.")}
 )
@@ -101,19 +101,19 @@ _NAMES: Mapping[str, str] = MappingProxyType({**_FORMER, **{place: name for name
 
 
 def first_edition(config: Any) -> Any:
-    """A configuration whose targets are the places that ids are made from.
+    """Replaces each target by the module path that ids are computed from.
 
     Args:
-        config: plain data.
+        config: configuration, as plain data.
     """
     return _renamed(config, lambda name: _PLACES.get(_FORMER.get(name, name), name))
 
 
 def public(config: Any) -> Any:
-    """A configuration whose targets have their public names, also where it was written for the first edition.
+    """Replaces each target by its public name, including module paths of earlier versions.
 
     Args:
-        config: plain data.
+        config: configuration, as plain data.
     """
     return _renamed(config, lambda name: _NAMES.get(name, name))
 
@@ -130,16 +130,12 @@ def _names(key: Any, value: Any) -> bool:
     return key == _TARGET and isinstance(value, str)
 
 
-# Which edition of its parts a run has, where a part once gave other results for the same configuration.
-#
-# A run's id says what was asked for. Where code changes on purpose what comes of it, the part's edition is raised
-# here, so that results of before are told from those of today without giving every run another id. A test does small
-# work anew and fails where results changed and no edition did (tests/exhibits/test_versions.py).
-
-
+# Editions of classes whose results changed for the same configuration. An id identifies the configuration; the edition
+# distinguishes results from before and after an intended change without changing ids. tests/exhibits/test_versions.py
+# fails if results change and the edition does not.
 _RAISED: Mapping[str, int] = MappingProxyType(
     {
-        # Measuring layers no longer draws from the random numbers that dropout uses.
+        # Measuring layers no longer advances the random state that dropout uses.
         "spardl.LayerFusion": 2,
         "spardl.MgWfbp": 2,
     }
@@ -147,7 +143,7 @@ _RAISED: Mapping[str, int] = MappingProxyType(
 
 
 def editions(config: Mapping[str, Any]) -> dict[str, int]:
-    """The editions of a resolved configuration's parts, by public name; without those that have only had one."""
+    """Returns the editions of a configuration's classes by public name, for classes with more than one."""
     return {name: _RAISED[name] for name in sorted(set(_named_targets(public(config)))) if name in _RAISED}
 
 
@@ -162,25 +158,23 @@ def _named_targets(node: Any) -> Iterator[str]:
             yield from _named_targets(value)
 
 
-# Which classes and functions a configuration may name: those of this project that make the part in question.
-
-
-_NEEDED = ("training", "resume", "output_dir")  # beside the nodes of which something is made
+# Top-level settings other than the nodes with a target: mandatory ones, and optional ones.
+_NEEDED = ("training", "resume", "output_dir")
 _OTHERS = ("cache_dir", "data_dir", "force", "plugins", "presets", "recipe", "scale", "seed", "start_from", "study")
 _TARGET_KEY, _PARTIAL = "_target_", "_partial_"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What one node of a configuration may be made of.
+    """Allowed targets of one node of a configuration.
 
     Attributes:
-        base: class that a ``_target_`` must be derived from. A function has none: its package has to do.
-        packages: that the ``_target_`` must be from.
-        functions: whether it may be a function, too.
-        partial: whether arguments are still to come when the node is read (``_partial_: true``).
-        extensible: whether the packages of ``plugins=[PACKAGE]`` are allowed, too.
-        inside: what its own nodes may be made of, by name; others are plain values.
+        base: base class of the target; functions are checked by package only.
+        packages: packages that the target may come from.
+        functions: whether the target may be a function.
+        partial: whether further arguments follow later (``_partial_: true``).
+        extensible: whether ``plugins=[PACKAGE]`` adds to the packages.
+        inside: allowed targets of nested nodes by name; all other values are plain.
     """
 
     base: type
@@ -191,15 +185,15 @@ class Kind:
     inside: Mapping[str, Kind] = field(default_factory=dict)
 
     def check(self, name: str, node: Any, plugins: Collection[str] = ()) -> None:
-        """Accepts a node; runs nothing that it names, and imports nothing from other packages.
+        """Checks a node; executes no target, and imports nothing from other packages.
 
         Args:
-            name: of the node.
-            node: its content, as plain data.
-            plugins: packages of the user that it may name, see :func:`allowed_packages`.
+            name: dotted name of the node.
+            node: content of the node, as plain data.
+            plugins: packages that the user allows, from :func:`allowed_packages`.
 
         Raises:
-            ConfigError: if the node names something else, or says in an unknown way how it is made.
+            ConfigError: if the target is not allowed, or the node has unknown special keys.
         """
         if not isinstance(node, Mapping) or _TARGET_KEY not in node:
             raise ConfigError(f"this configuration has no {name}; choose one with {name}=NAME")
@@ -265,7 +259,7 @@ def _is_dotted_name(name: Any) -> bool:
 
 
 def _package_of(target: Any) -> str | None:
-    """The package of a target that a user could allow."""
+    """Returns the package of a target that ``plugins`` could allow."""
     if not _is_dotted_name(target) or "." not in target:
         return None
     package: str = target.split(".")[0]
@@ -277,14 +271,14 @@ def _is_from(target: str, packages: Iterable[str]) -> bool:
 
 
 def nearest(name: str, node: Mapping[Any, Any]) -> str | None:
-    """The setting of a configuration that was probably meant, next to a misspelt name or in a node below.
+    """Suggests a setting for a misspelt name, from the same node or from nested ones.
 
     Args:
-        name: without the path of its node.
-        node: in which it was looked for, as plain data.
+        name: misspelt name, without the path of its node.
+        node: node that lacks the name, as plain data.
 
     Returns:
-        Its name, relative to the node; ``None`` if none is similar.
+        Dotted name relative to the node; ``None`` if no name is similar.
     """
     if close := get_close_matches(name, map(str, node), n=1):
         return close[0]
@@ -294,14 +288,17 @@ def nearest(name: str, node: Mapping[Any, Any]) -> str | None:
 
 
 def whole(config: dict[str, Any], nodes: Iterable[str] | None = None) -> dict[str, Any]:
-    """A configuration, as it was given.
+    """Checks the top-level names of a configuration.
 
     Args:
-        config: resolved, as plain data.
-        nodes: names of the nodes of which something is made; ``None``: do not look for unknown names.
+        config: resolved configuration, as plain data.
+        nodes: names of the nodes with a target; ``None`` to accept unknown names.
+
+    Returns:
+        The configuration, unchanged.
 
     Raises:
-        ConfigError: if it lacks something that is no choice of a file, or has a name that nothing reads.
+        ConfigError: if a mandatory setting is missing, or a name is unknown.
     """
     known = [*nodes, *_NEEDED, *_OTHERS] if nodes is not None else list(config)
     if unknown := [str(name) for name in config if name not in known]:
@@ -316,14 +313,14 @@ def whole(config: dict[str, Any], nodes: Iterable[str] | None = None) -> dict[st
 
 
 def check_arguments(name: str, node: Mapping[str, Any]) -> None:
-    """Refuses settings that the target of a node does not take, and values other than true and false for switches.
+    """Checks the settings of a node against the arguments of its target.
 
     Args:
-        name: of the node.
-        node: its content, as plain data, resolved, that its kind has accepted.
+        name: name of the node.
+        node: content of the node, as resolved plain data that :meth:`Kind.check` has accepted.
 
     Raises:
-        ConfigError: if a setting or a value is refused.
+        ConfigError: if the target has no such argument, or a boolean argument gets another value.
     """
     try:
         wanted = inspect.signature(_find(node[_TARGET_KEY])).parameters
@@ -337,13 +334,13 @@ def check_arguments(name: str, node: Mapping[str, Any]) -> None:
                 continue  # a method's preset may set it, and the plan explains which optimizers fit
             hint = f"did you mean {close[0]}?" if close else "remove it"
             raise ConfigError(f"{name}.{key}={value} is not an argument of {node[_TARGET_KEY]}; {hint}")
-        # Python would take any word for true.
+        # In Python, any non-empty string is true.
         if key in wanted and wanted[key].annotation in (bool, "bool") and not isinstance(value, bool):
             raise ConfigError(f"{name}.{key} must be true or false, got {value!r}")
 
 
 def _targets(value: Any, place: str) -> Iterator[str]:
-    """Where a value names something to be made."""
+    """Yields the dotted names of all targets in a value."""
     if isinstance(value, Mapping):
         if _TARGET_KEY in value:
             yield f"{place}.{_TARGET}"
@@ -355,14 +352,14 @@ def _targets(value: Any, place: str) -> Iterator[str]:
 
 
 def _find(target: str) -> Any:
-    """What a dotted name stands for."""
+    """Imports the object of a dotted name."""
     module, _, rest = target.rpartition(".")
     names = [rest]
     while True:
         try:
             found: Any = import_module(module)
         except ModuleNotFoundError as error:
-            # Not a module, but a class in one; or one that needs a package that is not installed.
+            # Raised for an attribute of a module, but also for a missing dependency of the module.
             if error.name != module or "." not in module:
                 raise
             module, _, rest = module.rpartition(".")
@@ -374,9 +371,6 @@ def _find(target: str) -> Any:
     return found
 
 
-# What a configuration leaves open, and what that comes to: ``recipe=``, and ``scope=auto`` of a compressor.
-
-
 _AUTO, _OPTIMIZER, _OUTER = (f"spardl.{kind.__name__}" for kind in (AutoMomentum, OptimizerMomentum, OuterSteps))
 _ADAM = tuple(
     f"{module}.{kind.__name__}"
@@ -386,13 +380,13 @@ _ADAM = tuple(
 
 
 def settled(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration in which everything is said that its recipe stands for, and so needs none.
+    """Replaces ``recipe`` by the settings that it stands for.
 
     Args:
-        config: plain data.
+        config: configuration, as plain data.
 
     Raises:
-        ConfigError: if there is no such recipe.
+        ConfigError: if the recipe is unknown.
     """
     plain = dict(config)
     recipe = plain.pop("recipe", RECIPES[0])
@@ -403,12 +397,12 @@ def settled(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def scoped(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration whose compressor's scope is ``auto`` only where that is chunks; see ``spardl.method.moving``.
+    """Replaces ``scope=auto`` of the compressor by ``model``, except where it selects chunks.
 
-    So a run in which it is the whole model has the id that it had before there was such a choice.
+    So runs over the whole model keep the id of versions without ``auto``.
 
     Args:
-        config: plain data, settled.
+        config: configuration as plain data, returned by :func:`settled`.
     """
     compressor = config.get("compressor") or {}
     if compressor.get("scope") != AUTO or (_moves_adam(config) and _takes_chunks(compressor)):

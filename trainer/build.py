@@ -33,13 +33,21 @@ from spardl.method.warmup import Warmup
 from spardl.schedules.engine import Schedule
 from spardl.vector.wire import Wire
 from tasks.datasets.base import Dataset
-from trainer.display import announced
+from trainer.display import show_activity
 from trainer.experiment import Experiment
 from trainer.launch import Launcher
 from trainer.learner import Plan, Settings, sample_optimizer
 from trainer.lr import LrSchedule
 from trainer.observers import Logger
-from trainer.targets import Kind, allowed_packages, check_arguments, nearest, public, settled, whole
+from trainer.targets import (
+    Kind,
+    allowed_packages,
+    check_arguments,
+    check_names,
+    nearest,
+    public_targets,
+    resolve_recipe,
+)
 from trainer.task import Task
 
 __all__ = ["CONFIGURATIONS", "KINDS", "build", "build_dataset", "build_method", "build_plan"]
@@ -85,11 +93,11 @@ def build(config: DictConfig, label: str) -> Experiment:
     Raises:
         ConfigError: if the parts do not fit together, or a value is out of range.
     """
-    plain: dict[str, Any] = whole(public(OmegaConf.to_container(config, resolve=True)), KINDS)
+    plain: dict[str, Any] = check_names(public_targets(OmegaConf.to_container(config, resolve=True)), KINDS)
     quiet = not leads(os.environ)
-    with announced("preparing the data", quiet=quiet):
+    with show_activity("preparing the data", quiet=quiet):
         dataset = build_dataset(plain)
-    with announced("checking that the parts fit together", quiet=quiet):
+    with show_activity("checking that the parts fit together", quiet=quiet):
         parts = build_plan(plain, dataset), _make(plain, "cluster"), _make(plain, "logger")
         return Experiment(plain, label, *parts, tuple(filter(None, [getattr(dataset, "caveat", None)])), _recall)
 
@@ -149,7 +157,7 @@ def build_method(plain: Mapping[str, Any]) -> Method:
     Raises:
         ConfigError: if the parts do not fit together, or a value is out of range.
     """
-    plain = settled(plain)
+    plain = resolve_recipe(plain)
     return Method(
         *(_make(plain, part) for part in ("compressor", "communicator", "residual", "momentum", "warmup", "wire"))
     )

@@ -35,10 +35,10 @@ __all__ = [
     "Restart",
     "at_step",
     "find_checkpoint",
-    "fitting",
     "list_checkpoints",
     "load_part",
-    "newest_whole",
+    "newest_valid",
+    "restoring",
     "save_checkpoint",
     "saved_by",
     "saved_workers",
@@ -175,7 +175,7 @@ def find_checkpoint(
     return None, []
 
 
-def newest_whole(folder: Path, last: int) -> int | None:
+def newest_valid(folder: Path, last: int) -> int | None:
     """Returns the step of the newest valid checkpoint up to step ``last``, of any world size."""
     numbers = [path.name.removeprefix("step-") for path in list_checkpoints(folder)]
     for step in sorted((int(number) for number in numbers if number.isdecimal() and int(number) <= last), reverse=True):
@@ -288,7 +288,7 @@ def _corrupt(checkpoint: Path, reason: str) -> CheckpointError:
 
 
 @contextmanager
-def fitting(checkpoint: Path, rank: int | None) -> Iterator[None]:
+def restoring(checkpoint: Path, rank: int | None) -> Iterator[None]:
     """Converts errors while the state of a file is restored to errors that name the file.
 
     Args:
@@ -366,7 +366,7 @@ class Restart:
     def load(self, rank: int) -> Mapping[str, Any]:
         """Loads the state of a rank of the checkpoint."""
         part = load_part(self._checkpoint, rank, self._device)
-        with fitting(self._checkpoint, rank):
+        with restoring(self._checkpoint, rank):
             groups = part["synchronizer"]["groups"]
             self._sums[rank] = sum(float(group["memory"].sum(dtype=torch.float64)) for group in groups)
         return part

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from trainer.observers import Observer
 
-__all__ = ["Announcement", "LineDisplay", "TerminalDisplay", "announced", "clock", "make_display"]
+__all__ = ["Announcement", "LineDisplay", "TerminalDisplay", "clock", "make_display", "show_activity"]
 
 
 # Delay before an activity is printed when stdout is not a terminal, in seconds.
@@ -64,7 +64,7 @@ class Announcement:
 
 
 @contextmanager
-def announced(what: str, *, quiet: bool = False) -> Iterator[None]:
+def show_activity(what: str, *, quiet: bool = False) -> Iterator[None]:
     """Shows an activity while the body of the ``with`` statement runs.
 
     Args:

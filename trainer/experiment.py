@@ -21,14 +21,14 @@ from spardl.clusters.precompile import prepare
 from spardl.clusters.workers.processes import AskedToStopError
 from spardl.method.moving import applied_twice
 from trainer.checkpoint import saved_by
-from trainer.display import announced, make_display
+from trainer.display import make_display, show_activity
 from trainer.launch import Heartbeat, Launcher
 from trainer.learner import Plan, sample_optimizer
-from trainer.memory import available_bytes, check_address_space, what_does_not_fit
-from trainer.observers import Beside, Guarded, Logger, MetricsFile, Observer, attempt
+from trainer.memory import available_bytes, check_address_space, memory_warning
+from trainer.observers import BackgroundObserver, Guarded, Logger, MetricsFile, Observer, attempt
 from trainer.report import print_report
 from trainer.runs import Run, check_branch, continue_from, flat, new_run, run_id
-from trainer.targets import editions, first_edition, scoped, settled
+from trainer.targets import editions, hashed_targets, resolve_recipe, resolve_scope
 from trainer.trainer import Trainer
 
 __all__ = ["Experiment", "decisive", "experiment_id"]
@@ -56,12 +56,12 @@ def experiment_id(config: Mapping[str, Any], workers: int) -> str:
 
 def decisive(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the part of a resolved configuration that can change the result of a run."""
-    kept = _deciding("", scoped(settled(config)))
+    kept = _deciding("", resolve_scope(resolve_recipe(config)))
     for node in ({*_INCIDENTAL, *_OPTIONAL}) & set(kept):
         kept[node] = _deciding(node, kept[node])
     if _elastic(config):
         kept["cluster"] = {key: value for key, value in kept["cluster"].items() if key != "workers"}
-    return first_edition(kept)  # type: ignore[no-any-return]
+    return hashed_targets(kept)  # type: ignore[no-any-return]
 
 
 def _deciding(node: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class Experiment:
         workers = None if self.plan.settings.elastic else self.launcher.workers
         with ExitStack() as stack:
             busy: list[Path] = []
-            with announced("looking for a checkpoint", quiet=not resume):
+            with show_activity("looking for a checkpoint", quiet=not resume):
                 found = continue_from(root, self.id, str(resume), workers, busy) if resume else None
             if found:
                 stack.callback(os.close, found.lock)
@@ -165,13 +165,13 @@ class Experiment:
         check_branch(checkpoint, decisive(before), decisive(self.config), workers)
         return checkpoint
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """Returns warnings: too little memory on this machine, or momentum that is applied twice."""
         found = (
             [] if self.plan.schedule.alone else [applied_twice(self.plan.method, sample_optimizer(self.plan.optimizer))]
         )
         if hosted := self.launcher.hosted():
-            found.append(what_does_not_fit(self.plan.need(hosted.each), hosted.processes, available_bytes()))
+            found.append(memory_warning(self.plan.need(hosted.each), hosted.processes, available_bytes()))
         return list(filter(None, found))
 
     def perform(self, run: Run) -> None:
@@ -185,7 +185,7 @@ class Experiment:
             run.reserve()
         self._write(run, "running")
         try:
-            with announced("compiling", quiet=not self.launcher.leads):
+            with show_activity("compiling", quiet=not self.launcher.leads):
                 self._compile()
             self.launcher.launch(lambda *worker: self._work(run, *worker), run.folder)
         except StoppedError as error:
@@ -243,7 +243,9 @@ class Experiment:
     def _observers(self, run: Run) -> list[Observer]:
         display = Guarded(make_display, "the display")
         # In a thread, because the other workers would wait for a slow logger.
-        logger = Beside(lambda: Guarded(lambda: self.logger.open(run, self.config), type(self.logger).__name__))
+        logger = BackgroundObserver(
+            lambda: Guarded(lambda: self.logger.open(run, self.config), type(self.logger).__name__)
+        )
         return [MetricsFile(run.metrics_file), display, logger]
 
 

@@ -91,7 +91,7 @@ def _train(config: DictConfig) -> float | None:
 def _give_each_run_its_wandb_id(experiment: Experiment) -> None:
     several = sweeping() or os.environ.get("SLURM_ARRAY_TASK_COUNT", "1") != "1"
     if several and isinstance(experiment.logger, Wandb):
-        kept = without_run_id(os.environ, tells=experiment.launcher.leads)
+        kept = without_run_id(os.environ, warns=experiment.launcher.leads)
         # From the environment of the process, which W&B reads itself; so a sweep warns once.
         for name in set(os.environ) - set(kept):
             del os.environ[name]
@@ -102,7 +102,7 @@ def _begin(config: DictConfig, experiment: Experiment, run: Run) -> None:
     write_atomically(run.folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True).encode())
     write_atomically(run.folder / "command.txt", _command().encode())
     restart = what_a_restart_needs(os.environ, resumes=bool(config.resume))
-    for notice in filter(None, (*experiment.caveats, *run.notices, *experiment.doubts(), restart)):
+    for notice in filter(None, (*experiment.caveats, *run.notices, *experiment.warnings(), restart)):
         print(f"warning: {notice}", file=sys.stderr, flush=True)
     print("; ".join(filter(None, (f"run {run.id}: {run.folder}", experiment.logger.place()))), flush=True)
 

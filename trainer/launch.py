@@ -40,11 +40,11 @@ __all__ = [
     "Launcher",
     "ProcessGroup",
     "Simulated",
-    "at_least_one",
-    "beating",
+    "check_count",
     "check_device",
     "check_threads",
-    "count_gpus_aside",
+    "count_gpus_in_child",
+    "with_stopping",
 ]
 
 
@@ -54,7 +54,7 @@ _MOST_THREADS = 1024
 _COUNT_SECONDS = 60.0
 
 
-def at_least_one(name: str, value: Any) -> None:
+def check_count(name: str, value: Any) -> None:
     """Checks a count, such as the number of workers.
 
     Args:
@@ -89,7 +89,7 @@ def check_device(device: str) -> None:
         raise ConfigError(f"cluster.device must be auto, cpu or cuda, got {device!r}")
 
 
-def count_gpus_aside(wanted: str, sharing: int) -> int:
+def count_gpus_in_child(wanted: str, sharing: int) -> int:
     """Counts the GPUs like ``count_gpus``, but in a child process: CUDA does not survive a later fork of this one.
 
     Args:
@@ -197,7 +197,7 @@ class Launcher(ABC):
         """
 
 
-def beating(heartbeat: Callable[[int], None], stopping: Stopping) -> Heartbeat:
+def with_stopping(heartbeat: Callable[[int], None], stopping: Stopping) -> Heartbeat:
     """Builds a heartbeat that also returns whether all workers stop.
 
     Args:
@@ -243,7 +243,7 @@ class Simulated(Launcher):
     interface: str | None = None
 
     def __post_init__(self) -> None:
-        at_least_one("cluster.workers", self.workers)
+        check_count("cluster.workers", self.workers)
         check_threads(self.threads)
         check_device(self.device)
         if self.throttle is not None:
@@ -263,7 +263,7 @@ class Simulated(Launcher):
 
     def hosted(self) -> Hosted | None:
         """One process with all workers, unless it uses a GPU."""
-        return None if count_gpus_aside(self.device, 1) else Hosted(1, self.workers)
+        return None if count_gpus_in_child(self.device, 1) else Hosted(1, self.workers)
 
     def check(self) -> None:
         """Checks that there is a GPU if ``device`` is cuda."""
@@ -285,7 +285,7 @@ class Simulated(Launcher):
             )
             stopping = Stopping(lambda: None, rank, 1, 0)
             with listening(stopping.ask, lambda: None):
-                job(cluster, device, beating(heartbeat, stopping))
+                job(cluster, device, with_stopping(heartbeat, stopping))
 
         run_processes(1, target, folder, stops=True)
 
@@ -343,7 +343,7 @@ class ProcessGroup(Launcher):
         self._check()
 
     def _check(self) -> None:
-        at_least_one("cluster.workers", self.workers)
+        check_count("cluster.workers", self.workers)
         check_threads(self._threads)
         check_seconds("cluster.timeout", self._timeout)
         if self._port is not None and not (is_a(int, self._port) and 0 < self._port < 2**16):
@@ -364,7 +364,7 @@ class ProcessGroup(Launcher):
 
     @cached_property
     def _kind(self) -> str:
-        return "cuda" if count_gpus_aside(self._device, self._sharing) >= self._sharing else "cpu"
+        return "cuda" if count_gpus_in_child(self._device, self._sharing) >= self._sharing else "cpu"
 
     def hosted(self) -> Hosted | None:
         """The worker processes of this machine, unless each has a GPU."""
@@ -465,7 +465,7 @@ class ProcessGroup(Launcher):
         stopping = Stopping(rendezvous.connect, member.rank, member.size, self._timeout, self._orphaned)
         with listening(stopping.ask, on_second_signal) as received, stopping.watching():
             try:
-                job(cluster, device, beating(heartbeat, stopping))
+                job(cluster, device, with_stopping(heartbeat, stopping))
             except StoppedError as stopped:
                 stopped.interrupted = received[:1] == [signal.SIGINT]
                 raise

@@ -470,7 +470,7 @@ class Learner:
         """Number of epochs after ``step`` steps, as a fraction."""
         return (step - self._shift) / self.steps_per_epoch
 
-    def ends_part(self, step: int, epochs: float) -> bool:
+    def ends_interval(self, step: int, epochs: float) -> bool:
         """Whether ``step`` is a multiple of ``epochs`` epochs, rounded to at least one whole step."""
         return (step - self._shift) % max(1, round(epochs * self.steps_per_epoch)) == 0
 

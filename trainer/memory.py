@@ -14,7 +14,7 @@ from spardl.basics.errors import ConfigError
 from spardl.method.method import Method
 from spardl.vector.layout import Layout
 
-__all__ = ["Need", "available_bytes", "check_address_space", "what_does_not_fit"]
+__all__ = ["Need", "available_bytes", "check_address_space", "memory_warning"]
 
 # Bytes of address space that a worker reserves for thread stacks, malloc arenas and gloo; 660 MiB were measured.
 _RESERVED = 700 << 20
@@ -118,7 +118,7 @@ def check_address_space(need: Callable[[], Need] | None = None) -> None:
         )
 
 
-def what_does_not_fit(need: Need, processes: int, available: int | None) -> str | None:
+def memory_warning(need: Need, processes: int, available: int | None) -> str | None:
     """Returns a warning if the processes of this machine need more memory than is available.
 
     Args:

@@ -23,7 +23,7 @@ from spardl.basics.files import TEXT_BYTES, naming, read_regular, write_atomical
 from trainer.runs import Run, to_json
 
 __all__ = [
-    "Beside",
+    "BackgroundObserver",
     "Bounded",
     "Guarded",
     "Logger",
@@ -88,38 +88,38 @@ def _step_of(line: bytes) -> float:
         return float("inf")  # a crash truncated the line
 
 
-class _Passing(Observer):
-    """Base of wrappers: forwards every event through ``_pass``."""
+class _Forwarding(Observer):
+    """Base of wrappers: forwards every event through ``_forward``."""
 
-    def _pass(self, event: str, *arguments: Any) -> None:
+    def _forward(self, event: str, *arguments: Any) -> None:
         raise NotImplementedError
 
     def begin(self, step: int, total: int) -> None:
         """Forwards the event."""
-        self._pass("begin", step, total)
+        self._forward("begin", step, total)
 
     def phase(self, what: str | None) -> None:
         """Forwards the event."""
-        self._pass("phase", what)
+        self._forward("phase", what)
 
     def step(self, step: int) -> None:
         """Forwards the event."""
-        self._pass("step", step)
+        self._forward("step", step)
 
     def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Forwards the event."""
-        self._pass("metrics", kind, step, values)
+        self._forward("metrics", kind, step, values)
 
     def end(self, summary: Mapping[str, Any]) -> None:
         """Forwards the event."""
-        self._pass("end", summary)
+        self._forward("end", summary)
 
     def close(self) -> None:
         """Forwards the event."""
-        self._pass("close")
+        self._forward("close")
 
 
-class Guarded(_Passing):
+class Guarded(_Forwarding):
     """Disables an observer after its first failure, with a warning, instead of stopping the run.
 
     Args:
@@ -132,7 +132,7 @@ class Guarded(_Passing):
         self._what = what
         self._protect(lambda: setattr(self, "_observer", make()))
 
-    def _pass(self, event: str, *arguments: Any) -> None:
+    def _forward(self, event: str, *arguments: Any) -> None:
         if self._observer is not None:
             self._protect(partial(getattr(self._observer, event), *arguments))
 
@@ -141,7 +141,7 @@ class Guarded(_Passing):
             self._observer = None
 
 
-class Bounded(_Passing):
+class Bounded(_Forwarding):
     """Runs an observer in a separate thread and limits the time of each event. Unusable after an error.
 
     Args:
@@ -177,7 +177,7 @@ class Bounded(_Passing):
                 raise
             raise TimeoutError(f"no answer within {seconds:g} seconds") from error
 
-    def _pass(self, event: str, *arguments: Any) -> None:
+    def _forward(self, event: str, *arguments: Any) -> None:
         self._wait_for(partial(getattr(self._observer, event), *arguments), self._seconds)
 
     def close(self) -> None:
@@ -186,7 +186,7 @@ class Bounded(_Passing):
         self._tasks.put(None)
 
 
-class Beside(_Passing):
+class BackgroundObserver(_Forwarding):
     """Runs an observer in a separate thread without waiting for it, except in ``close``.
 
     Events that precede the observer's construction are delivered afterwards. The observer must neither raise nor block
@@ -207,7 +207,7 @@ class Beside(_Passing):
             event, arguments = self._events.get()
             getattr(observer, event)(*arguments)
 
-    def _pass(self, event: str, *arguments: Any) -> None:
+    def _forward(self, event: str, *arguments: Any) -> None:
         self._events.put((event, arguments))
 
     def close(self) -> None:
@@ -360,14 +360,14 @@ class _WandbObserver(Observer):
         self._run.finish()
 
 
-def without_run_id(environment: Mapping[str, str], *, tells: bool = True) -> dict[str, str]:
+def without_run_id(environment: Mapping[str, str], *, warns: bool = True) -> dict[str, str]:
     """Removes ``WANDB_RUN_ID`` from the environment of a sweep, whose runs would otherwise all be one W&B run.
 
     The id that ``wandb agent`` sets for a process of its sweep is kept.
 
     Args:
         environment: environment variables of this process.
-        tells: whether to print a warning if the id is removed.
+        warns: whether to print a warning if the id is removed.
 
     Returns:
         The environment without the id.
@@ -375,7 +375,7 @@ def without_run_id(environment: Mapping[str, str], *, tells: bool = True) -> dic
     given = environment.get("WANDB_RUN_ID")
     if not given or environment.get("WANDB_SWEEP_ID"):
         return dict(environment)
-    if tells:
+    if warns:
         print(
             f"warning: WANDB_RUN_ID={given} is ignored, as it would make all runs of this sweep one W&B run; unset it",
             file=sys.stderr,

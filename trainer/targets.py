@@ -31,13 +31,13 @@ __all__ = [
     "Kind",
     "allowed_packages",
     "check_arguments",
+    "check_names",
     "editions",
-    "first_edition",
+    "hashed_targets",
     "nearest",
-    "public",
-    "scoped",
-    "settled",
-    "whole",
+    "public_targets",
+    "resolve_recipe",
+    "resolve_scope",
 ]
 
 
@@ -100,7 +100,7 @@ _FORMER: Mapping[str, str] = MappingProxyType(
 _NAMES: Mapping[str, str] = MappingProxyType({**_FORMER, **{place: name for name, place in _PLACES.items()}})
 
 
-def first_edition(config: Any) -> Any:
+def hashed_targets(config: Any) -> Any:
     """Replaces each target by the module path that ids are computed from.
 
     Args:
@@ -109,7 +109,7 @@ def first_edition(config: Any) -> Any:
     return _renamed(config, lambda name: _PLACES.get(_FORMER.get(name, name), name))
 
 
-def public(config: Any) -> Any:
+def public_targets(config: Any) -> Any:
     """Replaces each target by its public name, including module paths of earlier versions.
 
     Args:
@@ -144,7 +144,7 @@ _RAISED: Mapping[str, int] = MappingProxyType(
 
 def editions(config: Mapping[str, Any]) -> dict[str, int]:
     """Returns the editions of a configuration's classes by public name, for classes with more than one."""
-    return {name: _RAISED[name] for name in sorted(set(_named_targets(public(config)))) if name in _RAISED}
+    return {name: _RAISED[name] for name in sorted(set(_named_targets(public_targets(config)))) if name in _RAISED}
 
 
 def _named_targets(node: Any) -> Iterator[str]:
@@ -287,7 +287,7 @@ def nearest(name: str, node: Mapping[Any, Any]) -> str | None:
     return below[close[0]] if close else None
 
 
-def whole(config: dict[str, Any], nodes: Iterable[str] | None = None) -> dict[str, Any]:
+def check_names(config: dict[str, Any], nodes: Iterable[str] | None = None) -> dict[str, Any]:
     """Checks the top-level names of a configuration.
 
     Args:
@@ -379,7 +379,7 @@ _ADAM = tuple(
 )
 
 
-def settled(config: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_recipe(config: Mapping[str, Any]) -> dict[str, Any]:
     """Replaces ``recipe`` by the settings that it stands for.
 
     Args:
@@ -396,13 +396,13 @@ def settled(config: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def scoped(config: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_scope(config: Mapping[str, Any]) -> dict[str, Any]:
     """Replaces ``scope=auto`` of the compressor by ``model``, except where it selects chunks.
 
     So runs over the whole model keep the id of versions without ``auto``.
 
     Args:
-        config: configuration as plain data, returned by :func:`settled`.
+        config: configuration as plain data, returned by :func:`resolve_recipe`.
     """
     compressor = config.get("compressor") or {}
     if compressor.get("scope") != AUTO or (_moves_adam(config) and _takes_chunks(compressor)):

@@ -24,9 +24,9 @@ from spardl.vector.sparse import SparseVector, Sum
 from trainer.checkpoint import (
     Restart,
     at_step,
-    fitting,
     load_part,
-    newest_whole,
+    newest_valid,
+    restoring,
     save_checkpoint,
     saved_workers,
 )
@@ -35,10 +35,10 @@ from trainer.observers import Observer
 from trainer.report import environment
 from trainer.runs import Run
 
-__all__ = ["Trainer", "Watch", "Window", "all_finite"]
+__all__ = ["DivergenceWatch", "Trainer", "Window", "all_finite"]
 
 
-class Watch:
+class DivergenceWatch:
     """Detects divergence; all workers reach the same conclusion and stop together.
 
     The loss of a step depends on the weights before it. A checkpoint therefore counts as *proven* only after a later
@@ -106,7 +106,7 @@ class Watch:
         rows = [torch.tensor([self._proven]) for _ in self._cluster.local_ranks]
         proven = int(torch.stack(gather_rows(self._cluster, rows)).max())
         folders = [self._run.checkpoints, *([self._run.checkpoint.parent] if self._run.checkpoint else [])]
-        found = [newest_whole(folder, proven) if self._cluster.leads else None for folder in folders]
+        found = [newest_valid(folder, proven) if self._cluster.leads else None for folder in folders]
         rows = [torch.tensor([-1 if step is None else step for step in found]) for _ in self._cluster.local_ranks]
         steps = gather_rows(self._cluster, rows)[0].tolist()
         return next((at_step(folder, step) for folder, step in zip(folders, steps, strict=True) if step >= 0), None)
@@ -245,12 +245,12 @@ class Trainer:
         self._doing = "starting"
         self._groups_kept = False
         if run.checkpoint:
-            self._enter("loading the checkpoint")
+            self._begin_phase("loading the checkpoint")
             self._resume(plan, run.checkpoint, torch.device(device))
         else:
-            self._enter("building the model")
+            self._begin_phase("building the model")
             self._begin(plan, torch.device(device))
-        self._watch = Watch(cluster, run, self._progress.step)
+        self._watch = DivergenceWatch(cluster, run, self._progress.step)
         self._first = self._progress.step
         self._clock_offset = self._progress.virtual - cluster.seconds()
         self._started = time.perf_counter() - self._progress.wall
@@ -274,10 +274,10 @@ class Trainer:
 
     def _fit(self) -> dict[str, Any]:
         total = self._learner.total_steps
-        self._tell("begin", self._progress.step, total)
+        self._notify("begin", self._progress.step, total)
         if self._restart:
             figures = self._restart.figures(self._cluster, self._learner.synchronizer)
-            self._tell("metrics", "restart", self._progress.step, figures)
+            self._notify("metrics", "restart", self._progress.step, figures)
             if self._progress.step >= total:  # at this world size, all data has been read
                 self._learner.synchronizer.end()
             if self._evaluates_after(self._progress.step):  # the restart may fall on the end of an evaluation interval
@@ -293,7 +293,7 @@ class Trainer:
 
     def _timed_step(self) -> list[float]:
         self._doing = "training"
-        self._tell("phase", "first step" if self._progress.step == self._first else None)
+        self._notify("phase", "first step" if self._progress.step == self._first else None)
         began = self._cluster.seconds()
         synchronizer = self._learner.synchronizer
         synchronizer.measures = last = self._progress.step + 1 == self._learner.total_steps
@@ -308,17 +308,19 @@ class Trainer:
     def _after_step(self) -> None:
         step, total, settings = self._progress.step, self._learner.total_steps, self._settings
         leaves = self._heartbeat(step) and step < total
-        self._tell("step", step)
+        self._notify("step", step)
         self._keep_groups()
         if step % settings.check_every == 0 or step == total:
             self._compare(self._digests(), "averaged gradients")
         if step % settings.log_every == 0 or step == total:
             self._log()
         evaluates = self._evaluates_after(step)
-        saves = step % settings.checkpoint_every == 0 if settings.checkpoint_every else self._learner.ends_part(step, 1)
+        saves = (
+            step % settings.checkpoint_every == 0 if settings.checkpoint_every else self._learner.ends_interval(step, 1)
+        )
         saves = saves or step == total or leaves
         if evaluates or saves:
-            self._look(step, evaluates=evaluates)
+            self._check_finite(step, evaluates=evaluates)
         if evaluates:
             self._evaluate()
         if saves:
@@ -336,7 +338,7 @@ class Trainer:
         self._groups_kept = True
 
     def _evaluates_after(self, step: int) -> bool:
-        return self._learner.ends_part(step, self._settings.eval_every) or step >= self._learner.total_steps
+        return self._learner.ends_interval(step, self._settings.eval_every) or step >= self._learner.total_steps
 
     def _digests(self) -> list[Tensor]:
         """Hashes of the last averages, as computed by each local rank."""
@@ -345,13 +347,13 @@ class Trainer:
         averages = [synchronizer.averages(local) for local in range(len(self._learner.workers))]
         return [digest([tensor for average in own for tensor in _tensors(average)]) for own in averages]
 
-    def _tell(self, event: str, *arguments: Any) -> None:
+    def _notify(self, event: str, *arguments: Any) -> None:
         for observer in self._observers:
             getattr(observer, event)(*arguments)
 
-    def _enter(self, doing: str) -> None:
+    def _begin_phase(self, doing: str) -> None:
         self._doing = doing
-        self._tell("phase", doing)
+        self._notify("phase", doing)
 
     def _log(self) -> None:
         values = self._window.close()
@@ -360,7 +362,7 @@ class Trainer:
         epoch = self._learner.epochs(self._progress.step)
         refused = self._refused()
         figures = {"epoch": epoch, **values, "lr": self._learner.rate, **({"refused": refused} if refused else {})}
-        self._tell("metrics", "train", self._progress.step, figures)
+        self._notify("metrics", "train", self._progress.step, figures)
 
     def _refused(self) -> int:
         """Counts the gradients of all workers that were discarded or clamped, and warns of new ones."""
@@ -371,9 +373,9 @@ class Trainer:
             warn(line)
         return self._refusals.total
 
-    def _look(self, step: int, *, evaluates: bool) -> None:
+    def _check_finite(self, step: int, *, evaluates: bool) -> None:
         """Raises if the run has diverged, before its state is saved."""
-        self._enter("checking the weights")
+        self._begin_phase("checking the weights")
         learner = self._learner
         learner.synchronizer.flush()
         doubtful = self._watch.look(step, [learner.lasting(local) for local in range(len(learner.workers))])
@@ -385,7 +387,7 @@ class Trainer:
     def _evaluate(self) -> None:
         self._learner.synchronizer.flush()
         began = time.perf_counter()
-        self._enter("evaluating")
+        self._begin_phase("evaluating")
         settings, task = self._settings, self._plan.task
         self._progress.metrics = evaluate(
             task,
@@ -398,11 +400,11 @@ class Trainer:
         found, best = self._progress.metrics[task.metric], self._progress.best
         if best is None or (found > best if task.higher_is_better else found < best):
             self._progress.best = found
-        self._tell("metrics", "eval", self._progress.step, self._progress.metrics)
+        self._notify("metrics", "eval", self._progress.step, self._progress.metrics)
         self._progress.evaluating += time.perf_counter() - began
 
     def _compare(self, rows: Sequence[Tensor], what: str) -> None:
-        self._enter("comparing replicas")
+        self._begin_phase("comparing replicas")
         gathered = gather_rows(self._cluster, rows)
         odd = [rank for rank, row in enumerate(gathered) if not torch.equal(row, gathered[0])]
         if odd:
@@ -413,7 +415,7 @@ class Trainer:
         self._progress.checks += 1
 
     def _save(self) -> None:
-        self._enter("saving a checkpoint")
+        self._begin_phase("saving a checkpoint")
         learner = self._learner
         learner.synchronizer.flush()
         self._read_clocks()
@@ -441,22 +443,22 @@ class Trainer:
 
     def _resume(self, plan: Plan, checkpoint: Path, device: torch.device) -> None:
         shared, before = load_part(checkpoint, None, device), saved_workers(checkpoint)
-        with fitting(checkpoint, None):
+        with restoring(checkpoint, None):
             self._progress = Progress(**shared["progress"])
         if before != self._cluster.size:
             self._restart = Restart(before, checkpoint, device)
             progress, size = self._progress, self._cluster.size
             progress.restart_counts(self._restart.shift(plan, progress.step, progress.shift, size))
         self._begin(plan, device)
-        with fitting(checkpoint, None):
+        with restoring(checkpoint, None):
             self._learner.load_shared_state(shared)
         for local, rank in enumerate(self._cluster.local_ranks):
             if self._restart:
-                with fitting(checkpoint, rank % before):
+                with restoring(checkpoint, rank % before):
                     self._learner.adopt_worker_state(local, self._restart.load, before)
             else:
                 own = load_part(checkpoint, rank, device)
-                with fitting(checkpoint, rank):
+                with restoring(checkpoint, rank):
                     self._learner.load_worker_state(local, own)
                     self._window.load_state_dict(local, own["window"])
 
@@ -466,7 +468,7 @@ class Trainer:
         self._compare([weights] * len(self._learner.workers), "weights")
         self._read_clocks()
         summary = self._summary(self._refused(), weights)
-        self._tell("end", summary)
+        self._notify("end", summary)
         return summary
 
     def _summary(self, refused: int, weights: Tensor) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from spardl.basics.errors import ConfigError, PeerError, WorkerError
 from spardl.clusters import Cluster, SimulatedCluster, gather_rows
 from spardl.clusters.workers.membership import Membership, find_membership, pick_device, what_a_restart_needs
-from trainer.launch import Heartbeat, ProcessGroup, Simulated, count_gpus_aside
+from trainer.launch import Heartbeat, ProcessGroup, Simulated, count_gpus_in_child
 from trainer.rendezvous import Rendezvous
 from trainer.runs import Run
 
@@ -202,13 +202,13 @@ def test_gpus_are_counted_in_a_process_that_is_gone(monkeypatch: pytest.MonkeyPa
     asked: list[int] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: asked.append(1) or True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert count_gpus_aside("auto", 4) == 2
-    assert count_gpus_aside("cpu", 4) == 0
+    assert count_gpus_in_child("auto", 4) == 2
+    assert count_gpus_in_child("cpu", 4) == 0
     with pytest.raises(ConfigError, match=r"needs 4 GPU\(s\) on this machine, .* torch finds 2"):
-        count_gpus_aside("cuda", 4)
+        count_gpus_in_child("cuda", 4)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: os._exit(1))
     with pytest.raises(ConfigError, match=r"torch cannot count GPUs \(the process that looked died\); use clus"):
-        count_gpus_aside("cuda", 4)
+        count_gpus_in_child("cuda", 4)
     assert not asked
 
 

@@ -304,7 +304,7 @@ def test_a_run_id_of_several_runs_is_ignored(capsys: pytest.CaptureFixture[str])
     """One WANDB_RUN_ID made all runs of a sweep one run; an id from wandb agent belongs to its sweep."""
     given = {"WANDB_RUN_ID": "abc12345", "HOME": "/root"}
     assert without_run_id(given) == {"HOME": "/root"}
-    assert without_run_id(given, tells=False) == {"HOME": "/root"}
+    assert without_run_id(given, warns=False) == {"HOME": "/root"}
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("warning: WANDB_RUN_ID=abc12345 is ignored, as it would make all runs of this sweep one ")
     for kept in ({**given, "WANDB_SWEEP_ID": "sweep"}, {"HOME": "/root"}):

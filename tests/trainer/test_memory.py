@@ -15,7 +15,7 @@ from spardl.method.momentum import LocalMomentum
 from tests.harness import spardl
 from tests.trainer.toy import plan
 from trainer.launch import Hosted, ProcessGroup, Simulated
-from trainer.memory import Need, available_bytes, check_address_space, what_does_not_fit
+from trainer.memory import Need, available_bytes, check_address_space, memory_warning
 
 SGD, ADAMW = partial(torch.optim.SGD, lr=0.1, momentum=0.9), torch.optim.AdamW
 
@@ -59,9 +59,9 @@ def test_available_memory(tmp_path: Path) -> None:
 
 def test_a_line_if_it_does_not_fit() -> None:
     need = Need(10**9, 10**9, 2 * 10**9, 4 * 10**8)
-    assert what_does_not_fit(need, 4, None) is None
-    assert what_does_not_fit(need, 4, 4 * need.whole) is None
-    assert what_does_not_fit(need, 4, 4 * need.whole - 1) == (
+    assert memory_warning(need, 4, None) is None
+    assert memory_warning(need, 4, 4 * need.whole) is None
+    assert memory_warning(need, 4, 4 * need.whole - 1) == (
         "not enough memory: 4 process(es) on this machine need at least 17.6 GB, each 4.4 (weights 1, gradients "
         "1, residuals 0.4, optimizer 2; excluding activations), and 17.6 GB are available; use fewer workers, or a "
         "smaller model"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.toy import Notebook
-from trainer.observers import Beside, Bounded, Guarded, MetricsFile, Observer, attempt
+from trainer.observers import BackgroundObserver, Bounded, Guarded, MetricsFile, Observer, attempt
 from trainer.runs import Run
 
 
@@ -36,7 +36,7 @@ def no_thread_stays() -> Iterator[None]:
 EVERYTHING = [("begin", 0, 2), ("step", 1), ("train", 1, {"loss": 0.5}), ("end",), ("close",)]
 
 
-@pytest.mark.parametrize("wrap", [lambda make: Guarded(make, "x"), lambda make: Bounded(make, 5.0), Beside])
+@pytest.mark.parametrize("wrap", [lambda make: Guarded(make, "x"), lambda make: Bounded(make, 5.0), BackgroundObserver])
 def test_wrappers_pass_everything_on(wrap: Callable[[Callable[[], Observer]], Observer]) -> None:
     book = Notebook()
     tell_all(wrap(lambda: book))
@@ -112,7 +112,7 @@ def test_nobody_waits_until_an_observer_is_made_and_it_misses_nothing() -> None:
         assert made.wait(5)
         return book
 
-    observer = Beside(make)
+    observer = BackgroundObserver(make)
     observer.begin(0, 2)
     observer.step(1)
     assert book.told == []

@@ -132,7 +132,7 @@ def test_a_moment_that_overflows(tmp_path: Path) -> None:
     state = next(iter(running._learner._optimizer.state.values()))
     state["exp_avg_sq"][0] = math.inf
     with pytest.raises(TrainingError, match=r"the optimizer's state is no longer finite at step 3"):
-        running._look(3, evaluates=True)
+        running._check_finite(3, evaluates=True)
 
 
 @pytest.mark.timeout(60)

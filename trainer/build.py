@@ -93,6 +93,7 @@ def build(config: DictConfig, label: str) -> Experiment:
     Raises:
         ConfigError: if the parts do not fit together, or a value is out of range.
     """
+    # Configurations of earlier versions name classes by module paths that no longer exist.
     plain: dict[str, Any] = check_names(public_targets(OmegaConf.to_container(config, resolve=True)), KINDS)
     quiet = not leads(os.environ)
     with show_activity("preparing the data", quiet=quiet):
@@ -125,6 +126,7 @@ def build_plan(plain: Mapping[str, Any], dataset: Any) -> Plan:
     make = partial(_make, plain)
     task, method = make("task", model=make("model"), dataset=dataset), build_method(plain)
     optimizer, schedule = make("optimizer"), make("schedule")
+    # momentum=auto depends on the optimizer, except where each worker applies its own optimizer.
     if isinstance(method.momentum, AutoMomentum):
         method = definite(method, None if schedule.alone else sample_optimizer(optimizer))
     return Plan(task, method, optimizer, make("lr_schedule"), schedule, _settings(plain["training"]))
@@ -143,6 +145,7 @@ def build_dataset(plain: Mapping[str, Any]) -> Any:
     try:
         return _make(plain, "dataset")
     except DataError as error:
+        # Only data sets with files have placeholder data.
         if "stand_in" not in plain["dataset"]:
             raise
         raise DataError(f"{error}; scale.stand_in=true trains on placeholder data of the same shapes") from error
@@ -172,6 +175,7 @@ def _make(plain: Mapping[str, Any], name: str, **extra: Any) -> Any:
         return instantiate(node, **extra, _convert_="all")
     except HydraException as error:
         cause = error.__cause__ or error
+        # Errors of the library already name the setting.
         if isinstance(cause, SpardlError):
             raise cause from None
         given = ", ".join(f"{key}={value}" for key, value in node.items() if not key.startswith("_"))

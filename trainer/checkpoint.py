@@ -78,6 +78,7 @@ def save_checkpoint(
     """
     final = at_step(folder, step)
     identity = {"format": _FORMAT, "run": run, "step": step, "workers": cluster.size}
+    # Names that begin with a dot are no checkpoints to list_checkpoints.
     growing = folder / f".{final.name}"
     growing.mkdir(parents=True, exist_ok=True)
     pairs = zip(cluster.local_ranks, parts, strict=True)
@@ -89,11 +90,13 @@ def save_checkpoint(
         sums = {_rank_file(rank): bytes(row.tolist()).hex() for rank, row in enumerate(rows)}
         _seal(growing, final, {**sums, _SHARED: common.hex()}, identity)
         _retire(folder, final, keep)
+    # A barrier: no worker continues before the checkpoint is complete.
     gather_rows(cluster, [torch.zeros(1) for _ in cluster.local_ranks])
     return final
 
 
 def _save(path: Path, content: Mapping[str, Any], identity: Mapping[str, Any], rank: int | None) -> bytes:
+    # In memory first, to hash what is written without reading the file again.
     buffer = io.BytesIO()
     torch.save({**content, _IDENTITY: {**identity, "rank": rank}}, buffer)
     write_atomically(path, buffer.getbuffer())
@@ -124,6 +127,7 @@ def _seal(growing: Path, final: Path, sums: Mapping[str, str], identity: Mapping
     for away in final.parent.glob(f".*{_AWAY}"):
         shutil.rmtree(away, ignore_errors=True)
     write_atomically(growing / _MANIFEST, json.dumps({**sums, _IDENTITY: identity}, indent=1).encode())
+    # A run that resumed from an earlier checkpoint reaches the same step again.
     if final.exists():
         _discard(final)
     growing.rename(final)
@@ -163,6 +167,7 @@ def find_checkpoint(
     """
     faults: list[CheckpointError] = []
     for candidate in reversed(list_checkpoints(folder)):
+        # Outside of the try: a checkpoint of another run ends the search instead of being skipped.
         _check_owner(candidate, workers, run)
         try:
             verify_checkpoint(candidate, workers)
@@ -280,6 +285,7 @@ def _read_sums(checkpoint: Path) -> dict[str, Any]:
 def _count_workers(sums: Mapping[str, Any]) -> int:
     if isinstance(identity := sums.get(_IDENTITY), dict) and isinstance(count := identity.get("workers"), int):
         return count
+    # A manifest of an earlier version: count its files.
     return max(1, sum(name.startswith("rank-") for name in sums))
 
 
@@ -301,7 +307,7 @@ def restoring(checkpoint: Path, rank: int | None) -> Iterator[None]:
     name = _part_file(rank)
     try:
         yield
-    except torch.OutOfMemoryError:
+    except torch.OutOfMemoryError:  # a RuntimeError, but no fault of the file
         raise
     except KeyError as error:
         raise _corrupt(checkpoint, f"{name} lacks {error}; take an older checkpoint") from error
@@ -330,6 +336,7 @@ def load_part(checkpoint: Path, rank: int | None, device: torch.device) -> dict[
         raise _corrupt(checkpoint, f"{name} cannot be read ({first_line(error)})") from error
     if not isinstance(content, dict):
         raise _corrupt(checkpoint, f"{name} holds a {type(content).__name__}, not a dict")
+    # Checksums cannot detect a file that was copied from another checkpoint together with its manifest line.
     found = _identity(checkpoint, content, name)
     expected = _identity(checkpoint, _read_sums(checkpoint), _MANIFEST)
     if found != (expected and {**expected, "rank": rank}):
@@ -384,6 +391,7 @@ class Restart:
             size: new world size.
         """
         old, new = (plan.sampler(Worker(0, workers)).steps_per_epoch for workers in (self.before, size))
+        # `step - shift` counts the steps as if the whole run had had the old world size.
         epoch, within = divmod(step - shift, old)
         return step - (epoch * new + min(new, within * self.before // size))
 

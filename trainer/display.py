@@ -59,6 +59,7 @@ class Announcement:
             while not self._over.wait(wait):
                 print(f"{_CLEAR}{self._what} {clock(time.perf_counter() - began)}", end="", flush=True)
                 wait = 1.0
+            # Nothing was printed if the activity ended within the first wait.
             if wait == 1.0:
                 print(_CLEAR, end="", flush=True)
 
@@ -92,6 +93,7 @@ class Eta:
 
     def left(self, step: int, total: int) -> str:
         """Remaining time after ``step`` of ``total`` steps, including evaluations and checkpoints."""
+        # The first step compiles kernels and warms up caches.
         if step <= self._first:
             self._since = time.perf_counter()
             return "-:--"
@@ -101,6 +103,7 @@ class Eta:
 
 def _figures(kind: str, values: Mapping[str, float]) -> str:
     parts = [f"{name} {value:.4g}" for name, value in values.items() if not name.startswith(("seconds/", "bytes/"))]
+    # Seconds per phase become one total with shares, which fits on a line.
     split = {name.removeprefix("seconds/"): v for name, v in values.items() if name.startswith("seconds/")}
     whole = sum(split.values())
     if whole:
@@ -147,6 +150,7 @@ class LineDisplay(Observer):
     def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Prints a line, unless the last training line is too recent."""
         now = time.perf_counter()
+        # Evaluations are always printed.
         if kind == "train" and now - self._last < self._interval:
             return
         self._last = now
@@ -194,6 +198,7 @@ class TerminalDisplay(Observer):
         self._progress.update(self._draw(), phase=(what, time.perf_counter()))
 
     def _draw(self) -> TaskID:
+        # Drawn lazily: a phase may be announced before the first step is known.
         if self._task is None:
             self._task = self._progress.add_task("", total=None, left="-:--", phase=(None, 0.0), figures="")
             self._progress.start()

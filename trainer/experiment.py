@@ -59,6 +59,7 @@ def decisive(config: Mapping[str, Any]) -> dict[str, Any]:
     kept = _deciding("", resolve_scope(resolve_recipe(config)))
     for node in ({*_INCIDENTAL, *_OPTIONAL}) & set(kept):
         kept[node] = _deciding(node, kept[node])
+    # The world size of an elastic run may change, and its id must not.
     if _elastic(config):
         kept["cluster"] = {key: value for key, value in kept["cluster"].items() if key != "workers"}
     return hashed_targets(kept)  # type: ignore[no-any-return]
@@ -130,9 +131,11 @@ class Experiment:
                 ``start_from`` names.
         """
         self.launcher.check()
+        # Workers on GPUs keep their state in GPU memory.
         if hosted := self.launcher.hosted():
             check_address_space(lambda: self.plan.need(hosted.each))
         root, resume = Path(str(self.config["output_dir"])), self.config["resume"]
+        # Elastic runs accept checkpoints of any world size.
         workers = None if self.plan.settings.elastic else self.launcher.workers
         with ExitStack() as stack:
             busy: list[Path] = []
@@ -140,6 +143,7 @@ class Experiment:
                 found = continue_from(root, self.id, str(resume), workers, busy) if resume else None
             if found:
                 stack.callback(os.close, found.lock)
+            # Once the run has a checkpoint of its own, start_from has served its purpose.
             start = None if found and found.run.checkpoint else self._branch(workers)
             if not found:
                 found = new_run(root, self.label, self.id)
@@ -158,6 +162,7 @@ class Experiment:
             raise CheckpointError(f"start_from={given} is not a checkpoint; name one: RUN/checkpoints/step-NUMBER")
         folder = checkpoint.absolute().parents[1]
         before, owner, saver = self.recall(folder), Run("", folder).read_summary().get("id"), saved_by(checkpoint)
+        # A checkpoint that was moved between folders would be compared with the wrong configuration.
         if None not in (owner, saver) and owner != saver:
             raise CheckpointError(
                 f"start_from={given} was saved by run {saver}, and {folder} is run {owner}; move it back"
@@ -183,6 +188,7 @@ class Experiment:
         """
         if self.launcher.leads:
             run.reserve()
+        # Also tells later commands with resume=auto that this run is not finished.
         self._write(run, "running")
         try:
             with show_activity("compiling", quiet=not self.launcher.leads):
@@ -230,6 +236,7 @@ class Experiment:
         finally:
             for observer in observers:
                 observer.close()
+        # The result is saved: a closed output must not turn the run into a failure.
         if cluster.leads:
             report = partial(print_report, summary, run, len(cluster.local_ranks) > 1, self.caveats)
             attempt(report, "the report")

@@ -81,7 +81,7 @@ def _train(config: DictConfig) -> float | None:
             _begin(config, experiment, run)
         try:
             experiment.perform(run)
-        except AskedToStopError:
+        except AskedToStopError:  # a KeyboardInterrupt as well, but main() reports it in other words
             raise
         except KeyboardInterrupt:
             raise KeyboardInterrupt(_how_to_continue(run)) from None

@@ -105,11 +105,13 @@ def count_gpus_in_child(wanted: str, sharing: int) -> int:
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_count, args=(theirs, wanted, sharing), daemon=True)
     process.start()
+    # Without this copy of the pipe's end, the death of the child ends `recv`.
     theirs.close()
     try:
         answer: int | str = ours.recv() if ours.poll(_COUNT_SECONDS) else _no_count("no answer")
     except EOFError:
         answer = _no_count("the counting process died")
+    # The child may hang in the driver.
     process.kill()
     process.join()
     if isinstance(answer, str):
@@ -274,6 +276,7 @@ class Simulated(Launcher):
 
         def target(rank: int, heartbeat: Callable[[int], None]) -> None:
             torch.set_num_threads(self.threads)
+            # Only here, in the child: CUDA must not be initialized before a fork.
             device = pick_device(self.device, 0, 1)
             cluster = SimulatedCluster(
                 self.workers,
@@ -281,6 +284,7 @@ class Simulated(Launcher):
                 device=device,
                 count_local=self.count_local,
                 profile=self._profile,
+                # Time of the thread excludes other programs, but also further threads and GPUs.
                 timer=time.thread_time if device.type == "cpu" and self.threads == 1 else time.perf_counter,
             )
             stopping = Stopping(lambda: None, rank, 1, 0)
@@ -329,6 +333,7 @@ class ProcessGroup(Launcher):
         self._member = find_membership(os.environ)
         secret = find_secret(os.environ)
         self._rendezvous = Rendezvous(self._member, timeout, None, secret, interface) if self._member else None
+        # A later change of the parent shows that torchrun's agent or the Slurm step has died.
         self._parent = os.getppid()
         self.leads = self._member is None or self._member.rank == 0
         started = self._member.size if self._member else None
@@ -390,8 +395,10 @@ class ProcessGroup(Launcher):
             port, secret = listener.getsockname()[1], secrets.token_hex(16)
 
             def target(rank: int, heartbeat: Callable[[int], None]) -> None:
+                # All workers are on this machine; gloo would otherwise resolve the host name, which may fail.
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
                 member = Membership(rank, self.workers, rank, self.workers, "127.0.0.1", port)
+                # Only rank 0 accepts connections; a copy of the socket in other ranks would outlive it.
                 if rank:
                     listener.close()
                 rendezvous = Rendezvous(member, self._timeout, None if rank else listener, secret)
@@ -427,6 +434,7 @@ class ProcessGroup(Launcher):
             self._rendezvous.compare(given)
             run = decide()
         except Exception as error:
+            # All ranks must fail with this error, instead of waiting for a run.
             store.set("run", json.dumps({"error": str(error)}))
             self._await_readers(store)
             raise
@@ -467,6 +475,7 @@ class ProcessGroup(Launcher):
             try:
                 job(cluster, device, with_stopping(heartbeat, stopping))
             except StoppedError as stopped:
+                # The exit code differs between Ctrl-C and the signal of a scheduler.
                 stopped.interrupted = received[:1] == [signal.SIGINT]
                 raise
         cluster.close()

@@ -75,6 +75,7 @@ class LossScale:
         """Updates the factor after a step; ``overflowed`` tells whether its averages were skipped."""
         if not self.enabled:
             return
+        # Shows the scaler the outcome through the gradient of the probe.
         self._probe.grad = torch.full_like(self._probe, math.inf if overflowed else 0.0)
         self._scaler.unscale_(self._optimizer)
         self._scaler.update()
@@ -219,6 +220,7 @@ def evaluate(
     Each of P ranks takes every P-th example, and the sums are added in the order of the ranks, so that a simulated
     cluster computes bitwise identical metrics.
     """
+    # All workers must evaluate the same model, and running statistics differ between them.
     average_buffers(cluster, workers, model)
     model.eval()
     chosen = evenly_spread(len(task.test), settings.eval_examples)
@@ -245,6 +247,7 @@ def evenly_spread(available: int, wanted: int | None) -> Tensor:
 
 def _measure(task: Task, model: nn.Module, indices: Tensor, settings: Settings) -> Tensor:
     device = next(model.parameters()).device
+    # A rank without examples still takes part in the sum.
     sums = torch.zeros(len(task.sums), dtype=torch.float64, device=device)
     for part in indices.split(settings.eval_batch_size) if indices.numel() else ():
         with autocast(device, settings.formats):
@@ -287,6 +290,7 @@ class Plan:
             raise ConfigError(
                 f"schedule={self.schedule.name} does not support loss scaling; use training.precision=bf16, or fp32"
             )
+        # Raises if there are too few examples.
         self.sampler(Worker(0, workers))
         self._try_model()
         self._check_momentum()
@@ -297,6 +301,7 @@ class Plan:
     def _check_momentum(self) -> None:
         rule, given = self.method.momentum, getattr(self.optimizer, "keywords", {})
         kind = getattr(self.optimizer, "func", self.optimizer)
+        # check_moved compares these rules with the optimizer.
         if rule.moved:
             return
         if rule.remembers and "momentum" not in inspect.signature(kind).parameters:
@@ -397,6 +402,7 @@ class Learner:
         self._shift = shift
         self._plan, self._cluster, self._device = plan, cluster, device
         self._settings = plan.settings
+        # Equal seeds give all workers equal initial weights without communication.
         torch.manual_seed(plan.settings.seed)
         self.model = plan.task.build_model().to(device, plan.settings.formats.weights)
         self.gradient = FlatGradient(self.model.named_parameters())
@@ -451,6 +457,7 @@ class Learner:
             for number in range(1, passes + 1):
                 with self._cluster.computing(local):
                     losses.append(self._backward_part(next(batches), last=number == passes))
+            # Running statistics with a NaN would never recover.
             if not math.isfinite(sum(losses)):
                 worker.undo_spoiled_buffers()
         self.synchronizer.collect()
@@ -458,12 +465,14 @@ class Learner:
 
     def _backward_part(self, batch: Batch, *, last: bool) -> float:
         with autocast(self._device, self._settings.formats):
+            # Gradients accumulate as sums, and a step needs their mean.
             loss = self._plan.task.loss(self.model, batch) / self._settings.accumulation
         self.synchronizer.before_backward(last=last)
         self._scale.scaled(loss).backward()
         return loss.item()
 
     def _factor(self, step: int) -> float:
+        # After a change of the world size, the last step may lie beyond the planned end.
         return self._plan.lr_schedule.factor(min(self.epochs(step), self.planned), self.planned)
 
     def epochs(self, step: int) -> float:
@@ -525,6 +534,7 @@ class Learner:
         parts = {rank: load(rank) for rank in sources(worker, before)}
         self.synchronizer.adopt(local, [part["synchronizer"] for part in parts.values()], before)
         own = parts[worker.rank % before]["worker"]
+        # Ranks that exist in both keep their random state.
         if worker.rank < before:
             self.workers[local].load_state_dict(own)
         else:

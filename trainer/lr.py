@@ -50,6 +50,7 @@ class LrSchedule(ABC):
             epochs: epochs of the whole run.
         """
         warmup = self._warmup(epochs)
+        # The comparison is strict, so that a warm-up of length 0 is never divided by.
         if epoch < warmup:
             return self.warmup_factor + (1 - self.warmup_factor) * epoch / warmup
         return self._decay(epoch, epochs)
@@ -63,6 +64,7 @@ class LrSchedule(ABC):
 
     def _progress(self, epoch: float, epochs: float) -> float:
         warmup = self._warmup(epochs)
+        # A resumed run of another world size may end slightly late, and a run may consist of its warm-up only.
         return min(1.0, (epoch - warmup) / max(epochs - warmup, 1e-9))
 
 
@@ -109,6 +111,7 @@ class Exponential(LrSchedule):
             raise ConfigError(f"lr_schedule.gamma must be above 0 and at most 1, got {self.gamma}")
 
     def _decay(self, epoch: float, epochs: float) -> float:
+        # Epochs count from the start of training, including the warm-up.
         return float(self.gamma ** math.floor(epoch))
 
 

@@ -65,6 +65,7 @@ class Need:
         """
         length = sum(parameter.numel() for parameter in model.parameters())
         buffers = sum(buffer.numel() for buffer in model.buffers())
+        # State is proportional to the number of parameters, so a short probe suffices.
         kept = method.init_state(Layout.flat(_PROBE), dtype)
         moments = kept.moments.velocity.nbytes + kept.moments.variance.nbytes
         size = dtype.itemsize
@@ -80,9 +81,11 @@ class Need:
 def _moments(optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer], dtype: torch.dtype) -> float:
     """Number of state values that an optimizer keeps per parameter."""
     parameter = nn.Parameter(torch.zeros(_PROBE, dtype=dtype))
+    # Optimizers create their state in the first step.
     parameter.grad = torch.ones_like(parameter)
     made = optimizer([parameter])
     made.step()
+    # Step counters, of one entry, do not grow with the parameters.
     tensors = [value for value in made.state[parameter].values() if isinstance(value, torch.Tensor)]
     return sum(tensor.numel() for tensor in tensors if tensor.numel() > 1) / _PROBE
 
@@ -109,6 +112,7 @@ def check_address_space(need: Callable[[], Need] | None = None) -> None:
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
         return
+    # The limit applies to the address space, of which libraries have already taken a part.
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     least = used + _RESERVED + (need().whole if need else 0)
     if limit < least:

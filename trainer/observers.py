@@ -72,6 +72,7 @@ class MetricsFile(Observer):
     def begin(self, step: int, total: int) -> None:
         """Removes the lines that an interrupted run wrote after the checkpoint from which it resumes."""
         if self._path.exists():
+            # The resumed steps are logged again.
             kept = [line for line in read_regular(self._path, TEXT_BYTES).splitlines() if _step_of(line) <= step]
             write_atomically(self._path, b"".join(line + b"\n" for line in kept))
 
@@ -159,6 +160,7 @@ class Bounded(_Forwarding):
         self._observer: Observer = self._wait_for(make, 3 * seconds)
 
     def _serve(self) -> None:
+        # None ends the thread.
         while task := self._tasks.get():
             answer, action = task
             try:
@@ -173,7 +175,7 @@ class Bounded(_Forwarding):
             return answer.result(seconds)
         except Exception as error:
             self._tasks.put(None)
-            if answer.done():
+            if answer.done():  # the observer itself raised
                 raise
             raise TimeoutError(f"no answer within {seconds:g} seconds") from error
 
@@ -373,6 +375,7 @@ def without_run_id(environment: Mapping[str, str], *, warns: bool = True) -> dic
         The environment without the id.
     """
     given = environment.get("WANDB_RUN_ID")
+    # An agent of a W&B sweep sets one id per process.
     if not given or environment.get("WANDB_SWEEP_ID"):
         return dict(environment)
     if warns:

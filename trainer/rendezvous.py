@@ -75,6 +75,7 @@ class Stopping:
         Raises:
             PeerError: if not all workers publish their bound in time.
         """
+        # A single worker needs no agreement.
         if self._size == 1:
             return self._asked or self._orphaned()
         with self._lock:
@@ -88,6 +89,7 @@ class Stopping:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Polls for requests to stop inside the ``with`` statement."""
+        # A daemon: it may wait for the store when the process ends.
         thread = threading.Thread(target=self._watch, name="spardl-stopping", daemon=True)
         if self._size > 1:
             thread.start()
@@ -107,7 +109,9 @@ class Stopping:
             return  # rank 0, which holds the store, has ended; collectives report that to the other ranks
 
     def _agree(self, store: Any) -> None:
+        # The key wakes the threads of all other ranks.
         store.set("stop", "")
+        # Under the lock, so that the worker cannot finish a step between the two accesses.
         with self._lock:
             self._bound = self._step + 1
         store.set(f"stop/{self._rank}", str(self._bound))
@@ -172,6 +176,7 @@ class Rendezvous:
         if self._member.rank:
             store.set(f"here/{self._member.rank}", "")
             return
+        # Without this check, a missing rank would only show as a timeout of a later collective.
         others = [f"here/{rank}" for rank in range(1, self._member.size)]
         try:
             store.wait(others, timedelta(seconds=self._timeout))
@@ -243,6 +248,7 @@ class Rendezvous:
         if self._member.rank:
             return self._find(agent)
         host = (address_of(self._interface) if self._interface else None) or self._member.host
+        # Port 0 selects a free port, which the agent's store then announces.
         own = hold_store(host, 0, self._timeout, self._member.alone)
         self._host, self._port, self._token = host, own.port, secrets.token_hex(16)
         agent.set(_KEY, f"{self._port} {self._host} {self._token}")

@@ -48,7 +48,7 @@ def _commit() -> str | None:
     try:
         answer = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=Path(__file__).parent,
+            cwd=Path(__file__).parent,  # the clone of spardl, not the user's folder
             capture_output=True,
             text=True,
             timeout=10,
@@ -71,6 +71,7 @@ def rows(summary: Mapping[str, Any], simulated: bool) -> list[tuple[str, str]]:
     clock = f", {_seconds(summary['cluster_seconds'])} on the virtual clock" if simulated else ""
     beside = summary["step_seconds_beside"]
     sent, dense = summary["step_bytes"], summary["step_bytes_dense"]
+    # A single worker sends nothing, with or without compression.
     share = f" ({sent / dense:.2%} of dense)" if dense else ""
     return [
         (metric, f"{summary['final'][metric]:.4g} (best {best:.4g})"),

@@ -77,6 +77,7 @@ def final_metric(summary: Mapping[str, Any]) -> float | None:
 
 def run_id(config: Mapping[str, Any]) -> str:
     """Hashes a resolved configuration to ten hexadecimal digits."""
+    # Sorted keys make the hash independent of the order in the files.
     canonical = json.dumps(config, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:10]
 
@@ -161,6 +162,7 @@ class Run:
             File descriptor of the lock, which ends when this process and all processes forked from it have closed the
             descriptor; ``None`` if another process holds the lock.
         """
+        # The kernel releases the lock when its processes die, so no stale lock can remain.
         descriptor = os.open(self._lock_file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -174,7 +176,7 @@ class Run:
         with naming(self._lock_file), self._lock_file.open("r+b") as file:
             file.write(os.urandom(_RESERVE))  # random, since some file systems compress zeros
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(file.fileno())  # some file systems allocate only then
 
     def release(self) -> None:
         """Frees the reserved space."""
@@ -215,6 +217,7 @@ def new_run(root: Path, label: str, identity: str) -> Claimed:
         folder = root / (f"{label}-{identity}" + (f"-{number}" if number > 1 else ""))
         try:
             root.mkdir(parents=True, exist_ok=True)
+            # Fails if the folder exists, so at most one process creates it.
             folder.mkdir()
             run = Run(identity, folder)
             lock = _claim_new(run)
@@ -279,6 +282,7 @@ def continue_from(
 
 def _named_run(folder: Path, identity: str) -> Run:
     run = Run(identity, folder)
+    # The summary decides: the name of the folder may have been changed.
     found = run.read_summary().get("id")
     if found is None:
         raise CheckpointError(f"resume={folder} is not the folder of a run; name a run folder, or use resume=auto")
@@ -293,6 +297,7 @@ def _named_run(folder: Path, identity: str) -> Run:
 def _at_checkpoint(claimed: Claimed, workers: int | None, demanded: bool) -> Claimed:
     run, lock = claimed
     with ExitStack() as stack:
+        # An error releases the lock; pop_all below keeps it.
         stack.callback(os.close, lock)
         checkpoint, faults = find_checkpoint(run.checkpoints, workers, run.id)
         if demanded and checkpoint is None:

@@ -79,6 +79,7 @@ class ShuffledSampler(Sampler):
     def indices(self, step: int) -> Tensor:
         """Returns the positions of a step's examples: int64, shape (batch_size,)."""
         epoch, within = divmod(step, self.steps_per_epoch)
+        # Computed once per epoch; every worker draws the same permutation.
         if epoch != self._epoch:
             order = torch.randperm(self._examples, generator=seeded_generator(self._seed, "order", epoch))
             self._epoch, self._shard = epoch, order[self._worker.rank :: self._worker.size]
@@ -105,6 +106,7 @@ class LaneSampler(Sampler):
         super().__init__(examples, worker, lanes * passes, seed)
         self._passes = passes
         length = self.steps_per_epoch * passes
+        # The first example of each lane of this worker.
         self._starts = (worker.rank * lanes + torch.arange(lanes)) * length
 
     def indices(self, step: int) -> Tensor:
@@ -136,6 +138,7 @@ class Batches:
         if not self._reads_ahead:
             yield from self._make(step)
             return
+        # A resumed run, or a repeated step, does not match the batches that were loaded ahead.
         ahead, self._ahead = self._ahead, None
         found = ahead.batches() if ahead and ahead.step == step else list(self._make(step))
         if step + 1 < self._total:
@@ -197,6 +200,7 @@ class TrainingWorker:
         self._random = self._fresh_random(derive_seed(seed, "worker", worker.rank))
 
     def _fresh_random(self, seed: int) -> list[Tensor]:
+        # torch only seeds its global generators, so their states are set aside meanwhile.
         outside = self._get_random()
         torch.manual_seed(seed)
         mine = self._get_random()
@@ -223,6 +227,7 @@ class TrainingWorker:
         try:
             yield
         finally:
+            # Forward passes update running statistics in place.
             for name, buffer in self._model.named_buffers():
                 self._buffers[name].copy_(buffer)
             self._random = self._get_random()
@@ -265,6 +270,7 @@ def average_buffers(cluster: Cluster, workers: Sequence[TrainingWorker], model: 
     """Sets the model's floating-point buffers to their mean over all workers, summed in the order of the ranks."""
     rows = gather_rows(cluster, [worker.floating_buffers() for worker in workers])
     mean = torch.stack(rows).mean(0)
+    # Integer buffers, such as the number of tracked batches, are equal on all workers.
     floating = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
     for buffer, part in zip(floating, mean.split([buffer.numel() for buffer in floating]), strict=True):
         buffer.copy_(part.view_as(buffer))

@@ -202,8 +202,10 @@ class Kind:
                 self.inside[key].check(f"{name}.{key}", value, plugins)
             elif place := next(_targets(value, f"{name}.{key}"), None):
                 raise ConfigError(f"{place} has no effect here; remove it")
+            # Other special keys of Hydra, such as _args_ and _recursive_, would bypass the checks.
             if re.fullmatch("_.*_", str(key)) and key not in (_TARGET_KEY, _PARTIAL):
                 raise ConfigError(f"{name}.{key} has no effect here; remove it")
+        # A wrong value would call a factory too early, or never.
         if node.get(_PARTIAL, False) is not self.partial:
             raise ConfigError(f"{name}.{_PARTIAL} must be {str(self.partial).lower()}; remove the override")
         self._check_target(name, node[_TARGET_KEY], plugins if self.extensible else ())

@@ -58,6 +58,7 @@ class DivergenceWatch:
     def add(self, step: int, losses: Sequence[float]) -> None:
         """Records the losses of the local ranks in step ``step``, counted from 1."""
         self._last = [math.isfinite(loss) for loss in losses]
+        # One finite loss suffices: all workers have the same weights.
         if any(self._last):
             self._proven = max(self._proven, step - 1)
 
@@ -252,8 +253,10 @@ class Trainer:
             self._begin(plan, torch.device(device))
         self._watch = DivergenceWatch(cluster, run, self._progress.step)
         self._first = self._progress.step
+        # Clocks restart with the process; the offsets add the time before an interruption.
         self._clock_offset = self._progress.virtual - cluster.seconds()
         self._started = time.perf_counter() - self._progress.wall
+        # The first steps after every start are slower, not only those of a new run.
         self._timed_from = self._progress.step + self._settings.untimed_steps
 
     def fit(self) -> dict[str, Any]:
@@ -307,6 +310,7 @@ class Trainer:
 
     def _after_step(self) -> None:
         step, total, settings = self._progress.step, self._learner.total_steps, self._settings
+        # After the last step, a request to stop changes nothing.
         leaves = self._heartbeat(step) and step < total
         self._notify("step", step)
         self._keep_groups()
@@ -319,6 +323,7 @@ class Trainer:
             step % settings.checkpoint_every == 0 if settings.checkpoint_every else self._learner.ends_interval(step, 1)
         )
         saves = saves or step == total or leaves
+        # Before an evaluation, which would be meaningless, and before a checkpoint, which would be useless.
         if evaluates or saves:
             self._check_finite(step, evaluates=evaluates)
         if evaluates:
@@ -343,6 +348,7 @@ class Trainer:
     def _digests(self) -> list[Tensor]:
         """Hashes of the last averages, as computed by each local rank."""
         synchronizer = self._learner.synchronizer
+        # Schedules with overlap may still be communicating.
         synchronizer.flush()
         averages = [synchronizer.averages(local) for local in range(len(self._learner.workers))]
         return [digest([tensor for average in own for tensor in _tensors(average)]) for own in averages]
@@ -380,6 +386,7 @@ class Trainer:
         learner.synchronizer.flush()
         doubtful = self._watch.look(step, [learner.lasting(local) for local in range(len(learner.workers))])
         if doubtful and not evaluates:
+            # A short evaluation is enough to see whether the loss is finite.
             few = replace(self._settings, eval_examples=self._settings.eval_batch_size)
             found = evaluate(self._plan.task, learner.model, self._cluster, learner.workers, few)
             self._watch.evaluated(step, found["loss"])
@@ -406,6 +413,7 @@ class Trainer:
     def _compare(self, rows: Sequence[Tensor], what: str) -> None:
         self._begin_phase("comparing replicas")
         gathered = gather_rows(self._cluster, rows)
+        # torch.equal compares bits here: the rows are integer hashes.
         odd = [rank for rank, row in enumerate(gathered) if not torch.equal(row, gathered[0])]
         if odd:
             raise TrainingError(
@@ -419,6 +427,7 @@ class Trainer:
         learner = self._learner
         learner.synchronizer.flush()
         self._read_clocks()
+        # The common state is a function: only rank 0 evaluates it.
         save_checkpoint(
             self._run.checkpoints,
             self._progress.step,
@@ -448,6 +457,7 @@ class Trainer:
         if before != self._cluster.size:
             self._restart = Restart(before, checkpoint, device)
             progress, size = self._progress, self._cluster.size
+            # The data continues at the same example, at a step that depends on the world size.
             progress.restart_counts(self._restart.shift(plan, progress.step, progress.shift, size))
         self._begin(plan, device)
         with restoring(checkpoint, None):
@@ -465,6 +475,7 @@ class Trainer:
     def _finish(self) -> dict[str, Any]:
         self._learner.synchronizer.flush()
         weights = self._learner.digest()
+        # Local workers of a simulation share the weights.
         self._compare([weights] * len(self._learner.workers), "weights")
         self._read_clocks()
         summary = self._summary(self._refused(), weights)

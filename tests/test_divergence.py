@@ -36,7 +36,7 @@ def test_a_rate_that_is_far_too_high(rate: str, tmp_path: Path, capfd: pytest.Ca
         assert here(*words) == 1
         (line,) = capfd.readouterr().err.splitlines()
         assert re.fullmatch(
-            r"error: the .* at step \d; lower optimizer\.lr or set training\.clip_norm, and begin again: .*", line
+            r"error: the .* at step \d; lower optimizer\.lr or set training\.clip_norm, and start again: .*", line
         )
     folder = only_run(tmp_path)
     assert summary(folder)["status"] == "failed"

@@ -158,8 +158,8 @@ def test_a_full_disk_is_an_error_in_one_line(
     assert here(*words) == 1
     (line,) = capfd.readouterr().err.splitlines()
     assert re.fullmatch(
-        r"error: worker \d failed at step 2: cannot write \S+: No space left on device; make room there, and the same "
-        r"command with resume=auto goes on",
+        r"error: worker \d failed at step 2: cannot write \S+: No space left on device; make room there, then "
+        r"continue with the same command and resume=auto",
         line,
     )
 

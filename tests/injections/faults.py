@@ -143,8 +143,8 @@ FAULTS = (
         12,
         2,
         fill_the_disk,
-        says=r"error: worker \d failed at step \d+: cannot write \S+: No space left on device; make room there, and "
-        r"the same command with resume=auto goes on\n",
+        says=r"error: worker \d failed at step \d+: cannot write \S+: No space left on device; make room there, "
+        r"then continue with the same command and resume=auto\n",
         after=empty_the_disk,
         outputs=a_small_disk,
     ),

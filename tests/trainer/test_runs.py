@@ -130,7 +130,7 @@ def test_a_bad_checkpoint_is_noticed_and_the_claim_is_given_back(tmp_path: Path)
     assert found.run.checkpoint == good
     (notice,) = found.run.notices
     assert notice.startswith(f"checkpoint {bad} cannot be used: rank-1.pt is missing")
-    assert notice.endswith(f"going on from {good}")
+    assert notice.endswith(f"continuing from {good}")
     os.close(found.lock)
 
     (good / "manifest.json").write_text(json.dumps({}))

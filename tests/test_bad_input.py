@@ -180,7 +180,7 @@ def test_one_line_and_exit_code_2(typed: str, tmp_path: Path, capfd: pytest.Capt
 
 
 @pytest.mark.parametrize("text", ["seed: 1\n  model: a", "seed: 1\nseed: 2"])
-def test_a_file_that_is_no_yaml(text: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_invalid_yaml_files(text: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(text)
     place = f"hydra.searchpath=[file://{tmp_path}]"
@@ -204,7 +204,7 @@ def test_a_port_in_use(address: str, tmp_path: Path, capfd: pytest.CaptureFixtur
     assert not list(tmp_path.iterdir())
 
 
-def test_what_only_a_worker_finds(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_errors_that_only_a_worker_finds(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert here("model.depth=21", f"output_dir={tmp_path}") == 2
     assert "use 20, 32, 44, 56 or 110" in one_line(capfd.readouterr().err)
 
@@ -215,7 +215,7 @@ def test_a_profile_of_another_model(tmp_path: Path, capfd: pytest.CaptureFixture
     assert "make one of this model with spardl profile" in one_line(capfd.readouterr().err)
 
 
-def test_a_port_of_ones_own(tmp_path: Path) -> None:
+def test_a_chosen_port(tmp_path: Path) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         port = server.getsockname()[1]
     assert here(f"cluster.port={port}", "cluster.workers=2", "training.max_steps=1", f"output_dir={tmp_path}") == 0

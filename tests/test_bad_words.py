@@ -124,7 +124,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("typed", UNREADABLE, ids=ascii)
-def test_what_cannot_be_read(typed: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_words(typed: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     line = refused(typed, tmp_path, capfd)
     assert f"error: {typed!r} cannot be read: write GROUP=CHOICE or KEY=VALUE, " in line
 
@@ -133,17 +133,17 @@ def test_what_cannot_be_read(typed: str, tmp_path: Path, capfd: pytest.CaptureFi
     "typed",
     [*REFUSED, *(pytest.param(typed, marks=[] if typed in QUICK else pytest.mark.slow) for typed in COMPOSED)],
 )
-def test_what_makes_no_sense(typed: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_refused_words(typed: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert {**REFUSED, **COMPOSED}[typed] in refused(typed, tmp_path, capfd)
 
 
-def test_there_are_sixty_of_them() -> None:
+def test_at_least_sixty_words_are_tested() -> None:
     assert len(UNREADABLE) + len(REFUSED) + len(COMPOSED) >= 60
     assert set(QUICK) <= set(COMPOSED)
 
 
 @pytest.mark.slow
-def test_as_typed_nothing_is_run(tmp_path: Path) -> None:
+def test_a_subprocess_executes_no_code(tmp_path: Path) -> None:
     executed = tmp_path / "executed"
     words = ("compressor._target_=os.system", f'+compressor.command="touch {executed}"', f"output_dir={tmp_path}/out")
     done = command(*words)

@@ -140,7 +140,7 @@ def test_plugins_do_not_change_a_run_s_id() -> None:
     ],
 )
 @pytest.mark.parametrize("option", ["--config-dir={}", "hydra.searchpath=[file://{}]"])
-def test_a_stranger_s_file_allows_nothing(
+def test_a_file_can_neither_allow_plugins_nor_set_hydra(
     name: str, text: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
 ) -> None:
     imported = write_model(tmp_path)

@@ -15,14 +15,14 @@ def others() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "spardl-announcing"]
 
 
-def test_what_is_over_soon_is_not_worth_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_activities_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with show_activity("preparing the data"):
         assert others()
     assert capsys.readouterr().out == ""
     assert not others()  # this process may be forked
 
 
-def test_what_takes_long_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_activities_are_printed_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(display, "_LONG", 0.05)
     with show_activity("preparing the data"):
         time.sleep(0.3)
@@ -43,7 +43,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_shows_it_for_as_long_as_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_an_activity_while_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr("sys.stdout", terminal)
     with show_activity("preparing the data"):

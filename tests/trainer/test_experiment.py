@@ -79,7 +79,7 @@ def test_what_the_memory_of_this_machine_will_not_hold(monkeypatch: pytest.Monke
     assert line.startswith("not enough memory: 1 process(es) on this machine need at least ")
 
 
-def test_momentum_applied_twice_is_a_doubt() -> None:
+def test_momentum_applied_twice_is_a_warning() -> None:
     made = experiment()
     for share, momentum, warnings in ((0.1, 0.9, 1), (0.1, 0.0, 0), (1.0, 0.9, 0)):
         method = make_method("arc_topk_ef21", share=share)

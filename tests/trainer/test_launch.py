@@ -27,7 +27,7 @@ SRUN = {"SLURM_STEP_NODELIST": "n[1-2]", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PRO
 SRUN |= {"SLURM_JOB_ID": "70001"}
 
 
-def test_nobody_started_several() -> None:
+def test_without_torchrun_and_srun() -> None:
     assert find_membership({}) is None
     assert find_membership({"RANK": "0"}) is None
     assert find_membership({"SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}) is None  # a batch script
@@ -80,7 +80,7 @@ def test_torchrun_s_own_store() -> None:
 
 
 @pytest.mark.timeout(30)
-def test_what_former_workers_left_with_the_agent_misleads_nobody() -> None:
+def test_keys_of_earlier_workers_are_ignored() -> None:
     """Its store outlives them: here, it has the port of one who is gone, and an old run."""
     agent = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     agent.set("spardl/port", "1")
@@ -147,7 +147,7 @@ def test_out_of_range(kind: Any, name: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1, 65536, "x", 1.5])
-def test_ports_that_are_none(value: Any) -> None:
+def test_invalid_ports(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"cluster\.port must be a port number"):
         ProcessGroup(port=value)
 
@@ -270,7 +270,7 @@ def test_ranks_agree_on_the_run_of_rank_0(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("error", [ConfigError("no folder"), OSError("no folder")])
-def test_ranks_hear_of_an_error_of_rank_0(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_raise_the_error_of_rank_0(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> Run:
         raise error
 
@@ -281,7 +281,7 @@ def test_ranks_hear_of_an_error_of_rank_0(error: Exception, monkeypatch: pytest.
         member(1, content, monkeypatch).share(fail)
 
 
-def test_ranks_hear_that_they_were_given_different_things(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_raise_when_settings_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     content = {"given/1": json.dumps({"seed": "2"}).encode()}
     said = "rank 1 has seed=2, rank 0 has seed=1: all workers must be given the same"
     with pytest.raises(ConfigError, match=said):
@@ -290,7 +290,7 @@ def test_ranks_hear_that_they_were_given_different_things(monkeypatch: pytest.Mo
         member(1, content, monkeypatch).share(lambda: pytest.fail("rank 1 decides nothing"), {"seed": "2"})
 
 
-def test_a_rank_that_does_not_say_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_does_not_send_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="rank 1 connected, but did not send its"):
         member(0, {}, monkeypatch).share(lambda: pytest.fail("there is no run"), {"seed": "1"})
 

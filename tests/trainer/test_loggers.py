@@ -52,7 +52,7 @@ def testlogged_in_by_netrc(nobodylogged_in: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("content", [b"", b"machine", b"\xff\xfe", b"machine other.example login a password b"])
-def test_notlogged_in_by_a_useless_netrc(content: bytes, nobodylogged_in: Path) -> None:
+def test_not_logged_in_by_an_invalid_netrc(content: bytes, nobodylogged_in: Path) -> None:
     (nobodylogged_in / ".netrc").write_bytes(content)
     (nobodylogged_in / ".netrc").chmod(0o600)
     assert not logged_in()
@@ -241,7 +241,7 @@ class _Copying(MetricsFile):
         self.metrics("end", summary["steps"], {})
 
 
-def test_a_logger_that_opens_slowly_costs_nobody_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_slow_logger_does_not_delay_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Real workers wait for one another's messages for less time than it takes, and it misses nothing."""
     slow = (f"logger._target_={__name__}.SlowLogger", "+logger.seconds=10")
     words = ("training.max_steps=2", "cluster.workers=2", "cluster.timeout=4", *slow)

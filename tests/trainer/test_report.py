@@ -29,7 +29,7 @@ SUMMARY: dict[str, Any] = {
 }
 
 
-def test_figures_in_words() -> None:
+def test_report_rows() -> None:
     found = dict(rows(SUMMARY, simulated=False))
     assert found["accuracy"] == "0.9 (best 0.95)"
     assert found["wall time"] == "12.3 s, evaluation 500 ms"

@@ -23,7 +23,7 @@ def test_a_configuration_names_what_is_public(name: str) -> None:
     assert get_class(name).__name__ == name.rpartition(".")[2]
 
 
-def test_ids_are_made_from_the_places_of_the_first_edition() -> None:
+def test_ids_use_the_module_paths_of_version_0_1() -> None:
     plain = composed("compressor=spardl", "schedule=wfbp", "cluster=simulated")
     old = hashed_targets(plain)
     assert old["compressor"]["_target_"] == "spardl.compressors.topk.TopK"
@@ -33,7 +33,7 @@ def test_ids_are_made_from_the_places_of_the_first_edition() -> None:
     assert experiment_id(old, 4) == experiment_id(plain, 4)
 
 
-def test_what_was_written_for_the_first_edition_is_understood() -> None:
+def test_module_paths_of_version_0_1_are_accepted() -> None:
     plain = composed("compressor=oktopk")
     assert public_targets(hashed_targets(plain)) == plain
     assert {part: type(each) for part, each in vars(build_method(public_targets(hashed_targets(plain)))).items()} == {

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from spardl.basics.errors import ConfigError
 from spardl.method.method import Method
-from train import CONFIGURATIONS, build_method
+from trainer.build import CONFIGURATIONS, build_method
 
 __all__ = ["build", "composed", "composing", "names"]
 

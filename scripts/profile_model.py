@@ -28,7 +28,7 @@ from spardl.diagnostics.cli import run
 from spardl.diagnostics.commands import profile
 from spardl.diagnostics.commands.profile import Job, Sizes, profile_command
 from tasks.models.bert import bert_for_pretraining
-from train import KINDS
+from trainer.build import KINDS
 
 # Padded to a multiple of 8, as in DeAR's own benchmark.
 BERT_VOCABULARY = 30528

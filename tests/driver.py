@@ -19,12 +19,16 @@ import sklearn.datasets  # noqa: F401
 import torch._dynamo  # noqa: F401
 
 import train
+import trainer.build
 from scripts import choices
 from spardl.clusters.workers.processes import leave
 
 ROOT = Path(__file__).resolve().parent.parent
 # Some tests bring a logger of their own.
-train.KINDS = {**train.KINDS, "logger": replace(train.KINDS["logger"], packages=("trainer", "tests"))}
+trainer.build.KINDS = {
+    **trainer.build.KINDS,
+    "logger": replace(trainer.build.KINDS["logger"], packages=("trainer", "tests")),
+}
 QUICK = ("logger=none", "training.log_every=1")
 STARTED_BY = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_NODELIST")
 

@@ -57,8 +57,8 @@ CASES = {
     "logger=foo": "Available options in 'logger': none wandb",
     "compressor=null": "must be a string or a list",
     "~optimizer": "this configuration has no optimizer; choose one with optimizer=NAME",
-    "~training": "this configuration has no training; leave ~training away",
-    "~output_dir": "this configuration has no output_dir; leave ~output_dir away",
+    "~training": "this configuration has no training; remove ~training",
+    "~output_dir": "this configuration has no output_dir; remove ~output_dir",
     "compressor=int4 compressor.block=99999999999999999999": "at least 1 and at most 16777216, got 9999999",
     "start_from=": "start_from must be a checkpoint, RUN/checkpoints/step-NUMBER, or null, got ''",
     "+foo=1": "foo=1 is not a setting of this program; remove it",
@@ -67,8 +67,21 @@ CASES = {
     "schedule=dear compressor=powersgd communicator=dense": "runs several sums in sequence",
     "nonsense=1": "Could not override 'nonsense'",
     "compressor.nonsense=1": "Could not override 'compressor.nonsense'",
-    "+compressor.nonsense=1": "unexpected keyword argument 'nonsense'",
-    "+training.nonsense=1": "unexpected keyword argument 'nonsense'",
+    "+compressor.nonsense=1": "compressor.nonsense=1 is not an argument of spardl.TopK; remove it",
+    "+training.nonsense=1": "training.nonsense=1 is not a setting of this program; remove it",
+    "+training.max_step=5": "training.max_step=5 is not a setting of this program; did you mean training.max_steps?",
+    "+compressor.densty=1": "compressor.densty=1 is not an argument of spardl.TopK; did you mean density?",
+    "+warmup.communicator.nonsense=1": "unexpected keyword argument 'nonsense'",
+    "training.max_step=5": "Could not override 'training.max_step'; did you mean training.max_steps?",
+    "max_step=5": "Could not override 'max_step'; did you mean training.max_steps?",
+    "+max_step=5": "max_step=5 is not a setting of this program; did you mean training.max_steps?",
+    "compresor=topk": "Could not override 'compresor'; did you mean compressor?",
+    "compressor.densty=0.1": "Could not override 'compressor.densty'; did you mean compressor.density?",
+    "plugins=mymodel": "plugins must be a list of packages, such as plugins=[mymodel], got 'mymodel'",
+    "plugins=[1]": "plugins must be a list of packages, such as plugins=[mymodel], got [1]",
+    "plugins=[os]": "plugins=['os'] cannot be used: os is a part of Python; remove it",
+    "plugins=[no_such] model._target_=no_such.Net": "No module named 'no_such'; install its package",
+    "plugins=[torch] optimizer._target_=torch.nn.Linear": "it must be from torch.optim; choose one with optimizer=NAME",
     "compressor=none communicator=spardl": "use communicator=allgather_dense or backend or dense",
     "compressor=topk communicator=dense": "use communicator=allgather or gtopk or oktopk or spardl or topkdsa",
     "compressor=none residual=global": "use residual=none",
@@ -85,7 +98,7 @@ CASES = {
     "compressor=qsgd compressor.bits=3": "compressor.bits must be",
     "compressor=gtopk communicator.variant=ring": "communicator.variant must be one of tree, doubling",
     "cluster.streams=0": "cluster.streams must be a whole number, at least 1, got 0",
-    "cluster=simulated cluster.streams=2": "cluster.streams is for cluster=process_group; simulated workers have one",
+    "cluster=simulated cluster.streams=2": "cluster.streams requires cluster=process_group",
     "wire=bfloat16 compressor=powersgd": "use wire.values=exact",
     "wire.values=int16": "wire.values must be one of exact, float32, bfloat16, float16, int8, int4, int2, got 'int16'",
     "wire=int8 compressor=oktopk": "use wire.values=bfloat16 or communicator=spardl",
@@ -112,7 +125,7 @@ CASES = {
     "model=gpt_chars task.lanes=16": "use task.lanes=null",
     "model=resnet20 dataset=pydocs": "use dataset=digits, cifar10 or cifar100",
     "model=vgg16 dataset=digits": "use model=resnet20, or dataset=cifar10",
-    "+model.nonsense=1": "model cannot be made: TypeError",
+    "+model.nonsense=1": "model.nonsense=1 is not an argument of tasks.models.resnet_cifar.CifarResNet; remove it",
     "resume={tmp}": "is not the folder of a run",
     "output_dir={tmp}/file": "is not a folder; name another with output_dir=FOLDER",
     "output_dir={tmp}/file/below": "cannot write to output_dir=",
@@ -138,8 +151,8 @@ CASES = {
     "seed=-9223372036854775809": "training.seed must be from -2^63 to 2^64 - 1, got -9223372036854775809",
     "optimizer.momentum=2": "optimizer.momentum must be at least 0 and below 1, got 2",
     "optimizer.momentum=-0.1": "optimizer.momentum must be at least 0 and below 1, got -0.1",
-    "resume=": "resume must be auto, a run's folder, or null to begin anew, got ''",
-    "resume=false": "resume must be auto, a run's folder, or null to begin anew, got False",
+    "resume=": "resume must be auto, a run's folder, or null to start a new run, got ''",
+    "resume=false": "resume must be auto, a run's folder, or null to start a new run, got False",
     "logger=wandb logger.timeout=nan": "logger.timeout must be above 0 seconds, and at most 1000000, got nan",
     "logger=wandb logger.mode=foo": "logger.mode must be auto, online, offline or disabled, got 'foo'",
     "-m compressor=none,foo": "Available options in 'compressor'",
@@ -167,7 +180,7 @@ def test_one_line_and_exit_code_2(typed: str, tmp_path: Path, capfd: pytest.Capt
 
 
 @pytest.mark.parametrize("text", ["seed: 1\n  model: a", "seed: 1\nseed: 2"])
-def test_a_file_that_is_no_yaml(text: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_invalid_yaml_files(text: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(text)
     place = f"hydra.searchpath=[file://{tmp_path}]"
@@ -191,7 +204,7 @@ def test_a_port_in_use(address: str, tmp_path: Path, capfd: pytest.CaptureFixtur
     assert not list(tmp_path.iterdir())
 
 
-def test_what_only_a_worker_finds(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_errors_that_only_a_worker_finds(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert here("model.depth=21", f"output_dir={tmp_path}") == 2
     assert "use 20, 32, 44, 56 or 110" in one_line(capfd.readouterr().err)
 
@@ -202,7 +215,7 @@ def test_a_profile_of_another_model(tmp_path: Path, capfd: pytest.CaptureFixture
     assert "create one for this model with spardl profile" in one_line(capfd.readouterr().err)
 
 
-def test_a_port_of_ones_own(tmp_path: Path) -> None:
+def test_a_chosen_port(tmp_path: Path) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         port = server.getsockname()[1]
     assert here(f"cluster.port={port}", "cluster.workers=2", "training.max_steps=1", f"output_dir={tmp_path}") == 0
@@ -273,7 +286,7 @@ def test_the_newest_checkpoint_is_bad(
     (line,) = output.err.splitlines()
     assert line.startswith(f"warning: checkpoint {corrupt.checkpoints[-1]} cannot be used: ")
     assert name in line or name == "manifest.json"
-    assert line.endswith(f"; going on from {corrupt.checkpoints[-2]}")
+    assert line.endswith(f"; continuing from {corrupt.checkpoints[-2]}")
     assert "training: step 4 of 6" in output.out
     assert results(corrupt.run) == results(only_run(finished))
 

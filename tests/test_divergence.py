@@ -36,7 +36,7 @@ def test_a_rate_that_is_far_too_high(rate: str, tmp_path: Path, capfd: pytest.Ca
         assert here(*words) == 1
         (line,) = capfd.readouterr().err.splitlines()
         assert re.fullmatch(
-            r"error: the .* at step \d; lower optimizer\.lr or set training\.clip_norm, and begin again: .*", line
+            r"error: the .* at step \d; lower optimizer\.lr or set training\.clip_norm, and start again: .*", line
         )
     folder = only_run(tmp_path)
     assert summary(folder)["status"] == "failed"
@@ -92,7 +92,7 @@ REFUSED = {
     "optimizer.momentum=0.5 optimizer.lr=0.01": r"its run had optimizer\.momentum=0\.9, and this one has 0\.5; ",
     "cluster.workers=4": r"it has no rank-2\.pt, which a run of 4 workers needs",
     "cluster.workers=1": r"was saved by 2 workers, and this run has 1; use cluster\.workers=2",
-    "training.max_steps=4": r"is not before the end, training\.max_steps=4; raise that",
+    "training.max_steps=4": r"is at or after the last step, training\.max_steps=4; increase it",
     "start_from={run}": r"is not a checkpoint; name one: RUN/checkpoints/step-NUMBER",
     "start_from={tmp}": r"is not a checkpoint; name one: RUN/checkpoints/step-NUMBER",
 }

@@ -17,8 +17,8 @@ from spardl.protocol.programs import Worker
 from tests.driver import beside, composed, events, here, only_run, steps_logged, summary, wait_until
 from tests.harness import dense, representatives, spardl, topka
 from tests.trainer.toy import Notebook, ToyTask, plan, trainer
-from train import STOPPED
 from trainer.checkpoint import Restart, list_checkpoints, load_part
+from trainer.command_line import STOPPED
 
 
 def sums(checkpoint: Path, workers: int, what: str = "memory") -> torch.Tensor:

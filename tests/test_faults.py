@@ -158,8 +158,8 @@ def test_a_full_disk_is_an_error_in_one_line(
     assert here(*words) == 1
     (line,) = capfd.readouterr().err.splitlines()
     assert re.fullmatch(
-        r"error: worker \d failed at step 2: cannot write \S+: No space left on device; free some space, and the same "
-        r"command with resume=auto goes on",
+        r"error: worker \d failed at step 2: cannot write \S+: No space left on device; free some space, then "
+        r"continue with the same command and resume=auto",
         line,
     )
 
@@ -176,7 +176,7 @@ def test_a_reader_that_leaves_does_not_stop_the_run(tmp_path: Path) -> None:
     with beside(*words, folder=tmp_path / "log", before=close_the_pipe) as run:
         assert run.wait() == 0, run.stderr
         warnings = run.stderr.splitlines()
-    assert warnings[0] == "warning: the display failed and is off from here on: [Errno 32] Broken pipe"
+    assert warnings[0] == "warning: the display failed and is now disabled: [Errno 32] Broken pipe"
     assert all(line.startswith("warning: the report failed") for line in warnings[1:])
     assert summary(only_run(tmp_path / "out"))["status"] == "finished"
 
@@ -230,6 +230,6 @@ def test_who_cannot_meet_the_others_says_so_in_one_line(tmp_path: Path, monkeypa
     nobody = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     done = command("cluster.timeout=1", "logger=none", f"output_dir={tmp_path / 'out'}", env=nobody)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: rank 1 cannot meet the others at 127.0.0.1:{port}: ")
+    assert done.stderr.startswith(f"error: rank 1 cannot connect to the other workers at 127.0.0.1:{port}: ")
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()

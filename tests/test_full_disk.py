@@ -32,7 +32,7 @@ def test_the_error_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("place", ["train", "trainer.runs"])
+@pytest.mark.parametrize("place", ["trainer.job", "trainer.runs"])
 def test_a_run_that_never_began_leaves_no_folder(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -64,7 +64,7 @@ def test_a_run_that_goes_on_keeps_its_folder(
     assert here(*words) == 0
     folder = only_run(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("train.write_atomically", full)
+        patch.setattr("trainer.job.write_atomically", full)
         assert here(*words, f"resume={folder}") == 2
     assert summary(folder)["status"] == "finished"
 
@@ -85,7 +85,7 @@ def test_a_checkpoint_that_does_not_fit(
     (line,) = capfd.readouterr().err.splitlines()
     reason = (
         f"worker 0 failed at step 4: cannot write {folder}/checkpoints/.step-00000004/rank-0.pt: No space left on "
-        "device; free some space, and the same command with resume=auto goes on"
+        "device; free some space, then continue with the same command and resume=auto"
     )
     assert line == f"error: {reason}"
     assert (summary(folder)["status"], summary(folder)["reason"]) == ("failed", reason)

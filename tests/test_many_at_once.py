@@ -30,7 +30,8 @@ WAYS: dict[str, Callable[[int], tuple[str, ...]]] = {
 }
 
 # What a run says that finds others of the same under way.
-SECOND = r"(warning: \S+( \(and \d+ more\))? is in use by another process; this is a second run of the same\n)?"
+SECOND = r"(warning: \S+( \(and \d+ more\))? is in use by another process; this is a second run of the same "
+SECOND += r"configuration\n)?"
 
 
 def check_whole(folder: Path, seed: int) -> None:

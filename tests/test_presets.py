@@ -15,7 +15,7 @@ from spardl.clusters.network import Network
 from tests.driver import composed, here, only_run, summary
 from tests.quick import some_quick
 from tests.trainer.toy import Stopped, Stopper
-from train import CONFIGURATIONS, build_dataset, build_plan
+from trainer.build import CONFIGURATIONS, build_dataset, build_plan
 from trainer.observers import Observer
 from trainer.runs import Run
 from trainer.trainer import Trainer

@@ -17,7 +17,7 @@ import spardl
 from tests.driver import QUICK, composed
 from tests.labs import ROOT
 from tests.test_examples import NO_DEPRECATED_NAMES
-from trainer.targets import first_edition, importable
+from trainer.targets import hashed_targets, importable
 
 PUBLIC = {
     *("attach", "attach_fsdp", "Synchronizer", "Outer", "all_reduce", "make_method", "method_names", "method_options"),
@@ -95,7 +95,7 @@ def test_short_targets_resolve_without_a_warning(target: str) -> None:
     assert getattr(import_module(module), name).__name__ == name == target.partition(".")[2]
     # Ids are made from the configuration as it was written.
     assert config["compressor"]["_target_"] == target
-    assert first_edition(config) == first_edition({**config})
+    assert hashed_targets(config) == hashed_targets({**config})
 
 
 def test_configurations_keep_their_short_targets() -> None:

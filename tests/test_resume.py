@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.driver import beside, here, only_run, results, steps_logged, summary, wait_until
-from train import CONFIGURATIONS
+from trainer.build import CONFIGURATIONS
 from trainer.learner import Learner
 
 STEPS = 14
@@ -82,7 +82,7 @@ def test_a_second_run_beside_one_that_is_in_use(tmp_path: Path, capfd: pytest.Ca
         wait_until(lambda: list((tmp_path / "out").glob("*/summary.json")) or first.ended())
         (folder,) = (tmp_path / "out").glob("[!.]*")
         assert here(*words, "training.max_steps=3", "resume=auto") == 0
-        expected = f"warning: {folder} is in use by another process; this is a second run of the same\n"
+        expected = f"warning: {folder} is in use by another process; this is a second run of the same configuration\n"
         assert capfd.readouterr().err == expected
         assert not first.ended()
     assert here(*words, "training.max_steps=3", "resume=auto") == 0
@@ -182,7 +182,7 @@ def test_ctrl_c_saves_a_checkpoint(tmp_path: Path) -> None:
         run.kill(signal.SIGINT)
         assert run.wait(10) == 130
         step = steps_logged(tmp_path / "out")
-        saved = f"stopped at step {step} of 400, as asked; everything is saved"
+        saved = f"stopped at step {step} of 400 on request; all state is saved"
         assert run.stderr == f"{saved}; the same command with resume=auto continues\n"
         assert not run.members()
     folder = only_run(tmp_path / "out")

@@ -32,7 +32,7 @@ from tests.driver import (
     summary,
     wait_until,
 )
-from train import STOPPED
+from trainer.command_line import STOPPED
 from trainer.launch import Simulated
 from trainer.rendezvous import Stopping
 
@@ -99,7 +99,7 @@ def test_stopped_and_continued(cluster: str, way: str, tmp_path: Path) -> None:
     folder = only_run(tmp_path / "out")
     (checkpoint,) = (folder / "checkpoints").iterdir()
     step = int(checkpoint.name.removeprefix("step-"))
-    reason = f"stopped at step {step} of 14, as asked; everything is saved"
+    reason = f"stopped at step {step} of 14 on request; all state is saved"
     assert line == f"{reason}; the same command with resume=auto continues"
     assert (summary(folder)["status"], summary(folder)["reason"]) == ("stopped", reason)
     assert steps_logged(tmp_path / "out") == step
@@ -112,7 +112,7 @@ def test_stopped_and_continued(cluster: str, way: str, tmp_path: Path) -> None:
     ("signum", "every", "said"),
     [
         (signal.SIGTERM, 1, r"error: interrupted; the same command with resume=auto continues after step \d+\n"),
-        (signal.SIGINT, 20000, r"error: interrupted before the first checkpoint; the same command begins anew\n"),
+        (signal.SIGINT, 20000, r"error: interrupted before the first checkpoint; the same command starts a new run\n"),
     ],
 )
 def test_a_second_signal_ends_at_once(signum: int, every: int, said: str, tmp_path: Path) -> None:
@@ -182,14 +182,14 @@ def test_workers_save_when_their_agent_dies(tmp_path: Path) -> None:
     assert [path.name for path in folder.glob("checkpoints/*")] == [f"step-{steps_logged(tmp_path / 'out'):08d}"]
 
 
-@pytest.mark.parametrize("moment", ["train.build", "trainer.experiment.prepare"])
+@pytest.mark.parametrize("moment", ["trainer.job.build", "trainer.experiment.prepare"])
 def test_asked_before_training_began(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def ask() -> None:
         monkeypatch.setattr(moment, lambda *arguments, **more: signal.raise_signal(signal.SIGTERM))
 
     with beside(f"output_dir={tmp_path / 'out'}", folder=tmp_path / "log", before=ask) as run:
         assert run.wait(20) == STOPPED
-        assert run.stderr == "stopped, as asked, before training began\n"
+        assert run.stderr == "stopped on request before training began\n"
     assert {summary(path.parent)["status"] for path in tmp_path.glob("out/*/summary.json")} <= {"stopped"}
 
 
@@ -205,7 +205,7 @@ def test_asked_while_it_is_imported(tmp_path: Path) -> None:
     wait_until(lambda: int(re.findall(r"SigBlk:\s(\w+)", status_of(started.pid))[0], 16) >> blocked & 1)
     started.send_signal(signal.SIGTERM)
     _, said = started.communicate(timeout=60)
-    assert (started.returncode, said) == (STOPPED, "stopped, as asked, before training began\n")
+    assert (started.returncode, said) == (STOPPED, "stopped on request before training began\n")
 
 
 def status_of(pid: int) -> str:
@@ -250,7 +250,7 @@ class MemoryStore:
 @pytest.mark.parametrize("seed", range(5))
 def test_all_leave_after_the_same_step(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that are up to two steps apart, as with DeAR, of whom one is asked at a random moment."""
-    monkeypatch.setattr("trainer.rendezvous._EVERY", 0.001)
+    monkeypatch.setattr("trainer.rendezvous._POLL_SECONDS", 0.001)
     draw, store, size = random.Random(seed), MemoryStore(), 4
     group = [Stopping(lambda: store, rank, size, 5) for rank in range(size)]
     done, left = [0] * size, [0] * size
@@ -285,5 +285,5 @@ def test_a_worker_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     with alone.watching():
         alone.ask()
         wait_until(lambda: alone._bound is not None)
-        with pytest.raises(PeerError, match="rank 0 was asked to stop, and not all workers answered"):
+        with pytest.raises(PeerError, match="rank 0 was asked to stop, but not all workers responded"):
             alone.after(1)

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from spardl.method import registry
 from spardl.method.registry import why_not
 from tests.driver import here, only_run, summary
-from train import CONFIGURATIONS, build_method
+from trainer.build import CONFIGURATIONS, build_method
 
 EXPERIMENT = "sparse_communication_study"
 COMPRESSORS = ("topk", "threshold", "random_k", "random_block", "signsgd")

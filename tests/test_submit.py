@@ -320,7 +320,7 @@ STANDINGS = {
     "stopped early": (
         {},
         None,
-        "stopped, as asked, before training began\nsrun: error: n0: task 0: Exited with exit code 75\n",
+        "stopped on request before training began\nsrun: error: n0: task 0: Exited with exit code 75\n",
         ("stopped", "before training began"),
     ),
     "nobody knows": ({"status": "running"}, "UNKNOWN", "", ("running", "the queue cannot be asked")),

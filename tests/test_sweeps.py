@@ -16,8 +16,8 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 
-import train
 from tests.driver import ROOT, beside, command, here, only_run, summary, wait_until
+from trainer.command_line import STOPPED
 from trainer.runs import Run, UnfinishedError
 from trainer.task import Task
 
@@ -62,29 +62,29 @@ def test_a_sweeper_gets_the_metric_of_each_run(tmp_path: Path, returned: list[Jo
 def test_a_run_that_diverged_is_a_failure_to_a_sweeper(tmp_path: Path, returned: list[JobReturn]) -> None:
     assert here("-m", "optimizer.lr=1e30,0.05", *QUICK, f"output_dir={tmp_path}") == 1
     assert [each.status for each in returned] == [JobStatus.FAILED, JobStatus.COMPLETED]
-    with pytest.raises(UnfinishedError, match="it ended with exit code 1"):
+    with pytest.raises(UnfinishedError, match="the run ended with exit code 1"):
         _ = returned[0].return_value
 
 
-def test_batches_of_a_sweep_end_with_the_one_in_which_a_run_failed(tmp_path: Path, returned: list[JobReturn]) -> None:
+def test_a_failed_run_ends_a_batched_sweep(tmp_path: Path, returned: list[JobReturn]) -> None:
     words = ("-m", "optimizer.lr=-1,0.05,0.04", "hydra.sweeper.max_batch_size=2", *QUICK, f"output_dir={tmp_path}")
     assert here(*words) == 1
     assert [each.status for each in returned] == [JobStatus.FAILED, JobStatus.COMPLETED]
 
 
-def test_a_metric_that_was_not_finite_is_no_number(tmp_path: Path) -> None:
+def test_a_non_finite_metric_is_nan(tmp_path: Path) -> None:
     run = Run("0", tmp_path)
     run.write_summary({"metric": "perplexity", "final": {"perplexity": math.inf}})
     assert math.isnan(run.metric())
 
 
 @pytest.mark.slow
-def test_who_is_asked_to_stop_begins_no_other_run(tmp_path: Path) -> None:
+def test_a_stopped_sweep_starts_no_further_run(tmp_path: Path) -> None:
     words = ("-m", "seed=1,2,3", "compressor=none", "cluster=simulated", f"output_dir={tmp_path / 'out'}")
     with beside(*words, folder=tmp_path / "log") as run:
         wait_until(lambda: '"train"' in "".join(path.read_text() for path in tmp_path.glob("out/*/metrics.jsonl")))
         run.kill(signal.SIGTERM)
-        assert run.wait() == train.STOPPED
+        assert run.wait() == STOPPED
     assert summary(only_run(tmp_path / "out"))["status"] == "stopped"
 
 
@@ -110,7 +110,7 @@ def has(plugin: str) -> pytest.MarkDecorator:
 
 
 @has("hydra_plugins.hydra_joblib_launcher")
-def test_runs_of_another_process_have_exit_codes_too(tmp_path: Path) -> None:
+def test_runs_in_other_processes_have_exit_codes(tmp_path: Path) -> None:
     words = ("-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "optimizer.lr=1e30,0.05", "logger=none")
     done = command(*words, *QUICK, f"output_dir={tmp_path}")
     assert done.returncode == 1

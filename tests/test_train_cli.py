@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import yaml
 
 from spardl.basics.version import __version__
 from tests.driver import ROOT, STARTED_BY, beside, command, events, here, only_run, processes, results, summary
+from trainer.command_line import _options
 
 TINY = ("training.max_steps=2", "cluster.workers=2")
 FIGURES = {"metric", "final", "best", "steps", "epochs", "workers", "parameters", "density", "replica_checks"}
@@ -95,7 +97,7 @@ def test_as_typed(typed: str, tmp_path: Path, capfd: pytest.CaptureFixture[str])
     assert capfd.readouterr().err == ""
 
 
-def test_a_run_alone_always_gets_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_every_run_gets_a_new_folder(tmp_path: Path) -> None:
     for count in (1, 2, 3):
         assert here(*TINY, "cluster=simulated", f"output_dir={tmp_path}") == 0
         assert len(list(tmp_path.iterdir())) == count
@@ -113,7 +115,7 @@ def test_a_run_alone_always_gets_a_folder_of_its_own(tmp_path: Path) -> None:
         ("1000000", "error: ulimit -v allows 976 MiB, too few to load torch; use ulimit -v unlimited\n"),
     ],
 )
-def test_a_shell_that_closes_or_limits_too_much(limits: str, expected: str, tmp_path: Path) -> None:
+def test_closed_streams_and_low_memory_limits(limits: str, expected: str, tmp_path: Path) -> None:
     begins = f"exec {limits}" if "&" in limits else f"ulimit -v {limits}"
     line = f'{begins}; exec "$0" train.py "output_dir=$1"'
     done = command(sys.executable, str(tmp_path / "out"), program=("sh", "-c", line))
@@ -235,7 +237,7 @@ def test_no_sweep_under_torchrun(
     assert "a sweep (-m) starts its workers itself" in capfd.readouterr().err
 
 
-def test_what_is_imported(tmp_path: Path) -> None:
+def test_imports_of_a_run(tmp_path: Path) -> None:
     """Nothing that the run does not need; and what takes its time once, before the workers are forked."""
     words = ("logger=none", "training.max_steps=1", "cluster.workers=8", f"output_dir={tmp_path}")
     done = command(*words, program=(sys.executable, "-X", "importtime", "train.py"))
@@ -245,7 +247,26 @@ def test_what_is_imported(tmp_path: Path) -> None:
     assert imported.count("torch._dynamo") == 1  # by torch's optimizers
 
 
-def test_nothing_is_left_behind(tmp_path: Path) -> None:
+def completed(line: str) -> str:
+    """What Hydra's shell completion prints."""
+    environment = {"COMP_LINE": line, "COMP_POINT": str(len(line))}
+    return str(command("--shell-completion", "query=bash", env=environment).stdout)
+
+
+def test_the_shell_completes() -> None:
+    found = completed("python train.py compressor=topk").split()
+    assert found == ["compressor=topk", "compressor=topka", "compressor=topkdsa"]
+
+
+def test_options_are_those_of_hydra() -> None:
+    """The parser of train.py knows each option that Hydra documents, and no other."""
+    lines = re.findall(r"^(--\S+) : ", command("--hydra-help").stdout, re.MULTILINE)
+    listed = {name for line in lines for name in line.split(",")}
+    known = {name for action in _options()._actions for name in action.option_strings}
+    assert known == listed
+
+
+def test_no_process_is_left_behind(tmp_path: Path) -> None:
     with beside(*TINY, f"output_dir={tmp_path / 'out'}", folder=tmp_path / "log") as run:
         assert run.wait() == 0
         assert run.stderr == ""

@@ -1,4 +1,4 @@
-"""Trains a model on a cluster: the loop, and what configurations choose for it by name."""
+"""The trainer behind train.py: the training loop, and the parts that a configuration can name."""
 
 from trainer.launch import ProcessGroup, Simulated
 from trainer.loggers import Csv, Several, TensorBoard

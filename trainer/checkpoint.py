@@ -1,12 +1,11 @@
-"""Checkpoints: everything that has state, one file per worker, whole or not there.
+"""Checkpoints: the complete training state, one file per worker, written atomically.
 
-A checkpoint is a folder ``step-00000120`` with ``shared.pt`` (what is equal on all workers), ``rank-R.pt`` (what
-is not: residual, random numbers, running statistics, counts) and ``manifest.json`` (checksums). It is written
-under another name and renamed when all workers are done, so a crash at any moment leaves the one before.
+A checkpoint is a folder, such as ``step-00000120``, with ``shared.pt`` (state common to all workers), ``rank-R.pt``
+(residual, random state, running statistics and counts of rank R) and ``manifest.json`` (checksums). It is written under
+another name and renamed when all workers have finished, so a crash at any moment leaves the previous checkpoint intact.
 
 Every file also stores the identity of the checkpoint under the key ``checkpoint``: format version, run id, step and
-number of workers; a ``.pt`` file stores its rank, too. Checkpoints without these fields, which earlier versions
-saved, still load.
+world size; ``.pt`` files store their rank as well. Checkpoints of earlier versions without these fields still load.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ __all__ = [
     "Restart",
     "at_step",
     "find_checkpoint",
-    "fitting",
     "list_checkpoints",
     "load_part",
-    "newest_whole",
+    "newest_valid",
+    "restoring",
     "save_checkpoint",
     "saved_by",
     "saved_workers",
@@ -63,38 +62,41 @@ def save_checkpoint(
     keep: int,
     run: str | None = None,
 ) -> Path:
-    """Writes a checkpoint together with all other workers.
+    """Writes a checkpoint; a collective operation of all workers.
 
     Args:
-        folder: where the run's checkpoints are.
-        step: steps done.
-        cluster: the workers.
-        parts: what each local rank saves.
-        shared: what rank 0 saves for all.
-        keep: how many checkpoints are kept.
-        run: id of the run, which every file stores.
+        folder: folder of the run's checkpoints.
+        step: number of steps done.
+        cluster: workers that save together.
+        parts: returns the state of each local rank.
+        shared: returns the common state, which rank 0 saves.
+        keep: number of checkpoints to keep.
+        run: id of the run, stored in every file.
 
     Returns:
-        The new checkpoint.
+        Folder of the new checkpoint.
     """
     final = at_step(folder, step)
     identity = {"format": _FORMAT, "run": run, "step": step, "workers": cluster.size}
+    # Names that begin with a dot are no checkpoints to list_checkpoints.
     growing = folder / f".{final.name}"
     growing.mkdir(parents=True, exist_ok=True)
     pairs = zip(cluster.local_ranks, parts, strict=True)
     own = [_save(growing / _rank_file(rank), part(), identity, rank) for rank, part in pairs]
     common = _save(growing / _SHARED, shared(), identity, None) if cluster.leads else b""
-    # Everybody knows the checksum of what it wrote; rank 0 need not read it all while the others wait.
+    # Each rank sends the checksum of its file, so that rank 0 need not read all files while the others wait.
     rows = gather_rows(cluster, [torch.frombuffer(bytearray(digest), dtype=torch.uint8) for digest in own])
     if cluster.leads:
         sums = {_rank_file(rank): bytes(row.tolist()).hex() for rank, row in enumerate(rows)}
         _seal(growing, final, {**sums, _SHARED: common.hex()}, identity)
         _retire(folder, final, keep)
+    # A barrier: no worker continues before the checkpoint is complete.
     gather_rows(cluster, [torch.zeros(1) for _ in cluster.local_ranks])
     return final
 
 
 def _save(path: Path, content: Mapping[str, Any], identity: Mapping[str, Any], rank: int | None) -> bytes:
+    # In memory first, to hash what is written without reading the file again.
     buffer = io.BytesIO()
     torch.save({**content, _IDENTITY: {**identity, "rank": rank}}, buffer)
     write_atomically(path, buffer.getbuffer())
@@ -102,7 +104,7 @@ def _save(path: Path, content: Mapping[str, Any], identity: Mapping[str, Any], r
 
 
 def _retire(folder: Path, newest: Path, keep: int) -> None:
-    """Removes old checkpoints, and those of steps that were done before the run was continued from an earlier one."""
+    """Removes old checkpoints, and later ones left from before the run resumed from an earlier checkpoint."""
     found = list_checkpoints(folder)
     place = found.index(newest)
     for path in [*found[: max(0, place + 1 - keep)], *found[place + 1 :]]:
@@ -110,7 +112,7 @@ def _retire(folder: Path, newest: Path, keep: int) -> None:
 
 
 def _discard(checkpoint: Path) -> None:
-    """Removes a checkpoint: under another name, since one of which half is left would look like a broken one."""
+    # Renamed first: a crash during the removal must not leave a folder that looks like a damaged checkpoint.
     away = checkpoint.with_name(f".{checkpoint.name}{_AWAY}")
     shutil.rmtree(away, ignore_errors=True)
     checkpoint.rename(away)
@@ -118,13 +120,14 @@ def _discard(checkpoint: Path) -> None:
 
 
 def _seal(growing: Path, final: Path, sums: Mapping[str, str], identity: Mapping[str, Any]) -> None:
-    # What writers that were killed have left; they may have been more.
+    # Remove files of killed writers, which may have had a larger world size.
     for rest in growing.iterdir():
         if rest.name not in sums:
             rest.unlink()
     for away in final.parent.glob(f".*{_AWAY}"):
         shutil.rmtree(away, ignore_errors=True)
     write_atomically(growing / _MANIFEST, json.dumps({**sums, _IDENTITY: identity}, indent=1).encode())
+    # A run that resumed from an earlier checkpoint reaches the same step again.
     if final.exists():
         _discard(final)
     growing.rename(final)
@@ -135,32 +138,36 @@ def _rank_file(rank: int) -> str:
 
 
 def at_step(folder: Path, step: int) -> Path:
-    """The place of the checkpoint after so many steps."""
+    """Returns the path of the checkpoint after ``step`` steps."""
     return folder / f"step-{step:08d}"
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, oldest first."""
+    """Returns the checkpoints in a folder, oldest first."""
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
 
 
 def find_checkpoint(
     folder: Path, workers: int | None, run: str | None = None
 ) -> tuple[Path | None, list[CheckpointError]]:
-    """The newest checkpoint that is whole, and what is wrong with those that are newer.
+    """Finds the newest valid checkpoint.
 
     Args:
-        folder: where the run's checkpoints are.
-        workers: how many must have saved it; ``None`` for any number.
-        run: id of the run that must have saved it; ``None`` for any run.
+        folder: folder of the run's checkpoints.
+        workers: required world size; ``None`` for any.
+        run: required run id; ``None`` for any.
+
+    Returns:
+        The checkpoint, ``None`` if there are none at all; and the errors of newer checkpoints.
 
     Raises:
-        CheckpointError: if there are checkpoints, but none is whole; or if one that is not older than the newest whole
-            one belongs to another run, another step or more workers, or has an unknown format. An older checkpoint is
-            no substitute then: continuing from it would delete this one.
+        CheckpointError: if there are checkpoints, but none is valid; or if a checkpoint at least as new as the newest
+            valid one has another run, step, larger world size or unknown format. Falling back to an older checkpoint
+            would then delete this one.
     """
     faults: list[CheckpointError] = []
     for candidate in reversed(list_checkpoints(folder)):
+        # Outside of the try: a checkpoint of another run ends the search instead of being skipped.
         _check_owner(candidate, workers, run)
         try:
             verify_checkpoint(candidate, workers)
@@ -169,12 +176,12 @@ def find_checkpoint(
         else:
             return candidate, faults
     if faults:
-        raise CheckpointError(f"{faults[0]}; no older one can be used either: start again without resume")
+        raise CheckpointError(f"{faults[0]}; no older checkpoint can be used; start again without resume")
     return None, []
 
 
-def newest_whole(folder: Path, last: int) -> int | None:
-    """The step of the newest checkpoint, of any number of workers, that is whole and not after step ``last``."""
+def newest_valid(folder: Path, last: int) -> int | None:
+    """Returns the step of the newest valid checkpoint up to step ``last``, of any world size."""
     numbers = [path.name.removeprefix("step-") for path in list_checkpoints(folder)]
     for step in sorted((int(number) for number in numbers if number.isdecimal() and int(number) <= last), reverse=True):
         with suppress(CheckpointError):
@@ -184,14 +191,14 @@ def newest_whole(folder: Path, last: int) -> int | None:
 
 
 def verify_checkpoint(checkpoint: Path, workers: int | None) -> None:
-    """Checks that every file is there and unharmed.
+    """Checks that every file of a checkpoint exists and matches its checksum.
 
     Args:
-        checkpoint: its folder.
-        workers: how many must have saved it; ``None`` for any number.
+        checkpoint: folder of the checkpoint.
+        workers: required world size; ``None`` for any.
 
     Raises:
-        CheckpointError: if not.
+        CheckpointError: if a file is missing or damaged.
     """
     sums = _read_sums(checkpoint)
     _check_step(checkpoint, sums)
@@ -204,7 +211,7 @@ def verify_checkpoint(checkpoint: Path, workers: int | None) -> None:
 
 
 def saved_workers(checkpoint: Path) -> int:
-    """How many workers saved a checkpoint.
+    """Returns the world size of a checkpoint.
 
     Raises:
         CheckpointError: if its manifest cannot be read.
@@ -213,7 +220,7 @@ def saved_workers(checkpoint: Path) -> int:
 
 
 def saved_by(checkpoint: Path) -> str | None:
-    """The id of the run that saved a checkpoint, or ``None`` if the checkpoint does not store it.
+    """Returns the id of the run that saved a checkpoint, or ``None`` if it is not stored.
 
     Raises:
         CheckpointError: if its manifest cannot be read.
@@ -223,7 +230,7 @@ def saved_by(checkpoint: Path) -> str | None:
 
 
 def _check_owner(checkpoint: Path, workers: int | None, run: str | None) -> None:
-    """Refuses a checkpoint that another run saved; what is damaged is left to :func:`verify_checkpoint`."""
+    """Refuses a checkpoint of another run; :func:`verify_checkpoint` reports damaged ones."""
     try:
         sums = _read_sums(checkpoint)
     except CheckpointError:
@@ -244,7 +251,7 @@ def _check_step(checkpoint: Path, sums: Mapping[str, Any]) -> None:
 
 
 def _identity(checkpoint: Path, content: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """What a file says of its checkpoint, or ``None`` if it was saved before files said it.
+    """Returns the identity that a file stores, or ``None`` for files of earlier versions.
 
     Raises:
         CheckpointError: if the format is unknown, or a field is missing.
@@ -278,6 +285,7 @@ def _read_sums(checkpoint: Path) -> dict[str, Any]:
 def _count_workers(sums: Mapping[str, Any]) -> int:
     if isinstance(identity := sums.get(_IDENTITY), dict) and isinstance(count := identity.get("workers"), int):
         return count
+    # A manifest of an earlier version: count its files.
     return max(1, sum(name.startswith("rank-") for name in sums))
 
 
@@ -286,20 +294,20 @@ def _corrupt(checkpoint: Path, reason: str) -> CheckpointError:
 
 
 @contextmanager
-def fitting(checkpoint: Path, rank: int | None) -> Iterator[None]:
-    """Names the file, and the key if one is missing, when a run cannot take over what the file holds.
+def restoring(checkpoint: Path, rank: int | None) -> Iterator[None]:
+    """Converts errors while the state of a file is restored to errors that name the file.
 
     Args:
-        checkpoint: its folder.
-        rank: whose file is taken over; ``None`` for what is shared.
+        checkpoint: folder of the checkpoint.
+        rank: rank whose file is restored; ``None`` for the common state.
 
     Raises:
-        CheckpointError: instead of the errors of missing keys, and of values of other types and shapes.
+        CheckpointError: if a key is missing, or a value has another type or shape.
     """
     name = _part_file(rank)
     try:
         yield
-    except torch.OutOfMemoryError:
+    except torch.OutOfMemoryError:  # a RuntimeError, but no fault of the file
         raise
     except KeyError as error:
         raise _corrupt(checkpoint, f"{name} lacks {error}; take an older checkpoint") from error
@@ -310,7 +318,7 @@ def fitting(checkpoint: Path, rank: int | None) -> Iterator[None]:
 
 
 def load_part(checkpoint: Path, rank: int | None, device: torch.device) -> dict[str, Any]:
-    """Loads what a rank saved, or with ``None`` what is shared; never runs code from the file.
+    """Loads the state of a rank, or with ``None`` the common state; executes no code from the file.
 
     Raises:
         CheckpointError: if the file cannot be read, or belongs to another checkpoint or rank.
@@ -318,16 +326,17 @@ def load_part(checkpoint: Path, rank: int | None, device: torch.device) -> dict[
     name = _part_file(rank)
     try:
         with warnings.catch_warnings(), open_regular(checkpoint / name) as file:
-            warnings.filterwarnings("ignore", "Detected pickle protocol")  # of a file that is refused anyway
+            warnings.filterwarnings("ignore", "Detected pickle protocol")  # the file is refused in any case
             content: Any = torch.load(file, map_location=device, weights_only=True)
     except UnpicklingError as error:
-        # torch's own words say how to run the code in it.
-        reason = "it is no file of tensors and plain data, as a run saves it; nothing in it was run"
+        # torch's message would explain how to execute the code in the file.
+        reason = "it does not hold only tensors and plain data; no code in it was executed"
         raise _corrupt(checkpoint, f"{name} cannot be read ({reason})") from error
     except Exception as error:
         raise _corrupt(checkpoint, f"{name} cannot be read ({first_line(error)})") from error
     if not isinstance(content, dict):
         raise _corrupt(checkpoint, f"{name} holds a {type(content).__name__}, not a dict")
+    # Checksums cannot detect a file that was copied from another checkpoint together with its manifest line.
     found = _identity(checkpoint, content, name)
     expected = _identity(checkpoint, _read_sums(checkpoint), _MANIFEST)
     if found != (expected and {**expected, "rank": rank}):
@@ -347,16 +356,13 @@ def _described(identity: Mapping[str, Any] | None) -> str:
     return f"of run {identity['run']}, step {identity['step']}, {identity['workers']} workers{rank}"
 
 
-# A run that goes on with another number of workers.
-
-
 class Restart:
-    """From the checkpoint of one number of workers to another number.
+    """Resumes a run at another world size.
 
     Args:
-        before: how many saved it.
-        checkpoint: its folder.
-        device: where tensors go.
+        before: world size of the checkpoint.
+        checkpoint: folder of the checkpoint.
+        device: device of the loaded tensors.
     """
 
     def __init__(self, before: int, checkpoint: Path, device: torch.device) -> None:
@@ -365,35 +371,36 @@ class Restart:
         self._sums: dict[int, float] = {}
 
     def load(self, rank: int) -> Mapping[str, Any]:
-        """What an old rank saved."""
+        """Loads the state of a rank of the checkpoint."""
         part = load_part(self._checkpoint, rank, self._device)
-        with fitting(self._checkpoint, rank):
+        with restoring(self._checkpoint, rank):
             groups = part["synchronizer"]["groups"]
             self._sums[rank] = sum(float(group["memory"].sum(dtype=torch.float64)) for group in groups)
         return part
 
     def shift(self, plan: Plan, step: int, shift: int, size: int) -> int:
-        """Steps done, beyond those that as many examples take with ``size`` workers.
+        """Computes the steps done, minus the steps that the same examples take at the new world size.
 
-        The data goes on where it was: examples are dealt out to all workers in one order, so what was seen of an
-        epoch is a beginning of it. What does not fill a step of the new workers is seen again.
+        Training continues at the same place in the data: the order of examples does not depend on the world size, so
+        the examples seen in an epoch are a prefix of it. Examples that do not fill a step at the new size are repeated.
 
         Args:
-            plan: what is trained.
-            step: steps done.
-            shift: as it was with the workers before.
-            size: how many workers there are.
+            plan: what to train and how.
+            step: number of steps done.
+            shift: value of the checkpoint's run.
+            size: new world size.
         """
         old, new = (plan.sampler(Worker(0, workers)).steps_per_epoch for workers in (self.before, size))
+        # `step - shift` counts the steps as if the whole run had had the old world size.
         epoch, within = divmod(step - shift, old)
         return step - (epoch * new + min(new, within * self.before // size))
 
     def figures(self, cluster: Cluster, engine: Engine) -> dict[str, float]:
-        """What is logged: numbers of workers, and the sum over all residuals, before and after."""
+        """Returns the metrics of the restart: world size and sum of all residuals, before and after."""
         remembers = engine.carried.remembers
         rows = []
         for local, rank in enumerate(cluster.local_ranks):
-            # An old residual counts where its first owner is.
+            # Count each old residual once, on the first rank that takes over a part of it.
             first = [old for old in self._sums if owners(old, self.before, cluster.size)[0] == rank]
             found = [sum(self._sums[old] for old in first), engine.carried.residual_sum(local)]
             rows.append(torch.tensor(found if remembers else [0.0, 0.0], dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live bar on a terminal, one line per event elsewhere."""
+"""Progress display of a run: a live bar on a terminal, otherwise one line per event."""
 
 from __future__ import annotations
 
@@ -15,29 +15,26 @@ from rich.text import Text
 
 from trainer.observers import Observer
 
-__all__ = ["Announcement", "LineDisplay", "TerminalDisplay", "announced", "clock", "make_display"]
+__all__ = ["Announcement", "LineDisplay", "TerminalDisplay", "clock", "make_display", "show_activity"]
 
 
-# Says what is going on while it takes long.
-
-
-# Seconds after which something takes long, for who reads a file and not a terminal.
+# Delay before an activity is printed when stdout is not a terminal, in seconds.
 _LONG = 10.0
 _CLEAR = "\r\x1b[K"
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds, and hours if there are any."""
+    """Formats seconds as M:SS, or H:MM:SS from one hour on."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 class Announcement:
-    """A thread that names what is going on: on a terminal at once, in a line that goes away; else if it takes long.
+    """A thread that shows the current activity: on a terminal in a transient line, otherwise if it takes long.
 
     Args:
-        what: is going on.
+        what: the activity, such as "preparing the data".
     """
 
     def __init__(self, what: str) -> None:
@@ -47,7 +44,7 @@ class Announcement:
         self._thread.start()
 
     def close(self) -> None:
-        """It is over. The thread has ended afterwards: this process may be forked."""
+        """Ends the thread, so that this process can be forked."""
         self._over.set()
         self._thread.join()
 
@@ -62,17 +59,18 @@ class Announcement:
             while not self._over.wait(wait):
                 print(f"{_CLEAR}{self._what} {clock(time.perf_counter() - began)}", end="", flush=True)
                 wait = 1.0
+            # Nothing was printed if the activity ended within the first wait.
             if wait == 1.0:
                 print(_CLEAR, end="", flush=True)
 
 
 @contextmanager
-def announced(what: str, *, quiet: bool = False) -> Iterator[None]:
-    """Names what goes on inside.
+def show_activity(what: str, *, quiet: bool = False) -> Iterator[None]:
+    """Shows an activity while the body of the ``with`` statement runs.
 
     Args:
-        what: goes on.
-        quiet: whether another process says it.
+        what: the activity, such as "preparing the data".
+        quiet: whether to show nothing, because another process shows the activity.
     """
     announcement = None if quiet else Announcement(what)
     try:
@@ -83,18 +81,19 @@ def announced(what: str, *, quiet: bool = False) -> Iterator[None]:
 
 
 class Eta:
-    """Time left, from the steps of this process so far; its first step, which warms up, is left out."""
+    """Estimate of the remaining time from the steps of this process, excluding its first step, which warms up."""
 
     def __init__(self) -> None:
         self._first = 0
         self._since = 0.0
 
     def begin(self, step: int) -> None:
-        """Starts after ``step`` steps."""
+        """Starts the clock after ``step`` steps."""
         self._first = step + 1
 
     def left(self, step: int, total: int) -> str:
-        """Time left after ``step`` of ``total`` steps, evaluations and checkpoints included."""
+        """Remaining time after ``step`` of ``total`` steps, including evaluations and checkpoints."""
+        # The first step compiles kernels and warms up caches.
         if step <= self._first:
             self._since = time.perf_counter()
             return "-:--"
@@ -107,6 +106,7 @@ def _figures(kind: str, values: Mapping[str, float]) -> str:
     parts = [f"{name} {value:.4g}" for name, value in shown.items() if not name.startswith(("seconds/", "bytes/"))]
     if sent := shown.get("bytes/total"):
         parts.append(f"sent {sent / 1e6:.4g} MB")
+    # Seconds per phase become one total with shares, which fits on a line.
     split = {name.removeprefix("seconds/"): v for name, v in shown.items() if name.startswith("seconds/")}
     whole = sum(split.values())
     if whole:
@@ -116,10 +116,10 @@ def _figures(kind: str, values: Mapping[str, float]) -> str:
 
 
 class LineDisplay(Observer):
-    """One line per event, at most one of training every few seconds.
+    """Prints one line per event; training lines are rate-limited.
 
     Args:
-        interval: least seconds between two lines of training.
+        interval: minimum time between two training lines, in seconds.
     """
 
     def __init__(self, interval: float = 5.0) -> None:
@@ -131,28 +131,29 @@ class LineDisplay(Observer):
         self._announcement: Announcement | None = None
 
     def phase(self, what: str | None) -> None:
-        """Prints it, if it takes long."""
+        """Announces an activity; it is printed only if it takes long."""
         if self._announcement:
             self._announcement.close()
         self._announcement = Announcement(what) if what else None
 
     def close(self) -> None:
-        """Nothing goes on any more."""
+        """Ends the current announcement."""
         self.phase(None)
 
     def begin(self, step: int, total: int) -> None:
-        """Says where it starts."""
+        """Prints the first step."""
         self._eta.begin(step)
         self._total = total
         print(f"training: step {step} of {total}", flush=True)
 
     def step(self, step: int) -> None:
-        """Keeps the time."""
+        """Updates the remaining time."""
         self._left = self._eta.left(step, self._total)
 
     def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Prints a line, unless it comes too soon after the last one."""
+        """Prints a line, unless the last training line is too recent."""
         now = time.perf_counter()
+        # Evaluations are always printed.
         if kind == "train" and now - self._last < self._interval:
             return
         self._last = now
@@ -160,19 +161,19 @@ class LineDisplay(Observer):
 
 
 class _State(ProgressColumn):
-    """What is going on, and for how long; in training as usual, the time left."""
+    """Column with the current activity and its duration, or the remaining time during training."""
 
     def render(self, task: Task) -> Text:
-        """Writes it anew, whenever the bar is drawn."""
+        """Renders the column; called whenever the bar is redrawn."""
         what, since = task.fields["phase"]
         return Text(f"{what} {clock(time.perf_counter() - since)}" if what else f"left {task.fields['left']}")
 
 
 class TerminalDisplay(Observer):
-    """A bar that moves at every step, and a line per evaluation above it.
+    """A progress bar, with a line per evaluation above it.
 
     Args:
-        console: the terminal.
+        console: terminal to draw on.
     """
 
     def __init__(self, console: Console) -> None:
@@ -181,7 +182,7 @@ class TerminalDisplay(Observer):
             MofNCompleteColumn(table_column=Column(no_wrap=True)),
             BarColumn(bar_width=20, table_column=Column(no_wrap=True)),
             _State(table_column=Column(no_wrap=True)),
-            # On a narrow terminal, this is what gives way.
+            # This column shrinks first on a narrow terminal.
             TextColumn("{task.fields[figures]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
         )
         self._progress = Progress(*columns, console=console, expand=True)
@@ -190,39 +191,40 @@ class TerminalDisplay(Observer):
         self._total = 0
 
     def begin(self, step: int, total: int) -> None:
-        """Draws the bar."""
+        """Draws the bar at the first step."""
         self._eta.begin(step)
         self._total = total
         self._progress.update(self._draw(), total=total, completed=step)
 
     def phase(self, what: str | None) -> None:
-        """Names it beside the bar, with the time since then."""
+        """Shows an activity and its duration next to the bar."""
         self._progress.update(self._draw(), phase=(what, time.perf_counter()))
 
     def _draw(self) -> TaskID:
+        # Drawn lazily: a phase may be announced before the first step is known.
         if self._task is None:
             self._task = self._progress.add_task("", total=None, left="-:--", phase=(None, 0.0), figures="")
             self._progress.start()
         return self._task
 
     def step(self, step: int) -> None:
-        """Moves the bar."""
+        """Advances the bar."""
         if self._task is not None:
             self._progress.update(self._task, completed=step, left=self._eta.left(step, self._total))
 
     def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Shows training figures beside the bar and evaluations above it."""
+        """Shows training metrics next to the bar and evaluations above it."""
         if kind == "train" and self._task is not None:
             self._progress.update(self._task, figures=_figures(kind, values))
         else:
             self._progress.console.print(f"step {step}  {_figures(kind, values)}", highlight=False)
 
     def close(self) -> None:
-        """Takes the bar down."""
+        """Removes the bar."""
         self._progress.stop()
 
 
 def make_display() -> Observer:
-    """The display that suits where the output goes."""
+    """Builds the display that suits stdout: a bar on a terminal, otherwise lines."""
     console = Console()
     return TerminalDisplay(console) if console.is_terminal else LineDisplay()

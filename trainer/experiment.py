@@ -1,4 +1,4 @@
-"""One run from its configuration to its summary: folder, workers, observers, result."""
+"""An experiment: prepares the run folder, starts the workers and records the outcome."""
 
 from __future__ import annotations
 
@@ -21,48 +21,48 @@ from spardl.clusters.precompile import prepare
 from spardl.clusters.workers.processes import AskedToStopError
 from spardl.method.moving import applied_twice
 from trainer.checkpoint import saved_by
-from trainer.display import announced, make_display
+from trainer.display import make_display, show_activity
 from trainer.launch import Heartbeat, Launcher
 from trainer.learner import Plan, sample_optimizer
-from trainer.memory import available_bytes, check_address_space, what_does_not_fit
-from trainer.observers import Beside, Guarded, Logger, MetricsFile, Observer, attempt
+from trainer.memory import available_bytes, check_address_space, memory_warning
+from trainer.observers import BackgroundObserver, Guarded, Logger, MetricsFile, Observer, attempt
 from trainer.report import print_report
 from trainer.runs import Run, check_branch, continue_from, flat, new_run, run_id
-from trainer.targets import editions, first_edition, scoped, settled
+from trainer.targets import editions, hashed_targets, resolve_recipe, resolve_scope
 from trainer.trainer import Trainer
 
 __all__ = ["Experiment", "decisive", "experiment_id"]
 
-# What may differ between two runs of one experiment: it does not change their result.
+# Nodes and settings that do not change the result, and so are no part of a run's id.
 _INCIDENTAL = {
-    "": ("data_dir", "cache_dir", "output_dir", "resume", "force", "logger", "presets"),
+    "": ("data_dir", "cache_dir", "output_dir", "resume", "force", "logger", "presets", "plugins"),
     "dataset": ("root", "download", "cache"),
     "cluster": ("port", "timeout", "interface"),
     "training": ("log_every", "checkpoint_every", "keep_checkpoints", "check_every"),
 }
-# What counts only if it is set: without it, a run is the one that it was before there was such a setting.
+# Settings that are part of the id only if set, so that runs keep the id of versions without these settings.
 _OPTIONAL = {"": ("start_from",), "schedule": ("groups",), "residual": ("decay",)}
 
 
 def experiment_id(config: Mapping[str, Any], workers: int) -> str:
-    """The hash of everything in a resolved configuration that can change the result.
+    """Hashes the result-relevant part of a resolved configuration.
 
     Args:
-        config: plain data.
-        workers: how many there will be, which the configuration may leave open. Of no influence on a run that is
-            elastic.
+        config: resolved configuration, as plain data.
+        workers: number of workers, which the configuration may leave open; has no effect on elastic runs.
     """
     return run_id({**decisive(config), "workers": None if _elastic(config) else workers})
 
 
 def decisive(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a resolved configuration, plain data, that can change a run's result."""
-    kept = _deciding("", scoped(settled(config)))
+    """Returns the part of a resolved configuration that can change the result of a run."""
+    kept = _deciding("", resolve_scope(resolve_recipe(config)))
     for node in ({*_INCIDENTAL, *_OPTIONAL}) & set(kept):
         kept[node] = _deciding(node, kept[node])
+    # The world size of an elastic run may change, and its id must not.
     if _elastic(config):
         kept["cluster"] = {key: value for key, value in kept["cluster"].items() if key != "workers"}
-    return first_edition(kept)  # type: ignore[no-any-return]
+    return hashed_targets(kept)  # type: ignore[no-any-return]
 
 
 def _deciding(node: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,15 +76,15 @@ def _elastic(config: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A configuration and the parts that were built from it.
+    """A configuration and the parts built from it.
 
     Attributes:
-        config: resolved, as plain data.
+        config: resolved configuration, as plain data.
         label: readable beginning of the run folder's name.
         plan: what to train and how.
-        launcher: who starts the workers.
-        logger: where figures go besides the run folder.
-        caveats: what a reader of the results must know; kept in the summary.
+        launcher: starts the workers.
+        logger: destination of metrics besides the run folder.
+        caveats: warnings for readers of the results, recorded in the summary.
         recall: reads the resolved configuration of another run from its folder.
 
     Raises:
@@ -104,7 +104,7 @@ class Experiment:
         if not folder or isinstance(folder, (bool, list, dict)):
             raise ConfigError(f"output_dir must name a folder, got {folder!r}")
         if resume is not None and not resume:
-            raise ConfigError(f"resume must be auto, a run's folder, or null to begin anew, got {resume!r}")
+            raise ConfigError(f"resume must be auto, a run's folder, or null to start a new run, got {resume!r}")
         start = self.config.get("start_from")
         if start is not None and (not start or isinstance(start, (bool, list, dict))):
             raise ConfigError(f"start_from must be a checkpoint, RUN/checkpoints/step-NUMBER, or null, got {start!r}")
@@ -113,46 +113,49 @@ class Experiment:
 
     @property
     def id(self) -> str:
-        """See :func:`experiment_id`."""
+        """Hash of the result-relevant configuration."""
         return experiment_id(self.config, self.launcher.workers)
 
     @property
     def given(self) -> dict[str, str]:
-        """What all processes must have been given the same, by name: all but where each finds and puts things."""
+        """Settings by name that must be equal in all processes; paths may differ between machines."""
         common = {**decisive(self.config), "training": self.config["training"]}
         return {"version": __version__, **{name: str(value) for name, value in flat(common)}}
 
     @contextmanager
     def prepare(self) -> Iterator[Run]:
-        """Finds the folder to write to, and the checkpoint to continue from; no other process gets them.
+        """Chooses and locks the run folder, and finds the checkpoint to resume from.
 
         Raises:
-            ConfigError: if the workers cannot be started, the folder cannot be made, or nothing can be continued as
-                asked.
-            CheckpointError: likewise, or if the run cannot begin with the checkpoint that ``start_from`` names.
+            ConfigError: if the workers cannot be started, or the folder cannot be created or is in use.
+            CheckpointError: if the run cannot resume as requested, or cannot start from the checkpoint that
+                ``start_from`` names.
         """
         self.launcher.check()
+        # Workers on GPUs keep their state in GPU memory.
         if hosted := self.launcher.hosted():
             check_address_space(lambda: self.plan.need(hosted.each))
         root, resume = Path(str(self.config["output_dir"])), self.config["resume"]
+        # Elastic runs accept checkpoints of any world size.
         workers = None if self.plan.settings.elastic else self.launcher.workers
         with ExitStack() as stack:
             busy: list[Path] = []
-            with announced("looking for a checkpoint", quiet=not resume):
+            with show_activity("looking for a checkpoint", quiet=not resume):
                 found = continue_from(root, self.id, str(resume), workers, busy) if resume else None
             if found:
                 stack.callback(os.close, found.lock)
+            # Once the run has a checkpoint of its own, start_from has served its purpose.
             start = None if found and found.run.checkpoint else self._branch(workers)
             if not found:
                 found = new_run(root, self.label, self.id)
                 stack.callback(os.close, found.lock)
-                stack.callback(_forget_unless_begun, found.run)
+                stack.callback(_remove_unless_started, found.run)
             checkpoint = start or found.run.checkpoint
-            with _room_for_a_run():
-                yield replace(found.run, checkpoint=checkpoint, notices=(*_beside(busy), *found.run.notices))
+            with _disk_errors():
+                yield replace(found.run, checkpoint=checkpoint, notices=(*_notices_of(busy), *found.run.notices))
 
     def _branch(self, workers: int | None) -> Path | None:
-        """The checkpoint of another run that this one begins with, if it does."""
+        """Checks and returns the checkpoint of another run that ``start_from`` names, if any."""
         if not (given := self.config.get("start_from")) or not self.recall:
             return None
         checkpoint = Path(str(given))
@@ -160,6 +163,7 @@ class Experiment:
             raise CheckpointError(f"start_from={given} is not a checkpoint; name one: RUN/checkpoints/step-NUMBER")
         folder = checkpoint.absolute().parents[1]
         before, owner, saver = self.recall(folder), Run("", folder).read_summary().get("id"), saved_by(checkpoint)
+        # A checkpoint that was moved between folders would be compared with the wrong configuration.
         if None not in (owner, saver) and owner != saver:
             raise CheckpointError(
                 f"start_from={given} was saved by run {saver}, and {folder} is run {owner}; move it back"
@@ -167,27 +171,28 @@ class Experiment:
         check_branch(checkpoint, decisive(before), decisive(self.config), workers)
         return checkpoint
 
-    def doubts(self) -> list[str]:
-        """What may go wrong: a line if this machine's memory will not do, and one if momentum is applied twice."""
+    def warnings(self) -> list[str]:
+        """Returns warnings: too little memory on this machine, or momentum that is applied twice."""
         found = (
             [] if self.plan.schedule.alone else [applied_twice(self.plan.method, sample_optimizer(self.plan.optimizer))]
         )
         if hosted := self.launcher.hosted():
-            found.append(what_does_not_fit(self.plan.need(hosted.each), hosted.processes, available_bytes()))
+            found.append(memory_warning(self.plan.need(hosted.each), hosted.processes, available_bytes()))
         return list(filter(None, found))
 
     def perform(self, run: Run) -> None:
-        """Trains, and leaves the outcome in the run's summary.
+        """Trains, and records the outcome in the run's summary.
 
         Raises:
-            StoppedError: if it was asked to stop; the summary says so.
-            SpardlError: if it failed; likewise.
+            StoppedError: if the run was stopped on request.
+            SpardlError: if the run failed.
         """
         if self.launcher.leads:
             run.reserve()
+        # Also tells later commands with resume=auto that this run is not finished.
         self._write(run, "running")
         try:
-            with announced("compiling", quiet=not self.launcher.leads):
+            with show_activity("compiling", quiet=not self.launcher.leads):
                 self._compile()
             self.launcher.launch(lambda *worker: self._work(run, *worker), run.folder)
         except StoppedError as error:
@@ -197,14 +202,14 @@ class Experiment:
             self._write_outcome(run, "failed", reason=str(error))
             raise
         except AskedToStopError:
-            self._write_outcome(run, "stopped", reason="stopped, as asked, before training began")
+            self._write_outcome(run, "stopped", reason="stopped on request before training began")
             raise
         except KeyboardInterrupt:
             self._write_outcome(run, "interrupted")
             raise
 
     def _compile(self) -> None:
-        """Once, before each worker would do it."""
+        # Once here, instead of in each worker.
         gradient = torch.empty(0, dtype=self.plan.settings.formats.weights)
         prepare(self.plan.method, self.launcher.workers, [gradient], tells=False)
 
@@ -214,8 +219,8 @@ class Experiment:
 
     def _write_outcome(self, run: Run, status: str, **content: Any) -> None:
         if run.read_summary().get("status") == "finished":
-            return  # what went wrong, went wrong after that
-        with suppress(OSError):  # a full disk may be what went wrong, and must not hide it
+            return  # the error occurred after training had finished
+        with suppress(OSError):  # a full disk may be the error itself, which must not be masked
             if self.launcher.leads:
                 run.release()
             self._write(run, status, **content)
@@ -227,11 +232,12 @@ class Experiment:
             self._write_end(run, cluster, summary)
         except OSError as error:
             if text := no_room(error):
-                raise StorageError(f"{text}, and the same command with resume=auto goes on") from error
+                raise StorageError(f"{text}, then continue with the same command and resume=auto") from error
             raise
         finally:
             for observer in observers:
                 observer.close()
+        # The result is saved: a closed output must not turn the run into a failure.
         if cluster.leads:
             report = partial(print_report, summary, run, len(cluster.local_ranks) > 1, self.caveats)
             attempt(report, "the report")
@@ -244,14 +250,16 @@ class Experiment:
 
     def _observers(self, run: Run) -> list[Observer]:
         display = Guarded(make_display, "the display")
-        # It may take long, and the other workers would wait for this one.
-        logger = Beside(lambda: Guarded(lambda: self.logger.open(run, self.config), type(self.logger).__name__))
+        # In a thread, because the other workers would wait for a slow logger.
+        logger = BackgroundObserver(
+            lambda: Guarded(lambda: self.logger.open(run, self.config), type(self.logger).__name__)
+        )
         return [MetricsFile(run.metrics_file), display, logger]
 
 
 @contextmanager
-def _room_for_a_run() -> Iterator[None]:
-    """Turns a full disk, found before there are workers, into one line."""
+def _disk_errors() -> Iterator[None]:
+    """Turns the error of a full disk before the start of the workers into one line."""
     try:
         yield
     except OSError as error:
@@ -260,15 +268,14 @@ def _room_for_a_run() -> Iterator[None]:
         raise
 
 
-def _forget_unless_begun(run: Run) -> None:
-    """Removes the folder of a run that has no summary, which is the first thing that a run writes."""
+def _remove_unless_started(run: Run) -> None:
+    """Removes the folder of a run without a summary, the first file that a run writes."""
     if not run.summary_file.exists():
         shutil.rmtree(run.folder, ignore_errors=True)
 
 
-def _beside(busy: Sequence[Path]) -> list[str]:
-    """What to say of runs of the same that others work on."""
+def _notices_of(busy: Sequence[Path]) -> list[str]:
     if not busy:
         return []
     others = f" (and {len(busy) - 1} more)" if len(busy) > 1 else ""
-    return [f"{busy[0]}{others} is in use by another process; this is a second run of the same"]
+    return [f"{busy[0]}{others} is in use by another process; this is a second run of the same configuration"]

@@ -1,4 +1,4 @@
-"""Brings the workers up: processes of this machine, or ranks of torchrun or srun."""
+"""Launchers: workers in simulation, as processes of this machine, or as ranks of torchrun or srun."""
 
 from __future__ import annotations
 
@@ -40,35 +40,36 @@ __all__ = [
     "Launcher",
     "ProcessGroup",
     "Simulated",
-    "at_least_one",
-    "beating",
+    "check_count",
     "check_device",
     "check_threads",
-    "count_gpus_aside",
+    "count_gpus_in_child",
+    "with_stopping",
 ]
 
 
-# What a machine lends to its workers: GPUs and threads.
-
-
-# Of a worker: torch starts as many as it is told to.
+# Upper limit of threads per worker; torch itself accepts any number.
 _MOST_THREADS = 1024
-# Seconds that CUDA may take to count GPUs.
-_PATIENCE = 60.0
+# Time limit for CUDA to count the GPUs, in seconds.
+_COUNT_SECONDS = 60.0
 
 
-def at_least_one(name: str, value: Any) -> None:
-    """Accepts a number of workers and the like.
+def check_count(name: str, value: Any) -> None:
+    """Checks a count, such as the number of workers.
+
+    Args:
+        name: name of the setting.
+        value: its value.
 
     Raises:
-        ConfigError: if it is not a whole number, at least 1.
+        ConfigError: if the value is not a whole number of at least 1.
     """
     if not is_a(int, value) or value < 1:
         raise ConfigError(f"{name} must be a whole number, at least 1, got {value!r}")
 
 
 def check_threads(threads: Any) -> None:
-    """Accepts a number of threads of a worker.
+    """Checks the number of threads per worker.
 
     Raises:
         ConfigError: if it is not a whole number, or out of range.
@@ -79,20 +80,24 @@ def check_threads(threads: Any) -> None:
 
 
 def check_device(device: str) -> None:
-    """Accepts the name of a kind of device.
+    """Checks the setting ``cluster.device``.
 
     Raises:
-        ConfigError: if there is no such one.
+        ConfigError: if it is unknown.
     """
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"cluster.device must be auto, cpu or cuda, got {device!r}")
 
 
-def count_gpus_aside(wanted: str, sharing: int) -> int:
-    """As ``count_gpus``, in a process of its own: this one may be forked afterwards, which CUDA would not survive.
+def count_gpus_in_child(wanted: str, sharing: int) -> int:
+    """Counts the GPUs like ``count_gpus``, but in a child process: CUDA does not survive a later fork of this one.
+
+    Args:
+        wanted: value of ``cluster.device``: cpu, cuda or auto.
+        sharing: number of workers on this machine.
 
     Raises:
-        ConfigError: likewise, or if there is no answer.
+        ConfigError: if there are too few GPUs, or they cannot be counted.
     """
     if wanted == "cpu":
         return 0
@@ -100,11 +105,13 @@ def count_gpus_aside(wanted: str, sharing: int) -> int:
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_count, args=(theirs, wanted, sharing), daemon=True)
     process.start()
+    # Without this copy of the pipe's end, the death of the child ends `recv`.
     theirs.close()
     try:
-        answer: int | str = ours.recv() if ours.poll(_PATIENCE) else _no_count("no answer")
+        answer: int | str = ours.recv() if ours.poll(_COUNT_SECONDS) else _no_count("no answer")
     except EOFError:
-        answer = _no_count("the process that looked died")
+        answer = _no_count("the counting process died")
+    # The child may hang in the driver.
     process.kill()
     process.join()
     if isinstance(answer, str):
@@ -112,13 +119,13 @@ def count_gpus_aside(wanted: str, sharing: int) -> int:
     return answer
 
 
-def _count(told: Connection, wanted: str, sharing: int) -> None:
+def _count(answer: Connection, wanted: str, sharing: int) -> None:
     try:
-        told.send(count_gpus(wanted, sharing))
+        answer.send(count_gpus(wanted, sharing))
     except ConfigError as error:
-        told.send(str(error))
+        answer.send(str(error))
     except Exception as error:
-        told.send(_no_count(first_line(error)))
+        answer.send(_no_count(first_line(error)))
     os._exit(0)
 
 
@@ -126,20 +133,17 @@ def _no_count(reason: str) -> str:
     return f"torch cannot count GPUs ({reason}); use cluster.device=cpu"
 
 
-# What starts workers: what all ways of it have in common.
-
-
-# Told the steps that are done; answers whether all workers leave now.
+# Called with the number of steps done; returns whether all workers stop now.
 Heartbeat: TypeAlias = Callable[[int], bool]
 Job: TypeAlias = Callable[[Cluster, torch.device, Heartbeat], None]
 
 
 class Hosted(NamedTuple):
-    """Processes of this machine.
+    """Worker processes of this machine.
 
     Attributes:
-        processes: how many.
-        each: workers that take turns in one of them.
+        processes: number of processes.
+        each: number of workers per process.
     """
 
     processes: int
@@ -147,47 +151,47 @@ class Hosted(NamedTuple):
 
 
 class Launcher(ABC):
-    """Chosen by ``cluster=NAME``; knows how many workers there are and how to start them.
+    """Starts the workers; chosen with ``cluster=NAME``.
 
     Attributes:
-        workers: how many.
-        leads: whether this process decides for all: always, unless torchrun or srun started several.
+        workers: number of workers.
+        leads: whether this process decides for all workers; false on ranks above 0 of torchrun or srun.
     """
 
     workers: int
     leads = True
 
     def share(self, decide: Callable[[], Run], given: Mapping[str, str] = MappingProxyType({})) -> Run:
-        """The run that all processes work on: decided by this one, which starts all the others.
+        """Agrees with all processes on the run.
 
         Args:
-            decide: finds the run, where this process leads.
-            given: what all processes must have been given the same, by name.
+            decide: chooses the run; called in the process that leads.
+            given: settings by name that must be equal in all processes.
 
         Returns:
-            The run.
+            The run of all processes.
         """
         return decide()
 
     @abstractmethod
     def hosted(self) -> Hosted | None:
-        """Who will share the memory of this machine; ``None`` if GPUs have memory of their own."""
+        """Worker processes that share the memory of this machine; ``None`` if they use GPUs."""
 
     @abstractmethod
     def check(self) -> None:
-        """Looks on this machine for what the workers will need, before there is a folder.
+        """Checks that this machine has what the workers need, before there is a run folder.
 
         Raises:
-            ConfigError: if it is not there.
+            ConfigError: if a device or port is not available.
         """
 
     @abstractmethod
     def launch(self, job: Job, folder: Path) -> None:
-        """Runs a job on all workers (those of this process, if others were started elsewhere).
+        """Runs a job on all workers, or on those of this process if torchrun or srun started it.
 
         Args:
-            job: called in every process with its cluster, its device and where to report steps.
-            folder: for the traces of failures.
+            job: called in every process with its cluster, device and heartbeat.
+            folder: folder for the stack traces of failures.
 
         Raises:
             ConfigError: if the cluster cannot be started as configured.
@@ -195,15 +199,12 @@ class Launcher(ABC):
         """
 
 
-def beating(heartbeat: Callable[[int], None], stopping: Stopping) -> Heartbeat:
-    """A heartbeat that also answers whether all workers leave.
+def with_stopping(heartbeat: Callable[[int], None], stopping: Stopping) -> Heartbeat:
+    """Builds a heartbeat that also returns whether all workers stop.
 
     Args:
-        heartbeat: told the steps that are done.
-        stopping: knows when they leave.
-
-    Returns:
-        It.
+        heartbeat: receives the number of steps done.
+        stopping: decides when all workers stop.
     """
 
     def beat(step: int) -> bool:
@@ -213,28 +214,24 @@ def beating(heartbeat: Callable[[int], None], stopping: Stopping) -> Heartbeat:
     return beat
 
 
-# Brings up workers who take turns in one process, on a virtual network.
-
-
 @dataclass
 class Simulated(Launcher):
-    """All workers in one process, on a virtual network.
+    """Runs all workers in one process, on a virtual network.
 
     Args:
-        workers: how many.
-        network: a preset's name, a file by ``spardl doctor``, or ``{alpha: seconds, gbit: Gbit/s}``.
-        count_local: whether measured seconds of local work pass on the virtual clock. With one thread on a CPU
-            they are that thread's, so other programs on the machine do not lengthen them.
-        profile: file by ``spardl profile`` whose seconds of forward and backward pass are used instead of
-            measured ones.
+        workers: number of workers.
+        network: name of a preset, file written by ``spardl doctor``, or ``{alpha: seconds, gbit: Gbit/s}``.
+        count_local: whether measured local work advances the virtual clock. With one thread on a CPU, it is the
+            time of that thread, so other programs on the machine do not count.
+        profile: file written by ``spardl profile``, whose forward and backward times replace measured ones.
         device: cpu, cuda, or auto (cuda where there is a GPU).
-        threads: of the process on its CPU. A real cluster must have as many to get the same bits.
-        throttle: refused: real networks are slowed down, this one is as slow as ``network`` says.
-        streams: refused if not 1: simulated workers have one.
-        interface: refused: there is no network.
+        threads: CPU threads of the process. For bitwise equal results, a real cluster needs the same number.
+        throttle: not supported; set ``network`` instead.
+        streams: must be 1, the number of streams of a simulated worker.
+        interface: not supported, since there is no real network.
 
     Raises:
-        ConfigError: if a value is out of range or refused, or torchrun or srun started several processes.
+        ConfigError: if a value is out of range or not supported, or torchrun or srun started several processes.
     """
 
     workers: int = 4
@@ -248,35 +245,38 @@ class Simulated(Launcher):
     interface: str | None = None
 
     def __post_init__(self) -> None:
-        at_least_one("cluster.workers", self.workers)
+        check_count("cluster.workers", self.workers)
         check_threads(self.threads)
         check_device(self.device)
         if self.throttle is not None:
             raise ConfigError(
-                "cluster.throttle is for cluster=process_group; with cluster=simulated use cluster.network"
+                "cluster.throttle requires cluster=process_group; with cluster=simulated, use cluster.network"
             )
         if self.streams != 1:
-            raise ConfigError("cluster.streams is for cluster=process_group; simulated workers have one: use 1")
+            raise ConfigError(
+                "cluster.streams requires cluster=process_group; with cluster=simulated, use cluster.streams=1"
+            )
         if self.interface is not None:
-            raise ConfigError("cluster.interface is for cluster=process_group; simulated workers have no network")
+            raise ConfigError("cluster.interface requires cluster=process_group; remove it")
         self._network = parse_network(self.network)
         self._profile = None if self.profile is None else Profile.read(Path(self.profile))
         if find_membership(os.environ):
-            raise ConfigError("cluster=simulated is one process; start it without torchrun or srun")
+            raise ConfigError("cluster=simulated runs in one process; start it without torchrun or srun")
 
     def hosted(self) -> Hosted | None:
-        """One process, unless it has a GPU."""
-        return None if count_gpus_aside(self.device, 1) else Hosted(1, self.workers)
+        """One process with all workers, unless it uses a GPU."""
+        return None if count_gpus_in_child(self.device, 1) else Hosted(1, self.workers)
 
     def check(self) -> None:
-        """Looks for a GPU, where one is asked for."""
+        """Checks that there is a GPU if ``device`` is cuda."""
         self.hosted()
 
     def launch(self, job: Job, folder: Path) -> None:
-        """Runs the simulation in a process of its own, as real workers are."""
+        """Runs the simulation in a child process, like real workers."""
 
         def target(rank: int, heartbeat: Callable[[int], None]) -> None:
             torch.set_num_threads(self.threads)
+            # Only here, in the child: CUDA must not be initialized before a fork.
             device = pick_device(self.device, 0, 1)
             cluster = SimulatedCluster(
                 self.workers,
@@ -284,34 +284,35 @@ class Simulated(Launcher):
                 device=device,
                 count_local=self.count_local,
                 profile=self._profile,
+                # Time of the thread excludes other programs, but also further threads and GPUs.
                 timer=time.thread_time if device.type == "cpu" and self.threads == 1 else time.perf_counter,
             )
             stopping = Stopping(lambda: None, rank, 1, 0)
             with listening(stopping.ask, lambda: None):
-                job(cluster, device, beating(heartbeat, stopping))
+                job(cluster, device, with_stopping(heartbeat, stopping))
 
         run_processes(1, target, folder, stops=True)
 
 
-# Seconds that rank 0 waits for the others to hear of its error, and that the others wait for its decision.
-_HEARING, _DECIDING = 10.0, 3600.0
+# Seconds that rank 0 waits until the others have read its error, and that the others wait for its decision.
+_ERROR_SECONDS, _DECISION_SECONDS = 10.0, 3600.0
 
 
 class ProcessGroup(Launcher):
-    """One process per worker, started here unless torchrun or srun has done so.
+    """Runs one process per worker, started here unless torchrun or srun has started them.
 
     Args:
-        workers: how many; ``None`` for 4, or for as many as torchrun or srun started.
+        workers: number of workers; ``None`` for 4, or for the number that torchrun or srun started.
         backend: gloo, nccl, or auto (nccl with a GPU).
         device: cpu, cuda, or auto (cuda where there is a GPU for each worker).
-        port: where workers started here meet; ``None`` for any free one.
+        port: rendezvous port of workers started here; ``None`` for any free one.
         timeout: seconds after which a silent peer counts as lost.
-        threads: of each worker on its CPU. The simulated cluster must have as many to get the same bits.
-        throttle: a network that the real one is slowed down to: a preset's name, a file by ``spardl doctor``, or
+        threads: CPU threads per worker. For bitwise equal results, the simulated cluster needs the same number.
+        throttle: slower network to emulate: name of a preset, file written by ``spardl doctor``, or
             ``{alpha: seconds, gbit: Gbit/s}``.
-        streams: synchronizations that are under way at once, where a schedule has several; on CPUs only.
-        interface: network interface for gloo and NCCL; ``None``: the loopback for workers started here, else what
-            ``GLOO_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME`` say, else the libraries' choice.
+        streams: maximum number of concurrent synchronizations, where a schedule has several; on CPUs only.
+        interface: network interface for gloo and NCCL. ``None`` selects the loopback for workers started here, else
+            ``GLOO_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME``, else the libraries' default.
 
     Raises:
         ConfigError: if a value is out of range, or torchrun or srun started another number of workers.
@@ -332,6 +333,7 @@ class ProcessGroup(Launcher):
         self._member = find_membership(os.environ)
         secret = find_secret(os.environ)
         self._rendezvous = Rendezvous(self._member, timeout, None, secret, interface) if self._member else None
+        # A later change of the parent shows that torchrun's agent or the Slurm step has died.
         self._parent = os.getppid()
         self.leads = self._member is None or self._member.rank == 0
         started = self._member.size if self._member else None
@@ -346,7 +348,7 @@ class ProcessGroup(Launcher):
         self._check()
 
     def _check(self) -> None:
-        at_least_one("cluster.workers", self.workers)
+        check_count("cluster.workers", self.workers)
         check_threads(self._threads)
         check_seconds("cluster.timeout", self._timeout)
         if self._port is not None and not (is_a(int, self._port) and 0 < self._port < 2**16):
@@ -367,14 +369,14 @@ class ProcessGroup(Launcher):
 
     @cached_property
     def _kind(self) -> str:
-        return "cuda" if count_gpus_aside(self._device, self._sharing) >= self._sharing else "cpu"
+        return "cuda" if count_gpus_in_child(self._device, self._sharing) >= self._sharing else "cpu"
 
     def hosted(self) -> Hosted | None:
-        """The workers of this machine, unless each has a GPU."""
+        """The worker processes of this machine, unless each has a GPU."""
         return Hosted(self._sharing, 1) if self._kind == "cpu" else None
 
     def check(self) -> None:
-        """Looks for GPUs, where they are asked for, and tries the port."""
+        """Checks that there are enough GPUs if ``device`` is cuda, and that the port is free."""
         self._backend_for(self._kind)
         if self._port is not None and not self._member:
             _listen(self._port).close()
@@ -385,7 +387,7 @@ class ProcessGroup(Launcher):
         return {"cuda": "nccl", "cpu": "gloo"}[device] if self._backend == "auto" else self._backend
 
     def launch(self, job: Job, folder: Path) -> None:
-        """Joins the workers that were started, or starts them by forking this process."""
+        """Joins the workers that torchrun or srun started, or forks this process to start them."""
         if self._member:
             self._join(job, self._member, folder)
             return
@@ -393,12 +395,14 @@ class ProcessGroup(Launcher):
             port, secret = listener.getsockname()[1], secrets.token_hex(16)
 
             def target(rank: int, heartbeat: Callable[[int], None]) -> None:
+                # All workers are on this machine; gloo would otherwise resolve the host name, which may fail.
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
                 member = Membership(rank, self.workers, rank, self.workers, "127.0.0.1", port)
+                # Only rank 0 accepts connections; a copy of the socket in other ranks would outlive it.
                 if rank:
                     listener.close()
                 rendezvous = Rendezvous(member, self._timeout, None if rank else listener, secret)
-                # A second signal changes nothing here: who is in a hurry ends the launcher.
+                # A worker ignores a second signal; to end everything at once, signal the launcher.
                 self._work(job, member, rendezvous, heartbeat, lambda: None)
 
             run_processes(self.workers, target, folder, stops=True)
@@ -413,10 +417,10 @@ class ProcessGroup(Launcher):
             raise fault_of(error, member.rank, folder) from error
 
     def share(self, decide: Callable[[], Run], given: Mapping[str, str] = MappingProxyType({})) -> Run:
-        """Lets rank 0 decide for all, so that they agree on one folder.
+        """Lets rank 0 decide for all ranks, so that they agree on one folder.
 
         Raises:
-            ConfigError: on every rank, if rank 0 finds something wrong, or they were not all given the same.
+            ConfigError: on every rank, if rank 0 finds an error, or the settings differ.
         """
         if self._member is None or self._rendezvous is None:
             return decide()
@@ -430,16 +434,17 @@ class ProcessGroup(Launcher):
             self._rendezvous.compare(given)
             run = decide()
         except Exception as error:
+            # All ranks must fail with this error, instead of waiting for a run.
             store.set("run", json.dumps({"error": str(error)}))
-            self._await_hearers(store)
+            self._await_readers(store)
             raise
         store.set("run", _run_to_json(run))
         return run
 
-    def _await_hearers(self, store: Any) -> None:
-        # The store ends with this process, and who has not read by then sees a lost connection.
+    def _await_readers(self, store: Any) -> None:
+        # The store ends with this process; ranks that have not read the error would see a lost connection.
         with suppress(RuntimeError):
-            store.wait([f"heard/{rank}" for rank in range(1, self.workers)], timedelta(seconds=_HEARING))
+            store.wait([f"heard/{rank}" for rank in range(1, self.workers)], timedelta(seconds=_ERROR_SECONDS))
 
     def _work(
         self,
@@ -447,7 +452,7 @@ class ProcessGroup(Launcher):
         member: Membership,
         rendezvous: Rendezvous,
         heartbeat: Callable[[int], None],
-        hurry: Callable[[], None],
+        on_second_signal: Callable[[], None],
     ) -> None:
         torch.set_num_threads(self._threads)
         device = pick_device(self._device, member.local_rank, member.local_size)
@@ -460,16 +465,17 @@ class ProcessGroup(Launcher):
             dist.init_process_group(backend, store=store, rank=member.rank, world_size=member.size, timeout=patience)
         except RuntimeError as error:
             missing = rendezvous.missing("joins")
-            reason = f"no sign of rank {missing}; {first_line(error)}" if missing else first_line(error)
-            raise PeerError(f"rank {member.rank} lost contact while the workers met: {reason}") from error
+            reason = f"rank {missing} did not connect; {first_line(error)}" if missing else first_line(error)
+            raise PeerError(f"rank {member.rank} lost contact while connecting: {reason}") from error
         cluster = ProcessGroupCluster(
             device=device, timeout=self._timeout, throttle=self._throttle, streams=self._streams
         )
         stopping = Stopping(rendezvous.connect, member.rank, member.size, self._timeout, self._orphaned)
-        with listening(stopping.ask, hurry) as received, stopping.watching():
+        with listening(stopping.ask, on_second_signal) as received, stopping.watching():
             try:
-                job(cluster, device, beating(heartbeat, stopping))
+                job(cluster, device, with_stopping(heartbeat, stopping))
             except StoppedError as stopped:
+                # The exit code differs between Ctrl-C and the signal of a scheduler.
                 stopped.interrupted = received[:1] == [signal.SIGINT]
                 raise
         cluster.close()
@@ -481,11 +487,11 @@ class ProcessGroup(Launcher):
 
 def _read(store: Any, key: str) -> bytes:
     try:
-        # Rank 0 may have large checkpoints to verify. If it is gone, so is the store, and this ends at once.
-        store.wait([key], timedelta(seconds=_DECIDING))
+        # Rank 0 may need long to verify large checkpoints. If it dies, so does the store, which ends this wait.
+        store.wait([key], timedelta(seconds=_DECISION_SECONDS))
         value: bytes = store.get(key)
     except RuntimeError as error:
-        raise ConfigError(f"rank 0 ended before it named the run's folder: {first_line(error)}") from error
+        raise ConfigError(f"rank 0 exited before it chose the run folder: {first_line(error)}") from error
     return value
 
 
@@ -507,5 +513,5 @@ def _listen(port: int | None) -> socket.socket:
         return listen("127.0.0.1", port or 0)
     except OSError as error:
         raise ConfigError(
-            f"cluster.port={port} cannot be used ({error}); leave cluster.port away for a free one"
+            f"cluster.port={port} cannot be used ({error}); omit cluster.port to use a free one"
         ) from error

@@ -1,4 +1,4 @@
-"""One step of synchronous training: backward passes, synchronization, update."""
+"""Settings and plan of a training run, and the learner that performs its steps."""
 
 from __future__ import annotations
 
@@ -43,54 +43,51 @@ __all__ = [
 ]
 
 
-# A loss that is multiplied so that gradients in float16 neither vanish nor overflow.
-#
-# Source: Micikevicius et al., Mixed Precision Training, ICLR 2018, section 3.2; how the factor changes is torch's.
-
-
 class LossScale:
-    """torch's ``GradScaler`` for averages that somebody else looks at: it is told whether they overflowed.
+    """Loss scaling for float16, based on torch's ``GradScaler``.
+
+    The caller checks the averages and reports overflows.
+
+    Source: Micikevicius et al., Mixed Precision Training, ICLR 2018, section 3.2.
 
     Args:
-        device: where losses are.
-        enabled: whether losses are scaled at all.
+        device: device of the losses.
+        enabled: whether to scale losses.
     """
 
     def __init__(self, device: torch.device, *, enabled: bool) -> None:
         self._scaler = GradScaler(device.type, enabled=enabled)
-        # A scaler learns of an overflow from the gradients of an optimizer.
+        # GradScaler only detects an overflow in the gradients of an optimizer.
         self._probe = nn.Parameter(torch.zeros(1, device=device))
         self._optimizer = torch.optim.SGD([self._probe])
         self.enabled = enabled
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """The loss, of shape (), times the factor; ``loss``: likewise."""
+        """Returns the scalar ``loss`` multiplied by the current factor."""
         scaled: Tensor = self._scaler.scale(loss)
         return scaled
 
     def factor(self) -> float:
-        """It, now."""
+        """Returns the current loss scale."""
         return self._scaler.get_scale()
 
     def update(self, *, overflowed: bool) -> None:
-        """Ends a step; ``overflowed``: whether its averages were left out."""
+        """Updates the factor after a step; ``overflowed`` tells whether its averages were skipped."""
         if not self.enabled:
             return
+        # Shows the scaler the outcome through the gradient of the probe.
         self._probe.grad = torch.full_like(self._probe, math.inf if overflowed else 0.0)
         self._scaler.unscale_(self._optimizer)
         self._scaler.update()
 
     def state_dict(self) -> dict[str, Any]:
-        """The factor, and since when it has not changed; empty where losses are not scaled."""
+        """Returns the factor and the steps since its last change; empty if disabled."""
         return self._scaler.state_dict()
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Continues from what ``state_dict`` gave, if it gave anything."""
+        """Restores the result of ``state_dict``; an empty mapping changes nothing."""
         if values:
             self._scaler.load_state_dict(dict(values))
-
-
-# How long and how to train: the ``training`` node of a configuration.
 
 
 @dataclass(frozen=True)
@@ -98,8 +95,8 @@ class Precision:
     """Number formats of a run.
 
     Attributes:
-        weights: type of parameters, gradients and residuals.
-        autocast: type that matrix products are computed in, or ``None`` for the weights' own.
+        weights: dtype of parameters, gradients and residuals.
+        autocast: dtype of matrix products; ``None`` for the dtype of the weights.
     """
 
     weights: torch.dtype
@@ -107,7 +104,7 @@ class Precision:
 
     @property
     def scales(self) -> bool:
-        """Whether losses are scaled, since gradients would vanish otherwise."""
+        """Whether losses are scaled, because float16 gradients would underflow otherwise."""
         return self.autocast == torch.float16
 
 
@@ -123,26 +120,26 @@ PRECISIONS: Mapping[str, Precision] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything about the loop that is neither the task nor the method.
+    """Settings of the training loop: the ``training`` node of a configuration.
 
     Args:
-        seed: of weights, data order, augmentation and dropout.
-        epochs: passes over the data; may be a fraction.
-        max_steps: ends the run early, after so many steps; ``None`` for no limit.
+        seed: seed of weights, data order, augmentation and dropout.
+        epochs: number of passes over the data; may be a fraction.
+        max_steps: maximum number of steps; ``None`` for no limit.
         batch_size: examples per worker in one backward pass.
         eval_batch_size: examples per worker in one evaluation pass.
-        accumulation: backward passes per step; the step's batch is so many times larger.
-        clip_norm: largest 2-norm of the averaged gradient, or of each worker's own where its momentum is moved before
-            compression or its optimizer steps alone; ``None`` for no clipping.
-        precision: fp32 or fp64; bf16 or fp16: matrix products in these, weights in float32; fp16 scales losses.
-        log_every: steps between two lines of metrics.
-        eval_every: epochs between two evaluations; the last step is always followed by one.
-        eval_examples: test examples that an evaluation uses, evenly spread; ``None`` for all.
-        untimed_steps: steps after the start, or a continuation, that samples per second leave out.
+        accumulation: backward passes per step; multiplies the batch of a step.
+        clip_norm: maximum 2-norm of the averaged gradient, or of each worker's own gradient where its local update
+            precedes compression or its optimizer steps alone; ``None`` for no clipping.
+        precision: fp32 or fp64; or bf16 or fp16 for matrix products, with weights in float32; fp16 scales losses.
+        log_every: steps between two records of metrics.
+        eval_every: epochs between two evaluations; the last step is always evaluated.
+        eval_examples: number of test examples per evaluation, evenly spaced; ``None`` for all.
+        untimed_steps: steps after a start or resume that the samples per second exclude.
         checkpoint_every: steps between two checkpoints; ``None`` for one per epoch.
-        keep_checkpoints: how many are kept.
+        keep_checkpoints: number of checkpoints to keep.
         check_every: steps between two checks that all workers computed the same average.
-        elastic: whether the number of workers may change when a run is continued.
+        elastic: whether the world size may change when the run resumes.
 
     Raises:
         ConfigError: if a value is out of range.
@@ -192,25 +189,22 @@ class Settings:
 
     @property
     def formats(self) -> Precision:
-        """The number formats that ``precision`` names."""
+        """Number formats of ``precision``."""
         return PRECISIONS[self.precision]
 
     def total_steps(self, steps_per_epoch: int, shift: int = 0) -> int:
-        """Steps of the whole run.
+        """Computes the number of steps of the whole run.
 
         Args:
-            steps_per_epoch: with the present number of workers.
-            shift: steps that were done with other numbers of workers, beyond those that as many examples take now.
+            steps_per_epoch: number of steps per epoch at the current world size.
+            shift: steps done at earlier world sizes, minus the steps that the same examples take now.
         """
         steps = max(1, round(self.epochs * steps_per_epoch) + shift)
         return steps if self.max_steps is None else min(steps, self.max_steps)
 
 
-# Evaluation of a split, shared out between the workers.
-
-
 def autocast(device: torch.device, formats: Precision) -> torch.autocast:
-    """The context that matrix products run in."""
+    """Returns the autocast context of a device for a run's number formats."""
     return torch.autocast(device.type, dtype=formats.autocast, enabled=formats.autocast is not None)
 
 
@@ -221,11 +215,12 @@ def evaluate(
     workers: Sequence[TrainingWorker],
     settings: Settings,
 ) -> dict[str, float]:
-    """Measures the test split, or an evenly spread part of it, with the workers' averaged running statistics.
+    """Evaluates the test split, or an evenly spaced part of it, with the mean of all workers' running statistics.
 
-    Every rank takes every P-th example, and the sums are added up in the order of the ranks, so a simulated
-    cluster finds the same figures to the last bit.
+    Each of P ranks takes every P-th example, and the sums are added in the order of the ranks, so that a simulated
+    cluster computes bitwise identical metrics.
     """
+    # All workers must evaluate the same model, and running statistics differ between them.
     average_buffers(cluster, workers, model)
     model.eval()
     chosen = evenly_spread(len(task.test), settings.eval_examples)
@@ -237,11 +232,11 @@ def evaluate(
 
 
 def evenly_spread(available: int, wanted: int | None) -> Tensor:
-    """Positions in a split: all, or so many at equal distances, since neighbours are often alike.
+    """Selects positions of a split at equal distances, since adjacent examples are often similar.
 
     Args:
-        available: examples of the split.
-        wanted: how many at most; ``None``: all.
+        available: number of examples in the split.
+        wanted: maximum number of positions; ``None`` for all.
 
     Returns:
         int64, shape (count,), increasing.
@@ -252,6 +247,7 @@ def evenly_spread(available: int, wanted: int | None) -> Tensor:
 
 def _measure(task: Task, model: nn.Module, indices: Tensor, settings: Settings) -> Tensor:
     device = next(model.parameters()).device
+    # A rank without examples still takes part in the sum.
     sums = torch.zeros(len(task.sums), dtype=torch.float64, device=device)
     for part in indices.split(settings.eval_batch_size) if indices.numel() else ():
         with autocast(device, settings.formats):
@@ -261,15 +257,15 @@ def _measure(task: Task, model: nn.Module, indices: Tensor, settings: Settings) 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that is chosen before the workers start.
+    """What to train and how: the parts that a configuration chooses.
 
     Attributes:
         task: model, data, loss and metric.
-        method: how gradients are averaged.
-        optimizer: makes the optimizer from the parameters.
-        lr_schedule: factor on the learning rate.
-        schedule: when gradients are sent.
-        settings: of the loop.
+        method: method that averages the gradients.
+        optimizer: builds the optimizer from the parameters.
+        lr_schedule: factor on the learning rate over time.
+        schedule: communication schedule of the gradients.
+        settings: settings of the training loop.
     """
 
     task: Task
@@ -280,17 +276,21 @@ class Plan:
     settings: Settings
 
     def check(self, workers: int) -> None:
-        """Tries what can be tried before the workers start.
+        """Checks the plan as far as possible before the workers start.
+
+        Args:
+            workers: number of workers.
 
         Raises:
-            ConfigError: if this cannot be trained by so many workers.
+            ConfigError: if the parts do not fit together, or do not support this number of workers.
         """
         self.method.communicator.check_workers(workers)
         self.schedule.check(self.method, clips=self.settings.clip_norm is not None)
         if self.schedule.alone and self.settings.formats.scales:
             raise ConfigError(
-                f"schedule={self.schedule.name} does not scale losses; use training.precision=bf16, or fp32"
+                f"schedule={self.schedule.name} does not support loss scaling; use training.precision=bf16, or fp32"
             )
+        # Raises if there are too few examples.
         self.sampler(Worker(0, workers))
         self._try_model()
         self._check_momentum()
@@ -301,11 +301,12 @@ class Plan:
     def _check_momentum(self) -> None:
         rule, given = self.method.momentum, getattr(self.optimizer, "keywords", {})
         kind = getattr(self.optimizer, "func", self.optimizer)
+        # check_moved compares these rules with the optimizer.
         if rule.moved:
             return
         if rule.remembers and "momentum" not in inspect.signature(kind).parameters:
             raise ConfigError(
-                f"momentum={rule.name} takes the place of the optimizer's own, which {kind.__name__} does not have; "
+                f"momentum={rule.name} replaces the momentum of the optimizer, but {kind.__name__} has none; "
                 "use optimizer=sgd, or momentum=optimizer"
             )
         for key, applied in (("momentum", rule.remembers), ("weight_decay", rule.decay > 0)):
@@ -316,13 +317,13 @@ class Plan:
                 )
 
     def need(self, workers: int) -> Need:
-        """What a process of so many workers, ``workers``, needs of a machine's memory."""
+        """Computes the memory that a process with ``workers`` workers needs."""
         formats = self.settings.formats
         alone = self.schedule.alone
         return Need.of(self._try_model(), formats.weights, self.optimizer, self.method, workers, alone=alone)
 
     def _try_model(self) -> nn.Module:
-        # Without memory for the weights. Has a second use, too: imports that all workers will find done.
+        # The meta device allocates no weights. The call also performs the model's imports once, before workers fork.
         try:
             with torch.device("meta"):
                 return self.task.build_model()
@@ -332,7 +333,7 @@ class Plan:
             raise ConfigError(f"model cannot be made: {type(error).__name__}: {first_line(error)}") from error
 
     def sampler(self, worker: Worker) -> Sampler:
-        """A worker's share of the training data."""
+        """Builds the sampler of a worker's share of the training data."""
         examples, settings = len(self.task.train), self.settings
         if self.task.consecutive:
             return LaneSampler(examples, worker, settings.batch_size, settings.accumulation, settings.seed)
@@ -340,17 +341,17 @@ class Plan:
 
 
 def sample_optimizer(make: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]) -> torch.optim.Optimizer:
-    """An optimizer of one number, before there is a model.
+    """Builds an optimizer for a single parameter, to check its settings before there is a model.
 
     Args:
-        make: makes it from parameters.
+        make: builds the optimizer from parameters.
 
     Raises:
-        ConfigError: if it cannot be made, or not be used.
+        ConfigError: if the optimizer cannot be built, or a setting is out of range.
     """
     _check_numbers(getattr(make, "keywords", {}))
     try:
-        # Has a second use: torch's optimizers import a second's worth of modules, here once for all workers.
+        # torch's optimizers import further modules for about a second: once here instead of in each worker.
         return make([nn.Parameter(torch.zeros(1))])
     except Exception as error:
         given = ", ".join(f"{key}={value}" for key, value in getattr(make, "keywords", {}).items())
@@ -363,7 +364,7 @@ def _check_numbers(given: Mapping[str, Any]) -> None:
     factor = given.get("momentum", 0)
     if is_a(float, factor) and not 0 <= factor < 1:
         raise ConfigError(
-            f"optimizer.momentum must be at least 0 and below 1, got {factor!r}; old gradients would never fade"
+            f"optimizer.momentum must be at least 0 and below 1, got {factor!r}; old gradients would never decay"
         )
     for key, value in given.items():
         if isinstance(value, float) and not math.isfinite(value):
@@ -371,23 +372,23 @@ def _check_numbers(given: Mapping[str, Any]) -> None:
 
 
 class Learner:
-    """A model, its optimizer and the local workers who train it.
+    """Performs training steps: the model, its optimizer and the local workers.
 
     Args:
         plan: what to train and how.
-        cluster: who trains.
-        device: where the model lives.
-        shift: steps that were done with other numbers of workers, beyond those that as many examples take now.
-        planned: passes over the data that learning rates are made for; ``None``: those of the whole run.
+        cluster: workers that train together.
+        device: device of the model.
+        shift: steps done at earlier world sizes, minus the steps that the same examples take now.
+        planned: length of the learning-rate schedule in epochs; ``None`` for the length of the run.
 
     Attributes:
-        model: its weights are equal on all workers.
-        gradient: all its gradients, as one vector.
-        synchronizer: averages them, and lets the optimizer use the averages.
-        workers: the local ones.
-        steps_per_epoch: steps in which every worker passes over its share of the data.
-        total_steps: steps of the whole run.
-        planned: passes over the data that learning rates are made for.
+        model: model whose weights are equal on all workers.
+        gradient: all gradients of the model as one vector.
+        synchronizer: averages the gradients and applies the averages.
+        workers: training state of each local worker.
+        steps_per_epoch: number of steps per epoch.
+        total_steps: number of steps of the whole run.
+        planned: length of the learning-rate schedule in epochs.
     """
 
     def __init__(
@@ -401,6 +402,7 @@ class Learner:
         self._shift = shift
         self._plan, self._cluster, self._device = plan, cluster, device
         self._settings = plan.settings
+        # Equal seeds give all workers equal initial weights without communication.
         torch.manual_seed(plan.settings.seed)
         self.model = plan.task.build_model().to(device, plan.settings.formats.weights)
         self.gradient = FlatGradient(self.model.named_parameters())
@@ -431,10 +433,13 @@ class Learner:
         ]
 
     def step(self, step: int) -> list[float]:
-        """Trains step number ``step``, counted from 0.
+        """Performs one training step.
+
+        Args:
+            step: number of the step, from 0.
 
         Returns:
-            The loss of each local worker.
+            Loss of each local worker.
         """
         for group, rate in zip(self._optimizer.param_groups, self._base_rates, strict=True):
             group["lr"] = rate * self._factor(step)
@@ -452,6 +457,7 @@ class Learner:
             for number in range(1, passes + 1):
                 with self._cluster.computing(local):
                     losses.append(self._backward_part(next(batches), last=number == passes))
+            # Running statistics with a NaN would never recover.
             if not math.isfinite(sum(losses)):
                 worker.undo_spoiled_buffers()
         self.synchronizer.collect()
@@ -459,34 +465,36 @@ class Learner:
 
     def _backward_part(self, batch: Batch, *, last: bool) -> float:
         with autocast(self._device, self._settings.formats):
+            # Gradients accumulate as sums, and a step needs their mean.
             loss = self._plan.task.loss(self.model, batch) / self._settings.accumulation
         self.synchronizer.before_backward(last=last)
         self._scale.scaled(loss).backward()
         return loss.item()
 
     def _factor(self, step: int) -> float:
+        # After a change of the world size, the last step may lie beyond the planned end.
         return self._plan.lr_schedule.factor(min(self.epochs(step), self.planned), self.planned)
 
     def epochs(self, step: int) -> float:
-        """Passes over the data after so many steps."""
+        """Number of epochs after ``step`` steps, as a fraction."""
         return (step - self._shift) / self.steps_per_epoch
 
-    def ends_part(self, step: int, epochs: float) -> bool:
-        """Whether so many epochs, rounded to whole steps and at least one, have just passed, for the n-th time."""
+    def ends_interval(self, step: int, epochs: float) -> bool:
+        """Whether ``step`` is a multiple of ``epochs`` epochs, rounded to at least one whole step."""
         return (step - self._shift) % max(1, round(epochs * self.steps_per_epoch)) == 0
 
     @property
     def rate(self) -> float:
-        """The learning rate of the last step, of the first parameter group."""
+        """Learning rate of the first parameter group in the last step."""
         rate: float = self._optimizer.param_groups[0]["lr"]
         return rate
 
     def digest(self) -> Tensor:
-        """A hash of all weights: int64, shape (4,)."""
+        """Returns a hash of all weights: int64, shape (4,)."""
         return digest([parameter.detach() for parameter in self.model.parameters()])
 
     def lasting(self, local: int) -> dict[str, Sequence[Tensor]]:
-        """What lasts from step to step, by name, in any shapes; a number that is not finite would stay, or spread."""
+        """State that persists between steps, by name: a non-finite value in it would remain or spread."""
         moments = [value for state in self._optimizer.state.values() for value in state.values()]
         return {
             "weights are": list(self.model.parameters()),
@@ -496,12 +504,12 @@ class Learner:
         }
 
     def shared_state(self) -> dict[str, Any]:
-        """What is equal on all workers: weights, optimizer, and how the loss is scaled."""
+        """Returns the state that is equal on all workers: weights, optimizer and loss scale."""
         scale = {"loss_scale": self._scale.state_dict()} if self._scale.enabled else {}
         return {"model": self.model.state_dict(), "optimizer": self._optimizer.state_dict(), **scale}
 
     def worker_state(self, local: int) -> dict[str, Any]:
-        """What is a local worker's own: residual and the like, buffers, random numbers, counts."""
+        """Returns the state of one local worker: residual, buffers, random state and counts."""
         return {
             "synchronizer": self.synchronizer.state_dict(local),
             "worker": self.workers[local].state_dict(),
@@ -509,38 +517,39 @@ class Learner:
         }
 
     def load_shared_state(self, values: Mapping[str, Any]) -> None:
-        """Continues from ``shared_state``."""
+        """Restores the result of ``shared_state``."""
         self.model.load_state_dict(values["model"])
         self._optimizer.load_state_dict(values["optimizer"])
         self._scale.load_state_dict(values.get("loss_scale", {}))
 
     def adopt_worker_state(self, local: int, load: Callable[[int], Mapping[str, Any]], before: int) -> None:
-        """Continues from what another number of workers saved.
+        """Restores the state of a local worker from a checkpoint of another world size.
 
         Args:
-            local: which rank.
-            load: ``worker_state`` of an old rank.
-            before: how many workers there were.
+            local: index of the local worker.
+            load: loads the ``worker_state`` of a rank of the checkpoint.
+            before: world size of the checkpoint.
         """
         worker = self._cluster.local_workers[local]
         parts = {rank: load(rank) for rank in sources(worker, before)}
         self.synchronizer.adopt(local, [part["synchronizer"] for part in parts.values()], before)
         own = parts[worker.rank % before]["worker"]
+        # Ranks that exist in both keep their random state.
         if worker.rank < before:
             self.workers[local].load_state_dict(own)
         else:
-            # Two workers with the same random numbers would drop the same entries out.
+            # Two workers with equal random states would apply the same dropout masks.
             self.workers[local].load_buffers(own)
 
     def load_worker_state(self, local: int, values: Mapping[str, Any]) -> None:
-        """Continues from ``worker_state``."""
+        """Restores the result of ``worker_state``."""
         self.synchronizer.load_state_dict(local, values["synchronizer"])
         self.workers[local].load_state_dict(values["worker"])
         self._cluster.ledgers[local].load_state_dict(values["ledger"])
 
 
 def digest(tensors: Sequence[Tensor]) -> Tensor:
-    """A hash of ``tensors`` of any shape, bit by bit: int64, shape (4,), on the device of the first one."""
+    """Returns a hash of the bits of ``tensors``: int64, shape (4,), on the device of the first tensor."""
     algorithm = hashlib.sha256()
     for tensor in tensors:
         algorithm.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)

@@ -148,6 +148,6 @@ class _Group(Forwarder):
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = observers
 
-    def _pass(self, event: str, *arguments: Any) -> None:
+    def _forward(self, event: str, *arguments: Any) -> None:
         for observer in self._observers:
             getattr(observer, event)(*arguments)

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: a factor as a function of the epoch, so nothing has to be saved."""
+"""Learning-rate schedules: the factor is a function of the epoch, so checkpoints need not store it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class LrSchedule(ABC):
     """A linear warm-up followed by a decay.
 
     Args:
-        warmup_epochs: length of the warm-up; 0 for none.
-        warmup_fraction: length of the warm-up as a share of the run, in [0, 1); 0 leaves it to ``warmup_epochs``.
-        warmup_factor: share of the learning rate that it starts with, in [0, 1].
+        warmup_epochs: length of the warm-up in epochs; 0 for none.
+        warmup_fraction: length of the warm-up as a fraction of the run, in [0, 1); 0 to use ``warmup_epochs``.
+        warmup_factor: initial factor on the learning rate, in [0, 1].
 
     Raises:
         ConfigError: if a value is out of range.
@@ -43,26 +43,28 @@ class LrSchedule(ABC):
             raise ConfigError("lr_schedule takes warmup_epochs or warmup_fraction, not both; set one of them to 0")
 
     def factor(self, epoch: float, epochs: float) -> float:
-        """What the learning rate is multiplied by.
+        """Factor on the learning rate.
 
         Args:
-            epoch: epochs trained so far, with fractions.
-            epochs: epochs in all.
+            epoch: epochs trained so far, as a fraction.
+            epochs: epochs of the whole run.
         """
         warmup = self._warmup(epochs)
+        # The comparison is strict, so that a warm-up of length 0 is never divided by.
         if epoch < warmup:
             return self.warmup_factor + (1 - self.warmup_factor) * epoch / warmup
         return self._decay(epoch, epochs)
 
     @abstractmethod
     def _decay(self, epoch: float, epochs: float) -> float:
-        """The factor after the warm-up."""
+        """Factor after the warm-up."""
 
     def _warmup(self, epochs: float) -> float:
         return self.warmup_fraction * epochs or self.warmup_epochs
 
     def _progress(self, epoch: float, epochs: float) -> float:
         warmup = self._warmup(epochs)
+        # A resumed run of another world size may end slightly late, and a run may consist of its warm-up only.
         return min(1.0, (epoch - warmup) / max(epochs - warmup, 1e-9))
 
 
@@ -76,7 +78,7 @@ class Constant(LrSchedule):
 
 @dataclass(frozen=True)
 class Cosine(LrSchedule):
-    """Half a cosine wave down to zero (Loshchilov and Hutter, SGDR, ICLR 2017)."""
+    """Cosine annealing to zero (Loshchilov and Hutter, SGDR, ICLR 2017)."""
 
     def _decay(self, epoch: float, epochs: float) -> float:
         return 0.5 * (1 + math.cos(math.pi * self._progress(epoch, epochs)))
@@ -84,7 +86,7 @@ class Cosine(LrSchedule):
 
 @dataclass(frozen=True)
 class LinearDecay(LrSchedule):
-    """A straight line down to zero, as BERT is trained."""
+    """Linear decay to zero, as in the training of BERT."""
 
     def _decay(self, epoch: float, epochs: float) -> float:
         return 1 - self._progress(epoch, epochs)
@@ -92,10 +94,10 @@ class LinearDecay(LrSchedule):
 
 @dataclass(frozen=True)
 class Exponential(LrSchedule):
-    """Falls by the same factor after every epoch.
+    """Decays by a constant factor after every epoch.
 
     Args:
-        gamma: what the rate is multiplied by after an epoch, in (0, 1].
+        gamma: factor per epoch, in (0, 1].
 
     Raises:
         ConfigError: if a value is out of range.
@@ -109,16 +111,17 @@ class Exponential(LrSchedule):
             raise ConfigError(f"lr_schedule.gamma must be above 0 and at most 1, got {self.gamma}")
 
     def _decay(self, epoch: float, epochs: float) -> float:
+        # Epochs count from the start of training, including the warm-up.
         return float(self.gamma ** math.floor(epoch))
 
 
 @dataclass(frozen=True)
 class MultiStep(LrSchedule):
-    """Multiplies by a factor at given epochs.
+    """Decays by a constant factor at given epochs.
 
     Args:
-        milestones: epochs at which the rate falls.
-        gamma: what it is multiplied by each time.
+        milestones: epochs at which the learning rate decays.
+        gamma: factor at each milestone.
 
     Raises:
         ConfigError: if a value is not a finite number.

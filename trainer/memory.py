@@ -1,4 +1,4 @@
-"""What a run will need of a machine's memory at least, before it starts."""
+"""Lower bound on the memory that a run needs, computed before it starts."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from spardl.basics.errors import ConfigError
 from spardl.method.method import Method
 from spardl.vector.layout import Layout
 
-__all__ = ["Need", "available_bytes", "check_address_space", "what_does_not_fit"]
+__all__ = ["Need", "available_bytes", "check_address_space", "memory_warning"]
 
-# Address space in bytes that a worker reserves for stacks of threads, arenas of malloc and gloo; 660 MiB were measured.
+# Bytes of address space that a worker reserves for thread stacks, malloc arenas and gloo; 660 MiB were measured.
 _RESERVED = 700 << 20
-# Entries of the vectors with which an optimizer and a method are asked what they keep for each.
+# Length of the vectors that measure the state of an optimizer and of a method per parameter.
 _PROBE = 64
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes of one process that last from step to step: no activations, no data, no libraries.
+    """Bytes that one process keeps from step to step, excluding activations, data and libraries.
 
     Attributes:
-        weights: of the model, running statistics included.
-        gradients: of all parameters.
-        optimizer: what it keeps for each parameter.
-        residuals: what the method keeps, of all workers of the process.
+        weights: bytes of weights and running statistics.
+        gradients: bytes of the gradients of all parameters.
+        optimizer: bytes of the optimizer's state.
+        residuals: bytes of the method's state, for all workers of the process.
     """
 
     weights: int
@@ -40,7 +40,7 @@ class Need:
 
     @property
     def whole(self) -> int:
-        """All of them."""
+        """Total number of bytes."""
         return self.weights + self.gradients + self.optimizer + self.residuals
 
     @staticmethod
@@ -53,18 +53,19 @@ class Need:
         *,
         alone: bool = False,
     ) -> Need:
-        """What a process with a model needs.
+        """Computes the memory that a process needs.
 
         Args:
-            model: it may be on the device ``meta``.
-            dtype: of its floating-point parameters and buffers, in training.
-            optimizer: makes the optimizer.
-            method: averages the gradients.
-            workers: who take turns with the model.
-            alone: whether each has weights and an optimizer of its own, beside those of all.
+            model: the model; may be on the device ``meta``.
+            dtype: type of its floating-point parameters and buffers during training.
+            optimizer: builds the optimizer from parameters.
+            method: method that averages the gradients.
+            workers: number of workers that share the process.
+            alone: whether each worker has its own weights and optimizer, in addition to the common weights.
         """
         length = sum(parameter.numel() for parameter in model.parameters())
         buffers = sum(buffer.numel() for buffer in model.buffers())
+        # State is proportional to the number of parameters, so a short probe suffices.
         kept = method.init_state(Layout.flat(_PROBE), dtype)
         moments = kept.moments.velocity.nbytes + kept.moments.variance.nbytes
         size = dtype.itemsize
@@ -78,17 +79,19 @@ class Need:
 
 
 def _moments(optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer], dtype: torch.dtype) -> float:
-    """How many numbers an optimizer keeps for each parameter."""
+    """Number of state values that an optimizer keeps per parameter."""
     parameter = nn.Parameter(torch.zeros(_PROBE, dtype=dtype))
+    # Optimizers create their state in the first step.
     parameter.grad = torch.ones_like(parameter)
     made = optimizer([parameter])
     made.step()
+    # Step counters, of one entry, do not grow with the parameters.
     tensors = [value for value in made.state[parameter].values() if isinstance(value, torch.Tensor)]
     return sum(tensor.numel() for tensor in tensors if tensor.numel() > 1) / _PROBE
 
 
 def available_bytes(table: Path = Path("/proc/meminfo")) -> int | None:
-    """Memory that the kernel could give to new programs without swapping; ``None`` if it does not say."""
+    """Memory available to new programs without swapping, in bytes; ``None`` if unknown."""
     try:
         lines = table.read_text().splitlines()
     except OSError:
@@ -98,10 +101,10 @@ def available_bytes(table: Path = Path("/proc/meminfo")) -> int | None:
 
 
 def check_address_space(need: Callable[[], Need] | None = None) -> None:
-    """Compares the limit on the address space (``ulimit -v``) with what a worker on the CPU needs at least.
+    """Checks that the limit on the address space (``ulimit -v``) suffices for a worker on the CPU.
 
     Args:
-        need: computes the need of one process, if it is known; called only if there is a limit.
+        need: computes the need of one process, if known; called only if there is a limit.
 
     Raises:
         ConfigError: if the limit is too low.
@@ -109,6 +112,7 @@ def check_address_space(need: Callable[[], Need] | None = None) -> None:
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
         return
+    # The limit applies to the address space, of which libraries have already taken a part.
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     least = used + _RESERVED + (need().whole if need else 0)
     if limit < least:
@@ -118,21 +122,21 @@ def check_address_space(need: Callable[[], Need] | None = None) -> None:
         )
 
 
-def what_does_not_fit(need: Need, processes: int, available: int | None) -> str | None:
-    """A warning, if so many processes need more than there is.
+def memory_warning(need: Need, processes: int, available: int | None) -> str | None:
+    """Returns a warning if the processes of this machine need more memory than is available.
 
     Args:
-        need: of each.
-        processes: on this machine.
-        available: bytes, if they are known.
+        need: need of each process.
+        processes: number of processes on this machine.
+        available: available bytes; ``None`` if unknown.
     """
     if available is None or need.whole * processes <= available:
         return None
     parts = {"weights": need.weights, "gradients": need.gradients, "residuals": need.residuals}
     named = ", ".join(f"{name} {_gigabytes(part)}" for name, part in {**parts, "optimizer": need.optimizer}.items())
     return (
-        f"memory will not suffice: {processes} process(es) on this machine need at least "
-        f"{_gigabytes(need.whole * processes)} GB, each {_gigabytes(need.whole)} ({named}; activations come on top), "
+        f"not enough memory: {processes} process(es) on this machine need at least "
+        f"{_gigabytes(need.whole * processes)} GB, each {_gigabytes(need.whole)} ({named}; excluding activations), "
         f"and {_gigabytes(available)} GB are available; use fewer workers, or a smaller model"
     )
 

@@ -1,4 +1,4 @@
-"""Those who watch a run on rank 0: the metrics file, and the interface of displays and loggers."""
+"""Observers of a run on rank 0: the metrics file, loggers, and wrappers that keep their failures and delays away."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from trainer.report import environment
 from trainer.runs import Run, to_json
 
 __all__ = [
-    "Beside",
+    "BackgroundObserver",
     "Bounded",
     "Forwarder",
     "Guarded",
@@ -44,45 +44,46 @@ __all__ = [
 
 
 class Observer:
-    """Is told what happens. Reacts to nothing unless a method is overridden."""
+    """Receives the events of a run; the methods do nothing unless overridden."""
 
     def begin(self, step: int, total: int) -> None:
-        """Training begins after ``step`` of ``total`` steps."""
+        """Training starts or continues after ``step`` of ``total`` steps."""
 
     def phase(self, what: str | None) -> None:
-        """This is going on from now on; ``None``: training as usual."""
+        """Another activity, ``what``, begins; ``None`` for regular training."""
 
     def step(self, step: int) -> None:
-        """So many steps are done."""
+        """``step`` steps are done."""
 
     def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """New figures; ``kind`` is ``train`` or ``eval``."""
+        """New metrics are available; ``kind`` is ``train``, ``eval`` or ``restart``."""
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """Training is over."""
+        """Training has finished, with ``summary``."""
 
     def close(self) -> None:
-        """The run leaves, finished or not. Called once, last."""
+        """The run ends, finished or not; called once, as the last event."""
 
 
 class MetricsFile(Observer):
-    """Appends one JSON object per event to ``metrics.jsonl``; a figure that is not finite is ``null``.
+    """Appends one JSON object per event to ``metrics.jsonl``; non-finite values become ``null``.
 
     Args:
-        path: the file.
+        path: path of the file.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def begin(self, step: int, total: int) -> None:
-        """Forgets what an interrupted run did after the checkpoint that is continued from."""
+        """Removes the lines that an interrupted run wrote after the checkpoint from which it resumes."""
         if self._path.exists():
+            # The resumed steps are logged again.
             kept = [line for line in read_regular(self._path, TEXT_BYTES).splitlines() if _step_of(line) <= step]
             write_atomically(self._path, b"".join(line + b"\n" for line in kept))
 
     def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Adds a line, in one write."""
+        """Appends a line, in one write."""
         with naming(self._path), self._path.open("a") as file:
             file.write(to_json({"kind": kind, "step": step, **values}) + "\n")
 
@@ -91,46 +92,46 @@ def _step_of(line: bytes) -> float:
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
-        return float("inf")  # cut off by a crash
+        return float("inf")  # a crash truncated the line
 
 
 class Forwarder(Observer):
-    """Passes all events to :meth:`_pass`."""
+    """Base of wrappers: forwards every event through ``_forward``."""
 
-    def _pass(self, event: str, *arguments: Any) -> None:
+    def _forward(self, event: str, *arguments: Any) -> None:
         raise NotImplementedError
 
     def begin(self, step: int, total: int) -> None:
-        """Passes on."""
-        self._pass("begin", step, total)
+        """Forwards the event."""
+        self._forward("begin", step, total)
 
     def phase(self, what: str | None) -> None:
-        """Passes on."""
-        self._pass("phase", what)
+        """Forwards the event."""
+        self._forward("phase", what)
 
     def step(self, step: int) -> None:
-        """Passes on."""
-        self._pass("step", step)
+        """Forwards the event."""
+        self._forward("step", step)
 
     def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Passes on."""
-        self._pass("metrics", kind, step, values)
+        """Forwards the event."""
+        self._forward("metrics", kind, step, values)
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """Passes on."""
-        self._pass("end", summary)
+        """Forwards the event."""
+        self._forward("end", summary)
 
     def close(self) -> None:
-        """Passes on."""
-        self._pass("close")
+        """Forwards the event."""
+        self._forward("close")
 
 
 class Guarded(Forwarder):
-    """Lets an observer fail without stopping the run: one warning, and it is not called again.
+    """Disables an observer after its first failure, with a warning, instead of stopping the run.
 
     Args:
-        make: makes the one that may fail, and may fail itself.
-        what: how the warning calls it.
+        make: builds the observer; may fail as well.
+        what: name of the observer in the warning.
     """
 
     def __init__(self, make: Callable[[], Observer], what: str) -> None:
@@ -138,7 +139,7 @@ class Guarded(Forwarder):
         self._what = what
         self._protect(lambda: setattr(self, "_observer", make()))
 
-    def _pass(self, event: str, *arguments: Any) -> None:
+    def _forward(self, event: str, *arguments: Any) -> None:
         if self._observer is not None:
             self._protect(partial(getattr(self._observer, event), *arguments))
 
@@ -148,14 +149,14 @@ class Guarded(Forwarder):
 
 
 class Bounded(Forwarder):
-    """Lets an observer work in a thread of its own and waits for it only so long. Of no use after an error.
+    """Runs an observer in a separate thread and limits the time of each event. Unusable after an error.
 
     Args:
-        make: makes the observer, in that thread.
-        seconds: what a reaction may take; making and closing may take three times as long.
+        make: builds the observer, in that thread.
+        seconds: time limit of an event; building and closing may take three times as long.
 
     Raises:
-        TimeoutError: if making takes too long; so does each method.
+        TimeoutError: if building takes too long; every method may raise it, too.
     """
 
     def __init__(self, make: Callable[[], Observer], seconds: float) -> None:
@@ -165,6 +166,7 @@ class Bounded(Forwarder):
         self._observer: Observer = self._wait_for(make, 3 * seconds)
 
     def _serve(self) -> None:
+        # None ends the thread.
         while task := self._tasks.get():
             answer, action = task
             try:
@@ -179,68 +181,65 @@ class Bounded(Forwarder):
             return answer.result(seconds)
         except Exception as error:
             self._tasks.put(None)
-            if answer.done():
+            if answer.done():  # the observer itself raised
                 raise
             raise TimeoutError(f"no answer within {seconds:g} seconds") from error
 
-    def _pass(self, event: str, *arguments: Any) -> None:
+    def _forward(self, event: str, *arguments: Any) -> None:
         self._wait_for(partial(getattr(self._observer, event), *arguments), self._seconds)
 
     def close(self) -> None:
-        """Passes on."""
+        """Forwards the event."""
         self._wait_for(self._observer.close, 3 * self._seconds)
         self._tasks.put(None)
 
 
-class Beside(Forwarder):
-    """Makes an observer, and tells it everything, in a thread of its own: only closing waits for it.
+class BackgroundObserver(Forwarder):
+    """Runs an observer in a separate thread without waiting for it, except in ``close``.
 
-    What happens before it is made, it is told then. It must neither fail nor take for ever: see :class:`Guarded` and
-    :class:`Bounded`.
+    Events that precede the observer's construction are delivered afterwards. The observer must neither raise nor block
+    forever: wrap it in :class:`Guarded` and :class:`Bounded`.
 
     Args:
-        make: makes the observer, in that thread.
+        make: builds the observer, in that thread.
     """
 
     def __init__(self, make: Callable[[], Observer]) -> None:
         self._events: SimpleQueue[tuple[str, tuple[Any, ...]]] = SimpleQueue()
-        self._thread = threading.Thread(target=self._tell, args=(make,), daemon=True)
+        self._thread = threading.Thread(target=self._deliver, args=(make,), daemon=True)
         self._thread.start()
 
-    def _tell(self, make: Callable[[], Observer]) -> None:
+    def _deliver(self, make: Callable[[], Observer]) -> None:
         observer, event = make(), ""
         while event != "close":
             event, arguments = self._events.get()
             getattr(observer, event)(*arguments)
 
-    def _pass(self, event: str, *arguments: Any) -> None:
+    def _forward(self, event: str, *arguments: Any) -> None:
         self._events.put((event, arguments))
 
     def close(self) -> None:
-        """Passes on, and waits until everything has been told."""
+        """Forwards the event, and waits until all events are delivered."""
         super().close()
         self._thread.join()
 
 
 def attempt(action: Callable[[], Any], what: str) -> bool:
-    """Does what a run does not depend on.
+    """Performs an optional action; a failure becomes a warning.
 
     Args:
-        action: what to do.
-        what: how a warning calls it.
+        action: action to perform.
+        what: name of the action in the warning.
 
     Returns:
-        Whether it succeeded; if not, a warning was printed.
+        Whether it succeeded.
     """
     try:
         action()
-    except (Exception, SystemExit) as error:  # rich exits when nobody reads its output any more
-        warn(f"{what} failed and is off from here on: {first_line(error)}")
+    except (Exception, SystemExit) as error:  # rich exits when the reader of its output has closed the pipe
+        warn(f"{what} failed and is now disabled: {first_line(error)}")
         return False
     return True
-
-
-# Where figures go besides the run folder.
 
 
 # What every event has besides its figures, and the names under which W&B's charts offer it as an axis. W&B takes
@@ -254,7 +253,7 @@ _STARTS, _PAUSE = 3, 30.0
 
 
 class Logger(ABC):
-    """Chosen before the workers start; opened on rank 0 only."""
+    """A destination of metrics besides the run folder, chosen with ``logger=NAME`` and opened on rank 0 only."""
 
     def parts(self) -> list[Logger]:
         """The loggers that this one consists of."""
@@ -265,18 +264,23 @@ class Logger(ABC):
 
     @abstractmethod
     def open(self, run: Run, config: Mapping[str, Any]) -> Observer:
-        """Starts logging a run with the given resolved configuration."""
+        """Starts to log a run.
+
+        Args:
+            run: the run and its folder.
+            config: its resolved configuration.
+        """
 
     def place(self) -> str | None:
-        """Where figures will go, for the first line of a run; ``None`` if that is the run folder alone."""
+        """Description of the destination, printed when a run starts; ``None`` for the run folder alone."""
         return None
 
 
 @dataclass(frozen=True)
 class NoLogger(Logger):
-    """Logs nowhere: the run folder is all there is.
+    """Logs to the run folder only.
 
-    Settings of :class:`Wandb` have no effect; an experiment may set them, and ``logger=none`` turns its logging off.
+    Accepts the settings of :class:`Wandb` without effect, so that ``logger=none`` works for experiments that set them.
 
     Args:
         project: see :class:`Wandb`.
@@ -295,7 +299,7 @@ class NoLogger(Logger):
     timeout: float | None = None
 
     def open(self, run: Run, config: Mapping[str, Any]) -> Observer:
-        """An observer that does nothing."""
+        """Returns an observer that does nothing."""
         return Observer()
 
 
@@ -304,15 +308,15 @@ class Wandb(Logger):
     """Weights & Biases, through its own SDK.
 
     Args:
-        project: where runs are collected.
+        project: project that collects the runs.
         mode: ``online``, ``offline``, ``disabled``, or ``auto``: online if this machine is logged in.
-        group: the runs that it stands with; ``None``: of the run's id, its beginning before it was resumed.
-        job_type: what the run is within its group.
+        group: group of runs; ``None`` to use the run's id, which joins a resumed run with its earlier parts.
+        job_type: role of the run within its group.
         tags: labels of the run.
-        timeout: seconds that a connection may take, and a call; three times as many for the first and the last.
+        timeout: time limit of a connection and of a call, in seconds; three times as long for the first and the last.
 
     Raises:
-        ConfigError: if the mode is none of these, or the timeout out of range.
+        ConfigError: if the mode is unknown or the timeout is out of range.
     """
 
     project: str = "spardl"
@@ -334,24 +338,24 @@ class Wandb(Logger):
         return os.environ.get("WANDB_MODE") or ("online" if logged_in() else "offline")
 
     def place(self) -> str:
-        """Whether anything leaves this machine, and to which address; asks nobody and connects nowhere."""
+        """States whether data leaves this machine, and to which address; opens no connection."""
         if self._chosen == "disabled":
             return "W&B: disabled"
         if self._chosen in ("offline", "dryrun"):
             return "W&B: offline, nothing is uploaded"
         server = urlsplit(_server())
-        # No more of it: there may be a password before the host.
+        # Only the host: a password may precede it.
         host = server.netloc.rpartition("@")[2].replace("api.wandb.ai", "wandb.ai")
         address = f"{server.scheme}://{host}"
-        # Who is logged in has an entity of their own, which only the server knows.
+        # Without WANDB_ENTITY, only the server knows the default entity of the user.
         entity = os.environ.get("WANDB_ENTITY")
         at = f"{address}/{entity}/{self.project}" if entity else f"project {self.project} at {address}"
         return f"W&B: uploaded to {at}"
 
     def open(self, run: Run, config: Mapping[str, Any]) -> Observer:
         """Starts a W&B run."""
-        # Only rank 0 of a run that logs to W&B pays for this import: seconds on a busy machine, for which no server is
-        # to blame.
+        # Only rank 0 of a run that logs to W&B needs this import, which takes seconds on a busy machine; outside of
+        # Bounded, it does not count against the timeout.
         import wandb  # noqa: PLC0415
 
         # W&B keeps the id of a failed start, so each start has another one.
@@ -365,7 +369,7 @@ class Wandb(Logger):
 
 
 class _Retried(Forwarder):
-    """Makes an observer again after a timeout, while the run goes on, and passes on the events since the beginning."""
+    """Builds an observer again after a timeout, while the run continues, and then forwards all events since the start."""
 
     def __init__(self, make: Callable[[], Observer], pause: float) -> None:
         self._make, self._pause = make, pause
@@ -382,7 +386,7 @@ class _Retried(Forwarder):
         except TimeoutError as error:
             self._next, self._timeout = time.monotonic() + self._pause, error
 
-    def _pass(self, event: str, *arguments: Any) -> None:
+    def _forward(self, event: str, *arguments: Any) -> None:
         self._events.append((event, arguments))
         if self._timeout:
             # The end of a run does not wait for another start.
@@ -417,27 +421,31 @@ class _WandbObserver(Observer):
         self._run.log({**figures, "step": step}, step=step)
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """Puts the figures of the summary where W&B's tables look for them."""
+        """Copies the summary to the run's summary at W&B, which its tables show."""
         self._run.summary.update(dict(summary))
 
     def close(self) -> None:
-        """Flushes."""
+        """Uploads the rest and closes the W&B run."""
         self._run.finish()
 
 
-def without_run_id(environment: Mapping[str, str], *, tells: bool = True) -> dict[str, str]:
-    """The environment of one run among several: without an id that would make all of them one W&B run.
+def without_run_id(environment: Mapping[str, str], *, warns: bool = True) -> dict[str, str]:
+    """Removes ``WANDB_RUN_ID`` from the environment of a sweep, whose runs would otherwise all be one W&B run.
 
-    ``wandb agent`` gives each process an id that belongs to its sweep, which is kept.
+    The id that ``wandb agent`` sets for a process of its sweep is kept.
 
     Args:
-        environment: of this process.
-        tells: whether this process prints what is ignored.
+        environment: environment variables of this process.
+        warns: whether to print a warning if the id is removed.
+
+    Returns:
+        The environment without the id.
     """
     given = environment.get("WANDB_RUN_ID")
+    # An agent of a W&B sweep sets one id per process.
     if not given or environment.get("WANDB_SWEEP_ID"):
         return dict(environment)
-    if tells:
+    if warns:
         print(
             f"warning: WANDB_RUN_ID={given} is ignored, as it would make all runs of this sweep one W&B run; unset it",
             file=sys.stderr,
@@ -469,8 +477,8 @@ def _init(wandb: Any, logger: Wandb, run: Run, config: Mapping[str, Any], mode: 
         mode=cast("Literal['online', 'offline', 'disabled', 'shared']", mode),
         settings=wandb.Settings(
             silent=True,
-            console="off",  # wrapped output would go through W&B's service, and hang with it
-            disable_git=True,  # the remote's address may hold a token
+            console="off",  # captured output would pass through W&B's service, and block when it hangs
+            disable_git=True,  # the remote's URL may contain a token
             git_commit=environment()["commit"],
             init_timeout=logger.timeout,
             login_timeout=logger.timeout,
@@ -483,7 +491,7 @@ def _server() -> str:
 
 
 def logged_in() -> bool:
-    """Whether this machine has a key for W&B; asks nobody and connects nowhere."""
+    """Whether this machine has an API key for W&B; opens no connection."""
     if os.environ.get("WANDB_API_KEY"):
         return True
     host = urlsplit(_server()).hostname or ""

@@ -1,4 +1,4 @@
-"""The store through which workers find one another."""
+"""Rendezvous of the workers through a key-value store, and their agreement on a common last step."""
 
 from __future__ import annotations
 
@@ -23,30 +23,24 @@ from spardl.method.provenance import first_difference
 __all__ = ["Rendezvous", "Stopping"]
 
 
-# Leaving in good order: when one worker is asked to stop, all leave after the same step.
-#
-# Schedulers announce the end of a job, or its pre-emption, with a signal some time before they kill it. Not all
-# workers need get it, nor get it in the same step. So they agree on a step that none of them has passed, without a
-# message in the steps before.
-
-
-# Seconds between two looks at the store.
-_EVERY = 0.2
+# Interval at which a worker polls the store for a request to stop, in seconds.
+_POLL_SECONDS = 0.2
 
 
 class Stopping:
-    """One worker's part of the agreement.
+    """One worker's part in stopping all workers after the same step.
 
-    A thread of its own looks whether some worker was asked. If so, it promises a bound: its worker will not pass the
-    end of the step that it is in. When all have promised, they leave at the highest bound; who comes to its own before
-    that waits there.
+    Schedulers send a signal some time before they end or preempt a job, but not to all workers, nor in the same step.
+    A thread polls the store for a request to stop. After a request, each worker publishes the end of its current step
+    as its bound and does not continue past it before all bounds are known. All workers stop at the highest bound.
+    Steps before the request cost no message.
 
     Args:
-        connect: makes a connection to the workers' store, for this alone.
-        rank: of this worker.
-        size: how many workers there are.
-        patience: seconds that a worker waits for the promises of the others.
-        orphaned: whether the process that started this worker has died, which also asks the worker to stop.
+        connect: opens a separate connection to the workers' store.
+        rank: rank of this worker.
+        size: number of workers.
+        patience: seconds to wait for the bounds of the other workers.
+        orphaned: whether the process that started this worker has died, which also requests a stop.
     """
 
     def __init__(
@@ -67,20 +61,21 @@ class Stopping:
         self._decided, self._over = threading.Event(), threading.Event()
 
     def ask(self) -> bool:
-        """Asks this worker to stop; called from a signal's handler.
+        """Requests a stop; called from a signal handler.
 
         Returns:
-            Whether it had been asked before.
+            Whether a stop was requested before.
         """
         before, self._asked = self._asked, True
         return before
 
     def after(self, step: int) -> bool:
-        """Whether all workers leave now, with ``step`` steps done.
+        """Whether all workers stop now, after ``step`` steps.
 
         Raises:
-            PeerError: if not all workers answer in time.
+            PeerError: if not all workers publish their bound in time.
         """
+        # A single worker needs no agreement.
         if self._size == 1:
             return self._asked or self._orphaned()
         with self._lock:
@@ -88,12 +83,13 @@ class Stopping:
         if bound is None or step < bound:
             return False
         if not self._decided.wait(self._patience):
-            raise PeerError(f"rank {self._rank} was asked to stop, and not all workers answered")
+            raise PeerError(f"rank {self._rank} was asked to stop, but not all workers responded")
         return self._last is not None and step >= self._last
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Takes part in the agreement while inside."""
+        """Polls for requests to stop inside the ``with`` statement."""
+        # A daemon: it may wait for the store when the process ends.
         thread = threading.Thread(target=self._watch, name="spardl-stopping", daemon=True)
         if self._size > 1:
             thread.start()
@@ -106,14 +102,16 @@ class Stopping:
         try:
             store = self._connect()
             while not (self._asked or self._orphaned() or store.check(["stop"])):
-                if self._over.wait(_EVERY):
+                if self._over.wait(_POLL_SECONDS):
                     return
             self._agree(store)
         except RuntimeError:
-            return  # rank 0, which has the store, is gone: the others notice by themselves
+            return  # rank 0, which holds the store, has ended; collectives report that to the other ranks
 
     def _agree(self, store: Any) -> None:
+        # The key wakes the threads of all other ranks.
         store.set("stop", "")
+        # Under the lock, so that the worker cannot finish a step between the two accesses.
         with self._lock:
             self._bound = self._step + 1
         store.set(f"stop/{self._rank}", str(self._bound))
@@ -121,27 +119,26 @@ class Stopping:
         self._decided.set()
 
 
-# Where rank 0 tells, in the store of torchrun's agent, the port, the address and the secret of its own.
+# Key in the store of torchrun's agent for the port, address and token of rank 0's own store.
 _KEY = "spardl/port"
-# Seconds to try a port that may be that of workers who are gone.
+# Seconds to try to connect to a port that may belong to workers of an earlier attempt.
 _TRY = 2.0
 
 
 class Rendezvous:
-    """A store that rank 0 holds, on the host and port that all were told.
+    """The workers' store, which rank 0 hosts at the configured address.
 
-    With torchrun that port is its agent's, whose store outlives restarts: what former workers left there, such as their
-    addresses, would mislead the next. So rank 0 then holds a store of its own, too, and tells its port there.
+    With torchrun, that address belongs to the agent, whose store survives restarts: keys of earlier workers, such as
+    their addresses, would mislead later ones. Rank 0 then hosts a separate store and publishes its port there.
 
-    Rank 0's store listens on one address, and all keys begin with a word that only the workers know.
+    The store of rank 0 listens on one address only, and all keys have a prefix that only the workers know.
 
     Args:
-        member: this worker.
-        timeout: seconds that a worker waits for the others.
-        listener: a socket that listens already, for rank 0.
-        secret: what all workers know, and nobody else.
-        interface: network interface on which rank 0 holds a store of its own; ``None`` for the one that the others were
-            told.
+        member: rank, world size and address of this worker.
+        timeout: seconds to wait for the other workers.
+        listener: listening socket for rank 0, if there already is one.
+        secret: word shared by all workers of the job.
+        interface: network interface on which rank 0 hosts a separate store; ``None`` for the configured address.
     """
 
     def __init__(
@@ -159,16 +156,16 @@ class Rendezvous:
 
     @property
     def store(self) -> Any:
-        """The store; the first time, it is made or connected to, and rank 0 waits for all.
+        """The store, opened at the first access, when rank 0 also waits for all other ranks.
 
         Raises:
-            ConfigError: if the others cannot be met.
+            ConfigError: if the store or some rank cannot be reached.
         """
         if self._found is None:
             try:
                 self._found = self._open_by_agent() if self._member.served else self._open()
             except OSError as error:
-                reason = f"{error.strerror}; MASTER_ADDR and MASTER_PORT say where they meet"
+                reason = f"{error.strerror}; MASTER_ADDR and MASTER_PORT set the address"
                 raise self._failure(reason) from error
             except RuntimeError as error:
                 raise self._failure(first_line(error)) from error
@@ -179,19 +176,23 @@ class Rendezvous:
         if self._member.rank:
             store.set(f"here/{self._member.rank}", "")
             return
+        # Without this check, a missing rank would only show as a timeout of a later collective.
         others = [f"here/{rank}" for rank in range(1, self._member.size)]
         try:
             store.wait(others, timedelta(seconds=self._timeout))
         except RuntimeError as error:
             missing = self.missing("here", others)
-            raise self._failure(f"no sign of rank {missing} within {self._timeout:g} seconds") from error
+            raise self._failure(f"rank {missing} did not connect within {self._timeout:g} seconds") from error
 
     def missing(self, name: str, keys: Sequence[str] = ()) -> str:
-        """The ranks whose key under a name is not in the store, as words; empty if the store has ended.
+        """Lists the ranks that have not set their key.
 
         Args:
-            name: of the keys, before the slash and the rank.
-            keys: the keys to look for; by default those of all ranks.
+            name: name of the keys, before the slash and the rank.
+            keys: keys to check; by default those of all ranks.
+
+        Returns:
+            The ranks, separated by commas; empty if the store has ended.
         """
         keys = keys or [f"{name}/{rank}" for rank in range(self._member.size)]
         try:
@@ -200,17 +201,17 @@ class Rendezvous:
             return ""
 
     def tell(self, given: Mapping[str, str]) -> None:
-        """Tells rank 0 what this rank was given (``given``), for ``compare``."""
+        """Publishes this rank's settings, ``given``, which rank 0 compares."""
         self.store.set(f"given/{self._member.rank}", json.dumps(dict(given)))
 
     def compare(self, given: Mapping[str, str]) -> None:
-        """Compares, on rank 0, what it was given with what the others were.
+        """Compares the settings of rank 0 with those of all other ranks; to be called on rank 0.
 
         Args:
-            given: by name; nothing if they need not be compared.
+            given: settings by name; empty to compare nothing.
 
         Raises:
-            ConfigError: if there is a difference, or some rank does not tell in time.
+            ConfigError: if settings differ, or a rank does not publish them in time.
         """
         if not given:
             return
@@ -221,8 +222,8 @@ class Rendezvous:
         except RuntimeError as error:
             missing = self.missing("given", keys)
             if not missing:
-                raise self._failure(f"some rank does not tell its configuration: {first_line(error)}") from error
-            reason = f"rank {missing} came, but did not tell its configuration within {self._timeout:g} seconds"
+                raise self._failure(f"a rank did not send its configuration: {first_line(error)}") from error
+            reason = f"rank {missing} connected, but did not send its configuration within {self._timeout:g} seconds"
             raise self._failure(reason) from error
         difference = first_difference(rows)
         if difference:
@@ -230,10 +231,10 @@ class Rendezvous:
 
     def _failure(self, reason: str) -> ConfigError:
         where = f"{self._host}:{self._port}"
-        return ConfigError(f"rank {self._member.rank} cannot meet the others at {where}: {reason}")
+        return ConfigError(f"rank {self._member.rank} cannot connect to the other workers at {where}: {reason}")
 
     def connect(self) -> Any:
-        """A further connection, for another thread."""
+        """Opens another connection to the store, for use in another thread."""
         return self._within(self._join(self._host, self._port, self._timeout))
 
     def _open(self) -> Any:
@@ -247,17 +248,18 @@ class Rendezvous:
         if self._member.rank:
             return self._find(agent)
         host = (address_of(self._interface) if self._interface else None) or self._member.host
+        # Port 0 selects a free port, which the agent's store then announces.
         own = hold_store(host, 0, self._timeout, self._member.alone)
         self._host, self._port, self._token = host, own.port, secrets.token_hex(16)
         agent.set(_KEY, f"{self._port} {self._host} {self._token}")
         return self._within(own)
 
     def _find(self, agent: Any) -> Any:
-        """Connects to rank 0's store; a port of workers who are gone refuses, and is replaced soon."""
+        """Connects to the store of rank 0, and retries while its key still names the port of an earlier attempt."""
         until = time.monotonic() + self._timeout
         while True:
-            told: list[str] = [*agent.get(_KEY).decode().split(), self._member.host, ""]
-            self._port, self._host, self._token = int(told[0]), told[1], told[2]
+            fields: list[str] = [*agent.get(_KEY).decode().split(), self._member.host, ""]
+            self._port, self._host, self._token = int(fields[0]), fields[1], fields[2]
             try:
                 return self._within(self._join(self._host, self._port, _TRY))
             except RuntimeError:
@@ -265,7 +267,7 @@ class Rendezvous:
                     raise
 
     def _within(self, store: Any) -> Any:
-        """The part of a store that strangers do not hit upon."""
+        # The prefix keeps clients of other jobs that reach this port from reading or changing keys.
         word = hashlib.sha256(f"{self._secret} {self._token}".encode()).hexdigest()[:32]
         return dist.PrefixStore(word, store)  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""What a run prints at its end."""
+"""The report that a run prints at its end, and the environment that its summary records."""
 
 from __future__ import annotations
 
@@ -20,24 +20,22 @@ from trainer.runs import Run
 __all__ = ["environment", "print_report", "processor", "rows"]
 
 
-# What a run's summary says of where it was done.
-
-
 def environment() -> dict[str, Any]:
-    """Versions, commit and machine; nothing from the environment's variables."""
+    """Versions, commit and machine, as recorded in a run's summary; no environment variables."""
     return {
         "spardl": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "commit": _commit(),
         "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} thread(s) per worker",
-        "cpu": f"{processor()}, {torch.backends.cpu.get_cpu_capability()}",  # with torch's version, what bits depend on
+        # Results are bitwise reproducible for equal torch versions and equal instruction sets.
+        "cpu": f"{processor()}, {torch.backends.cpu.get_cpu_capability()}",
     }
 
 
 @cache
 def processor() -> str:
-    """The processor's name, as well as this system tells it."""
+    """Name of the processor, as far as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -50,7 +48,7 @@ def _commit() -> str | None:
     try:
         answer = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=Path(__file__).parent,
+            cwd=Path(__file__).parent,  # the clone of spardl, not the user's folder
             capture_output=True,
             text=True,
             timeout=10,
@@ -62,17 +60,18 @@ def _commit() -> str | None:
 
 
 def rows(summary: Mapping[str, Any], simulated: bool) -> list[tuple[str, str]]:
-    """The summary in words.
+    """Formats a summary as rows of a table: name and text.
 
     Args:
-        summary: what the trainer returned.
-        simulated: whether the cluster's seconds are virtual.
+        summary: the trainer's result.
+        simulated: whether the cluster has a virtual clock.
     """
     best, metric = summary["best"], summary["metric"]
     final = ", ".join(f"{name} {value:.4g}" for name, value in summary["final"].items())
     clock = f", {_seconds(summary['cluster_seconds'])} on the virtual clock" if simulated else ""
     beside = summary["step_seconds_beside"]
     sent, dense = summary["step_bytes"], summary["step_bytes_dense"]
+    # A single worker sends nothing, with or without compression.
     share = f" ({sent / dense:.2%} of dense)" if dense else ""
     return [
         (metric, f"{summary['final'][metric]:.4g} (best {best:.4g})"),
@@ -82,26 +81,26 @@ def rows(summary: Mapping[str, Any], simulated: bool) -> list[tuple[str, str]]:
             f"{_seconds(summary['wall_seconds'])}, evaluation {_seconds(summary['evaluation_seconds'])}{clock}",
         ),
         ("samples per second", _pace(summary["samples_per_second"], simulated)),
-        ("a step", _split(summary["step_seconds"])),
-        *([("beside it", _split(beside))] if any(beside.values()) else []),
+        ("step time", _split(summary["step_seconds"])),
+        *([("overlapped time", _split(beside))] if any(beside.values()) else []),
         (
             "sent per worker and step",
             f"{_bytes(sent)} in {summary['step_rounds']:.3g} rounds; dense {_bytes(dense)}{share}",
         ),
         ("entries of the average", f"{summary['density']:.3%} of {summary['parameters']:,}"),
-        *([("residual", _waiting(summary))] if summary.get("residual_ratio") else []),
-        ("replicas", f"equal to the last bit in {summary['replica_checks']} checks"),
+        *([("residual", _residual(summary))] if summary.get("residual_ratio") else []),
+        ("replicas", f"bitwise identical in {summary['replica_checks']} checks"),
         ("break-even bandwidth", _break_even(summary["break_even_gbit"])),
         ("peak memory", f"{_bytes(summary['peak_memory_bytes'])} in the largest process"),
     ]
 
 
 def print_report(summary: Mapping[str, Any], run: Run, simulated: bool, caveats: Sequence[str] = ()) -> None:
-    """Prints the end of a run, and what to beware of."""
+    """Prints the report of a finished run, with warnings about its results."""
     table = Table(title=f"run {run.id}", show_header=False, title_justify="left")
     for name, text in rows(summary, simulated):
         table.add_row(name, text)
-    # A pipe has no width of its own, and a wrapped line is hard to search.
+    # A pipe has no width, and wrapped lines are hard to search.
     console = Console() if sys.stdout.isatty() else Console(width=140)
     console.print(table)
     for caveat in caveats:
@@ -109,14 +108,14 @@ def print_report(summary: Mapping[str, Any], run: Run, simulated: bool, caveats:
     print(f"results: {run.folder}", flush=True)
 
 
-def _waiting(summary: Mapping[str, Any]) -> str:
+def _residual(summary: Mapping[str, Any]) -> str:
     ratio, age = summary["residual_ratio"], summary["residual_age"]
-    return f"{ratio:.3g} x what a step adds, some {age:.3g} steps old"
+    return f"{ratio:.3g} x the update of a step, about {age:.3g} steps old"
 
 
 def _pace(samples: float | None, simulated: bool) -> str:
     if samples is None:
-        return "too few steps to tell (training.untimed_steps are left out)"
+        return "too few steps to measure (training.untimed_steps are excluded)"
     return f"{samples:.4g} of all workers{', on the virtual clock' if simulated else ''}"
 
 
@@ -128,7 +127,7 @@ def _split(seconds: Mapping[str, float]) -> str:
 def _break_even(gbit: float | None) -> str:
     if gbit is None:
         return "none: no bytes are saved"
-    return f"pays on networks slower than {gbit:.3g} Gbit/s per worker"
+    return f"saves time on networks slower than {gbit:.3g} Gbit/s per worker"
 
 
 def _seconds(value: float) -> str:

@@ -1,4 +1,4 @@
-"""Run folders: who a run is, where it writes, and whether it is finished, still going or to be continued."""
+"""Runs and their folders: identity, files, locks, and the choice of the run to resume or to start from."""
 
 from __future__ import annotations
 
@@ -34,11 +34,8 @@ __all__ = [
 ]
 
 
-# JSON as its standard has it, which every reader takes.
-
-
 def to_json(content: Any, indent: int | None = None) -> str:
-    """A text in strict JSON: ``null`` stands for a NaN and for an infinity, which JSON does not have."""
+    """Serializes to strict JSON; NaN and infinities, which JSON lacks, become ``null``."""
     return json.dumps(_without_gaps(content), indent=indent, allow_nan=False)
 
 
@@ -52,15 +49,15 @@ def _without_gaps(content: Any) -> Any:
     return content
 
 
-# Bytes; a summary has some thousand, and disks have blocks.
+# Bytes kept free for the last summary, which takes a few thousand.
 _RESERVE = 1 << 14
 
 
 class UnfinishedError(Exception):
-    """A run without a result, and all is said: Hydra's launchers carry it on, and its sweepers count a failure.
+    """Raised for a run without a result after its error was printed, so that Hydra's sweepers count a failure.
 
     Args:
-        code: the exit code.
+        code: exit code of the process.
     """
 
     def __init__(self, code: int) -> None:
@@ -68,32 +65,33 @@ class UnfinishedError(Exception):
         self.code = code
 
     def __str__(self) -> str:
-        return f"it ended with exit code {self.code}"
+        return f"the run ended with exit code {self.code}"
 
 
 def final_metric(summary: Mapping[str, Any]) -> float | None:
-    """The value in a summary that a finished run is judged by, or ``None`` if there is no such number."""
+    """Returns the final value of the main metric in a summary, or ``None`` if it is missing."""
     name, final = summary.get("metric"), summary.get("final")
     value = final.get(name) if isinstance(final, dict) and isinstance(name, str) else None
     return float(value) if isinstance(value, (int, float)) else None
 
 
 def run_id(config: Mapping[str, Any]) -> str:
-    """Ten hexadecimal digits that follow from a resolved configuration alone."""
+    """Hashes a resolved configuration to ten hexadecimal digits."""
+    # Sorted keys make the hash independent of the order in the files.
     canonical = json.dumps(config, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:10]
 
 
 def flat(node: Mapping[str, Any], without: Collection[str] = (), path: str = "") -> Iterator[tuple[str, Any]]:
-    """The settings of a configuration.
+    """Flattens a configuration.
 
     Args:
-        node: plain data.
-        without: dotted names of nodes and settings that are left out.
-        path: of the node itself, with a dot behind.
+        node: configuration as plain data.
+        without: dotted names of nodes and settings to skip.
+        path: dotted name of the node, followed by a dot; empty for the root.
 
     Yields:
-        Dotted names and values.
+        Dotted names and values of the settings.
     """
     for key, value in node.items():
         name = f"{path}{key}"
@@ -110,10 +108,10 @@ class Run:
     """One run and its folder.
 
     Attributes:
-        id: the hash of its configuration.
-        folder: everything it writes goes there.
-        checkpoint: where it continues, if it does.
-        notices: what the user should know of how the folder was chosen.
+        id: hash of its configuration.
+        folder: folder of all its files.
+        checkpoint: checkpoint to resume from, if any.
+        notices: warnings about the choice of the folder.
     """
 
     id: str
@@ -123,17 +121,17 @@ class Run:
 
     @property
     def metrics_file(self) -> Path:
-        """One JSON object per line: the truth about the run."""
+        """Path of the metrics, one JSON object per line."""
         return self.folder / "metrics.jsonl"
 
     @property
     def summary_file(self) -> Path:
-        """Status and final figures."""
+        """Path of the summary: status and final metrics."""
         return self.folder / "summary.json"
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of its checkpoints."""
+        """Folder of the checkpoints."""
         return self.folder / "checkpoints"
 
     @property
@@ -141,11 +139,11 @@ class Run:
         return self.folder / ".lock"
 
     def write_summary(self, content: Mapping[str, Any]) -> None:
-        """Writes status and figures; one that is not finite is ``null``."""
+        """Writes status and metrics; non-finite values become ``null``."""
         write_atomically(self.summary_file, (to_json(content, indent=2) + "\n").encode())
 
     def read_summary(self) -> dict[str, Any]:
-        """What was written last, or an empty mapping."""
+        """Reads the summary; an empty mapping if there is none."""
         try:
             content: Any = read_json(self.summary_file)
         except (OSError, ValueError):
@@ -153,17 +151,18 @@ class Run:
         return content if isinstance(content, dict) else {}
 
     def metric(self) -> float:
-        """What a finished run is judged by; NaN if it was not finite."""
+        """Returns the final value of the main metric; NaN if it was not finite."""
         value = final_metric(self.read_summary())
         return math.nan if value is None else value
 
     def claim(self) -> int | None:
-        """Marks the folder as in use.
+        """Locks the folder for this process.
 
         Returns:
-            A file descriptor, which ends the claim when it is closed in this process and in all that were
-            forked from it; or ``None`` if another process uses the folder.
+            File descriptor of the lock, which ends when this process and all processes forked from it have closed the
+            descriptor; ``None`` if another process holds the lock.
         """
+        # The kernel releases the lock when its processes die, so no stale lock can remain.
         descriptor = os.open(self._lock_file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -173,51 +172,52 @@ class Run:
         return descriptor
 
     def reserve(self) -> None:
-        """Keeps room for a last word on a disk that may become full: in the file that shows that it is in use."""
+        """Reserves space in the lock file, so that the final summary can be written on a full disk."""
         with naming(self._lock_file), self._lock_file.open("r+b") as file:
-            file.write(os.urandom(_RESERVE))  # what some disks cannot compress
+            file.write(os.urandom(_RESERVE))  # random, since some file systems compress zeros
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(file.fileno())  # some file systems allocate only then
 
     def release(self) -> None:
-        """Gives that room back."""
+        """Frees the reserved space."""
         os.truncate(self._lock_file, 0)
 
 
 class Claimed(NamedTuple):
-    """A run that belongs to this process until it closes ``lock``."""
+    """A run that this process has locked, until it closes the descriptor ``lock``."""
 
     run: Run
     lock: int
 
 
 def runs_of(root: Path, identity: str) -> list[Run]:
-    """The runs of one configuration, newest first."""
+    """Returns the runs with id ``identity`` below ``root``, newest first."""
     folders = [path for path in root.glob(f"*-{identity}*") if path.is_dir()]
     return [Run(identity, path) for path in sorted(folders, key=lambda path: path.stat().st_mtime_ns, reverse=True)]
 
 
 def finished_run(root: Path, identity: str) -> Run | None:
-    """A run of this configuration that came to its end, if there is one."""
+    """Returns a finished run with id ``identity`` below ``root``, if there is one."""
     return next((run for run in runs_of(root, identity) if run.read_summary().get("status") == "finished"), None)
 
 
 def new_run(root: Path, label: str, identity: str) -> Claimed:
-    """Makes a folder that no other run has, even one that starts at the same instant.
+    """Creates and locks a new run folder; safe against runs that start at the same time.
 
     Args:
         root: folder of all runs.
         label: readable beginning of the folder's name.
-        identity: the run's id.
+        identity: id of the run.
 
     Raises:
-        ConfigError: if the folder cannot be made or written to.
+        ConfigError: if the folder cannot be created or written.
     """
     number = 1
     while True:
         folder = root / (f"{label}-{identity}" + (f"-{number}" if number > 1 else ""))
         try:
             root.mkdir(parents=True, exist_ok=True)
+            # Fails if the folder exists, so at most one process creates it.
             folder.mkdir()
             run = Run(identity, folder)
             lock = _claim_new(run)
@@ -229,7 +229,7 @@ def new_run(root: Path, label: str, identity: str) -> Claimed:
                 f"cannot write to output_dir={root} ({error.strerror}); name another with output_dir=FOLDER"
             ) from error
         else:
-            if lock is not None:  # else a process with resume=auto was faster, and continues this empty run
+            if lock is not None:  # None: a process with resume=auto has already taken this empty run
                 return Claimed(run, lock)
         number += 1
 
@@ -246,21 +246,20 @@ def _claim_new(run: Run) -> int | None:
 def continue_from(
     root: Path, identity: str, where: str, workers: int | None, busy: list[Path] | None = None
 ) -> Claimed | None:
-    """Finds the run that ``resume=WHERE`` means.
+    """Finds and locks the run that ``resume=WHERE`` names.
 
     Args:
         root: folder of all runs.
-        identity: id of the configuration at hand; a run of another one is refused.
-        where: ``auto`` for the newest run of this configuration that is neither finished nor going on, or the
-            folder of a run.
-        workers: how many must have saved the checkpoint; ``None`` for any number.
-        busy: gets the folders that ``auto`` passes over, for other processes are using them.
+        identity: id of the current configuration, which the run must have.
+        where: folder of a run, or ``auto`` for the newest run that is neither finished nor in progress.
+        workers: required world size of the checkpoint; ``None`` for any.
+        busy: receives the folders that ``auto`` skips because other processes use them.
 
     Returns:
-        The run with its newest whole checkpoint, or ``None`` if ``auto`` finds nothing to continue.
+        The run with its newest valid checkpoint; ``None`` if ``auto`` finds no run to resume.
 
     Raises:
-        CheckpointError: if there are checkpoints, but none can be used.
+        CheckpointError: if the folder is no run of this configuration, or no checkpoint can be used.
         ConfigError: if another process uses the folder.
     """
     if where != "auto":
@@ -283,13 +282,14 @@ def continue_from(
 
 def _named_run(folder: Path, identity: str) -> Run:
     run = Run(identity, folder)
+    # The summary decides: the name of the folder may have been changed.
     found = run.read_summary().get("id")
     if found is None:
-        raise CheckpointError(f"resume={folder} is not the folder of a run; name one, or use resume=auto")
+        raise CheckpointError(f"resume={folder} is not the folder of a run; name a run folder, or use resume=auto")
     if found != identity:
         raise CheckpointError(
             f"resume={folder} is a run of another configuration ({found}, this one is {identity}); "
-            f"give the same command as then, or begin a new run with start_from={folder}/checkpoints/step-NUMBER"
+            f"repeat the original command, or start a new run with start_from={folder}/checkpoints/step-NUMBER"
         )
     return run
 
@@ -297,34 +297,32 @@ def _named_run(folder: Path, identity: str) -> Run:
 def _at_checkpoint(claimed: Claimed, workers: int | None, demanded: bool) -> Claimed:
     run, lock = claimed
     with ExitStack() as stack:
+        # An error releases the lock; pop_all below keeps it.
         stack.callback(os.close, lock)
         checkpoint, faults = find_checkpoint(run.checkpoints, workers, run.id)
         if demanded and checkpoint is None:
             raise CheckpointError(f"resume={run.folder} has no checkpoint yet; start it again without resume")
         stack.pop_all()
-    notices = tuple(f"{fault}; going on from {checkpoint}" for fault in faults)
+    notices = tuple(f"{fault}; continuing from {checkpoint}" for fault in faults)
     return Claimed(Run(run.id, run.folder, checkpoint, notices), lock)
 
 
-# A new run that goes on from a checkpoint of another one, with another learning rate.
-
-
-# What may differ from the run that saved the checkpoint, nodes or single settings. Of all else, what was saved would
-# not fit, or would win in silence over what is typed.
+# Nodes and settings in which a run may differ from the run whose checkpoint it starts from. Saved state would not fit
+# other changes, or would silently override them.
 FREE = ("optimizer.lr", "lr_schedule", "training.clip_norm", "training.max_steps", "start_from")
 
 
 def check_branch(checkpoint: Path, before: Mapping[str, Any], now: Mapping[str, Any], workers: int | None) -> None:
-    """Accepts a checkpoint of another run to begin with.
+    """Checks that a new run can start from a checkpoint of another run.
 
     Args:
-        checkpoint: its folder.
-        before: what decided the result of the run that saved it.
-        now: likewise of the new run.
-        workers: how many there are; ``None`` for any number.
+        checkpoint: folder of the checkpoint.
+        before: result-relevant configuration of the run that saved it.
+        now: result-relevant configuration of the new run.
+        workers: number of workers; ``None`` for any.
 
     Raises:
-        CheckpointError: if the checkpoint is not whole, or the runs differ in more than ``FREE``.
+        CheckpointError: if the checkpoint is damaged, or the runs differ in more than ``FREE``.
     """
     verify_checkpoint(checkpoint, workers)
     if workers is not None and saved_workers(checkpoint) != workers:
@@ -334,7 +332,9 @@ def check_branch(checkpoint: Path, before: Mapping[str, Any], now: Mapping[str, 
         )
     step, last = checkpoint.name.removeprefix("step-"), now.get("training", {}).get("max_steps")
     if last is not None and step.isdecimal() and last <= int(step):
-        raise CheckpointError(f"start_from={checkpoint} is not before the end, training.max_steps={last}; raise that")
+        raise CheckpointError(
+            f"start_from={checkpoint} is at or after the last step, training.max_steps={last}; increase it"
+        )
     old, new = dict(flat(before, FREE)), dict(flat(now, FREE))
     for key in sorted(set(old) | set(new)):
         if old.get(key) != new.get(key):

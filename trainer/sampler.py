@@ -1,4 +1,7 @@
-"""Which examples a worker sees, and when: a function of (seed, epoch, rank, P) and nothing else."""
+"""Training data of one worker: samplers, batches, and its random and buffer state.
+
+The examples of a step are a function of seed, epoch, rank and world size alone, so runs are reproducible.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +23,19 @@ __all__ = ["Batches", "LaneSampler", "Sampler", "ShuffledSampler", "TrainingWork
 
 
 class Sampler(ABC):
-    """Shares of equal size: all workers take the same number of steps in an epoch.
+    """Assigns each worker an equal share of the examples, so all take the same number of steps per epoch.
 
     Args:
-        examples: size of the training split.
-        worker: whose shard it is.
+        examples: number of training examples.
+        worker: worker that reads the share.
         batch_size: examples per worker and step.
-        seed: of the order and of the random choices.
+        seed: seed of the order and of the random choices.
 
     Attributes:
-        steps_per_epoch: steps in which every worker passes over its share.
+        steps_per_epoch: number of steps per epoch.
 
     Raises:
-        ConfigError: if an epoch would not fill a single step.
+        ConfigError: if there are too few examples for one step.
     """
 
     def __init__(self, examples: int, worker: Worker, batch_size: int, seed: int) -> None:
@@ -40,25 +43,31 @@ class Sampler(ABC):
         if self.steps_per_epoch < 1:
             raise ConfigError(
                 f"training.batch_size x accumulation = {batch_size} on {worker.size} workers needs more than the "
-                f"{examples} training examples there are; lower the batch size or the number of workers"
+                f"{examples} training examples; lower the batch size or the number of workers"
             )
         self._worker = worker
         self._seed = seed
 
     @abstractmethod
     def indices(self, step: int) -> Tensor:
-        """The examples of a step, counted from the beginning of training; int64, shape (batch_size,).
+        """Returns the positions of a step's examples.
 
-        What does not fill a whole step of all workers sits the epoch out.
+        Examples that do not fill a step of all workers are skipped in that epoch.
+
+        Args:
+            step: number of the step since the start of training.
+
+        Returns:
+            int64, shape (batch_size,).
         """
 
     def generator(self, step: int) -> torch.Generator:
-        """The source of the random choices (augmentation, masking) of a step."""
+        """Generator of the random choices (augmentation, masking) of a step."""
         return seeded_generator(self._seed, "batch", step, self._worker.rank)
 
 
 class ShuffledSampler(Sampler):
-    """A new random order in every epoch, dealt out to the workers one by one; see :class:`Sampler`."""
+    """Shuffles the examples in every epoch, and assigns every P-th one to each of P workers."""
 
     def __init__(self, examples: int, worker: Worker, batch_size: int, seed: int) -> None:
         super().__init__(examples, worker, batch_size, seed)
@@ -68,8 +77,9 @@ class ShuffledSampler(Sampler):
         self._shard = torch.empty(0, dtype=torch.int64)
 
     def indices(self, step: int) -> Tensor:
-        """See :meth:`Sampler.indices`; shape (batch_size,)."""
+        """Returns the positions of a step's examples: int64, shape (batch_size,)."""
         epoch, within = divmod(step, self.steps_per_epoch)
+        # Computed once per epoch; every worker draws the same permutation.
         if epoch != self._epoch:
             order = torch.randperm(self._examples, generator=seeded_generator(self._seed, "order", epoch))
             self._epoch, self._shard = epoch, order[self._worker.rank :: self._worker.size]
@@ -77,46 +87,45 @@ class ShuffledSampler(Sampler):
 
 
 class LaneSampler(Sampler):
-    """The examples in their order, cut into as many lanes as all workers have rows: each row follows one lane.
+    """Cuts the ordered examples into contiguous lanes, one per row of all workers' batches.
+
+    Each row of a batch continues its lane, as models need that carry a state along a text.
 
     Args:
-        examples: size of the training split.
-        worker: whose lanes these are.
-        lanes: rows of a batch.
-        passes: batches of a step, one after the other along the lanes.
-        seed: of the random choices.
+        examples: number of training examples.
+        worker: worker that reads the lanes.
+        lanes: number of rows of a batch.
+        passes: number of consecutive batches in a step.
+        seed: seed of the random choices.
 
     Raises:
-        ConfigError: if an epoch would not fill a single step.
+        ConfigError: if there are too few examples for one step.
     """
 
     def __init__(self, examples: int, worker: Worker, lanes: int, passes: int, seed: int) -> None:
         super().__init__(examples, worker, lanes * passes, seed)
         self._passes = passes
         length = self.steps_per_epoch * passes
+        # The first example of each lane of this worker.
         self._starts = (worker.rank * lanes + torch.arange(lanes)) * length
 
     def indices(self, step: int) -> Tensor:
-        """See :meth:`Sampler.indices`; shape (batch_size,), of which the first ``lanes`` are the first batch's."""
+        """Returns the positions of the examples: int64, shape (batch_size,), one batch of ``lanes`` after another."""
         first = step % self.steps_per_epoch * self._passes
         return (torch.arange(first, first + self._passes).unsqueeze(1) + self._starts).flatten()
 
 
-# The batches of one worker, step by step; those that take long to read are read ahead.
-
-
 class Batches:
-    """What a worker's backward passes are given.
+    """The batches of one worker, step by step.
 
-    If the split has an attribute ``slow`` that is true, the batches of the next step are made in a thread of their
-    own while the present ones are computed with. They are the same either way: a batch is a function of its indices
-    and its step's generator.
+    If the split has a true attribute ``slow``, a thread loads the batches of the next step during the current one. The
+    batches do not depend on that: each is a function of its indices and its step's generator.
 
     Args:
-        split: of the training examples.
-        sampler: the worker's share of them.
-        size: examples of a batch.
-        total_steps: of the run; nothing is read beyond.
+        split: training examples.
+        sampler: selects the worker's share of them.
+        size: number of examples in a batch.
+        total_steps: number of steps of the run; no later batch is loaded.
     """
 
     def __init__(self, split: Split, sampler: Sampler, size: int, total_steps: int) -> None:
@@ -125,10 +134,11 @@ class Batches:
         self._ahead: _Ahead | None = None
 
     def of(self, step: int) -> Iterator[Batch]:
-        """The batches of a step, one after the other; to be taken before the next step's."""
+        """Yields the batches of a step; call it for each step in order."""
         if not self._reads_ahead:
             yield from self._make(step)
             return
+        # A resumed run, or a repeated step, does not match the batches that were loaded ahead.
         ahead, self._ahead = self._ahead, None
         found = ahead.batches() if ahead and ahead.step == step else list(self._make(step))
         if step + 1 < self._total:
@@ -142,7 +152,7 @@ class Batches:
 
 
 class _Ahead:
-    """The batches of one step, being made in a thread that does not keep the process alive."""
+    """Loads the batches of one step in a daemon thread."""
 
     def __init__(self, step: int, make: Callable[[int], Iterator[Batch]]) -> None:
         self.step, self._make = step, make
@@ -158,10 +168,10 @@ class _Ahead:
             self._fault = fault
 
     def batches(self) -> list[Batch]:
-        """Waits for them.
+        """Waits for the batches.
 
         Raises:
-            Exception: what went wrong while they were made.
+            Exception: raised by the split in the thread.
         """
         self._thread.join()
         if self._fault:
@@ -169,20 +179,17 @@ class _Ahead:
         return self._found
 
 
-# What belongs to one worker and not to the model: its data, its random numbers, its running statistics.
-#
-# A simulated cluster has one model and P workers who take turns with it; each must find its own random state and its
-# own buffers (the running statistics of batch normalisation), as it would in a process of its own.
-
-
 class TrainingWorker:
-    """One worker's part of the training state.
+    """Training state of one worker: data share, random state and buffers.
+
+    In a simulated cluster, P workers share one model. Each keeps its own random state and its own buffers (running
+    statistics of batch normalization), as if it had its own process.
 
     Args:
-        worker: its rank.
-        model: the model it takes turns with; its buffers are the worker's first ones.
-        sampler: its share of the data.
-        seed: of the run.
+        worker: rank and world size.
+        model: model that the local workers share; provides the initial buffers.
+        sampler: selects the worker's share of the data.
+        seed: seed of the run.
     """
 
     def __init__(self, worker: Worker, model: nn.Module, sampler: Sampler, seed: int) -> None:
@@ -193,6 +200,7 @@ class TrainingWorker:
         self._random = self._fresh_random(derive_seed(seed, "worker", worker.rank))
 
     def _fresh_random(self, seed: int) -> list[Tensor]:
+        # torch only seeds its global generators, so their states are set aside meanwhile.
         outside = self._get_random()
         torch.manual_seed(seed)
         mine = self._get_random()
@@ -212,55 +220,57 @@ class TrainingWorker:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Lets this worker use the model: its buffers are in place and torch draws its random numbers."""
+        """Gives the model this worker's buffers, and torch its random state."""
         outside = self._get_random()
         self._set_random(self._random)
         load_buffers(self._model, self._buffers)
         try:
             yield
         finally:
+            # Forward passes update running statistics in place.
             for name, buffer in self._model.named_buffers():
                 self._buffers[name].copy_(buffer)
             self._random = self._get_random()
             self._set_random(outside)
 
     def undo_spoiled_buffers(self) -> None:
-        """While active: takes back what passes did to the buffers, if that left a NaN or an infinity: it would stay."""
+        """Restores the buffers of an active worker if a pass made them non-finite, since they would stay so."""
         floating = [buffer for buffer in self._model.buffers() if buffer.is_floating_point()]
         if not all(bool(buffer.isfinite().all()) for buffer in floating):
             load_buffers(self._model, self._buffers)
 
     def floating_buffers(self) -> Tensor:
-        """All running statistics in one vector, shape (m,)."""
+        """All floating-point buffers in one vector, shape (m,)."""
         parts = [buffer.flatten() for buffer in self._buffers.values() if buffer.is_floating_point()]
         return torch.cat(parts) if parts else torch.empty(0, device=self._device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Buffers and random state."""
+        """Returns buffers and random state."""
         return {"buffers": self._buffers, "random": self._random}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Continues from saved data."""
+        """Restores buffers and random state from the result of ``state_dict``."""
         self.load_buffers(values)
-        # Random states live on the CPU, whatever device the rest was loaded to.
+        # torch expects random states on the CPU, whichever device the checkpoint was loaded to.
         self._random = [state.cpu() for state in values["random"]]
 
     def load_buffers(self, values: Mapping[str, Any]) -> None:
-        """Continues with the buffers of saved data, and random numbers of its own."""
+        """Restores only the buffers from the result of ``state_dict``."""
         for name, buffer in self._buffers.items():
             buffer.copy_(values["buffers"][name])
 
 
 def load_buffers(model: nn.Module, buffers: Mapping[str, Tensor]) -> None:
-    """Copies ``buffers``, by name and of the same shapes, into those of a model."""
+    """Copies ``buffers``, by name, into the buffers of a model."""
     for name, buffer in model.named_buffers():
         buffer.copy_(buffers[name])
 
 
 def average_buffers(cluster: Cluster, workers: Sequence[TrainingWorker], model: nn.Module) -> None:
-    """Gives the model the mean of all workers' running statistics, added up in the order of the ranks."""
+    """Sets the model's floating-point buffers to their mean over all workers, summed in the order of the ranks."""
     rows = gather_rows(cluster, [worker.floating_buffers() for worker in workers])
     mean = torch.stack(rows).mean(0)
+    # Integer buffers, such as the number of tracked batches, are equal on all workers.
     floating = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
     for buffer, part in zip(floating, mean.split([buffer.numel() for buffer in floating]), strict=True):
         buffer.copy_(part.view_as(buffer))

@@ -1,14 +1,15 @@
-"""What configurations name, by public names; and where the first edition (0.1.0) kept it.
+"""Targets of configurations: the names of classes and functions, their check against an allowlist, and defaults.
 
-A run's id was made from these places. So that a run keeps its id wherever its parts move, ids are still made from them.
-What came later has its public name only, and needs no line here.
+Run ids are hashes of configurations in which each target has the module path of version 0.1.0, listed in ``_PLACES``.
+So a run keeps its id when a class moves. Classes added later are hashed by their public names and need no entry.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
@@ -18,14 +19,27 @@ from typing import Any
 import torch
 
 from spardl.basics.checks import check_choice
-from spardl.basics.errors import ConfigError
+from spardl.basics.errors import ConfigError, first_line
 from spardl.compressors.budget import AUTO, Budget
 from spardl.method import registry
 from spardl.method.momentum import AutoMomentum, OptimizerMomentum
 from spardl.method.recipes import RECIPES
 from spardl.schedules.outer import OuterSteps
+from trainer.runs import flat
 
-__all__ = ["Kind", "check_switches", "editions", "first_edition", "importable", "public", "scoped", "settled", "whole"]
+__all__ = [
+    "Kind",
+    "allowed_packages",
+    "check_arguments",
+    "check_names",
+    "editions",
+    "hashed_targets",
+    "importable",
+    "nearest",
+    "public_targets",
+    "resolve_recipe",
+    "resolve_scope",
+]
 
 
 _TARGET = "_target_"
@@ -80,27 +94,27 @@ _PLACES: Mapping[str, str] = MappingProxyType(
         "trainer.Wandb": "spardl.training.loggers.Wandb",
     }
 )
-# The trainer's parts, which were in the library's folder once, by the names that older configurations have.
+# Names in configurations of versions in which the trainer was a part of the library.
 _FORMER: Mapping[str, str] = MappingProxyType(
     {name.replace("trainer.", "spardl.training.", 1): name for name in _PLACES if name.startswith("trainer.")}
 )
 _NAMES: Mapping[str, str] = MappingProxyType({**_FORMER, **{place: name for name, place in _PLACES.items()}})
 
 
-def first_edition(config: Any) -> Any:
-    """A configuration whose targets are the places that ids are made from.
+def hashed_targets(config: Any) -> Any:
+    """Replaces each target by the module path that ids are computed from.
 
     Args:
-        config: plain data.
+        config: configuration, as plain data.
     """
     return _renamed(config, lambda name: _PLACES.get(_FORMER.get(name, name), name))
 
 
-def public(config: Any) -> Any:
-    """A configuration whose targets have their public names, also where it was written for the first edition.
+def public_targets(config: Any) -> Any:
+    """Replaces each target by its public name, including module paths of earlier versions.
 
     Args:
-        config: plain data.
+        config: configuration, as plain data.
     """
     return _renamed(config, lambda name: _NAMES.get(name, name))
 
@@ -140,16 +154,12 @@ def _names(key: Any, value: Any) -> bool:
     return key == _TARGET and isinstance(value, str)
 
 
-# Which edition of its parts a run has, where a part once gave other results for the same configuration.
-#
-# A run's id says what was asked for. Where code changes on purpose what comes of it, the part's edition is raised
-# here, so that results of before are told from those of today without giving every run another id. A test does small
-# work anew and fails where results changed and no edition did (tests/exhibits/test_versions.py).
-
-
+# Editions of classes whose results changed for the same configuration. An id identifies the configuration; the edition
+# distinguishes results from before and after an intended change without changing ids. tests/exhibits/test_versions.py
+# fails if results change and the edition does not.
 _RAISED: Mapping[str, int] = MappingProxyType(
     {
-        # Measuring layers no longer draws from the random numbers that dropout uses.
+        # Measuring layers no longer advances the random state that dropout uses.
         "spardl.LayerFusion": 2,
         "spardl.MgWfbp": 2,
     }
@@ -157,8 +167,8 @@ _RAISED: Mapping[str, int] = MappingProxyType(
 
 
 def editions(config: Mapping[str, Any]) -> dict[str, int]:
-    """The editions of a resolved configuration's parts, by public name; without those that have only had one."""
-    return {name: _RAISED[name] for name in sorted(set(_named_targets(public(config)))) if name in _RAISED}
+    """Returns the editions of a configuration's classes by public name, for classes with more than one."""
+    return {name: _RAISED[name] for name in sorted(set(_named_targets(public_targets(config)))) if name in _RAISED}
 
 
 def _named_targets(node: Any) -> Iterator[str]:
@@ -172,115 +182,191 @@ def _named_targets(node: Any) -> Iterator[str]:
             yield from _named_targets(value)
 
 
-# Which classes and functions a configuration may name: those of this project that make the part in question.
-
-
-_NEEDED = ("training", "resume", "output_dir")  # beside the nodes of which something is made
-_OTHERS = ("cache_dir", "data_dir", "force", "presets", "recipe", "scale", "seed", "start_from", "study")
+# Top-level settings other than the nodes with a target: mandatory ones, and optional ones.
+_NEEDED = ("training", "resume", "output_dir")
+_OTHERS = ("cache_dir", "data_dir", "force", "plugins", "presets", "recipe", "scale", "seed", "start_from", "study")
 _TARGET_KEY, _PARTIAL = "_target_", "_partial_"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What one node of a configuration may be made of.
+    """Allowed targets of one node of a configuration.
 
     Attributes:
-        base: class that a ``_target_`` must be derived from. A function has none: its package has to do.
-        packages: that the ``_target_`` must be from.
-        functions: whether it may be a function, too.
-        partial: whether arguments are still to come when the node is read (``_partial_: true``).
-        inside: what its own nodes may be made of, by name; others are plain values.
+        base: base class of the target; functions are checked by package only.
+        packages: packages that the target may come from.
+        functions: whether the target may be a function.
+        partial: whether further arguments follow later (``_partial_: true``).
+        extensible: whether ``plugins=[PACKAGE]`` adds to the packages.
+        inside: allowed targets of nested nodes by name; all other values are plain.
     """
 
     base: type
     packages: tuple[str, ...] = ("spardl",)
     functions: bool = False
     partial: bool = False
+    extensible: bool = False
     inside: Mapping[str, Kind] = field(default_factory=dict)
 
-    def check(self, name: str, node: Any) -> None:
-        """Accepts a node; runs nothing that it names, and imports nothing from other packages.
+    def check(self, name: str, node: Any, plugins: Collection[str] = ()) -> None:
+        """Checks a node; executes no target, and imports nothing from other packages.
 
         Args:
-            name: of the node.
-            node: its content, as plain data.
+            name: dotted name of the node.
+            node: content of the node, as plain data.
+            plugins: packages that the user allows, from :func:`allowed_packages`.
 
         Raises:
-            ConfigError: if the node names something else, or says in an unknown way how it is made.
+            ConfigError: if the target is not allowed, or the node has unknown special keys.
         """
         if not isinstance(node, Mapping) or _TARGET_KEY not in node:
             raise ConfigError(f"this configuration has no {name}; choose one with {name}=NAME")
         for key, value in node.items():
             if key in self.inside:
-                self.inside[key].check(f"{name}.{key}", value)
+                self.inside[key].check(f"{name}.{key}", value, plugins)
             elif place := next(_targets(value, f"{name}.{key}"), None):
-                raise ConfigError(f"{place} has no meaning here; leave it away")
+                raise ConfigError(f"{place} has no effect here; remove it")
+            # Other special keys of Hydra, such as _args_ and _recursive_, would bypass the checks.
             if re.fullmatch("_.*_", str(key)) and key not in (_TARGET_KEY, _PARTIAL):
-                raise ConfigError(f"{name}.{key} has no meaning here; leave it away")
+                raise ConfigError(f"{name}.{key} has no effect here; remove it")
+        # A wrong value would call a factory too early, or never.
         if node.get(_PARTIAL, False) is not self.partial:
-            raise ConfigError(f"{name}.{_PARTIAL} must be {str(self.partial).lower()}; leave it as it is")
-        self._check_target(name, node[_TARGET_KEY])
+            raise ConfigError(f"{name}.{_PARTIAL} must be {str(self.partial).lower()}; remove the override")
+        self._check_target(name, node[_TARGET_KEY], plugins if self.extensible else ())
 
-    def _check_target(self, name: str, target: Any) -> None:
+    def _check_target(self, name: str, target: Any, plugins: Collection[str]) -> None:
         refusal = f"{name}.{_TARGET}={target} cannot be used: "
         way_out = f"; choose one with {name}=NAME"
-        if not isinstance(target, str) or not self._has(target):
-            raise ConfigError(f"{refusal}it must be from {' or '.join(self.packages)}{way_out}")
+        packages = (*self.packages, *plugins)
+        if not isinstance(target, str) or not _is_from(target, packages):
+            if self.extensible and (package := _package_of(target)):
+                way_out = f"; add plugins=[{package}] to allow its package"
+            raise ConfigError(f"{refusal}it must be from {' or '.join(packages)}{way_out}")
         try:
             found = _find(target)
         except (ImportError, AttributeError) as error:
+            if _is_from(target, plugins):
+                way_out = "; install its package, or add the package's folder to PYTHONPATH"
             raise ConfigError(f"{refusal}{error}{way_out}") from error
-        # A module of ours has others' in it: tasks.models.bert.os.system.
-        if not self._has(f"{getattr(found, '__module__', '')}.") or not self._makes(found):
-            kind = f"{self.base.__name__}, or a function that makes one" if self.functions else self.base.__name__
-            raise ConfigError(f"{refusal}it is no {kind} of {' or '.join(self.packages)}{way_out}")
-
-    def _has(self, target: str) -> bool:
-        return any(target.startswith(f"{package}.") for package in self.packages)
+        except Exception as error:  # the code of a plugin may raise anything
+            raise ConfigError(f"{refusal}its import failed with {type(error).__name__}: {first_line(error)}") from error
+        # Modules import others: tasks.models.bert.os.system is not a model of ours.
+        if not _is_from(f"{getattr(found, '__module__', '')}.", packages) or not self._makes(found):
+            kind = f"a subclass of {self.base.__name__}" + (", or a function that returns one," * self.functions)
+            raise ConfigError(f"{refusal}it is not {kind} from {' or '.join(packages)}{way_out}")
 
     def _makes(self, found: Any) -> bool:
         return issubclass(found, self.base) if inspect.isclass(found) else self.functions and callable(found)
 
 
-def whole(config: dict[str, Any], nodes: Iterable[str] | None = None) -> dict[str, Any]:
-    """A configuration, as it was given.
+def allowed_packages(plugins: Any) -> tuple[str, ...]:
+    """Checks the packages of the setting ``plugins``, whose classes a configuration may name.
 
     Args:
-        config: resolved, as plain data.
-        nodes: names of the nodes of which something is made; ``None``: do not look for unknown names.
+        plugins: value of the setting; ``None`` for an empty list.
+
+    Returns:
+        The names of the packages.
 
     Raises:
-        ConfigError: if it lacks something that is no choice of a file, or has a name that nothing reads.
+        ConfigError: if it is not a list of names, or names a package of Python itself.
+    """
+    names = [] if plugins is None else plugins
+    if not isinstance(names, Sequence) or isinstance(names, str) or not all(map(_is_dotted_name, names)):
+        raise ConfigError(f"plugins must be a list of packages, such as plugins=[mymodel], got {plugins!r}")
+    for name in names:
+        if name.split(".")[0] in sys.stdlib_module_names:
+            raise ConfigError(f"plugins={plugins} cannot be used: {name} is a part of Python; remove it")
+    return tuple(names)
+
+
+def _is_dotted_name(name: Any) -> bool:
+    return isinstance(name, str) and all(map(str.isidentifier, name.split(".")))
+
+
+def _package_of(target: Any) -> str | None:
+    """Returns the package of a target that ``plugins`` could allow."""
+    if not _is_dotted_name(target) or "." not in target:
+        return None
+    package: str = target.split(".")[0]
+    return None if package in (*sys.stdlib_module_names, "spardl", "tasks", "trainer") else package
+
+
+def _is_from(target: str, packages: Iterable[str]) -> bool:
+    return any(target.startswith(f"{package}.") for package in packages)
+
+
+def nearest(name: str, node: Mapping[Any, Any]) -> str | None:
+    """Suggests a setting for a misspelt name, from the same node or from nested ones.
+
+    Args:
+        name: misspelt name, without the path of its node.
+        node: node that lacks the name, as plain data.
+
+    Returns:
+        Dotted name relative to the node; ``None`` if no name is similar.
+    """
+    if close := get_close_matches(name, map(str, node), n=1):
+        return close[0]
+    below = {path.rpartition(".")[2]: path for path, _ in flat(node, ("hydra", "presets"))}
+    close = get_close_matches(name, below, n=1)
+    return below[close[0]] if close else None
+
+
+def check_names(config: dict[str, Any], nodes: Iterable[str] | None = None) -> dict[str, Any]:
+    """Checks the top-level names of a configuration.
+
+    Args:
+        config: resolved configuration, as plain data.
+        nodes: names of the nodes with a target; ``None`` to accept unknown names.
+
+    Returns:
+        The configuration, unchanged.
+
+    Raises:
+        ConfigError: if a mandatory setting is missing, or a name is unknown.
     """
     known = [*nodes, *_NEEDED, *_OTHERS] if nodes is not None else list(config)
     if unknown := [str(name) for name in config if name not in known]:
-        close = get_close_matches(unknown[0], known, n=1)
-        hint = f"; did you mean {close[0]}?" if close else "; remove it"
+        known_nodes = {key: value for key, value in config.items() if key not in unknown}
+        close = nearest(unknown[0], {**dict.fromkeys(known), **known_nodes})
+        hint = f"; did you mean {close}?" if close else "; remove it"
         raise ConfigError(f"{unknown[0]}={config[unknown[0]]} is not a setting of this program{hint}")
     for name in _NEEDED:
         if name not in config:
-            raise ConfigError(f"this configuration has no {name}; leave ~{name} away")
+            raise ConfigError(f"this configuration has no {name}; remove ~{name}")
     return config
 
 
-def check_switches(name: str, node: Mapping[str, Any]) -> None:
-    """Refuses what is not true or false where nothing else will do: Python would take any word for true.
+def check_arguments(name: str, node: Mapping[str, Any]) -> None:
+    """Checks the settings of a node against the arguments of its target.
 
     Args:
-        name: of the node.
-        node: its content, as plain data, resolved, that its kind has accepted.
+        name: name of the node.
+        node: content of the node, as resolved plain data that :meth:`Kind.check` has accepted.
 
     Raises:
-        ConfigError: if a value is none of the two.
+        ConfigError: if the target has no such argument, or a boolean argument gets another value.
     """
-    wanted = inspect.signature(_find(node[_TARGET_KEY])).parameters
+    try:
+        wanted = inspect.signature(_find(node[_TARGET_KEY])).parameters
+    except ValueError:  # a class that is written in C
+        return
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in wanted.values())
     for key, value in node.items():
+        if key not in wanted and not takes_any and not re.fullmatch("_.*_", key):
+            close = get_close_matches(key, wanted, n=1)
+            if name == "optimizer" and not close:
+                continue  # a method's preset may set it, and the plan explains which optimizers fit
+            hint = f"did you mean {close[0]}?" if close else "remove it"
+            raise ConfigError(f"{name}.{key}={value} is not an argument of {node[_TARGET_KEY]}; {hint}")
+        # In Python, any non-empty string is true.
         if key in wanted and wanted[key].annotation in (bool, "bool") and not isinstance(value, bool):
             raise ConfigError(f"{name}.{key} must be true or false, got {value!r}")
 
 
 def _targets(value: Any, place: str) -> Iterator[str]:
-    """Where a value names something to be made."""
+    """Yields the dotted names of all targets in a value."""
     if isinstance(value, Mapping):
         if _TARGET_KEY in value:
             yield f"{place}.{_TARGET}"
@@ -292,14 +378,14 @@ def _targets(value: Any, place: str) -> Iterator[str]:
 
 
 def _find(target: str) -> Any:
-    """What a dotted name stands for."""
+    """Imports the object of a dotted name."""
     module, _, rest = _import_path(target).rpartition(".")
     names = [rest]
     while True:
         try:
             found: Any = import_module(module)
         except ModuleNotFoundError as error:
-            # Not a module, but a class in one; or one that needs a package that is not installed.
+            # Raised for an attribute of a module, but also for a missing dependency of the module.
             if error.name != module or "." not in module:
                 raise
             module, _, rest = module.rpartition(".")
@@ -311,9 +397,6 @@ def _find(target: str) -> Any:
     return found
 
 
-# What a configuration leaves open, and what that comes to: ``recipe=``, and ``scope=auto`` of a compressor.
-
-
 _AUTO, _OPTIMIZER, _OUTER = (f"spardl.{kind.__name__}" for kind in (AutoMomentum, OptimizerMomentum, OuterSteps))
 _ADAM = tuple(
     f"{module}.{kind.__name__}"
@@ -322,14 +405,14 @@ _ADAM = tuple(
 )
 
 
-def settled(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration in which everything is said that its recipe stands for, and so needs none.
+def resolve_recipe(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Replaces ``recipe`` by the settings that it stands for.
 
     Args:
-        config: plain data.
+        config: configuration, as plain data.
 
     Raises:
-        ConfigError: if there is no such recipe.
+        ConfigError: if the recipe is unknown.
     """
     plain = dict(config)
     recipe = plain.pop("recipe", RECIPES[0])
@@ -339,13 +422,13 @@ def settled(config: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def scoped(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration whose compressor's scope is ``auto`` only where that is chunks; see ``spardl.method.moving``.
+def resolve_scope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Replaces ``scope=auto`` of the compressor by ``model``, except where it selects chunks.
 
-    So a run in which it is the whole model has the id that it had before there was such a choice.
+    So runs over the whole model keep the id of versions without ``auto``.
 
     Args:
-        config: plain data, settled.
+        config: configuration as plain data, returned by :func:`resolve_recipe`.
     """
     compressor = config.get("compressor") or {}
     if compressor.get("scope") != AUTO or (_moves_adam(config) and _takes_chunks(compressor)):

@@ -1,4 +1,4 @@
-"""What the trainer needs to know of a task: data, model, loss and metric."""
+"""The interface of a task: data, model, loss and metric."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Batch = Mapping[str, Tensor]
 
 
 class Split(Protocol):
-    """A finite set of examples that can be addressed by position.
+    """A finite set of examples that are addressed by position.
 
-    A split whose batches take long to make, such as one that reads files, may set an attribute ``slow`` to true: its
-    batches are then made one step ahead, in a thread of their own.
+    A split whose batches take long to load, for example from files, may set an attribute ``slow`` to true: a thread
+    then loads its batches one step ahead.
     """
 
     def __len__(self) -> int:
-        """The number of examples."""
+        """Number of examples."""
         ...
 
     def batch(self, indices: Tensor, generator: torch.Generator | None) -> Batch:
@@ -30,8 +30,8 @@ class Split(Protocol):
 
         Args:
             indices: int64, shape (batch,): positions in ``[0, len(self))``.
-            generator: source of every random choice (augmentation, masking). ``None`` asks for the
-                examples as an evaluation sees them, a function of ``indices`` alone.
+            generator: source of all random choices (augmentation, masking); ``None`` during evaluation, when
+                the batch must depend on ``indices`` alone.
 
         Returns:
             Named tensors whose first dimension is the batch.
@@ -43,11 +43,11 @@ class Task(ABC):
     """A model, its data, its loss and its metric.
 
     Attributes:
-        metric: the name, in the mapping that ``summarize`` returns, of the figure a run is judged by.
-        higher_is_better: the direction of that metric.
+        metric: key of the main metric in the mapping that ``summarize`` returns.
+        higher_is_better: whether a higher value of the metric is better.
         sums: names of the entries of the vector that ``measure`` returns.
-        consecutive: whether each row of a training batch goes on where it ended in the batch before, as a
-            model needs that carries a state along a text; otherwise examples come in random order.
+        consecutive: whether each row of a training batch continues the same row of the previous batch, for models
+            that carry a state along a text; otherwise examples are shuffled.
     """
 
     metric: ClassVar[str]
@@ -60,16 +60,16 @@ class Task(ABC):
 
     @abstractmethod
     def build_model(self) -> nn.Module:
-        """Builds the model with weights drawn from torch's global generator."""
+        """Builds the model; initial weights come from torch's global generator."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The mean training loss of a batch, a scalar."""
+        """Mean training loss of a batch, a scalar tensor."""
 
     @abstractmethod
     def measure(self, model: nn.Module, batch: Batch) -> Tensor:
-        """What a batch adds to the evaluation: float64, shape (len(sums),); batches and workers are added up."""
+        """Contribution of a batch to the evaluation: float64, shape (len(sums),); summed over batches and workers."""
 
     @abstractmethod
     def summarize(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Turns the sums over a whole split into named metrics; includes ``loss`` and ``metric``."""
+        """Converts the sums over a split to named metrics, among them ``loss`` and the value of ``metric``."""

@@ -1,4 +1,4 @@
-"""The training loop: one for real and for simulated clusters."""
+"""The training loop of real and simulated clusters, with its divergence checks and log windows."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from spardl.vector.sparse import SparseVector, Sum
 from trainer.checkpoint import (
     Restart,
     at_step,
-    fitting,
     load_part,
-    newest_whole,
+    newest_valid,
+    restoring,
     save_checkpoint,
     saved_workers,
 )
@@ -35,22 +35,19 @@ from trainer.observers import Observer
 from trainer.report import environment
 from trainer.runs import Run
 
-__all__ = ["Trainer", "Watch", "Window", "all_finite"]
+__all__ = ["DivergenceWatch", "Trainer", "Window", "all_finite"]
 
 
-# Whether a run is still worth saving: its losses, its weights, and whatever else a checkpoint holds are finite.
+class DivergenceWatch:
+    """Detects divergence; all workers reach the same conclusion and stop together.
 
-
-class Watch:
-    """Finds out that a run has diverged. All workers come to the same conclusion, and end together.
-
-    A loss tells of the weights before its step. So a checkpoint is *proven* by a later loss that is finite, or by an
-    evaluation of the same weights; one that is not may hold finite weights that are of no use.
+    The loss of a step depends on the weights before it. A checkpoint therefore counts as *proven* only after a later
+    finite loss, or a finite evaluation of the same weights: finite weights alone may be useless.
 
     Args:
-        cluster: the workers.
-        run: whose checkpoints they are.
-        step: steps done so far.
+        cluster: workers that train together.
+        run: run with the checkpoints.
+        step: number of steps done.
     """
 
     def __init__(self, cluster: Cluster, run: Run, step: int) -> None:
@@ -59,24 +56,25 @@ class Watch:
         self._proven = step - 1
 
     def add(self, step: int, losses: Sequence[float]) -> None:
-        """Is told the losses of the local ranks in step number ``step``, counted from 1."""
+        """Records the losses of the local ranks in step ``step``, counted from 1."""
         self._last = [math.isfinite(loss) for loss in losses]
+        # One finite loss suffices: all workers have the same weights.
         if any(self._last):
             self._proven = max(self._proven, step - 1)
 
     def look(self, step: int, parts: Sequence[Mapping[str, Sequence[Tensor]]]) -> bool:
-        """Looks at what a checkpoint would hold.
+        """Checks the state that a checkpoint would contain.
 
         Args:
-            step: steps done.
-            parts: tensors of any shape of each local rank, by name; all ranks' have the same names.
+            step: number of steps done.
+            parts: tensors of each local rank by name; the names are the same on all ranks.
 
         Returns:
-            Whether an evaluation has to show that the run goes on: no worker's last loss is finite. Such gradients may
-            have been refused, and the weights be fine.
+            Whether an evaluation must decide, because no worker's last loss is finite. Its gradients may have been
+            discarded, which leaves the weights intact.
 
         Raises:
-            TrainingError: on all workers, if something is not finite on one of them.
+            TrainingError: on all workers, if a tensor of one of them is not finite.
         """
         rows = [
             torch.tensor([last, *map(all_finite, own.values())], dtype=torch.int64)
@@ -89,47 +87,44 @@ class Watch:
         return not bool(table[:, 0].any())
 
     def evaluated(self, step: int, loss: float) -> None:
-        """Is told the loss of an evaluation of the weights after ``step`` steps.
+        """Checks the loss of an evaluation of the weights after ``step`` steps.
 
         Raises:
-            TrainingError: if it is not finite.
+            TrainingError: if the loss is not finite.
         """
         if not math.isfinite(loss):
             raise self.diverged(f"the evaluated loss is {loss}", step)
         self._proven = step
 
     def diverged(self, what: str, step: int) -> TrainingError:
-        """The error that says what to do; to be made by all workers at once."""
+        """Builds the error, which names the newest proven checkpoint; a collective operation of all workers."""
         good = self._newest_good()
-        way = f"go on with start_from={good}" if good else "begin again: no checkpoint was saved before"
+        way = f"continue with start_from={good}" if good else "start again: there is no earlier checkpoint"
         return TrainingError(f"{what} at step {step}; lower optimizer.lr or set training.clip_norm, and {way}")
 
     def _newest_good(self) -> Path | None:
-        """Rank 0 alone reads them; the others hear which one it is."""
+        # Only rank 0 reads the checkpoints; gather_rows sends the result to the other ranks.
         rows = [torch.tensor([self._proven]) for _ in self._cluster.local_ranks]
         proven = int(torch.stack(gather_rows(self._cluster, rows)).max())
         folders = [self._run.checkpoints, *([self._run.checkpoint.parent] if self._run.checkpoint else [])]
-        found = [newest_whole(folder, proven) if self._cluster.leads else None for folder in folders]
+        found = [newest_valid(folder, proven) if self._cluster.leads else None for folder in folders]
         rows = [torch.tensor([-1 if step is None else step for step in found]) for _ in self._cluster.local_ranks]
         steps = gather_rows(self._cluster, rows)[0].tolist()
         return next((at_step(folder, step) for folder, step in zip(folders, steps, strict=True) if step >= 0), None)
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether ``tensors``, of any shape, have no NaN and no infinity; one pass over memory, and one wait for a GPU."""
+    """Whether all values are finite; reads memory once and synchronizes with a GPU once."""
     floating = [tensor for tensor in tensors if tensor.is_floating_point()]
     if not floating:
         return True
-    # A sum of finite numbers may overflow: only then each is looked at.
+    # A sum of finite values may overflow; only then is each value checked.
     sums = torch.stack([tensor.sum().double().to(floating[0].device) for tensor in floating])
     return bool(sums.isfinite().all()) or all(bool(tensor.isfinite().all()) for tensor in floating)
 
 
-# Figures between two log lines.
-
-
 class Window:
-    """Figures between two log lines; part of a checkpoint, so that a continued run logs the same ones."""
+    """Metrics between two log records; saved in checkpoints, so that a resumed run logs the same values."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -142,7 +137,7 @@ class Window:
         self._bytes = self._cluster.ledgers[0].bytes_sent
 
     def add(self, losses: Sequence[float]) -> None:
-        """Enters a step. A loss that is not finite counts only if there is no other: see ``refused``."""
+        """Adds the losses of a step; non-finite ones count only if there are no others."""
         self._steps += 1
         for sums, loss in zip(self._losses, losses, strict=True):
             if math.isfinite(loss):
@@ -150,10 +145,10 @@ class Window:
                 sums[1] += 1
 
     def close(self) -> dict[str, float]:
-        """The mean loss and seconds over workers and steps; bytes of the first local rank, per step."""
+        """Returns mean loss and seconds over workers and steps, and bytes per step of the first local rank."""
         rows = [torch.tensor(self._row(local), dtype=torch.float64) for local in range(len(self._losses))]
         table = torch.stack(gather_rows(self._cluster, rows))
-        # Alone: in a wider table, torch may add in another order.
+        # As a separate tensor: in a wider table, torch may add in another order.
         loss, count = table[:, :2].contiguous().sum(0).tolist()
         seconds, steps = table[:, 2:].mean(0).tolist(), max(1, self._steps)
         values = {
@@ -169,7 +164,7 @@ class Window:
         return [*self._losses[local], *(ledger.seconds[p] - before[p.value] for p in Phase)]
 
     def state_dict(self, local: int) -> dict[str, Any]:
-        """What is known so far, as plain data."""
+        """Returns the accumulated values, as plain data."""
         return {
             "steps": self._steps,
             "losses": self._losses[local],
@@ -178,7 +173,7 @@ class Window:
         }
 
     def load_state_dict(self, local: int, values: Mapping[str, Any]) -> None:
-        """Continues from saved data."""
+        """Restores the result of ``state_dict``."""
         self._losses[local], self._seconds[local] = values["losses"], values["seconds"]
         if local == 0:
             self._steps, self._bytes = values["steps"], values["bytes"]
@@ -186,21 +181,21 @@ class Window:
 
 @dataclass
 class Progress:
-    """How far a run is, and what it found so far.
+    """Progress of a run and its results so far; saved in checkpoints.
 
     Attributes:
-        step: steps done.
-        wall: seconds of training so far, those before an interruption included.
-        virtual: seconds on the cluster's clock, likewise.
-        evaluating: the part of ``wall`` that went to evaluation.
-        checks: times that the workers' averages were compared.
-        timed_steps: steps that count for samples per second.
-        timed_seconds: what they took, on the cluster's clock.
-        metrics: of the last evaluation.
-        best: the best value of the task's metric.
-        shift: steps that were done with other numbers of workers, beyond those that as many examples take now.
-        counted_from: steps that were done when the ledgers began, with the present number of workers.
-        planned: passes over the data of the whole run, as it began; learning rates follow them.
+        step: number of steps done.
+        wall: seconds of training, including those before an interruption.
+        virtual: seconds on the cluster's clock, including those before an interruption.
+        evaluating: seconds of ``wall`` spent on evaluation.
+        checks: number of comparisons of the replicas.
+        timed_steps: number of steps that count for samples per second.
+        timed_seconds: duration of these steps on the cluster's clock.
+        metrics: metrics of the last evaluation.
+        best: best value of the task's metric.
+        shift: steps done at earlier world sizes, minus the steps that the same examples take now.
+        counted_from: number of steps done when the ledgers started at the current world size.
+        planned: length of the learning-rate schedule in epochs, fixed at the start of the run.
     """
 
     step: int = 0
@@ -216,22 +211,22 @@ class Progress:
     counted_from: int = 0
     planned: float | None = None
 
-    def count_anew(self, shift: int) -> None:
-        """Goes on with another number of workers, whose costs and pace are others."""
+    def restart_counts(self, shift: int) -> None:
+        """Resets the counts of costs and speed, which do not carry over to another world size."""
         self.shift, self.counted_from = shift, self.step
         self.timed_steps, self.timed_seconds = 0, 0.0
 
 
 class Trainer:
-    """Trains until the last step: logs, evaluates, saves, compares the replicas.
+    """The training loop: steps, logs, evaluations, checkpoints and comparisons of the replicas.
 
     Args:
         plan: what to train and how.
-        cluster: who trains.
-        run: where checkpoints go, and which one to continue from.
-        observers: who is told; on other ranks than 0 nobody.
-        device: where the model lives.
-        heartbeat: told the number of steps done, in every process; answers whether all processes leave now.
+        cluster: workers that train together.
+        run: folder of the checkpoints, and the checkpoint to resume from.
+        observers: receivers of the events; empty except on rank 0.
+        device: device of the model.
+        heartbeat: called with the number of steps done in every process; returns whether all processes stop now.
     """
 
     def __init__(
@@ -251,28 +246,29 @@ class Trainer:
         self._doing = "starting"
         self._groups_kept = False
         if run.checkpoint:
-            self._enter("loading the checkpoint")
+            self._begin_phase("loading the checkpoint")
             self._resume(plan, run.checkpoint, torch.device(device))
         else:
-            self._enter("building the model")
+            self._begin_phase("building the model")
             self._begin(plan, torch.device(device))
-        self._watch = Watch(cluster, run, self._progress.step)
+        self._watch = DivergenceWatch(cluster, run, self._progress.step)
         self._first = self._progress.step
+        # Clocks restart with the process; the offsets add the time before an interruption.
         self._clock_offset = self._progress.virtual - cluster.seconds()
         self._started = time.perf_counter() - self._progress.wall
+        # The first steps after every start are slower, not only those of a new run.
         self._timed_from = self._progress.step + self._settings.untimed_steps
 
     def fit(self) -> dict[str, Any]:
-        """Trains to the end.
+        """Trains until the last step.
 
         Returns:
             The summary: final and best metric, seconds, bytes, checks.
 
         Raises:
-            TrainingError: if the loss, the weights or what else is saved are no longer finite, or the workers' replicas
-                differ.
+            TrainingError: if the loss or the state is no longer finite, or the workers' replicas differ.
             PeerError: if another worker is lost.
-            StoppedError: if the heartbeat asked for it; everything is saved then.
+            StoppedError: if the heartbeat requested a stop; the state is saved.
         """
         try:
             return self._fit()
@@ -281,13 +277,13 @@ class Trainer:
 
     def _fit(self) -> dict[str, Any]:
         total = self._learner.total_steps
-        self._tell("begin", self._progress.step, total)
+        self._notify("begin", self._progress.step, total)
         if self._restart:
             figures = self._restart.figures(self._cluster, self._learner.synchronizer)
-            self._tell("metrics", "restart", self._progress.step, figures)
-            if self._progress.step >= total:  # so many workers are at the end of the data
+            self._notify("metrics", "restart", self._progress.step, figures)
+            if self._progress.step >= total:  # at this world size, all data has been read
                 self._learner.synchronizer.end()
-            if self._evaluates_after(self._progress.step):  # the data may go on at the very end of a part
+            if self._evaluates_after(self._progress.step):  # the restart may fall on the end of an evaluation interval
                 self._evaluate()
         self._heartbeat(self._progress.step)
         while self._progress.step < total:
@@ -300,7 +296,7 @@ class Trainer:
 
     def _timed_step(self) -> list[float]:
         self._doing = "training"
-        self._tell("phase", "first step" if self._progress.step == self._first else None)
+        self._notify("phase", "first step" if self._progress.step == self._first else None)
         began = self._cluster.seconds()
         synchronizer = self._learner.synchronizer
         synchronizer.measures = last = self._progress.step + 1 == self._learner.total_steps
@@ -314,27 +310,31 @@ class Trainer:
 
     def _after_step(self) -> None:
         step, total, settings = self._progress.step, self._learner.total_steps, self._settings
+        # After the last step, a request to stop changes nothing.
         leaves = self._heartbeat(step) and step < total
-        self._tell("step", step)
+        self._notify("step", step)
         self._keep_groups()
         if step % settings.check_every == 0 or step == total:
             self._compare(self._digests(), "averaged gradients")
         if step % settings.log_every == 0 or step == total:
             self._log()
         evaluates = self._evaluates_after(step)
-        saves = step % settings.checkpoint_every == 0 if settings.checkpoint_every else self._learner.ends_part(step, 1)
+        saves = (
+            step % settings.checkpoint_every == 0 if settings.checkpoint_every else self._learner.ends_interval(step, 1)
+        )
         saves = saves or step == total or leaves
+        # Before an evaluation, which would be meaningless, and before a checkpoint, which would be useless.
         if evaluates or saves:
-            self._look(step, evaluates=evaluates)
+            self._check_finite(step, evaluates=evaluates)
         if evaluates:
             self._evaluate()
         if saves:
             self._save()
         if leaves:
-            raise StoppedError(f"stopped at step {step} of {total}, as asked; everything is saved")
+            raise StoppedError(f"stopped at step {step} of {total} on request; all state is saved")
 
     def _keep_groups(self) -> None:
-        """Writes down which groups were chosen, for runs that are to have the same."""
+        """Writes the chosen groups to a file, from which other runs can load them."""
         chosen = self._learner.synchronizer.chosen
         if chosen is None or self._groups_kept or not self._cluster.leads:
             return
@@ -343,22 +343,23 @@ class Trainer:
         self._groups_kept = True
 
     def _evaluates_after(self, step: int) -> bool:
-        return self._learner.ends_part(step, self._settings.eval_every) or step >= self._learner.total_steps
+        return self._learner.ends_interval(step, self._settings.eval_every) or step >= self._learner.total_steps
 
     def _digests(self) -> list[Tensor]:
-        """Of the last averages, as each local rank computed them."""
+        """Hashes of the last averages, as computed by each local rank."""
         synchronizer = self._learner.synchronizer
+        # Schedules with overlap may still be communicating.
         synchronizer.flush()
         averages = [synchronizer.averages(local) for local in range(len(self._learner.workers))]
         return [digest([tensor for average in own for tensor in _tensors(average)]) for own in averages]
 
-    def _tell(self, event: str, *arguments: Any) -> None:
+    def _notify(self, event: str, *arguments: Any) -> None:
         for observer in self._observers:
             getattr(observer, event)(*arguments)
 
-    def _enter(self, doing: str) -> None:
+    def _begin_phase(self, doing: str) -> None:
         self._doing = doing
-        self._tell("phase", doing)
+        self._notify("phase", doing)
 
     def _log(self) -> None:
         values = self._window.close()
@@ -380,10 +381,10 @@ class Trainer:
         }
         if pace := self._pace():
             totals["samples/second"] = pace
-        self._tell("metrics", kind, step, {**figures, **totals})
+        self._notify("metrics", kind, step, {**figures, **totals})
 
     def _refused(self) -> int:
-        """Gradients of all workers that were left out, or cut; one line tells of new ones."""
+        """Counts the gradients of all workers that were discarded or clamped, and warns of new ones."""
         rows = [torch.tensor(own) for own in self._learner.synchronizer.carried.refusals()]
         gathered = [Refused(*row.tolist()) for row in gather_rows(self._cluster, rows)]
         line = self._refusals.notice(dict(enumerate(gathered)))
@@ -391,13 +392,14 @@ class Trainer:
             warn(line)
         return self._refusals.total
 
-    def _look(self, step: int, *, evaluates: bool) -> None:
-        """Ends a run that has diverged, before anything of it is saved."""
-        self._enter("looking at the weights")
+    def _check_finite(self, step: int, *, evaluates: bool) -> None:
+        """Raises if the run has diverged, before its state is saved."""
+        self._begin_phase("checking the weights")
         learner = self._learner
         learner.synchronizer.flush()
         doubtful = self._watch.look(step, [learner.lasting(local) for local in range(len(learner.workers))])
         if doubtful and not evaluates:
+            # A short evaluation is enough to see whether the loss is finite.
             few = replace(self._settings, eval_examples=self._settings.eval_batch_size)
             found = evaluate(self._plan.task, learner.model, self._cluster, learner.workers, few)
             self._watch.evaluated(step, found["loss"])
@@ -405,7 +407,7 @@ class Trainer:
     def _evaluate(self) -> None:
         self._learner.synchronizer.flush()
         began = time.perf_counter()
-        self._enter("evaluating")
+        self._begin_phase("evaluating")
         settings, task = self._settings, self._plan.task
         self._progress.metrics = evaluate(
             task,
@@ -426,21 +428,23 @@ class Trainer:
         self._progress.evaluating += time.perf_counter() - began
 
     def _compare(self, rows: Sequence[Tensor], what: str) -> None:
-        self._enter("comparing replicas")
+        self._begin_phase("comparing replicas")
         gathered = gather_rows(self._cluster, rows)
+        # torch.equal compares bits here: the rows are integer hashes.
         odd = [rank for rank, row in enumerate(gathered) if not torch.equal(row, gathered[0])]
         if odd:
             raise TrainingError(
                 f"the {what} of ranks {odd} differ from rank 0's at step {self._progress.step}: "
-                "replicas must be equal to the last bit"
+                "replicas must be bitwise identical"
             )
         self._progress.checks += 1
 
     def _save(self) -> None:
-        self._enter("saving a checkpoint")
+        self._begin_phase("saving a checkpoint")
         learner = self._learner
         learner.synchronizer.flush()
         self._read_clocks()
+        # The common state is a function: only rank 0 evaluates it.
         save_checkpoint(
             self._run.checkpoints,
             self._progress.step,
@@ -465,32 +469,34 @@ class Trainer:
 
     def _resume(self, plan: Plan, checkpoint: Path, device: torch.device) -> None:
         shared, before = load_part(checkpoint, None, device), saved_workers(checkpoint)
-        with fitting(checkpoint, None):
+        with restoring(checkpoint, None):
             self._progress = Progress(**shared["progress"])
         if before != self._cluster.size:
             self._restart = Restart(before, checkpoint, device)
             progress, size = self._progress, self._cluster.size
-            progress.count_anew(self._restart.shift(plan, progress.step, progress.shift, size))
+            # The data continues at the same example, at a step that depends on the world size.
+            progress.restart_counts(self._restart.shift(plan, progress.step, progress.shift, size))
         self._begin(plan, device)
-        with fitting(checkpoint, None):
+        with restoring(checkpoint, None):
             self._learner.load_shared_state(shared)
         for local, rank in enumerate(self._cluster.local_ranks):
             if self._restart:
-                with fitting(checkpoint, rank % before):
+                with restoring(checkpoint, rank % before):
                     self._learner.adopt_worker_state(local, self._restart.load, before)
             else:
                 own = load_part(checkpoint, rank, device)
-                with fitting(checkpoint, rank):
+                with restoring(checkpoint, rank):
                     self._learner.load_worker_state(local, own)
                     self._window.load_state_dict(local, own["window"])
 
     def _finish(self) -> dict[str, Any]:
         self._learner.synchronizer.flush()
         weights = self._learner.digest()
+        # Local workers of a simulation share the weights.
         self._compare([weights] * len(self._learner.workers), "weights")
         self._read_clocks()
         summary = self._summary(self._refused(), weights)
-        self._tell("end", summary)
+        self._notify("end", summary)
         return summary
 
     def _summary(self, refused: int, weights: Tensor) -> dict[str, Any]:
@@ -528,7 +534,7 @@ class Trainer:
         }
 
     def _pace(self) -> float | None:
-        """Training examples of all workers in a second; ``None`` if there were too few steps to tell."""
+        """Training examples per second of all workers; ``None`` if no step was timed."""
         progress, settings = self._progress, self._settings
         examples = settings.batch_size * settings.accumulation * self._cluster.size
         return progress.timed_steps * examples / progress.timed_seconds if progress.timed_seconds > 0 else None

@@ -21,7 +21,7 @@ from scripts import choices
 from scripts.benchmarks.ddp_hooks import ALONE, attached, moves_optimizer
 from spardl.basics.errors import ConfigError
 from spardl.protocol.programs import Worker, seeded_generator
-from train import build_dataset, build_plan
+from trainer.build import build_dataset, build_plan
 from trainer.learner import Plan, evenly_spread
 from trainer.sampler import ShuffledSampler
 

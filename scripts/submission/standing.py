@@ -21,7 +21,7 @@ GOOD = frozenset({FINISHED, RUNNING, QUEUED})
 # Bytes at the end of logs and metrics that are searched.
 _END = 1 << 20
 # What train.py says comes first: Slurm only adds that a task has ended.
-_STOPPED = re.compile(r"^stopped, as asked, (.*)", re.MULTILINE)
+_STOPPED = re.compile(r"^stopped(?:, as asked,| on request) (.*)", re.MULTILINE)
 _ERRORS = (re.compile(r"^error: (.*)", re.MULTILINE), re.compile(r"\berror: (.*)"))
 
 

@@ -17,10 +17,11 @@ from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-import train
 from scripts.submission.submissions import ADDED
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import RECORD_BYTES, read_text
+from trainer.build import KINDS, build_method
+from trainer.command_line import check_plugins
 from trainer.experiment import experiment_id
 from trainer.launch import Launcher, Simulated
 
@@ -92,7 +93,8 @@ def plan(words: Sequence[str]) -> Planned:
     config = compose("train", [*words, mode], return_hydra_config=True)
     cluster = config.hydra.runtime.choices["cluster"]
     plain = _without_hydra(config)
-    train.build_method(plain)
+    check_plugins(plain.get("plugins"), words)
+    build_method(plain)
     launcher: Launcher = _launcher(plain)
     outputs = Path(str(plain["output_dir"] or "")).absolute()
     tasks = 1 if isinstance(launcher, Simulated) else launcher.workers
@@ -109,7 +111,7 @@ def _without_hydra(config: DictConfig) -> dict[str, Any]:
 
 
 def _launcher(plain: Mapping[str, Any]) -> Launcher:
-    train.KINDS["cluster"].check("cluster", plain["cluster"])
+    KINDS["cluster"].check("cluster", plain["cluster"])
     try:
         made: Launcher = instantiate(plain["cluster"], _convert_="all")
     except Exception as error:  # Hydra wraps whatever a constructor raises

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-import train
 from scripts import reproduce
 from scripts.exhibits import base, jobs, working
 from scripts.exhibits.claims.lengths import watched_hindrances
 from scripts.exhibits.kinds import trainings
 from scripts.exhibits.papers import catalogue, real
+from trainer.build import build_dataset, build_plan
 
 KNOWN = catalogue.catalogue()
 
@@ -92,8 +92,8 @@ def test_every_configuration_is_valid(name: str, composing: None) -> None:
         assert config["training"]["max_steps"] >= evening.steps
         assert config["recipe"] == ("recommended" if "our recipe" in job.labels.job_type else "published")
         target = config["dataset"]["_target_"]
-        data[target] = data.get(target) or train.build_dataset(twins[target])
-        train.build_plan(config, data[target]).check(job.workers)
+        data[target] = data.get(target) or build_dataset(twins[target])
+        build_plan(config, data[target]).check(job.workers)
 
 
 def test_what_a_row_has_of_its_own_comes_last(composing: None) -> None:

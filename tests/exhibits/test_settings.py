@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-import train
 from scripts.exhibits import jobs
 from scripts.exhibits.papers import settings
 from scripts.methods import documented
+from trainer.build import build_dataset, build_plan
 
 BASE = ("recipe=published", "compressor=spardl", "cluster.workers=4", "seed=1")
 
@@ -53,7 +53,7 @@ def test_wires_are_those_of_the_page() -> None:
 def test_every_training_is_valid(exhibit: Any) -> None:
     for job in exhibit.jobs("laptop"):
         if "seed=1" in job.words:
-            train.build_plan(job.config, train.build_dataset(job.config)).check(job.workers)
+            build_plan(job.config, build_dataset(job.config)).check(job.workers)
 
 
 def test_every_method_on_the_page_has_a_row_or_is_left_out() -> None:

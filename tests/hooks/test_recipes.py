@@ -21,7 +21,7 @@ from spardl.method.names import MethodName
 from spardl.method.recipes import GROUP, recipes
 from spardl.protocol.programs import Combination
 from tests.driver import composed
-from train import CONFIGURATIONS, build_method
+from trainer.build import CONFIGURATIONS, build_method
 
 CHOICES = sorted(path.stem for path in (CONFIGURATIONS / "compressor").glob("*.yaml"))
 

@@ -96,16 +96,16 @@ class Fault:
 
 
 SHORT = (f"cluster.timeout={TIMEOUT}",)
-STOPPED = r"stopped at step \d+ of \d+, as asked; everything is saved; the same command with resume=auto continues\n"
+STOPPED = r"stopped at step \d+ of \d+ on request; all state is saved; the same command with resume=auto continues\n"
 INTERRUPTED = (
     r"error: interrupted(; the same command with resume=auto continues after step \d+"
-    r"| before the first checkpoint; the same command begins anew)\n"
+    r"| before the first checkpoint; the same command starts a new run)\n"
 )
 KILLED = r"error: worker RANK was killed by SIGKILL at step \d+; the other workers were stopped\n"
 BROKEN = {"strike": kill_all, "codes": (-9,), "earliest": 2 * EVERY + 1, "keeps": 2}
 LAB = {"start": started_in_a_lab, "setups": tuple(one for one in SETUPS if one.workers == 2), "mark": "netlab"}
 SURVIVED = {"codes": (0,)}
-OFF, OFFLINE = "warning: Wandb failed and is off from here on: ", "warning: W&B cannot be reached, logging offline: "
+OFF, OFFLINE = "warning: Wandb failed and is now disabled: ", "warning: W&B cannot be reached, logging offline: "
 
 
 def wandb(mode: str, timeout: int) -> dict[str, Any]:
@@ -155,8 +155,8 @@ FAULTS = (
         12,
         2,
         fill_the_disk,
-        says=r"error: worker \d failed at step \d+: cannot write \S+: No space left on device; free some space, and "
-        r"the same command with resume=auto goes on\n",
+        says=r"error: worker \d failed at step \d+: cannot write \S+: No space left on device; free some space, "
+        r"then continue with the same command and resume=auto\n",
         after=empty_the_disk,
         outputs=a_small_disk,
     ),

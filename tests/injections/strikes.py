@@ -188,7 +188,7 @@ def harming(harm: Callable[[random.Random, Path], None], names: Callable[[int], 
         before, newest = scene.checkpoints[-2:]
         harm(scene.draw, newest / scene.draw.choice(names(scene.size)))
         newest_named, before_named = re.escape(str(newest)), re.escape(str(before))
-        return f"warning: checkpoint {newest_named} cannot be used: .*; going on from {before_named}\n"
+        return f"warning: checkpoint {newest_named} cannot be used: .*; continuing from {before_named}\n"
 
     return harm_the_newest
 

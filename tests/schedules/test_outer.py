@@ -25,7 +25,7 @@ from tests.harness import spardl as sparse
 from tests.quick import some_quick
 from tests.schedules.loops import SETTINGS, Loop, Setting, adamw, batch, loss_of, make_model, weights
 from tests.trainer.toy import Notebook, ToyTask, plan, simulated, trainer
-from train import build_dataset, build_plan
+from trainer.build import build_dataset, build_plan
 from trainer.checkpoint import list_checkpoints
 from trainer.learner import Plan
 from trainer.runs import Run

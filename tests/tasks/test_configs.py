@@ -18,7 +18,7 @@ from spardl.basics.errors import ConfigError
 from tasks.datasets.base import Dataset
 from tests.driver import composed
 from tests.quick import some_quick
-from train import CONFIGURATIONS, build_dataset, build_plan
+from trainer.build import CONFIGURATIONS, build_dataset, build_plan
 from trainer.task import Task
 
 MODELS = sorted(path.stem for path in (CONFIGURATIONS / "model").glob("*.yaml"))

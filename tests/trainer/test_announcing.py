@@ -8,32 +8,32 @@ from typing import Any
 import pytest
 
 from trainer import display
-from trainer.display import announced
+from trainer.display import show_activity
 
 
 def others() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "spardl-announcing"]
 
 
-def test_what_is_over_soon_is_not_worth_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with announced("preparing the data"):
+def test_short_activities_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with show_activity("preparing the data"):
         assert others()
     assert capsys.readouterr().out == ""
     assert not others()  # this process may be forked
 
 
-def test_what_takes_long_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_activities_are_printed_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(display, "_LONG", 0.05)
-    with announced("preparing the data"):
+    with show_activity("preparing the data"):
         time.sleep(0.3)
     assert capsys.readouterr().out == "preparing the data ...\n"
-    with announced("preparing the data", quiet=True):
+    with show_activity("preparing the data", quiet=True):
         time.sleep(0.1)
     assert capsys.readouterr().out == ""
 
 
 def test_an_error_ends_it() -> None:
-    with pytest.raises(ValueError, match="no data"), announced("preparing the data"):
+    with pytest.raises(ValueError, match="no data"), show_activity("preparing the data"):
         raise ValueError("no data")
     assert not others()
 
@@ -43,16 +43,16 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_shows_it_for_as_long_as_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_an_activity_while_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr("sys.stdout", terminal)
-    with announced("preparing the data"):
+    with show_activity("preparing the data"):
         time.sleep(1.5)
     shown = terminal.getvalue().split("\r\x1b[K")
     assert shown[0] == shown[-1] == ""  # the line is empty again
     assert shown[1:3] == ["preparing the data 0:00", "preparing the data 0:01"]
     soon: Any = Terminal()
     monkeypatch.setattr("sys.stdout", soon)
-    with announced("preparing the data"):
+    with show_activity("preparing the data"):
         pass
     assert soon.getvalue() == ""

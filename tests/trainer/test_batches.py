@@ -50,14 +50,14 @@ def test_the_same_batches_one_step_ahead() -> None:
     assert slow.threads[2:] == [False] * 10  # nothing beyond the last step
 
 
-def test_a_jump_is_no_harm() -> None:
+def test_skipping_steps_loads_the_right_batches() -> None:
     ahead, in_time = batches(Slow(20, 1)), batches(Points(20, 1))
     for step in (0, 3, 1):
         found, expected = list(ahead.of(step)), list(in_time.of(step))
         assert torch.equal(found[1]["points"], expected[1]["points"])
 
 
-def test_what_goes_wrong_ahead_is_told_when_its_turn_comes() -> None:
+def test_errors_ahead_are_raised_at_their_step() -> None:
     sampler = ShuffledSampler(20, Worker(1, 2), 4, seed=1)
     ahead = batches(Slow(20, 1, bad=int(sampler.indices(1)[3])))
     assert len(list(ahead.of(0))) == 2

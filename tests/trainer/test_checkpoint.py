@@ -40,7 +40,7 @@ def save(folder: Path, step: int, cluster: Cluster | None = None, keep: int = 2)
     return save_checkpoint(folder, step, cluster, parts, lambda: {"progress": step}, keep)
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+def test_save_and_load_round_trip(tmp_path: Path) -> None:
     checkpoint = save(tmp_path, 7)
     assert {path.name for path in checkpoint.iterdir()} == {
         "shared.pt", "rank-0.pt", "rank-1.pt", "rank-2.pt", "manifest.json"
@@ -109,7 +109,7 @@ def test_a_crash_while_an_old_one_is_removed(tmp_path: Path, monkeypatch: pytest
     assert not first.exists()
 
 
-def test_what_more_workers_left_of_the_same_step_is_no_part_of_it(tmp_path: Path) -> None:
+def test_files_of_a_larger_world_size_are_removed(tmp_path: Path) -> None:
     whole = save(tmp_path, 5)
     (tmp_path / ".step-00000010").mkdir()
     for name in ("rank-3.pt", "rank-4.pt"):
@@ -119,7 +119,7 @@ def test_what_more_workers_left_of_the_same_step_is_no_part_of_it(tmp_path: Path
     assert not (found / "rank-3.pt").exists()
 
 
-def test_those_of_an_abandoned_future_go(tmp_path: Path) -> None:
+def test_later_checkpoints_are_removed_after_a_resume(tmp_path: Path) -> None:
     """The newest was broken, and the run went on from an older one."""
     for step in (5, 10):
         save(tmp_path, step, keep=2)
@@ -151,7 +151,7 @@ def harm_length(path: Path) -> None:
 
 @pytest.mark.parametrize("harm", [harm_missing, harm_byte, harm_length])
 @pytest.mark.parametrize("name", ["shared.pt", "rank-0.pt", "rank-2.pt", "manifest.json"])
-def test_harm_is_found(harm, name: str, tmp_path: Path) -> None:
+def test_damage_is_detected(harm, name: str, tmp_path: Path) -> None:
     old, new = save(tmp_path, 5), save(tmp_path, 10)
     harm(new / name)
     found, faults = find_checkpoint(tmp_path, 3)
@@ -159,7 +159,7 @@ def test_harm_is_found(harm, name: str, tmp_path: Path) -> None:
     assert len(faults) == 1
     assert str(faults[0]).startswith(f"checkpoint {new} cannot be used: ")
     harm(old / name)
-    with pytest.raises(CheckpointError, match="no older one can be used either: start again without resume"):
+    with pytest.raises(CheckpointError, match="no older checkpoint can be used; start again without resume"):
         find_checkpoint(tmp_path, 3)
 
 
@@ -227,7 +227,7 @@ def plant(evil: Callable[[Path, Path], None], checkpoint: Path, name: str, mark:
 
 
 @pytest.mark.parametrize("evil", EVILS)
-def test_the_evil_files_are_evil(evil: Callable[[Path, Path], None], tmp_path: Path) -> None:
+def test_the_malicious_files_execute_code(evil: Callable[[Path, Path], None], tmp_path: Path) -> None:
     evil(tmp_path / "file", tmp_path / "mark")
     with contextlib.suppress(Exception):
         torch.load(tmp_path / "file", weights_only=False)
@@ -257,8 +257,8 @@ def test_a_raw_pickle_is_one_line_that_recommends_nothing(protocol: int, tmp_pat
         load_part(checkpoint, 0, CPU)
     assert caught == []
     assert str(error.value) == (
-        f"checkpoint {checkpoint} cannot be used: rank-0.pt cannot be read (it is no file of tensors and plain data, "
-        "as a run saves it; nothing in it was run)"
+        f"checkpoint {checkpoint} cannot be used: rank-0.pt cannot be read (it does not hold only tensors and plain "
+        "data; no code in it was executed)"
     )
 
 

@@ -8,7 +8,7 @@ from tests.test_golden import TINY
 from trainer.targets import editions
 
 
-def test_parts_that_once_gave_something_else() -> None:
+def test_editions_of_changed_parts() -> None:
     assert editions(composed("schedule=wfbp")) == {}
     assert editions(composed("schedule=mg_wfbp")) == {"spardl.MgWfbp": 2}
     assert editions({"parts": [{"_target_": "spardl.schedules.layer_fusion.LayerFusion"}]}) == {"spardl.LayerFusion": 2}

@@ -73,20 +73,20 @@ def test_what_changes_the_result_is_part_of_the_id(path: str, value: Any) -> Non
 
 
 def test_what_the_memory_of_this_machine_will_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert experiment().doubts() == []
+    assert experiment().warnings() == []
     monkeypatch.setattr("trainer.experiment.available_bytes", lambda: 1000)
-    (line,) = experiment().doubts()
-    assert line.startswith("memory will not suffice: 1 process(es) on this machine need at least ")
+    (line,) = experiment().warnings()
+    assert line.startswith("not enough memory: 1 process(es) on this machine need at least ")
 
 
-def test_momentum_applied_twice_is_a_doubt() -> None:
+def test_momentum_applied_twice_is_a_warning() -> None:
     made = experiment()
-    for share, momentum, doubts in ((0.1, 0.9, 1), (0.1, 0.0, 0), (1.0, 0.9, 0)):
+    for share, momentum, warnings in ((0.1, 0.9, 1), (0.1, 0.0, 0), (1.0, 0.9, 0)):
         method = make_method("arc_topk_ef21", share=share)
         optimizer = partial(torch.optim.SGD, lr=0.1, momentum=momentum)
         plan_ = replace(made.plan, method=method, optimizer=optimizer)
-        found = replace(made, plan=plan_).doubts()
-        assert len(found) == doubts
+        found = replace(made, plan=plan_).warnings()
+        assert len(found) == warnings
         assert all(
             line == "compressor=arc_topk_ef21 averages running means of gradients, and SGD applies its own momentum "
             "(0.9) to them again; set its momentum=0 and a learning rate 10 times as large"

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from spardl.basics.errors import ConfigError, PeerError, WorkerError
 from spardl.clusters import Cluster, SimulatedCluster, gather_rows
 from spardl.clusters.workers.membership import Membership, find_membership, pick_device, what_a_restart_needs
-from trainer.launch import Heartbeat, ProcessGroup, Simulated, count_gpus_aside
+from trainer.launch import Heartbeat, ProcessGroup, Simulated, count_gpus_in_child
 from trainer.rendezvous import Rendezvous
 from trainer.runs import Run
 
@@ -27,7 +27,7 @@ SRUN = {"SLURM_STEP_NODELIST": "n[1-2]", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PRO
 SRUN |= {"SLURM_JOB_ID": "70001"}
 
 
-def test_nobody_started_several() -> None:
+def test_without_torchrun_and_srun() -> None:
     assert find_membership({}) is None
     assert find_membership({"RANK": "0"}) is None
     assert find_membership({"SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}) is None  # a batch script
@@ -80,7 +80,7 @@ def test_torchrun_s_own_store() -> None:
 
 
 @pytest.mark.timeout(30)
-def test_what_former_workers_left_with_the_agent_misleads_nobody() -> None:
+def test_keys_of_earlier_workers_are_ignored() -> None:
     """Its store outlives them: here, it has the port of one who is gone, and an old run."""
     agent = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     agent.set("spardl/port", "1")
@@ -147,7 +147,7 @@ def test_out_of_range(kind: Any, name: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1, 65536, "x", 1.5])
-def test_ports_that_are_none(value: Any) -> None:
+def test_invalid_ports(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"cluster\.port must be a port number"):
         ProcessGroup(port=value)
 
@@ -202,13 +202,13 @@ def test_gpus_are_counted_in_a_process_that_is_gone(monkeypatch: pytest.MonkeyPa
     asked: list[int] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: asked.append(1) or True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert count_gpus_aside("auto", 4) == 2
-    assert count_gpus_aside("cpu", 4) == 0
+    assert count_gpus_in_child("auto", 4) == 2
+    assert count_gpus_in_child("cpu", 4) == 0
     with pytest.raises(ConfigError, match=r"needs 4 GPU\(s\) on this machine, .* torch finds 2"):
-        count_gpus_aside("cuda", 4)
+        count_gpus_in_child("cuda", 4)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: os._exit(1))
     with pytest.raises(ConfigError, match=r"torch cannot count GPUs \(the process that looked died\); use clus"):
-        count_gpus_aside("cuda", 4)
+        count_gpus_in_child("cuda", 4)
     assert not asked
 
 
@@ -224,7 +224,8 @@ def test_a_worker_that_never_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Rendezvous, "_open", late)
     with pytest.raises(
-        ConfigError, match=r"rank 0 cannot meet the others at 127\.0\.0\.1:\d+: no sign of rank 1 within"
+        ConfigError,
+        match=r"rank 0 cannot connect to the other workers at 127\.0\.0\.1:\d+: rank 1 did not connect",
     ):
         ProcessGroup(workers=2, timeout=1).launch(lambda *worker: None, tmp_path)
 
@@ -269,7 +270,7 @@ def test_ranks_agree_on_the_run_of_rank_0(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("error", [ConfigError("no folder"), OSError("no folder")])
-def test_ranks_hear_of_an_error_of_rank_0(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_raise_the_error_of_rank_0(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> Run:
         raise error
 
@@ -280,7 +281,7 @@ def test_ranks_hear_of_an_error_of_rank_0(error: Exception, monkeypatch: pytest.
         member(1, content, monkeypatch).share(fail)
 
 
-def test_ranks_hear_that_they_were_given_different_things(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_raise_when_settings_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     content = {"given/1": json.dumps({"seed": "2"}).encode()}
     said = "rank 1 has seed=2, rank 0 has seed=1: all workers must be given the same"
     with pytest.raises(ConfigError, match=said):
@@ -289,13 +290,13 @@ def test_ranks_hear_that_they_were_given_different_things(monkeypatch: pytest.Mo
         member(1, content, monkeypatch).share(lambda: pytest.fail("rank 1 decides nothing"), {"seed": "2"})
 
 
-def test_a_rank_that_does_not_say_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="rank 1 came, but did not tell its"):
+def test_a_rank_that_does_not_send_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="rank 1 connected, but did not send its"):
         member(0, {}, monkeypatch).share(lambda: pytest.fail("there is no run"), {"seed": "1"})
 
 
 def test_rank_0_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="rank 0 ended before it named the run's folder: wait timeout"):
+    with pytest.raises(ConfigError, match="rank 0 exited before it chose the run folder: wait timeout"):
         member(1, {}, monkeypatch).share(lambda: pytest.fail("rank 1 decides nothing"))
 
 

@@ -119,7 +119,7 @@ def test_the_factor_follows_overflows() -> None:
     assert other.factor() == 2.0**14
 
 
-def test_without_it_nothing_is_scaled() -> None:
+def test_disabled_scaling_changes_nothing() -> None:
     scale = LossScale(torch.device("cpu"), enabled=False)
     assert scale.scaled(torch.tensor(2.0)).item() == 2.0
     scale.update(overflowed=True)

@@ -38,7 +38,7 @@ from trainer.lr import Constant, Cosine, Exponential, LinearDecay, LrSchedule, M
         (MultiStep(10.0, 0.1, milestones=[3], gamma=0.5), 5.0, 0.55),
     ],
 )
-def test_factors_by_hand_of_ten_epochs(schedule: LrSchedule, epoch: float, expected: float) -> None:
+def test_factors_of_ten_epochs(schedule: LrSchedule, epoch: float, expected: float) -> None:
     assert schedule.factor(epoch, 10.0) == pytest.approx(expected, abs=1e-12)
 
 

@@ -15,7 +15,7 @@ from spardl.method.momentum import LocalMomentum
 from tests.harness import spardl
 from tests.trainer.toy import plan
 from trainer.launch import Hosted, ProcessGroup, Simulated
-from trainer.memory import Need, available_bytes, check_address_space, what_does_not_fit
+from trainer.memory import Need, available_bytes, check_address_space, memory_warning
 
 SGD, ADAMW = partial(torch.optim.SGD, lr=0.1, momentum=0.9), torch.optim.AdamW
 
@@ -28,7 +28,7 @@ def model() -> nn.Module:
 
 @pytest.mark.parametrize(("optimizer", "moments"), [(SGD, 1), (ADAMW, 2), (partial(torch.optim.SGD, lr=0.1), 0)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_lasts_from_step_to_step(optimizer: Any, moments: int, dtype: torch.dtype) -> None:
+def test_bytes_kept_between_steps(optimizer: Any, moments: int, dtype: torch.dtype) -> None:
     length = 1010 * dtype.itemsize
     need = Need.of(model(), dtype, optimizer, spardl(0.1), 1)
     assert need == Need(length + 21 * dtype.itemsize, length, moments * length, length)
@@ -57,13 +57,13 @@ def test_available_memory(tmp_path: Path) -> None:
     assert (available_bytes() or 0) > 1e6
 
 
-def test_a_line_if_it_does_not_fit() -> None:
+def test_a_warning_if_memory_is_too_small() -> None:
     need = Need(10**9, 10**9, 2 * 10**9, 4 * 10**8)
-    assert what_does_not_fit(need, 4, None) is None
-    assert what_does_not_fit(need, 4, 4 * need.whole) is None
-    assert what_does_not_fit(need, 4, 4 * need.whole - 1) == (
-        "memory will not suffice: 4 process(es) on this machine need at least 17.6 GB, each 4.4 (weights 1, gradients "
-        "1, residuals 0.4, optimizer 2; activations come on top), and 17.6 GB are available; use fewer workers, or a "
+    assert memory_warning(need, 4, None) is None
+    assert memory_warning(need, 4, 4 * need.whole) is None
+    assert memory_warning(need, 4, 4 * need.whole - 1) == (
+        "not enough memory: 4 process(es) on this machine need at least 17.6 GB, each 4.4 (weights 1, gradients "
+        "1, residuals 0.4, optimizer 2; excluding activations), and 17.6 GB are available; use fewer workers, or a "
         "smaller model"
     )
 

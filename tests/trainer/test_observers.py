@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.toy import Notebook
-from trainer.observers import Beside, Bounded, Guarded, MetricsFile, Observer, attempt
+from trainer.observers import BackgroundObserver, Bounded, Guarded, MetricsFile, Observer, attempt
 from trainer.runs import Run
 
 
@@ -36,7 +36,7 @@ def no_thread_stays() -> Iterator[None]:
 EVERYTHING = [("begin", 0, 2), ("step", 1), ("train", 1, {"loss": 0.5}), ("end",), ("close",)]
 
 
-@pytest.mark.parametrize("wrap", [lambda make: Guarded(make, "x"), lambda make: Bounded(make, 5.0), Beside])
+@pytest.mark.parametrize("wrap", [lambda make: Guarded(make, "x"), lambda make: Bounded(make, 5.0), BackgroundObserver])
 def test_wrappers_pass_everything_on(wrap: Callable[[Callable[[], Observer]], Observer]) -> None:
     book = Notebook()
     tell_all(wrap(lambda: book))
@@ -63,10 +63,10 @@ def fail() -> None:
 
 
 @pytest.mark.parametrize("event", ["begin", "step", "metrics", "end", "close"])
-def test_a_broken_observer_is_left_alone(event: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_observer_is_disabled(event: str, capsys: pytest.CaptureFixture[str]) -> None:
     book = Breaking(event, fail)
     tell_all(Guarded(lambda: book, "the thing"))
-    assert capsys.readouterr().err == "warning: the thing failed and is off from here on: broken\n"
+    assert capsys.readouterr().err == "warning: the thing failed and is now disabled: broken\n"
     names = ["begin", "step", "metrics", "end", "close"]
     assert len(book.told) == names.index(event)
 
@@ -76,7 +76,7 @@ def test_an_observer_that_cannot_be_made(capsys: pytest.CaptureFixture[str]) -> 
         raise ImportError("no such thing")
 
     tell_all(Guarded(make, "the thing"))
-    assert capsys.readouterr().err == "warning: the thing failed and is off from here on: no such thing\n"
+    assert capsys.readouterr().err == "warning: the thing failed and is now disabled: no such thing\n"
 
 
 def test_rich_exits_when_nobody_reads(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,30 +89,30 @@ def test_rich_exits_when_nobody_reads(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize("event", ["begin", "step", "metrics", "end", "close"])
-def test_a_hanging_observer_is_given_up(event: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hanging_observer_times_out(event: str, capsys: pytest.CaptureFixture[str]) -> None:
     hang = threading.Event()
     began = time.monotonic()
     tell_all(Guarded(lambda: Bounded(lambda: Breaking(event, hang.wait), 0.05), "the thing"))
     assert time.monotonic() - began < 2
-    assert "the thing failed and is off from here on: no answer within 0." in capsys.readouterr().err
+    assert "the thing failed and is now disabled: no answer within 0." in capsys.readouterr().err
     hang.set()
 
 
-def test_an_observer_that_is_never_made_is_given_up() -> None:
+def test_building_an_observer_times_out() -> None:
     hang = threading.Event()
     with pytest.raises(TimeoutError, match=r"no answer within 0\.15 seconds"):
         Bounded(lambda: Breaking("", hang.wait) if hang.wait() else Observer(), 0.05)
     hang.set()
 
 
-def test_nobody_waits_until_an_observer_is_made_and_it_misses_nothing() -> None:
+def test_background_observer_receives_earlier_events() -> None:
     made, book = threading.Event(), Notebook()
 
     def make() -> Observer:
         assert made.wait(5)
         return book
 
-    observer = Beside(make)
+    observer = BackgroundObserver(make)
     observer.begin(0, 2)
     observer.step(1)
     assert book.told == []
@@ -144,7 +144,7 @@ def test_the_metrics_file(tmp_path: Path) -> None:
     ]
 
 
-def test_the_metrics_file_forgets_what_will_be_done_again(tmp_path: Path) -> None:
+def test_the_metrics_file_drops_repeated_steps(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     file = MetricsFile(path)
     for step in (2, 4, 6):
@@ -157,7 +157,7 @@ def test_the_metrics_file_forgets_what_will_be_done_again(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_figure_that_is_not_finite_is_null(bad: float, tmp_path: Path) -> None:
+def test_non_finite_metrics_become_null(bad: float, tmp_path: Path) -> None:
     """JSON has no NaN: other readers than Python's would refuse the whole line."""
     path = tmp_path / "metrics.jsonl"
     MetricsFile(path).metrics("eval", 2, {"loss": 0.25, "perplexity": bad})

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-import train
 from spardl.basics.errors import ConfigError
 from spardl.communicators.base import Communicator
 from spardl.compressors.base import Compressor
 from tests.driver import ROOT
+from trainer.build import KINDS
 from trainer.targets import Kind
 
 COMPRESSOR = Kind(Compressor)
@@ -31,11 +31,11 @@ def nodes() -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-def test_all_that_is_in_conf_can_be_made() -> None:
+def test_all_configured_targets_are_allowed() -> None:
     found = nodes()
-    assert {name for name, _ in found} == set(train.KINDS)
+    assert {name for name, _ in found} == set(KINDS)
     for name, node in found:
-        train.KINDS[name].check(name, node)
+        KINDS[name].check(name, node)
 
 
 @pytest.mark.parametrize(
@@ -50,14 +50,14 @@ def test_all_that_is_in_conf_can_be_made() -> None:
         ("spardl.compressors.topk.NoSuchThing", "has no attribute 'NoSuchThing'"),
         ("spardl.compressors.nowhere.TopK", "has no attribute 'nowhere'"),
         ("spardl.nowhere.at.all.TopK", "No module named 'spardl.nowhere'"),
-        ("spardl.compressors.topk", "it is no Compressor of spardl"),
-        ("spardl.OptimizerMomentum", "it is no Compressor of spardl"),
-        ("spardl.clusters.workers.processes.leave", "it is no Compressor of spardl"),
-        ("spardl.clusters.workers.processes.os.system", "it is no Compressor of spardl"),
-        ("spardl.clusters.workers.processes.Path", "it is no Compressor of spardl"),
+        ("spardl.compressors.topk", "it is not a subclass of Compressor from spardl"),
+        ("spardl.OptimizerMomentum", "it is not a subclass of Compressor from spardl"),
+        ("spardl.clusters.workers.processes.leave", "it is not a subclass of Compressor from spardl"),
+        ("spardl.clusters.workers.processes.os.system", "it is not a subclass of Compressor from spardl"),
+        ("spardl.clusters.workers.processes.Path", "it is not a subclass of Compressor from spardl"),
     ],
 )
-def test_nothing_else_can_be_named(target: Any, reason: str) -> None:
+def test_other_targets_are_refused(target: Any, reason: str) -> None:
     with pytest.raises(ConfigError) as error:
         COMPRESSOR.check("compressor", {**TOP_K, "_target_": target})
     assert str(error.value).startswith(f"compressor._target_={target} cannot be used: ")
@@ -68,14 +68,14 @@ def test_nothing_else_can_be_named(target: Any, reason: str) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"_args_": [1]}, "compressor._args_ has no meaning here"),
-        ({"_recursive_": False}, "compressor._recursive_ has no meaning here"),
+        ({"_args_": [1]}, "compressor._args_ has no effect here"),
+        ({"_recursive_": False}, "compressor._recursive_ has no effect here"),
         ({"_partial_": True}, "compressor._partial_ must be false"),
-        ({"density": {"_target_": "os.getcwd"}}, "compressor.density._target_ has no meaning here"),
-        ({"density": [1, {"a": {"_target_": "x"}}]}, r"compressor.density.1.a._target_ has no meaning here"),
+        ({"density": {"_target_": "os.getcwd"}}, "compressor.density._target_ has no effect here"),
+        ({"density": [1, {"a": {"_target_": "x"}}]}, r"compressor.density.1.a._target_ has no effect here"),
     ],
 )
-def test_nothing_is_made_in_another_way(more: dict[str, Any], message: str) -> None:
+def test_special_keys_are_refused(more: dict[str, Any], message: str) -> None:
     COMPRESSOR.check("compressor", TOP_K)
     with pytest.raises(ConfigError, match=message):
         COMPRESSOR.check("compressor", {**TOP_K, **more})
@@ -87,14 +87,14 @@ def test_a_node_that_names_nothing(node: Any) -> None:
         COMPRESSOR.check("compressor", node)
 
 
-def test_a_part_of_a_part_is_of_its_own_kind() -> None:
+def test_nested_nodes_have_their_own_allowlist() -> None:
     kind = Kind(Compressor, inside={"communicator": Kind(Communicator)})
     kind.check("compressor", {**TOP_K, "communicator": {"_target_": "spardl.communicators.dense.Dense"}})
     with pytest.raises(ConfigError, match=r"compressor.communicator._target_=os.system cannot be used"):
         kind.check("compressor", {**TOP_K, "communicator": {"_target_": "os.system"}})
 
 
-def test_what_is_refused_is_not_even_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_targets_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "never_imported.py").write_text("raise AssertionError")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigError, match="it must be from spardl"):

@@ -6,13 +6,13 @@ import pytest
 
 from tests.driver import composed
 from trainer.experiment import experiment_id
-from trainer.targets import scoped, settled
+from trainer.targets import resolve_recipe, resolve_scope
 
 ADAM = "optimizer=adamw"
 
 
 def scope(words: str) -> str:
-    found = scoped(settled(composed(*words.split())))["compressor"]["scope"]
+    found = resolve_scope(resolve_recipe(composed(*words.split())))["compressor"]["scope"]
     assert isinstance(found, str)
     return found
 

@@ -75,7 +75,7 @@ def test_what_listens_is_seen() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_workers_of_this_machine_listen_on_the_loopback_and_to_no_stranger(tmp_path: Path) -> None:
+def test_local_workers_listen_on_the_loopback_only(tmp_path: Path) -> None:
     def job(cluster: Cluster, device: torch.device, heartbeat: Heartbeat) -> None:
         assert {place.address for place in listening(os.getpid())} == {"127.0.0.1"}
         if cluster.leads:
@@ -106,7 +106,7 @@ def met(interface: str | None = None) -> tuple[list[Any], set[Place]]:
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("interface", [None, "lo"])
-def test_under_torchrun_rank_0_listens_on_the_address_it_was_given(interface: str | None) -> None:
+def test_torchrun_rank_0_listens_on_the_given_address(interface: str | None) -> None:
     (both, stores), places = met(interface)
     (place,) = places
     assert place.address == "127.0.0.1"
@@ -130,7 +130,7 @@ def test_every_run_has_another_word() -> None:
     assert len(words) == 2
 
 
-def test_who_was_told_another_secret_is_not_heard() -> None:
+def test_a_rank_with_another_secret_is_ignored() -> None:
     with closing(listen("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         first = Rendezvous(Membership(0, 2, 0, 2, "127.0.0.1", port), 0.5, listener, "ours")

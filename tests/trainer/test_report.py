@@ -29,18 +29,18 @@ SUMMARY: dict[str, Any] = {
 }
 
 
-def test_figures_in_words() -> None:
+def test_report_rows() -> None:
     found = dict(rows(SUMMARY, simulated=False))
     assert found["accuracy"] == "0.9 (best 0.95)"
     assert found["wall time"] == "12.3 s, evaluation 500 ms"
     assert found["samples per second"] == "1234 of all workers"
-    assert found["a step"] == "1.5 s: compute 20 ms, communicate 1.5 s"
-    assert "beside it" not in found
+    assert found["step time"] == "1.5 s: compute 20 ms, communicate 1.5 s"
+    assert "overlapped time" not in found
     overlapped = {**SUMMARY, "step_seconds_beside": {"select": 0.5, "communicate": 1.5}}
-    assert dict(rows(overlapped, simulated=False))["beside it"] == "2.0 s: select 500 ms, communicate 1.5 s"
+    assert dict(rows(overlapped, simulated=False))["overlapped time"] == "2.0 s: select 500 ms, communicate 1.5 s"
     assert found["sent per worker and step"] == "12.3 kB in 4 rounds; dense 1.23 MB (1.00% of dense)"
     assert found["entries of the average"] == "1.230% of 269,434"
-    assert found["break-even bandwidth"] == "pays on networks slower than 1.23 Gbit/s per worker"
+    assert found["break-even bandwidth"] == "saves time on networks slower than 1.23 Gbit/s per worker"
     assert found["peak memory"] == "2.5 GB in the largest process"
 
 

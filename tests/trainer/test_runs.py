@@ -73,7 +73,7 @@ def test_the_finished_run(tmp_path: Path) -> None:
     assert finished_run(tmp_path, "abc") == done
 
 
-def test_auto_takes_the_newest_that_is_neither_finished_nor_going_on(tmp_path: Path) -> None:
+def test_auto_resumes_the_newest_unfinished_idle_run(tmp_path: Path) -> None:
     assert continue_from(tmp_path, "abc", "auto", 2) is None
     old = make(tmp_path, status="running")
     wanted = make(tmp_path, status="failed")
@@ -130,7 +130,7 @@ def test_a_bad_checkpoint_is_noticed_and_the_claim_is_given_back(tmp_path: Path)
     assert found.run.checkpoint == good
     (notice,) = found.run.notices
     assert notice.startswith(f"checkpoint {bad} cannot be used: rank-1.pt is missing")
-    assert notice.endswith(f"going on from {good}")
+    assert notice.endswith(f"continuing from {good}")
     os.close(found.lock)
 
     (good / "manifest.json").write_text(json.dumps({}))

@@ -44,7 +44,7 @@ def test_a_step_does_not_depend_on_what_was_asked_before() -> None:
         assert torch.equal(one.indices(step), forward[step])
 
 
-def test_epochs_seeds_and_numbers_of_workers_have_orders_of_their_own() -> None:
+def test_order_depends_on_epoch_seed_and_world_size() -> None:
     sampler = samplers(60, 2, 30)[0]
     assert not torch.equal(sampler.indices(0), sampler.indices(1))
     assert not torch.equal(sampler.indices(0), samplers(60, 2, 30, seed=2)[0].indices(0))

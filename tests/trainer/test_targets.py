@@ -9,9 +9,9 @@ import pytest
 from hydra.utils import get_class
 
 from tests.driver import composed
-from train import CONFIGURATIONS, build_method
+from trainer.build import CONFIGURATIONS, build_method
 from trainer.experiment import experiment_id
-from trainer.targets import first_edition, importable, public
+from trainer.targets import hashed_targets, importable, public_targets
 
 TARGET = re.compile(r"_target_: ((?:spardl|trainer)\.\S+)")
 NAMED = sorted({name for path in CONFIGURATIONS.rglob("*.yaml") for name in TARGET.findall(path.read_text())})
@@ -24,9 +24,9 @@ def test_a_configuration_names_what_is_public(name: str) -> None:
     assert get_class(path).__name__ == name.rpartition(".")[2]
 
 
-def test_ids_are_made_from_the_places_of_the_first_edition() -> None:
+def test_ids_use_the_module_paths_of_version_0_1() -> None:
     plain = composed("compressor=spardl", "schedule=wfbp", "cluster=simulated")
-    old = first_edition(plain)
+    old = hashed_targets(plain)
     assert old["compressor"]["_target_"] == "spardl.compressors.topk.TopK"
     assert old["warmup"]["communicator"]["_target_"] == "spardl.communicators.dense.Dense"
     assert old["cluster"]["_target_"] == "spardl.training.launch.Simulated"
@@ -34,10 +34,10 @@ def test_ids_are_made_from_the_places_of_the_first_edition() -> None:
     assert experiment_id(old, 4) == experiment_id(plain, 4)
 
 
-def test_what_was_written_for_the_first_edition_is_understood() -> None:
+def test_module_paths_of_version_0_1_are_accepted() -> None:
     plain = composed("compressor=oktopk")
-    assert public(first_edition(plain)) == plain
-    assert {part: type(each) for part, each in vars(build_method(public(first_edition(plain)))).items()} == {
+    assert public_targets(hashed_targets(plain)) == plain
+    assert {part: type(each) for part, each in vars(build_method(public_targets(hashed_targets(plain)))).items()} == {
         part: type(each) for part, each in vars(build_method(plain)).items()
     }
 
@@ -46,9 +46,9 @@ def test_the_trainers_former_names_are_understood() -> None:
     plain = composed("cluster=simulated", "lr_schedule=cosine")
     former = json.loads(json.dumps(plain).replace("trainer.", "spardl.training."))
     assert former["lr_schedule"]["_target_"] == "spardl.training.Cosine"
-    assert public(former) == plain
+    assert public_targets(former) == plain
     assert experiment_id(former, 4) == experiment_id(plain, 4)
 
 
 def test_a_new_name_stands_for_itself() -> None:
-    assert first_edition({"a": [{"_target_": "spardl.New"}]}) == {"a": [{"_target_": "spardl.New"}]}
+    assert hashed_targets({"a": [{"_target_": "spardl.New"}]}) == {"a": [{"_target_": "spardl.New"}]}

@@ -130,12 +130,12 @@ class Phases(Observer):
         self.told.append(step)
 
 
-def test_what_takes_long_is_said_before(tmp_path: Path) -> None:
+def test_long_phases_are_announced(tmp_path: Path) -> None:
     book = Phases()
     made = plan(dense(), max_steps=2, check_every=5, checkpoint_every=1, keep_checkpoints=5)
     trainer(made, tmp_path, observers=[book]).fit()
-    saving = ["looking at the weights", "saving a checkpoint"]
-    end = ["comparing replicas", "looking at the weights", "evaluating", "saving a checkpoint", "comparing replicas"]
+    saving = ["checking the weights", "saving a checkpoint"]
+    end = ["comparing replicas", "checking the weights", "evaluating", "saving a checkpoint", "comparing replicas"]
     assert book.told == ["building the model", "first step", 1, *saving, None, 2, *end]
     again = Phases()
     trainer(made, tmp_path, checkpoint=list_checkpoints(tmp_path / "checkpoints")[0], observers=[again]).fit()
@@ -207,7 +207,7 @@ class Poisoned(ToyTask):
 
 
 @pytest.mark.parametrize("method", ["topka", "spardl"])
-def test_a_nan_of_one_worker_stays_out(method: str, tmp_path: Path) -> None:
+def test_nan_on_one_worker_is_discarded(method: str, tmp_path: Path) -> None:
     book = Notebook()
     running = trainer(plan(METHODS[method], Poisoned({4 * 2 + 1}), max_steps=5), tmp_path, observers=[book])
     summary = running.fit()
@@ -246,7 +246,7 @@ def test_one_line_names_the_rank_and_the_step(tmp_path: Path, capfd: pytest.Capt
     assert line.startswith("warning: rank 1 skipped or clipped a gradient in step 2 because of ")
 
 
-def test_nothing_but_nan_ends_the_run(tmp_path: Path) -> None:
+def test_nan_on_all_workers_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"the loss is nan at step 2; lower optimizer\.lr"):
         trainer(plan(METHODS["topka"], Poisoned(None), log_every=2), tmp_path).fit()
 

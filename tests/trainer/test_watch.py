@@ -52,12 +52,12 @@ def saved_is_finite(checkpoint: Path) -> bool:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("step", [1, 2, 7, 8, 9])
-def test_a_run_that_diverges_ends_and_says_where_to_go_on(method: str, step: int, tmp_path: Path) -> None:
+def test_divergence_names_the_checkpoint_to_start_from(method: str, step: int, tmp_path: Path) -> None:
     with pytest.raises(TrainingError) as caught:
         trainer(exploding(METHODS[method], step), tmp_path).fit()
     said = re.fullmatch(
         r"(the (?:evaluated )?loss is (?:nan|inf)|the .* no longer finite) at step (\d+); lower optimizer\.lr or set "
-        r"training\.clip_norm, and (?:go on with start_from=(\S+)|begin again: no checkpoint was saved before)",
+        r"training\.clip_norm, and (?:continue with start_from=(\S+)|start again: there is no earlier checkpoint)",
         str(caught.value),
     )
     assert said, str(caught.value)
@@ -74,7 +74,7 @@ def test_a_run_that_diverges_ends_and_says_where_to_go_on(method: str, step: int
     assert math.isfinite(trainer(calm, tmp_path / "calm", checkpoint=good).fit()["final"]["loss"])
 
 
-def test_the_newest_checkpoint_that_is_broken_is_not_advised(tmp_path: Path) -> None:
+def test_damaged_checkpoints_are_not_recommended(tmp_path: Path) -> None:
     class Harming(Notebook):
         def step(self, step: int) -> None:
             if step == 7:
@@ -132,7 +132,7 @@ def test_a_moment_that_overflows(tmp_path: Path) -> None:
     state = next(iter(running._learner._optimizer.state.values()))
     state["exp_avg_sq"][0] = math.inf
     with pytest.raises(TrainingError, match=r"the optimizer's state is no longer finite at step 3"):
-        running._look(3, evaluates=True)
+        running._check_finite(3, evaluates=True)
 
 
 @pytest.mark.timeout(60)

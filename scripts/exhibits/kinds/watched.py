@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import train
 from scripts import choices
 from scripts.exhibits.jobs import Computation
 from scripts.exhibits.kinds.trainings import Case
@@ -21,6 +20,7 @@ from spardl.method.method import Method, MethodState
 from spardl.protocol.programs import Context, Program, Worker
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.sparse import Sum
+from trainer.build import build_dataset, build_plan
 from trainer.learner import Learner
 
 __all__ = [
@@ -162,7 +162,7 @@ def train_watched(words: Sequence[str], steps: int, watcher: Watcher) -> None:
     """
     with choices.composing():
         plain = configuration(words)
-    plan = train.build_plan(plain, train.build_dataset(plain))
+    plan = build_plan(plain, build_dataset(plain))
     plan = replace(plan, method=Watched.of(plan.method, watcher))
     cluster = SimulatedCluster(plain["cluster"]["workers"], Network(alpha=0, gbit=1), count_local=False)
     plan.check(cluster.size)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from train import CONFIGURATIONS
+from trainer.build import CONFIGURATIONS
 
 __all__ = [
     "AXES",

@@ -71,5 +71,5 @@ else:
 def test_worker_with_a_lost_link_does_not_wait() -> None:
     """It has an hour, as long as rank 0 is there."""
     done = labs.run("--", sys.executable, "-c", WAITING)
-    assert "ConfigError True rank 0 ended before it named the run's folder: " in done.stderr
+    assert "ConfigError True rank 0 exited before it chose the run folder: " in done.stderr
     assert done.returncode == 0

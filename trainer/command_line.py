@@ -1,0 +1,211 @@
+"""The command line of train.py: checks before Hydra reads it, one-line messages and exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import hydra
+import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import ConfigCompositionException, HydraException, OverrideParseException
+from omegaconf import OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from yaml import YAMLError
+
+from spardl.basics.errors import ConfigError
+from spardl.vector.kernels import compiled
+from trainer.build import CONFIGURATIONS
+from trainer.targets import nearest
+
+__all__ = [
+    "BAD_INPUT",
+    "FAILED",
+    "INTERRUPTED",
+    "STOPPED",
+    "check_plugins",
+    "check_words",
+    "complain",
+    "describe",
+    "say",
+]
+
+BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
+# Stopped on request with everything saved: EX_TEMPFAIL of sysexits.h, after which a scheduler tries again.
+STOPPED = 75
+
+# The options of hydra.main, see https://hydra.cc/docs/advanced/hydra-command-line-flags.
+_SWITCHES = (
+    *(("--help", "-h"), ("--hydra-help",), ("--resolve",), ("--run", "-r"), ("--multirun", "-m")),
+    ("--shell-completion", "-sc"),
+)
+_VALUES = (
+    *(("--package", "-p"), ("--config-path", "-cp"), ("--config-name", "-cn"), ("--config-dir", "-cd")),
+    ("--experimental-rerun",),
+)
+_CFG = ("job", "hydra", "all")
+_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        words = message.removeprefix("unrecognized arguments: ").split()
+        misplaced = words[0] != message.split(maxsplit=1)[0] and not words[0].startswith("-")
+        # argparse takes positional words in one piece only, in Hydra's parser as in this one.
+        advice = "type options before all settings" if misplaced else "train.py --help lists what there is"
+        raise ConfigError(f"{message}; {advice}")
+
+
+def _options() -> argparse.ArgumentParser:
+    # Hydra's own parser prints its usage and exits when it finds an error, and it is not public.
+    parser = _Parser(add_help=False)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--version", action="version", version=f"Hydra {hydra.__version__}")
+    for names in _SWITCHES:
+        parser.add_argument(*names, action="store_true")
+    for names in _VALUES:
+        parser.add_argument(*names)
+    parser.add_argument("--cfg", "-c", choices=_CFG)
+    parser.add_argument("--info", "-i", nargs="?", const="all", choices=_INFO)
+    return parser
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Refuses words that Hydra would answer with its usage or a traceback, or would execute.
+
+    Args:
+        words: the command line without the program's name.
+
+    Raises:
+        ConfigError: if an option is unknown, a sweep has no runs, or a word, or a file of a folder that is added to
+            the configuration, replaces a part of Hydra.
+    """
+    options = _options().parse_args(words)
+    compiled(torch.empty(0))  # refuses unknown values of SPARDL_KERNELS before a run folder exists
+    _check_sweep([word for word in words if not word.startswith("-")])
+    for word in words:
+        if word.lstrip("+~").startswith("hydra") and "_target_" in word:
+            raise ConfigError(f"{word} cannot be used: parts of Hydra cannot be replaced; remove it")
+    for folder in _added_folders(options):
+        _check_folder(folder)
+
+
+def _added_folders(options: argparse.Namespace) -> Iterator[Path]:
+    yield from (Path(folder) for folder in (options.config_dir, options.config_path) if folder)
+    for word in options.overrides:
+        if word.lstrip("+").startswith("hydra.searchpath="):
+            with suppress(HydraException):
+                found = OverridesParser.create().parse_override(word).value()
+                for path in found if isinstance(found, list) else ():
+                    yield Path(str(path).removeprefix("file://"))
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuses configuration files that set a part of Hydra: it executes callbacks, launchers and log handlers."""
+    for path in sorted(folder.rglob("*.yaml")):
+        if path.resolve().is_relative_to(CONFIGURATIONS) or not _sets_hydra(path, path.relative_to(folder)):
+            continue
+        raise ConfigError(
+            f"{path} cannot be used: it sets a part of Hydra; remove that, and type it as hydra.KEY=VALUE"
+        )
+
+
+def _sets_hydra(path: Path, place: Path) -> bool:
+    # Hydra merges a file into the node that its folder, a comment, its defaults list or its keys name.
+    if "hydra" in place.with_suffix("").parts:
+        return True
+    try:
+        text = path.read_text()
+        content: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException):
+        return False  # Hydra cannot read the file either, and reports it if it is chosen
+    headers = [line for line in text.splitlines() if line.startswith("#") and "@package" in line]
+    keys, defaults = (content, content.get("defaults")) if isinstance(content, dict) else ((), None)
+    return any(re.search(r"(?<!\w)hydra(?!\w)", str(named)) for named in (*headers, *keys, defaults))
+
+
+def check_plugins(plugins: Any, words: Sequence[str]) -> None:
+    """Refuses packages that a configuration file allows: only the user may allow code, on the command line.
+
+    Args:
+        plugins: value of the setting in the composed configuration.
+        words: overrides of the command line.
+
+    Raises:
+        ConfigError: if there are packages that are not from the command line.
+    """
+    typed = any(OverridesParser.create().parse_override(word).key_or_group == "plugins" for word in words)
+    if plugins and not typed:
+        named = ",".join(map(str, plugins)) if not isinstance(plugins, str) else plugins
+        raise ConfigError(f"a configuration file cannot allow plugins; type plugins=[{named}] if you trust that code")
+
+
+def _check_sweep(words: Sequence[str]) -> None:
+    for word in words:
+        empty = False
+        # Hydra itself reports words that cannot be parsed.
+        with suppress(HydraException, ValueError):
+            override = OverridesParser.create().parse_override(word)
+            empty = override.is_sweep_override() and next(override.sweep_iterator(), None) is None
+        if empty:
+            raise ConfigError(f"{word} has no values, so the sweep has no runs; range(A,B) excludes B")
+
+
+def describe(error: Exception) -> Exception | str:
+    """Replaces messages about overrides: Hydra shows its own grammar, and suggests to append misspelt settings.
+
+    Args:
+        error: any exception.
+
+    Returns:
+        The message, or the exception itself where its own message does.
+    """
+    cause = error.__cause__
+    if isinstance(error, ConfigCompositionException) and isinstance(cause, ConfigAttributeError | ConfigKeyError):
+        return _with_suggestion(error, cause)
+    if not isinstance(error, OverrideParseException):
+        return error
+    return f"{error.override!r} cannot be read: write GROUP=CHOICE or KEY=VALUE, and unusual values as KEY='\"VALUE\"'"
+
+
+def _with_suggestion(error: Exception, cause: ConfigAttributeError | ConfigKeyError) -> Exception | str:
+    node: Any = OmegaConf.to_container(cause.parent_node, resolve=False) if cause.parent_node is not None else None
+    close = nearest(str(cause.key), node) if isinstance(node, Mapping) else None
+    if close is None:
+        return error
+    path = str(cause.full_key).rpartition(".")[0]
+    meant = f"{path}.{close}" if path else close
+    return f"{str(error).splitlines()[0].rstrip('.')}; did you mean {meant}?"
+
+
+def complain(error: BaseException | str, code: int) -> int:
+    """Prints an error on one line of stderr.
+
+    Args:
+        error: exception or message; line breaks become spaces.
+        code: exit code of the process.
+
+    Returns:
+        The exit code.
+    """
+    # Hydra appends the directories that it searched, one per line.
+    return say("error: " + " ".join(str(error).split("Config search path")[0].split()), code)
+
+
+def say(text: str, code: int) -> int:
+    """Prints a line on stderr.
+
+    Args:
+        text: the line without its end.
+        code: exit code of the process.
+
+    Returns:
+        The exit code.
+    """
+    print(text, file=sys.stderr, flush=True)
+    return code

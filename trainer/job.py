@@ -1,0 +1,129 @@
+"""One job of train.py: trains a composed configuration, and turns its outcome into an exit code."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from spardl.basics.errors import ConfigError, SpardlError, StoppedError
+from spardl.basics.files import write_atomically
+from spardl.clusters.workers.membership import find_membership, what_a_restart_needs
+from spardl.clusters.workers.processes import AskedToStopError
+from trainer.build import build
+from trainer.checkpoint import list_checkpoints
+from trainer.command_line import BAD_INPUT, FAILED, INTERRUPTED, STOPPED, check_plugins, complain, say
+from trainer.experiment import Experiment
+from trainer.observers import Wandb, without_run_id
+from trainer.runs import Run, UnfinishedError, finished_run
+
+__all__ = ["attempt", "sweeping"]
+
+
+def attempt(config: DictConfig) -> float | None:
+    """Trains one configuration, and reports at once what went wrong: one failed run does not end a sweep.
+
+    Args:
+        config: composed by Hydra, without its own node.
+
+    Returns:
+        The metric of the last evaluation, which Hydra's sweepers compare; ``None`` where another process leads.
+
+    Raises:
+        UnfinishedError: if the run failed or was stopped.
+    """
+    try:
+        return _train(config)
+    except StoppedError as stopped:
+        code = say(
+            f"{stopped}; the same command with resume=auto continues", INTERRUPTED if stopped.interrupted else STOPPED
+        )
+    except (SpardlError, OmegaConfBaseException, OSError) as error:
+        which = f"{' '.join(HydraConfig.get().overrides.task)}: " if sweeping() else ""
+        code = complain(f"{which}{error}", FAILED if _is_failure(error) else BAD_INPUT)
+    raise UnfinishedError(code)
+
+
+def sweeping() -> bool:
+    """Whether the current job belongs to a sweep (``-m``)."""
+    mode: bool = HydraConfig.get().mode == RunMode.MULTIRUN
+    return mode
+
+
+def _is_failure(error: Exception) -> bool:
+    return isinstance(error, SpardlError) and not isinstance(error, ConfigError)
+
+
+def _train(config: DictConfig) -> float | None:
+    if sweeping() and find_membership(os.environ):
+        raise ConfigError("a sweep (-m) starts its workers itself; start it without torchrun or srun")
+    check_plugins(config.get("plugins"), HydraConfig.get().overrides.task)
+    experiment = build(config, _label())
+    if not isinstance(config.force, bool):
+        raise ConfigError(f"force must be true or false, got {config.force!r}")
+    # A sweep that is started again, or a job that Slurm requeues, skips runs that are finished.
+    if (sweeping() or os.environ.get("SLURM_RESTART_COUNT", "0") != "0") and not config.force:
+        done = finished_run(Path(config.output_dir), experiment.id)
+        if done:
+            print(f"skipped: {done.folder} is finished (force=true runs it again)", flush=True)
+            return done.metric()
+    _give_each_run_its_wandb_id(experiment)
+    with ExitStack() as stack:
+        run = experiment.launcher.share(lambda: stack.enter_context(experiment.prepare()), experiment.given)
+        if experiment.launcher.leads:
+            _begin(config, experiment, run)
+        try:
+            experiment.perform(run)
+        except AskedToStopError:  # a KeyboardInterrupt as well, but main() reports it in other words
+            raise
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(_how_to_continue(run)) from None
+        return run.metric() if experiment.launcher.leads else None
+
+
+def _give_each_run_its_wandb_id(experiment: Experiment) -> None:
+    several = sweeping() or os.environ.get("SLURM_ARRAY_TASK_COUNT", "1") != "1"
+    if several and any(isinstance(part, Wandb) for part in experiment.logger.parts()):
+        kept = without_run_id(os.environ, warns=experiment.launcher.leads)
+        # From the environment of the process, which W&B reads itself; so a sweep warns once.
+        for name in set(os.environ) - set(kept):
+            del os.environ[name]
+
+
+def _begin(config: DictConfig, experiment: Experiment, run: Run) -> None:
+    """Records configuration and command in the run folder, and prints warnings and the folder."""
+    write_atomically(run.folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True).encode())
+    write_atomically(run.folder / "command.txt", _command().encode())
+    restart = what_a_restart_needs(os.environ, resumes=bool(config.resume))
+    for notice in filter(None, (*experiment.caveats, *run.notices, *experiment.warnings(), restart)):
+        print(f"warning: {notice}", file=sys.stderr, flush=True)
+    print("; ".join(filter(None, (f"run {run.id}: {run.folder}", experiment.logger.place()))), flush=True)
+
+
+def _command() -> str:
+    # The overrides of this job alone, so that a run of a sweep can be repeated by itself.
+    used = HydraConfig.get()
+    added = [source.path for source in used.runtime.config_sources if source.provider == "command-line"]
+    options = [word for path in added for word in ("--config-dir", path)]
+    return shlex.join(["python", "train.py", *options, *used.overrides.task]) + "\n"
+
+
+def _label() -> str:
+    choices = HydraConfig.get().runtime.choices
+    scale = "" if choices["scale"] == "full" else f"-{choices['scale']}"
+    return f"{choices['compressor']}-{choices['model']}-{choices['dataset']}{scale}"
+
+
+def _how_to_continue(run: Run) -> str:
+    saved = list_checkpoints(run.checkpoints)
+    if not saved:
+        return "interrupted before the first checkpoint; the same command starts a new run"
+    step = int(saved[-1].name.removeprefix("step-"))
+    return f"interrupted; the same command with resume=auto continues after step {step}"

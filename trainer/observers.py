@@ -369,7 +369,7 @@ class Wandb(Logger):
 
 
 class _Retried(Forwarder):
-    """Builds an observer again after a timeout, while the run continues, and then forwards all events since the start."""
+    """Builds an observer again after a timeout, while the run continues, then forwards all events since the start."""
 
     def __init__(self, make: Callable[[], Observer], pause: float) -> None:
         self._make, self._pause = make, pause

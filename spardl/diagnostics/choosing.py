@@ -57,13 +57,13 @@ CLEAR = 1.05
 # Share of computing that exchanges may take before local steps are worth a thought.
 _WAITED = 0.05
 # By steps between two exchanges, what is left of dense training's gain in loss over one worker alone: DiLoCo's rows of
-# the table in docs/learning.md.
+# the table in docs/tables/learning.md.
 LEFT: Mapping[int, float] = MappingProxyType({15: 0.22, 30: 0.03})
 # The least gain that is not 0% when rounded.
 _SEEN = 1.005
 # Below, gains are shown in percent: two digits of a factor would hide them.
 _SMALL = 1.1
-# Losses as without compression, to what seeds differ by (docs/learning.md).
+# Losses as without compression, to what seeds differ by (docs/tables/learning.md).
 _LEARN_AS_DENSE = frozenset({DENSE, "bf16", "fp16"})
 # What learns more than a sparse method where steps are few.
 _RIVALS = frozenset({"bf16", "powersgd"})
@@ -215,7 +215,7 @@ class Advice:
         if self.advised != self.best and self.baseline.seconds >= CLEAR * self.advised.seconds:
             yield (
                 f'  preferred: the loss of "{self.advised.method}" differs from dense training by less than seeds do '
-                f"(docs/learning.md), and its seconds by at most {CLEAR - 1:.0%} from those of the fastest, "
+                f"(docs/tables/learning.md), and its seconds by at most {CLEAR - 1:.0%} from those of the fastest, "
                 f'"{self.best.method}": less than the error of these predictions'
             )
 
@@ -260,7 +260,7 @@ def _price() -> str:
     left = ", ".join(f"{share:.0%} with every={every}" for every, share in LEFT.items())
     return (
         "of what 8 workers gain over one alone in 900 steps of a GPT of 0.2 M parameters, dense exchanges left "
-        f"{left} (one seed; docs/learning.md, Local steps)"
+        f"{left} (one seed; docs/tables/learning.md, Local steps)"
     )
 
 

@@ -150,7 +150,7 @@ class Fragment:
 
 
 # Exchanges after which momentum is halfway from 0.5 to 1, and the outer rate where a residual replaces momentum: chosen
-# by short and long trainings (docs/your-own-loop.md).
+# by short and long trainings (docs/training-loop.md).
 _RISING, _LR_WITH_RESIDUAL = 12, 1.5
 
 

@@ -321,7 +321,7 @@ class SgdMomentum(LocalMomentum):
 # average is up to the root of P times as short as the update that Adam makes of the averaged gradient, and the
 # learning rate of dense training is too low. ``update_scale=measured`` multiplies updates, which have no unit, by
 # ``sqrt(mean over workers of |u_i|^2 / |mean of u_i|^2)``: 1 where workers agree, the root of P where they are
-# independent. The formula has no published source; docs/learning.md shows what it gains.
+# independent. The formula has no published source; docs/tables/learning.md shows what it gains.
 
 
 # Entries of an update that workers compare, steps from one comparison to the next, and the share of what was measured

@@ -37,14 +37,14 @@ def _adam(group: _Group) -> Momentum:
 _RULES: Mapping[type[torch.optim.Optimizer], Callable[[_Group], Momentum]] = MappingProxyType(
     {torch.optim.SGD: _sgd, torch.optim.Adam: _adam, torch.optim.AdamW: _adam}
 )
-# What goes with sparse updates, as measured in docs/learning.md: the residual does the work of Adam's first moment,
+# What goes with sparse updates, measured in docs/tables/learning.md: the residual does the work of Adam's first moment,
 # whose own inertia would come on top; an update that has waited for longer than some dozens of steps does more harm
 # than good; and updates are of one size everywhere, so that a share of each chunk is better than the largest of all.
 _DECAY = 0.98
 # A memory of squares as long as Adam's own follows what is late too slowly. The longer of these two gains nothing
 # without a share for each chunk.
 _SQUARES, _SQUARES_OF_CHUNKS = 0.95, 0.99
-# docs/learning.md: as published, 1% can learn less than a single worker does.
+# docs/tables/learning.md: as published, 1% can learn less than a single worker does.
 _ANY_OPTIMIZER = (
     "a method that works with any optimizer: bf16 or int8; recipe=published works as well, but can end behind a single "
     "worker"

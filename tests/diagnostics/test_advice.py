@@ -192,8 +192,8 @@ def test_what_learns_as_dense_is_advised_where_it_is_about_as_fast(seconds: floa
     learning = [line for line in str(advice).splitlines() if "learning:" in line]
     if advised == "bf16":
         assert not learning
-        said = '  preferred: the loss of "bf16" differs from dense training by less than seeds do (docs/learning.md), '
-        assert f'{said}and its seconds by at most 5% from those of the fastest, "topka"' in str(advice)
+        said = 'the loss of "bf16" differs from dense training by less than seeds do (docs/tables/learning.md)'
+        assert f'  preferred: {said}, and its seconds by at most 5% from those of the fastest, "topka"' in str(advice)
         assert 'use spardl.attach(model, "bf16", schedule="wfbp"), 2.1 times' in str(advice)
     else:
         assert "preferred:" not in str(advice)
@@ -217,7 +217,7 @@ def test_after_how_many_local_steps_the_network_is_hardly_waited_for(compute: fl
         '"topka", density=0.01, every=9) '
         "5% of computing does, and as many examples teach less: of what 8 workers gain over one alone in 900 steps of "
         "a GPT of 0.2 M parameters, dense exchanges left 22% with every=15, 3% with every=30 (one seed; "
-        "docs/learning.md, Local steps)"
+        "docs/tables/learning.md, Local steps)"
     )
     assert lines == ([said] if every else [])
 

@@ -1,7 +1,7 @@
 """Trains one model under torch's own DDP hooks and under ours, in turns: step times, bytes, and what was learned.
 
 python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench_hooks.py --json hooks.json
-python scripts/bench_hooks.py --read docs/results/torch-hooks.json --write docs/torch-hooks.md
+python scripts/bench_hooks.py --read docs/results/torch-hooks.json --write docs/tables/torch-hooks.md
 
 Runs as one of several workers (RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which), or shows what --read has.
 

@@ -1,7 +1,7 @@
-"""Writes the tables of docs/when-not-to-compress.md: which method wins on which network, as spardl.advise predicts it.
+"""Writes the tables of docs/tables/break-even.md: which method wins on which network, as spardl.advise predicts it.
 
 python scripts/break_even.py
-python scripts/break_even.py --write docs/when-not-to-compress.md
+python scripts/break_even.py --write docs/tables/break-even.md
 python scripts/break_even.py --measure compressing.json
 
 Each model is taken as measured on a CPU (scripts/profiles/), and with the shape of that profile stretched to the time

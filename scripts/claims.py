@@ -1,7 +1,7 @@
 """What the papers claim, beside what the results on disk say, with verdicts by rule; see scripts/exhibits/claims/.
 
 python scripts/claims.py
-python scripts/claims.py --write docs/claims.md
+python scripts/claims.py --write docs/tables/claims.md
 python scripts/claims.py --check
 python scripts/claims.py --outputs outputs --report report
 
@@ -29,7 +29,7 @@ from scripts.exhibits.working import answer
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import write_atomically
 
-PAGE, OUTPUTS = Path("docs/claims.md"), Path("outputs")
+PAGE, OUTPUTS = Path("docs/tables/claims.md"), Path("outputs")
 
 
 def act(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Writes the page of the frontier, docs/frontier.md, and its figure, from the records in the repository.
+"""Writes the page of the frontier, docs/tables/frontier.md, and its figure, from the records in the repository.
 
 python scripts/frontier.py --write
 python scripts/frontier.py --check      exit code 1 if the page is not that of the records
@@ -27,7 +27,7 @@ from scripts.exhibits.working import answer
 from spardl.basics.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, FIGURE = Path("docs", "frontier.md"), Path("docs", "images", "frontier.png")
+PAGE, FIGURE = Path("docs", "tables", "frontier.md"), Path("docs", "images", "frontier.png")
 SCALE = "laptop"
 
 

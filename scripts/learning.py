@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from scripts import choices
-from scripts.docs.marked import replace
+from scripts.docs.marked import replace, without_missing
 from scripts.docs.settling import add_options, settle
 from scripts.evidence.plans import Task, excerpts_in, tasks_in
 from scripts.evidence.tables import summary_of, table_of
@@ -36,8 +36,7 @@ from trainer.report import environment
 ROOT = Path(__file__).resolve().parents[1]
 PLANS = ROOT / "scripts" / "evidence" / "learning.yaml"
 DOCS = ROOT / "docs"
-# The tables, and all of them in one.
-PAGE, SUMMARY = DOCS / "learning.md", DOCS / "tuning.md"
+PAGE = DOCS / "tables" / "learning.md"
 
 
 def missing(task: Task, records: Records) -> list[Training]:
@@ -82,7 +81,7 @@ def pages(records: Records) -> dict[Path, str]:
     """The pages with the tables of today's records."""
     tasks = {task.name: task for task in tasks_in(PLANS)}
     sections = {PAGE: {name: table_of(task, records) for name, task in tasks.items()}}
-    sections[SUMMARY] = {"learning": summary_of([*tasks.values()], records)}
+    sections[PAGE]["learning"] = summary_of([*tasks.values()], records)
     for page, shown in excerpts_in(PLANS).items():
         excerpts = {name: table_of(tasks[name], records, rows) for name, rows in shown.items()}
         sections.setdefault(DOCS / f"{page}.md", {}).update(excerpts)
@@ -92,7 +91,7 @@ def pages(records: Records) -> dict[Path, str]:
 def _written(text: str, tables: Mapping[str, Table]) -> str:
     """A page with today's tables."""
     for section, table in tables.items():
-        text = replace(text, section, f"\n{markdown(table)}\n")
+        text = replace(text, section, f"\n{markdown(without_missing(table))}")
     return text
 
 

@@ -8,8 +8,8 @@ A page quotes a table between two marks, which name the exhibit, the scale, and 
 <!-- spardl.residuals, evening, table 1: written by scripts/quotes.py --write -->
 <!-- end of spardl.residuals, evening, table 1 -->
 
-Runs nothing: what is missing says "not run yet" and is made by scripts/reproduce.py. --write also draws the figure of
-the README.
+Runs nothing: rows without a record are left out; scripts/reproduce.py trains them. --write also draws the figure of the
+README.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import cast
 
 from scripts import choices
-from scripts.docs.marked import replace
+from scripts.docs.marked import replace, without_missing
 from scripts.docs.settling import add_options, settle
 from scripts.exhibits.base import SCALES, Exhibit, Results, at
 from scripts.exhibits.charts.curves import band
@@ -69,7 +69,7 @@ def _table(mark: re.Match[str], exhibits: Mapping[str, Exhibit], records: Path) 
     found = exhibit.tables(scale, Results.on_disk(records, exhibit.jobs(scale), RecordStore(records)))
     if not 1 <= number <= len(found):
         raise ConfigError(f"{mark['section']}: {mark['exhibit']} has tables 1 to {len(found)} at this scale")
-    return markdown(found[number - 1])
+    return markdown(without_missing(found[number - 1]))
 
 
 def draw_figure(exhibit: Race, records: Path) -> None:
@@ -104,7 +104,7 @@ def act(arguments: argparse.Namespace) -> int:
     """
     with choices.composing():
         exhibits = catalogue()
-        texts = {path: path.read_text() for path in sorted(arguments.pages.glob("*.md"))}
+        texts = {path: path.read_text() for path in sorted(arguments.pages.rglob("*.md"))}
         made = {path: page(text, exhibits, arguments.records) for path, text in texts.items() if MARK.search(text)}
         if arguments.write:
             draw_figure(cast(Race, exhibits["spardl.time_to_accuracy"]), arguments.records)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "add-a-method.md"
+PAGE = ROOT / "docs" / "extending.md"
 TREE = ("conf", "docs", "examples", "scripts", "slurm", "spardl", "tasks", "tests", "trainer", ".ci")
 # All that walk over methods, parts, configurations and docs.
 WALKING = (

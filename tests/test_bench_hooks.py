@@ -27,7 +27,7 @@ from tests.harness import run_workers
 from tests.labs import ROOT, in_a_lab, missing, run
 from trainer.task import Batch, Task
 
-PAGE, RESULTS = ROOT / "docs" / "torch-hooks.md", ROOT / "docs" / "results" / "torch-hooks.json"
+PAGE, RESULTS = ROOT / "docs" / "tables" / "torch-hooks.md", ROOT / "docs" / "results" / "torch-hooks.json"
 FEW = ["--rounds", "2", "--steps", "2", "--settle", "2", "--seeds", "1"]
 CASES = ["alone", "ddp", "torch.fp16", "torch.powersgd,rank=2", "spardl.none", "spardl.topka,density=0.05"]
 

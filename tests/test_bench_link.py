@@ -19,7 +19,7 @@ SHORTLY = ("--mb", "1", "--rounds", "2", "--short-rounds", "3")
 
 def commands() -> list[str]:
     """Those of the page about slow networks that this script or the lab are in, as typed."""
-    text = (ROOT / "docs" / "networks.md").read_text().replace("\\\n", " ")
+    text = (ROOT / "docs" / "clusters.md").read_text().replace("\\\n", " ")
     return [line for line in text.splitlines() if "scripts/bench_link.py" in line and line.startswith(("p", "t"))]
 
 

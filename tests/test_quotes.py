@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from scripts import learning, quotes
+from scripts.docs.marked import without_missing
 from scripts.evidence.plans import tasks_in
 from scripts.exhibits import base
 from scripts.exhibits.measures import metric_curve
 from scripts.exhibits.papers import spardl_race
 from scripts.exhibits.records import SHIPPED, RecordStore, on_record
+from scripts.exhibits.statistics import shown_interval
 from scripts.exhibits.tables import Cell, Row, Table
 from scripts.exhibits.tried import reached
 from spardl.basics.errors import ConfigError
@@ -61,6 +63,17 @@ def test_a_table_is_put_between_its_marks(tmp_path: Path) -> None:
 def test_marks_that_name_nothing_are_refused(wrong: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         quotes.page(wrong, EXHIBITS, tmp_path)
+
+
+def test_pages_leave_out_missing_runs() -> None:
+    rows = [Row("a", [Cell("1"), Cell("1, not run yet")], []), Row("b", [Cell("not run yet"), Cell("not run")], [])]
+    found = without_missing(Table("", ("row", "mean", "seeds"), rows))
+    assert [(row.name, *(cell.text for cell in row.cells)) for row in found.rows] == [("a", "1", "1")]
+
+
+def test_intervals_stay_in_the_range_of_the_metric() -> None:
+    assert shown_interval([0.99, 1.0, 1.0], "accuracy").endswith(" to 1")
+    assert shown_interval([0.99, 1.0, 1.0], "loss").endswith(" to 1.011")
 
 
 def test_pages_are_checked_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

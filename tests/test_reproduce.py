@@ -338,5 +338,5 @@ def _job(line: str) -> str:
 
 
 def test_the_page_names_every_exhibit() -> None:
-    page = (ROOT / "docs" / "reproduce.md").read_text()
+    page = (ROOT / "docs" / "reproducing-papers.md").read_text()
     assert set(re.findall(r"^\| `([a-z_.]+)` \|", page, re.MULTILINE)) == set(reproduce.catalogue())

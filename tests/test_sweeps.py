@@ -22,7 +22,7 @@ from trainer.runs import Run, UnfinishedError
 from trainer.task import Task
 
 QUICK = ("compressor=none", "cluster=simulated", "cluster.workers=2", "training.max_steps=8")
-EXPERIMENTS = (ROOT / "docs" / "experiments.md").read_text()
+CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_the_direction_of_every_metric_is_documented() -> None:
         importlib.import_module(f"tasks.{path.stem}")
     rows = {f"| `{kind.metric}` | `{'maximize' if kind.higher_is_better else 'minimize'}` |" for kind in kinds_of(Task)}
     assert len(rows) >= 6
-    assert not [row for row in rows if row not in EXPERIMENTS]
+    assert not [row for row in rows if row not in CONFIGURATION]
 
 
 def has(plugin: str) -> pytest.MarkDecorator:

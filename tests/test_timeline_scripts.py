@@ -172,7 +172,7 @@ def test_a_missing_package_is_named(script: Script, monkeypatch: pytest.MonkeyPa
 
 def section(name: str) -> str:
     """A generated part of the page."""
-    text = (ROOT / "docs" / "timeline.md").read_text()
+    text = (ROOT / "docs" / "tables" / "timeline.md").read_text()
     return text.split(f"<!-- {name}: python scripts/bench_schedules.py -->\n")[1].split(f"<!-- end of {name} -->")[0]
 
 
@@ -185,7 +185,7 @@ def test_the_page_has_the_tables_of_the_bench(script: Script) -> None:
 
 def commands() -> list[list[str]]:
     """Of the page, but those that profile the large models."""
-    blocks = (ROOT / "docs" / "timeline.md").read_text().split("```sh\n")[1:]
+    blocks = (ROOT / "docs" / "schedules.md").read_text().split("## The timeline model")[1].split("```sh\n")[1:]
     lines = [line.split(" #")[0] for block in blocks for line in block.split("```")[0].splitlines()]
     large = ("profile_model", "spardl profile")
     return [line.split() for line in lines if "train:" in line or not any(name in line for name in large)]

@@ -1,12 +1,16 @@
-"""Pages of which some sections are written by scripts, between marks."""
+"""Generated sections of pages: Markdown between two marks, and the tables that go there."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace as changed_copy
 
+from scripts.exhibits.tables import Cell, Row, Table
 from spardl.basics.errors import ConfigError
 
-__all__ = ["replace"]
+__all__ = ["replace", "without_missing"]
+
+MISSING = "not run yet"
 
 
 def replace(text: str, section: str, content: str) -> str:
@@ -20,3 +24,15 @@ def replace(text: str, section: str, content: str) -> str:
     if count != 1:
         raise ConfigError(f"a page needs one section between '<!-- {section}: ... -->' and its end, and it has {count}")
     return changed
+
+
+def without_missing(table: Table) -> Table:
+    """Drops rows that have not run, and missing seeds from the cells of the others."""
+    rows = [row for row in table.rows if not row.cells or row.cells[0].text != MISSING]
+    return changed_copy(
+        table, rows=[Row(row.name, [_without_missing(cell) for cell in row.cells], row.jobs) for row in rows]
+    )
+
+
+def _without_missing(cell: Cell) -> Cell:
+    return cell._replace(text=", ".join(part for part in cell.text.split(", ") if part != MISSING))

@@ -12,6 +12,8 @@ __all__ = ["INTERVAL", "LEAST", "Range", "difference", "interval", "range_of_mea
 LEVEL = 0.95
 # So many values have an interval. Of two, Student's is 12.7 times as wide as their distance: it says nothing.
 LEAST = 3
+# Student's interval of a few accuracies may exceed 1.
+LIMITS = {"accuracy": (0.0, 1.0)}
 # What columns and captions call it.
 INTERVAL = f"Student's {LEVEL:.0%} interval"
 
@@ -49,12 +51,13 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
     return None if len(values) < LEAST else (found.low, found.high)
 
 
-def shown_interval(values: Sequence[float]) -> str:
-    """The interval to four digits, or how many seeds are too few for one."""
+def shown_interval(values: Sequence[float], metric: str = "") -> str:
+    """The interval to four digits, within the range of the metric, or how many seeds are too few for one."""
     bounds = interval(values)
     if bounds is None:
         return f"none of {seeds(len(values))}"
-    return f"{bounds[0]:.4g} to {bounds[1]:.4g}"
+    least, most = LIMITS.get(metric, (-math.inf, math.inf))
+    return f"{max(bounds[0], least):.4g} to {min(bounds[1], most):.4g}"
 
 
 def range_of_mean(values: Sequence[float]) -> Range:

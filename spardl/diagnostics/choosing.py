@@ -57,13 +57,13 @@ CLEAR = 1.05
 # Share of the computation that communication may take before local steps are recommended.
 _WAITED = 0.05
 # Remaining share of the gain in loss of dense training over a single worker, by local steps between two exchanges: the
-# DiLoCo rows of the table in docs/learning.md.
+# DiLoCo rows of the table in docs/tables/learning.md.
 LEFT: Mapping[int, float] = MappingProxyType({15: 0.22, 30: 0.03})
 # Smallest speedup that does not round to 0%.
 _SEEN = 1.005
 # Speedups below this factor are shown in percent, because two digits of a factor would hide them.
 _SMALL = 1.1
-# Methods whose loss equals that of dense training within the noise of seeds (docs/learning.md).
+# Methods whose loss equals that of dense training within the noise of seeds (docs/tables/learning.md).
 _LEARN_AS_DENSE = frozenset({DENSE, "bf16", "fp16"})
 # Methods that learn more than sparse ones in short trainings.
 _RIVALS = frozenset({"bf16", "powersgd"})
@@ -214,8 +214,8 @@ class Advice:
         if self.advised != self.best and self.baseline.seconds >= CLEAR * self.advised.seconds:
             yield (
                 f'  preferred: the loss of "{self.advised.method}" equals that of dense training within the noise of '
-                f'seeds (docs/learning.md); "{self.best.method}" is faster by at most {CLEAR - 1:.0%}, which is within '
-                "the error of the prediction"
+                f'seeds (docs/tables/learning.md); "{self.best.method}" is faster by at most {CLEAR - 1:.0%}, which is '
+                "within the error of the prediction"
             )
 
     def _local_steps(self) -> Iterator[str]:
@@ -256,7 +256,7 @@ def _price() -> str:
     left = " or ".join(f"{share:.0%} (every={every})" for every, share in LEFT.items())
     return (
         f"with dense exchanges, {left} of the gain of 8 workers over a single one remained in 900 steps of a GPT of "
-        "0.2 M parameters (one seed; docs/learning.md, Local steps)"
+        "0.2 M parameters (one seed; docs/tables/learning.md, Local steps)"
     )
 
 

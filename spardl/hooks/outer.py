@@ -154,7 +154,7 @@ class Fragment:
 # --- the handle
 
 
-# Chosen by short and long trainings (docs/your-own-loop.md): exchanges until momentum is halfway from 0.5 to 1, and the
+# Chosen by short and long trainings (docs/training-loop.md): exchanges until momentum is halfway from 0.5 to 1, and the
 # outer learning rate where a residual replaces momentum.
 _MOMENTUM_HALF_LIFE, _LR_WITH_RESIDUAL = 12, 1.5
 

@@ -321,7 +321,7 @@ class SgdMomentum(LocalMomentum):
 # average is up to sqrt(P) times shorter than Adam's update of the averaged gradient, and the learning rate of dense
 # training is too low. ``update_scale=measured`` multiplies updates by ``sqrt(mean over workers of |u_i|^2 / |mean of
 # u_i|^2)``: 1 where workers agree, sqrt(P) where they are independent. The formula has no published source;
-# docs/learning.md shows its effect.
+# docs/tables/learning.md shows its effect.
 
 
 # Sampled entries of an update, steps between two comparisons, and the share of earlier measurements that remains at a

@@ -37,15 +37,15 @@ def _adam(group: _Group) -> Momentum:
 _RULES: Mapping[type[torch.optim.Optimizer], Callable[[_Group], Momentum]] = MappingProxyType(
     {torch.optim.SGD: _sgd, torch.optim.Adam: _adam, torch.optim.AdamW: _adam}
 )
-# Best options with sparse updates, as measured in docs/learning.md. The residual takes the role of Adam's first moment,
-# whose inertia would add to it. Updates that are delayed by more than some dozens of steps do more harm than good,
+# Best options with sparse updates, as measured in docs/tables/learning.md. The residual takes the role of Adam's first
+# moment, whose inertia would add to it. Updates that are delayed by more than some dozens of steps do more harm than good,
 # hence a decay. Updates have the same size everywhere, so a share of each chunk is better than the largest entries of
 # all.
 _RESIDUAL_DECAY = 0.98
 # Adam's default average of squares follows late entries too slowly. The longer of these two averages has no advantage
 # without a share of each chunk.
 _BETA2, _BETA2_CHUNKED = 0.95, 0.99
-# docs/learning.md: as published, density 1% can learn less than a single worker.
+# docs/tables/learning.md: as published, density 1% can learn less than a single worker.
 _ANY_OPTIMIZER = (
     "a method that works with any optimizer: bf16 or int8 (recipe=published works too, but can learn less than a "
     "single worker)"

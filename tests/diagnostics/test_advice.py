@@ -193,10 +193,8 @@ def test_method_that_learns_like_dense_is_preferred(seconds: float, advised: str
     learning = [line for line in str(advice).splitlines() if "learning:" in line]
     if advised == "bf16":
         assert not learning
-        said = (
-            '  preferred: the loss of "bf16" equals that of dense training within the noise of seeds (docs/learning.md)'
-        )
-        assert f'{said}; "topka" is faster by at most 5%' in str(advice)
+        equal = '  preferred: the loss of "bf16" equals that of dense training within the noise of seeds'
+        assert f'{equal} (docs/tables/learning.md); "topka" is faster by at most 5%' in str(advice)
         assert 'use spardl.attach(model, "bf16", schedule="wfbp"), 2.1 times' in str(advice)
     else:
         assert "preferred:" not in str(advice)
@@ -219,7 +217,7 @@ def test_recommended_number_of_local_steps(compute: float, every: int | None) ->
         "  local steps: 49% of such a step waits for the network, but only 5% of the computation with "
         'spardl.Outer(..., "topka", density=0.01, every=9); the same number of examples then teaches less: '
         "with dense exchanges, 22% (every=15) or 3% (every=30) of the gain of 8 workers over a single one remained in "
-        "900 steps of a GPT of 0.2 M parameters (one seed; docs/learning.md, Local steps)"
+        "900 steps of a GPT of 0.2 M parameters (one seed; docs/tables/learning.md, Local steps)"
     )
     assert lines == ([said] if every else [])
 

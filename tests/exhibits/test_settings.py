@@ -1,4 +1,4 @@
-"""What settings are worth: trainings that are those of the commands in docs/tuning.md."""
+"""Exhibits of settings train the commands in docs/choosing-a-method.md."""
 
 from __future__ import annotations
 

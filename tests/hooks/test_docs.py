@@ -1,4 +1,4 @@
-"""The page about one's own loop: its code runs."""
+"""The code of the page on training loops runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spardl.clusters import ProcessGroupCluster
 from tests.harness import run_workers
 from tests.labs import ROOT
 
-PAGE = (ROOT / "docs" / "your-own-loop.md").read_text()
+PAGE = (ROOT / "docs" / "training-loop.md").read_text()
 # Shards cannot be compared outside their processes; local steps are averaged every 30th, and the test takes four.
 NOT_COMPARED = {"Between nodes only", "Local steps"}
 BLOCKS = re.findall(r"^## (.*?)\n.*?^```python\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)

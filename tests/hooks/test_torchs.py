@@ -1,4 +1,4 @@
-"""What docs/torch-hooks.md says of torch's own hooks. Where a newer torch does better, change the page."""
+"""Limitations of torch's hooks, see docs/choosing-a-method.md. If a newer torch does better, change the page."""
 
 from __future__ import annotations
 

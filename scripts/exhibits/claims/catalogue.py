@@ -25,8 +25,8 @@ CLAIMS = (
 )
 BASIS = Basis(*["what the basis of each claim's exhibit says; see there"] * 3)
 WORDS = (
-    "What the papers claim, beside what was found here. Verdicts are made by rules, which docs/claims.md has in words; "
-    "none was written by hand."
+    "What the papers claim, and what was found here. Verdicts follow from rules (docs/tables/claims.md); none was "
+    "written by hand."
 )
 
 

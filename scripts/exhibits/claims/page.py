@@ -46,12 +46,12 @@ whichever way a verdict falls:
 * One worker **alone** sends nothing. Where it passes the test of a method's accuracy, too, the reason says so: there
   the method is shown to do no harm, and nothing more.
 
-*GRES*, *PRES* and *LRES* are [rules of residuals](methods.md): of what is lost on the way, all is kept, some of
-it, or nothing. *R-SAG* and *B-SAG* are ways in which [SparDL's d teams](methods.md) exchange their sums: by
+*GRES*, *PRES* and *LRES* are [rules of residuals](../methods.md): of what is lost on the way, all is kept, some of
+it, or nothing. *R-SAG* and *B-SAG* are ways in which [SparDL's d teams](../methods.md) exchange their sums: by
 recursive doubling, where d is a power of two, and as Bruck's all-gather does for any d.
 
 Each claim's rule and limits, what ran, and what of it was simulated, measured and assumed, fold out beside its verdict
-in [the report](reproduce.md#the-report).
+in [the report](../reproducing-papers.md#the-report).
 """
 
 

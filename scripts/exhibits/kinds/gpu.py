@@ -48,7 +48,7 @@ class Model(NamedTuple):
         return OPERATIONS * self.products * self.batch / self.rate + self.entries * bench_schedules.ASSUMED_UPDATE
 
 
-# Batches: those of our presets (docs/experiments.md). Products of convolutions and linear layers are counted; of LSTMs
+# Batches: our presets (docs/configuration.md). Products of convolutions and linear layers are counted; of LSTMs
 # and BERT they are the weights that every token meets, times tokens (a review of 230, an utterance of 150 frames).
 MODELS: Mapping[str, Model] = MappingProxyType(
     {

@@ -246,7 +246,7 @@ def _cells(outcomes: Sequence[Outcome], good: Sequence[Outcome], first: float | 
     seeds = ", ".join(o.fault if o.reason else f"{final_metric(o.data):.4g}" for o in outcomes)
     return [
         Cell(f"{good[0].data['metric']} {spread(values)}", mean(values), bad=lost),
-        Cell(shown_interval(values)),
+        Cell(shown_interval(values, good[0].data["metric"])),
         Cell(seeds, bad=lost),
         Cell(f"{share:.2%}", share),
         Cell(f"{seconds:.4g}", seconds),

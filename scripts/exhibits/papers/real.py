@@ -123,7 +123,7 @@ def long_digits(steps: int, *words: str, name: str = "", own: Own = (), workers:
 
 
 def _rates(published: float, ours: float) -> Own:
-    """Learning rates of rows that want another one than dense: see docs/learning.md."""
+    """Learning rates of rows that want another one than dense: see docs/tables/learning.md."""
     return (("SparDL", (f"optimizer.lr={published:g}",)), (OURS, (f"optimizer.lr={ours:g}",)))
 
 

@@ -91,7 +91,7 @@ DOCSTRINGS = Course(
     SEEDS,
     10,
 )
-# The rates are those that were best with seed 4 on 1 Gbit/s; docs/reproduce.md has what was tried.
+# The rates are those that were best with seed 4 on 1 Gbit/s; docs/reproducing-papers.md has what was tried.
 REVIEWS = Course(
     "LSTM on IMDB",
     _words("imdb", 20_001, 1000, 0.05),

@@ -221,8 +221,15 @@ DIGITS = Case(
     known=ON_DIGITS_8,
 )
 PUBLISHED = (
-    Case("ResNet-18 on CIFAR-10", ("experiment=study/resnet_cifar10",), "as we think it was (docs/study.md)"),
-    Case("LSTM on WikiText-2", ("experiment=study/lstm_lm",), "as we think it was (docs/study.md)", lower=True),
+    Case(
+        "ResNet-18 on CIFAR-10", ("experiment=study/resnet_cifar10",), "as we think it was (docs/reproducing-papers.md)"
+    ),
+    Case(
+        "LSTM on WikiText-2",
+        ("experiment=study/lstm_lm",),
+        "as we think it was (docs/reproducing-papers.md)",
+        lower=True,
+    ),
 )
 GRID = StudyGrid(
     name="study.grid",

@@ -189,7 +189,11 @@ DIGITS = Case(
     "ResNet-8 on digits, 4 x 32 pictures a step",
     known=ON_DIGITS_8,
 )
-PUBLISHED = (Case("ResNet-18 on CIFAR-10", ("experiment=study/resnet_cifar10",), "as we think it was (docs/study.md)"),)
+PUBLISHED = (
+    Case(
+        "ResNet-18 on CIFAR-10", ("experiment=study/resnet_cifar10",), "as we think it was (docs/reproducing-papers.md)"
+    ),
+)
 RATES = StudyRates(
     name="study.rates",
     title="Longer, at several learning rates",

@@ -25,7 +25,7 @@ def in_lab(script: str, *options: str, workers: int = 4) -> subprocess.Completed
 @in_a_lab
 @pytest.mark.skipif(not tool("iptables"), reason="needs the program iptables")
 def test_the_network_of_a_lab(tmp_path: Path) -> None:
-    """A round of gloo takes the delay twice, see docs/networks.md."""
+    """A round of gloo takes the delay twice, see docs/clusters.md."""
     done = in_lab(f"exec {sys.executable} scripts/doctor.py --out {tmp_path / 'lab.yaml'}", "--delay-ms", "4")
     assert done.returncode == 0, done.stdout + done.stderr
     network = parse_network(str(tmp_path / "lab.yaml"))

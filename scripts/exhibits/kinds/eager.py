@@ -54,7 +54,7 @@ class CountedTopK(TopK):
     tally: Tally = field(default_factory=Tally, compare=False)
 
     def selector(self, context: Context, state: State) -> Select:
-        """See :meth:`TopK.selector`."""
+        """Selector that counts the entries that it reads."""
         select = super().selector(context, state)
 
         def counted(accumulated: Accumulator, parts: Sequence[Part]) -> Tensor:
@@ -98,7 +98,7 @@ class EagerSparDL(SparDL):
         compression: State,
         state: State,
     ) -> Program[Sum]:
-        """See :meth:`SparDL.reduce`."""
+        """Reduces with a selection after every addition."""
         team = whole_team(context.worker)
         blocks = Blocks(context.layout.length, team.size, -(-compressor.count(context) // team.size))
         select = compressor.selector(context, compression)

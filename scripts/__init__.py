@@ -1,1 +1,1 @@
-"""The programs beside train.py, one a file, and the rooms of what they share."""
+"""Programs besides train.py, one per file, and the packages that they share."""

@@ -1,20 +1,19 @@
-r"""Trains one model with one way of averaging gradients, and says how good it was after how many seconds.
+r"""Metric against wall-clock time of one training with one way to average gradients.
 
 python scripts/netlab.py run --workers 4 --gbit 0.1 -- python scripts/bench_accuracy.py --case ddp --steps 240 \
     --train model=lstm_imdb,dataset=synthetic_imdb,dataset.vocab_size=20001,optimizer=adamw,training.batch_size=8
 
-Runs as one of several workers (RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which). spardl.time_to_accuracy of
-scripts/reproduce.py runs it with every method, over links of several bandwidths.
+Runs as one of several workers, identified by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. The exhibit
+spardl.time_to_accuracy of scripts/reproduce.py runs it with every method over links of several bandwidths.
 
-The loop is a plain one around torch's DDP, as in bench_hooks.py: zero_grad, forward, backward, step. A case is one of
-that bench's, as spardl.topka,density=0.01; with optimizer=True, our hook is given the optimizer (attach(...,
-optimizer=)), and recipe=published is the form that the method's paper has. The learning rate follows the schedule of
+The training loop uses torch's DDP, as in bench_hooks.py: zero_grad, forward, backward, step. A case is one of those of
+bench_hooks.py, such as spardl.topka,density=0.01; optimizer=True passes the optimizer to our hook (attach(...,
+optimizer=)), and recipe=published selects the published form of the method. The learning rate follows the schedule of
 --train over --steps.
 
-The clock is the wall clock, of the slowest worker, while steps are done. It stands still while the model is tested,
-every --every steps, and it starts after three steps of a model that is thrown away, for imports and caches. Bytes are
-those that the interface which GLOO_SOCKET_IFNAME names has sent while the clock ran, on average over the workers:
-counted by the kernel, with headers.
+Time is the wall-clock time of the slowest worker during training steps. It excludes tests, every --every steps, and
+three steps of a discarded model that warm up imports and caches. Bytes are those sent by the interface
+GLOO_SOCKET_IFNAME during this time, averaged over the workers: counted by the kernel, including headers.
 """
 
 from __future__ import annotations
@@ -85,12 +84,12 @@ def trained(plan: Plan, case: str, seed: int, steps: int, every: int) -> list[di
 
 
 def _plain(value: float) -> float | None:
-    """As JSON can hold it: what is not finite is null."""
+    """The value as JSON data; null if it is not finite."""
     return round(value, DIGITS) if math.isfinite(value) else None
 
 
 def summary(plan: Plan, arguments: argparse.Namespace, tests: list[dict[str, Any]]) -> dict[str, Any]:
-    """What was found, under the names that a training's summary has."""
+    """Results with the field names of a training's summary."""
     entries = sum(parameter.numel() for parameter in plan.task.build_model().parameters())
     workers, last, own = dist.get_world_size(), tests[-1], {"step", "seconds", "sent"}
     caveat = getattr(getattr(plan.task, "dataset", None), "caveat", None)
@@ -125,7 +124,7 @@ def shown(found: Mapping[str, Any]) -> str:
 
 
 def act(arguments: argparse.Namespace) -> None:
-    """Trains as one worker; the first one tells what was found.
+    """Trains as one worker; the first worker prints the results.
 
     Raises:
         ConfigError: if a case or a choice of train.py is not there, or this is no worker.
@@ -154,12 +153,12 @@ def main() -> int:
         The exit code.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train", required=True, help="choices of train.py, with commas")
-    parser.add_argument("--case", required=True, help="the way to average, as bench_hooks.py has them")
-    parser.add_argument("--seed", type=positive, default=1, help="of weights, order and dropout")
-    parser.add_argument("--steps", type=positive, required=True, help="of training")
+    parser.add_argument("--train", required=True, help="comma-separated choices of train.py")
+    parser.add_argument("--case", required=True, help="way to average, as in bench_hooks.py")
+    parser.add_argument("--seed", type=positive, default=1, help="seed of weights, order and dropout")
+    parser.add_argument("--steps", type=positive, required=True, help="training steps")
     parser.add_argument("--every", type=positive, default=20, help="steps between two tests")
-    parser.add_argument("--gbit", type=float, help="of the links, for the file; it changes nothing")
+    parser.add_argument("--gbit", type=float, help="bandwidth of the links in Gbit/s, only written to the file")
     parser.add_argument("--json", type=Path, help="file for all figures")
     torch.set_num_threads(1)
     try:

@@ -1,22 +1,21 @@
-"""Trains one model under torch's own DDP hooks and under ours, in turns: step times, bytes, and what was learned.
+"""Step time, bytes and loss of one model under the DDP hooks of torch and of spardl, in turns.
 
 python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench_hooks.py --json hooks.json
 python scripts/bench_hooks.py --read docs/results/torch-hooks.json --write docs/tables/torch-hooks.md
 
-Runs as one of several workers (RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which), or shows what --read has.
+Runs as one of several workers, identified by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or shows the results in
+the file of --read.
 
-Each case has its own copy of the model in its own DistributedDataParallel, and the same loop around it: zero_grad,
-forward, backward, step, at a constant learning rate. Only the communication hook differs. All cases begin with the same
-weights, see the same batches with the same dropout, and take turns, round after round, so that they suffer alike from
-what else the machine does. Every step trains; all but the first --settle of each case are timed, and a turn takes as
-long as its slowest worker.
+Each case has its own copy of the model in its own DistributedDataParallel with the same training loop: zero_grad,
+forward, backward, step, at a constant learning rate. Only the communication hook differs. All cases start with the same
+weights, get the same batches with the same dropout, and run in turns, so that other load affects them alike. All steps
+train; all but the first --settle of each case are timed, by the slowest worker.
 
-A case is WAY or WAY,option=value: ddp (no hook), torch.fp16, torch.bf16, torch.powersgd (options rank, start: the first
-steps, which are dense), spardl.METHOD with its options (optimizer=True gives it the optimizer), outer.METHOD with those
-of spardl.Outer (local steps; then a turn should have whole periods), and alone, which sends nothing: what the others
-could reach at best. Bytes are those that the interface which GLOO_SOCKET_IFNAME names has sent, on average over the
-workers: counted by the kernel, with headers, in the same way for every case. In the network lab each has
-its own.
+A case is WAY or WAY,option=value: ddp (no hook), torch.fp16, torch.bf16, torch.powersgd (options rank and start, the
+number of dense steps), spardl.METHOD with its options (optimizer=True passes the optimizer), outer.METHOD with the
+options of spardl.Outer (local steps; a turn should have whole periods), and alone, which sends nothing and is the upper
+bound of speed. Bytes are those sent by the interface GLOO_SOCKET_IFNAME, averaged over the workers: counted by the
+kernel, including headers, in the same way for every case. In the network lab each worker has its own interface.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ LAST = 10  # steps at the end whose mean is the final training loss
 
 @dataclass
 class Case(PlainLoop):
-    """One way to average, with a model of its own, on one worker.
+    """One way to average, with its own model, on one worker.
 
     Attributes:
         turns: those that count.
@@ -81,7 +80,7 @@ class Case(PlainLoop):
     def take_turn(self, steps: int) -> None:
         """Some steps, which count; all workers begin at once."""
         self.turns.append(self.timed(steps))
-        self.optimizer.zero_grad()  # room for the other cases' gradients
+        self.optimizer.zero_grad()  # frees memory for the gradients of other cases
 
     def last_loss(self) -> float:
         """Mean training loss of all workers at the end."""
@@ -92,7 +91,7 @@ class Case(PlainLoop):
 
 @dataclass
 class Found:
-    """What was found of one case, in all its trainings.
+    """Results of one case over all of its trainings.
 
     Attributes:
         case: its name.
@@ -153,7 +152,7 @@ def train(plan: Plan, arguments: argparse.Namespace) -> list[Found]:
 
 
 def shown(content: Mapping[str, Any]) -> str:
-    """What was measured, as Markdown."""
+    """The results as Markdown."""
     rows = [Found(**row).row(content["metric"]) for row in content["rows"]]
     names = [row.name for row in rows]
     reference = f"`{DENSE}`" if f"`{DENSE}`" in names else names[0]
@@ -193,7 +192,7 @@ def read(path: Path) -> dict[str, Any]:
         content: dict[str, Any] = json.loads(path.read_text())
         shown(content)
     except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise ConfigError(f"--read {path}: this is no file that --json has written") from error
+        raise ConfigError(f"--read {path} is not a file written by --json") from error
     return content
 
 
@@ -208,7 +207,7 @@ def put(page: Path, content: str) -> str:
         return replace(page.read_text(), "hooks", content)
     except ValueError as error:
         raise ConfigError(
-            f"--write {page}: it needs the lines <!-- hooks: REMARK --> and <!-- end of hooks -->"
+            f"--write {page} lacks the lines <!-- hooks: REMARK --> and <!-- end of hooks -->; add them"
         ) from error
 
 
@@ -242,16 +241,16 @@ def main() -> int:
         The exit code.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train", default=JOB, help="choices of train.py, with commas")
-    parser.add_argument("--cases", nargs="+", default=list(CASES), metavar="CASE", help="what takes turns")
-    parser.add_argument("--seeds", type=positive, default=3, help="trainings of each case")
-    parser.add_argument("--settle", type=positive, default=5, help="steps of each training before the first turn")
-    parser.add_argument("--rounds", type=positive, default=12, help="turns of each training")
-    parser.add_argument("--steps", type=positive, default=5, help="steps in a turn")
-    parser.add_argument("--gbit", type=float, help="of the links, for the file; it changes nothing")
+    parser.add_argument("--train", default=JOB, help="comma-separated choices of train.py")
+    parser.add_argument("--cases", nargs="+", default=list(CASES), metavar="CASE", help="cases, which run in turns")
+    parser.add_argument("--seeds", type=positive, default=3, help="trainings per case")
+    parser.add_argument("--settle", type=positive, default=5, help="steps per training before the first turn")
+    parser.add_argument("--rounds", type=positive, default=12, help="turns per training")
+    parser.add_argument("--steps", type=positive, default=5, help="steps per turn")
+    parser.add_argument("--gbit", type=float, help="bandwidth of the links in Gbit/s, only written to the file")
     parser.add_argument("--read", type=Path, help="file of an earlier run to show, instead of measuring")
     parser.add_argument("--json", type=Path, help="file for all figures")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table between the marks of a page")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="write the table between the marks of a page")
     torch.set_num_threads(1)
     try:
         act(parser.parse_args())

@@ -1,9 +1,9 @@
-"""Measures what importing the library takes beyond torch and numpy.
+"""Import time of the library beyond torch and numpy.
 
 python scripts/bench_import.py --repeats 7
 
-Fresh interpreters import torch and numpy, and the same and spardl, in turns; a figure is a median, with its least and
-most.
+Fresh interpreters import torch and numpy, and torch, numpy and spardl, in turns; figures are medians with minimum and
+maximum.
 """
 
 from __future__ import annotations

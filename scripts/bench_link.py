@@ -1,10 +1,10 @@
-"""What the links between workers carry: seconds of a short message's way there and back, and of rounds of exchanges.
+"""Round-trip time and bandwidth of the links between workers.
 
 python scripts/netlab.py run --workers 4 --gbit 1 --delay-ms 1 -- python scripts/bench_link.py
 torchrun --standalone --nproc-per-node 2 scripts/bench_link.py --throttle ethernet_1g
 
-In a round every worker sends a message to the next one and receives one from the one before, as fast as gloo does it.
-Seconds are the first worker's, medians with the least and the most; Gbit/s are those of its link in each direction.
+In a round every worker sends a message to the next rank and receives one from the previous rank through gloo. Seconds
+are those of the first worker, medians with minimum and maximum; Gbit/s are those of its link in each direction.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--mb", type=float, default=16.0, help="megabytes of a long message (16)")
     parser.add_argument("--rounds", type=int, default=7, help="rounds of long messages (7)")
     parser.add_argument("--short-rounds", type=int, default=200, help="rounds of short messages (200)")
-    parser.add_argument("--throttle", help="a network's name: what takes less time than it would there is slowed down")
-    parser.add_argument("--json", type=Path, help="a file for all figures")
+    parser.add_argument("--throttle", help="name of a network; messages that would take longer there are delayed")
+    parser.add_argument("--json", type=Path, help="file for all figures")
     arguments = parser.parse_args(words)
     if not (arguments.mb > 0 and arguments.rounds > 0 and arguments.short_rounds > 0):
         raise ConfigError("--mb, --rounds and --short-rounds must be above 0")

@@ -1,10 +1,10 @@
-"""Times how sorted sparse vectors are added up, beside what torch has for it.
+"""Time to add sorted sparse vectors, compared with torch.
 
 python scripts/bench_merge.py
 python scripts/bench_merge.py --entries 14700000 --density 0.01 --counts 2 4 16 --json merge.json
 
-"compiled" and "portable" are the two paths of spardl.vector.sparse.merge; the portable one is cat, unique and
-searchsorted. "coalesce" is that of torch.sparse, which promises no order of additions. "copy" is the floor: all
+"compiled" and "portable" are the two paths of spardl.vector.sparse.merge; the portable one uses cat, unique and
+searchsorted. "coalesce" is that of torch.sparse, which guarantees no order of additions. "copy" is the floor: all
 entries are read and written once.
 """
 
@@ -52,9 +52,9 @@ def measure(vectors: Sequence[SparseVector], repetitions: int) -> list[Row]:
 def main() -> None:
     """Reads what to measure on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--entries", type=positive, default=14_700_000, help="of the dense vectors")
+    parser.add_argument("--entries", type=positive, default=14_700_000, help="length of the dense vectors")
     parser.add_argument("--density", type=float, default=0.01)
-    parser.add_argument("--counts", type=positive, nargs="+", default=[2, 4, 16], help="vectors to add up")
+    parser.add_argument("--counts", type=positive, nargs="+", default=[2, 4, 16], help="numbers of vectors to add")
     add_options(parser, repetitions=5)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

@@ -1,14 +1,14 @@
-"""Measures how much communication each schedule hides, beside what the timeline model predicts.
+"""Communication that each schedule hides, compared with the prediction of the timeline model.
 
 python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench_overlap.py --gbit 1
 python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench_overlap.py --gbit 1 \
     --model torchvision:vgg11 --size 64 --methods none,spardl --schedules after_backward,wfbp,dear --json overlap.json
 
-Runs as one of several workers (RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which). All cases take turns, round
-after round, so that they suffer alike from what else the machine does; a figure is the median over the rounds, and
-its least and most. The prediction comes from what is measured before, by all workers at once: a profile of the model,
-latency and bandwidth of a round of messages, and the time that each method computes. The ideal overlaps the bytes at
-the measured bandwidth perfectly with both passes; the bound does so at the bandwidth that --gbit names.
+Runs as one of several workers, identified by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. The cases run in turns,
+so that other load affects them alike; figures are medians over the rounds, with minimum and maximum. The prediction
+uses earlier measurements by all workers at once: a profile of the model, latency and bandwidth of a round of messages,
+and the computation time of each method. The ideal overlaps the bytes at the measured bandwidth perfectly with both
+passes; the bound does so at the bandwidth of --gbit.
 
 Workers that share few cores slow each other down. With profile:FILE they sleep for the times of a profile instead of
 computing, as if each had a GPU; gradients and messages are real:
@@ -16,7 +16,7 @@ computing, as if each had a GPU; gradients and messages are real:
 python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench_overlap.py --gbit 1 \
     --model profile:scripts/profiles/resnet50.json --compute 1.2 --schedules after_backward,wfbp,dear
 
-With --streams 1,2,4 every case runs with each of these numbers of streams. The prediction is for one:
+With --streams 1,2,4 every case runs with each of these numbers of streams. The prediction is for one stream:
 
 python scripts/netlab.py run --workers 4 --gbit 1 --delay-ms 5 -- python scripts/bench_overlap.py --gbit 1 \
     --model profile:scripts/profiles/resnet50.json --compute 0.3 --schedules wfbp:bucket_mb=12 --streams 1,2,4
@@ -72,7 +72,7 @@ from trainer.targets import importable
 Clusters = Mapping[int, ProcessGroupCluster]
 SOURCES = {**MODELS, "profile": from_profile}
 LOCAL = (Phase.SELECT, Phase.PACK, Phase.MERGE)
-# Steps before those that count: with so many, schedules that measure have made up their minds.
+# Steps before the timed ones, after which schedules that calibrate have settled.
 SETTLING = 8
 
 
@@ -154,7 +154,7 @@ def make_cases(arguments: argparse.Namespace) -> list[Case]:
 
 
 def measured_profile(arguments: argparse.Namespace) -> Profile:
-    """Of all workers at once: they share the machine in training, too."""
+    """Measured on all workers at once, because they share the machine in training as well."""
     job = make_job(arguments)
     optimizer = torch.optim.SGD(job.model.parameters(), lr=1e-6, momentum=0.9)
     return measure(
@@ -260,16 +260,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="torchvision:resnet18", help=f"SOURCE:NAME of {', '.join(SOURCES)}")
     parser.add_argument("--compute", type=float, help="seconds of forward and backward pass of profile:FILE")
-    parser.add_argument("--batch", type=int, default=16, help="examples of a worker in a step")
-    parser.add_argument("--size", type=int, default=64, help="side of a picture")
-    parser.add_argument("--seq", type=int, default=64, help="tokens of a text")
-    parser.add_argument("--methods", default="none", help="choices of compressor=, with commas")
-    parser.add_argument("--schedules", default="after_backward,wfbp,dear", help="choices, also as wfbp:bucket_mb=5")
+    parser.add_argument("--batch", type=int, default=16, help="examples per worker and step")
+    parser.add_argument("--size", type=int, default=64, help="side of a picture in pixels")
+    parser.add_argument("--seq", type=int, default=64, help="tokens per text")
+    parser.add_argument("--methods", default="none", help="comma-separated choices of compressor=")
+    parser.add_argument(
+        "--schedules", default="after_backward,wfbp,dear", help="comma-separated schedules, such as wfbp:bucket_mb=5"
+    )
     parser.add_argument("--gbit", type=float, required=True, help="bandwidth of a link, for the bound")
-    parser.add_argument("--rounds", type=positive, default=7, help="turns of each case")
-    parser.add_argument("--steps", type=positive, default=3, help="steps in a turn")
-    parser.add_argument("--settle", type=positive, default=SETTLING, help="steps of each case before the first turn")
-    parser.add_argument("--streams", default="1", help="synchronizations under way at once, with commas")
+    parser.add_argument("--rounds", type=positive, default=7, help="turns per case")
+    parser.add_argument("--steps", type=positive, default=3, help="steps per turn")
+    parser.add_argument("--settle", type=positive, default=SETTLING, help="steps per case before the first turn")
+    parser.add_argument("--streams", default="1", help="comma-separated numbers of synchronizations in flight")
     parser.add_argument("--json", type=Path, help="file for all figures")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,11 +1,11 @@
-"""Times how sparse vectors become bytes and vectors again, beside what the bytes that are saved would take.
+"""Time to encode and decode sparse vectors, compared with the transfer time of the saved bytes.
 
 python scripts/bench_packing.py
 python scripts/bench_packing.py --entries 14700000 --densities 0.01 0.001 --types float32 bfloat16 --json packing.json
 
-"compiled" and "portable" are the two paths of spardl.vector.packing. "plain" is what published codes send: indices as
-int32 and values as float32, 8 bytes for each entry. "copy" is the floor: every entry in memory is read and written
-once. What the code costs is what it takes beyond "plain"; it must stay below what the saved bytes take on the wire.
+"compiled" and "portable" are the two paths of spardl.vector.packing. "plain" is the format of published codes: indices
+as int32 and values as float32, 8 bytes per entry. "copy" is the floor: every entry in memory is read and written
+once. The cost of encoding is its time beyond "plain"; it must stay below the transfer time of the saved bytes.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ def verdict(found: list[Row], dtype: torch.dtype) -> str:
 def main() -> None:
     """Reads what to measure on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--entries", type=positive, default=14_700_000, help="of the dense vector")
+    parser.add_argument("--entries", type=positive, default=14_700_000, help="length of the dense vector")
     parser.add_argument("--densities", type=float, nargs="+", default=[0.1, 0.01, 0.001])
-    parser.add_argument("--types", choices=TYPES, nargs="+", default=["float32", "bfloat16"], help="on the wire")
+    parser.add_argument("--types", choices=TYPES, nargs="+", default=["float32", "bfloat16"], help="types on the wire")
     add_options(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

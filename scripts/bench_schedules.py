@@ -1,11 +1,11 @@
-"""The bench table: five models x six schedules x two networks at P = 64, predicted by the timeline model.
+"""Predicted iteration times of five models x six schedules x two networks at P = 64.
 
 python scripts/bench_schedules.py --markdown bench.md --json bench.json
 python scripts/bench_schedules.py --models resnet50
 
-Each model is taken twice: as measured on a CPU (scripts/profiles/), and with the shape of that profile stretched to the
-time that a GPU is ASSUMED to take (ASSUMED below). Compression takes what scripts/profiles/compression.json says on the
-CPU, and what is assumed on the GPU. A second set of tables tells what LayerFusion gains for sparse methods.
+Each model is predicted twice: as measured on a CPU (scripts/profiles/), and with that profile scaled to an ASSUMED GPU
+time (ASSUMED below). Compression times are those of scripts/profiles/compression.json on the CPU, and assumed on the
+GPU. A second set of tables gives the gain of LayerFusion for sparse methods.
 """
 
 from __future__ import annotations
@@ -289,8 +289,8 @@ def main() -> int:
         The exit code.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(ASSUMED), help="with commas")
-    parser.add_argument("--markdown", type=Path, help="write the tables to this file, too")
+    parser.add_argument("--models", default=",".join(ASSUMED), help="comma-separated models")
+    parser.add_argument("--markdown", type=Path, help="also write the tables to this file")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     try:
         write(parser.parse_args())

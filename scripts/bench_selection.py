@@ -1,11 +1,11 @@
-"""Measures what error feedback and exact top-k cost a worker at each step.
+"""Local cost of error feedback and exact top-k per step.
 
 python scripts/bench_selection.py
 python scripts/bench_selection.py --entries 133000000 --density 0.001 --dtype bfloat16 --json selection.json
 
-Ours adds a gradient to the residual, looks for NaNs and infinities in it, finds the k entries of largest magnitude and
-cuts them out, as in training: the thresholds come from the step before. It is compared with an addition and
-torch.topk, with its own portable path (no numba), and with the largest of every chunk; the floor is the addition alone.
+Ours adds a gradient to the residual, checks it for non-finite values, finds the k entries of largest magnitude and
+removes them, as in training, where thresholds come from the previous step. It is compared with an addition plus
+torch.topk, with its portable path (no numba), and with the largest entries of every chunk; the floor is the addition.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ def main() -> int:
         The exit code.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--entries", type=positive, default=14_700_000, help="n")
-    parser.add_argument("--density", type=float, default=0.01, help="k / n")
-    parser.add_argument("--dtype", choices=TYPES, default="float32", help="of gradient and residual")
+    parser.add_argument("--entries", type=positive, default=14_700_000, help="length of the gradient (n)")
+    parser.add_argument("--density", type=float, default=0.01, help="density (k / n)")
+    parser.add_argument("--dtype", choices=TYPES, default="float32", help="type of gradient and residual")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--settle", type=positive, default=100, help="steps before the first one that is timed")
+    parser.add_argument("--settle", type=positive, default=100, help="steps before the first timed one")
     add_options(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

@@ -1,11 +1,11 @@
-"""Measures a whole SparDL synchronization by many simulated workers in this one process: seconds and memory.
+"""Time and memory of a SparDL synchronization with many simulated workers in one process.
 
 python scripts/bench_simulated.py --workers 16,64,256 --entries 1000000
 python scripts/bench_simulated.py --workers 256 --entries 1000000 --settle 5
 python scripts/bench_simulated.py --workers 1024 --entries 100000
 
-Seconds are those of all workers together, on one core. Memory is the process's largest so far: its libraries, the
-residuals and gradients of all workers, and what is under way.
+Seconds are those of all workers together on one core. Memory is the peak of the process: libraries, residuals and
+gradients of all workers, and messages in flight.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def synchronize(workers: int, length: int, density: float, steps: int, settle: i
 
 
 def measured(workers: int, arguments: argparse.Namespace) -> Row:
-    """One row: so many workers."""
+    """One row, for a number of workers."""
     seconds = synchronize(workers, arguments.entries, arguments.density, arguments.repetitions, arguments.settle)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     figures = {PER_WORKER: 1000 * median(seconds) / workers, MEMORY: peak}
@@ -59,10 +59,10 @@ def main() -> int:
         The exit code.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", default="16,64,256", help="how many, with commas, increasing")
-    parser.add_argument("--entries", type=positive, default=1_000_000, help="n")
-    parser.add_argument("--density", type=float, default=0.01, help="k / n")
-    parser.add_argument("--settle", type=positive, default=1, help="steps before the first one that is timed")
+    parser.add_argument("--workers", default="16,64,256", help="comma-separated numbers of workers, increasing")
+    parser.add_argument("--entries", type=positive, default=1_000_000, help="length of the gradient (n)")
+    parser.add_argument("--density", type=float, default=0.01, help="density (k / n)")
+    parser.add_argument("--settle", type=positive, default=1, help="steps before the first timed one")
     add_options(parser, repetitions=5)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

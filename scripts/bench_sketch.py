@@ -1,4 +1,4 @@
-"""How well and how fast the count-sketch compressor finds large entries: the measurement behind its defaults.
+"""Quality and time of the count-sketch compressor, from which its defaults are chosen.
 
 python scripts/bench_sketch.py
 python scripts/bench_sketch.py --density 0.001 --rows 3 5 --columns 2 8 --candidates 4 16
@@ -68,7 +68,7 @@ def training(
 
 
 def vectors(density: float, steps: Sequence[int]) -> dict[str, list[Tensor]]:
-    """What is compressed, by its origin."""
+    """Vectors to compress, by origin."""
     source = torch.Generator().manual_seed(1)
     found = {"Student's t, 3 degrees": [_student(270_000, 3, source) for _ in steps]}
     for name, momentum in (("ResNet-20", 0.0), ("ResNet-20, momentum corrected", 0.9)):
@@ -83,7 +83,7 @@ def _student(length: int, degrees: int, source: torch.Generator) -> Tensor:
 
 
 def finish(program: Program[T]) -> T:
-    """Runs the program of a worker who is alone."""
+    """Runs the program of a single worker."""
     try:
         while True:
             next(program)
@@ -148,10 +148,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--density", type=float, default=0.01)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 3, 5])
-    parser.add_argument("--columns", type=float, nargs="+", default=[2, 4], help="for each entry sent")
-    parser.add_argument("--candidates", type=float, nargs="+", default=[2, 6, 8], help="for each entry sent")
-    parser.add_argument("--steps", type=int, nargs="+", default=[5, 50, 110], help="of training, to look at")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[270_000, 14_700_000], help="to time")
+    parser.add_argument("--columns", type=float, nargs="+", default=[2, 4], help="columns per sent entry")
+    parser.add_argument("--candidates", type=float, nargs="+", default=[2, 6, 8], help="candidates per sent entry")
+    parser.add_argument("--steps", type=int, nargs="+", default=[5, 50, 110], help="training steps to examine")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[270_000, 14_700_000], help="vector lengths to time")
     arguments = parser.parse_args()
     print_quality(arguments)
     print_speed(arguments)

@@ -1,17 +1,18 @@
-"""Measures whole synchronizations of one gradient over gloo, against what torch has and against the physical floor.
+"""Time of whole synchronizations over gloo, compared with torch and with the physical bound.
 
 torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node 4 scripts/bench_sync.py
 python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench_sync.py --gbit 1
 
-Each candidate turns the gradient of every worker into the average of all, in place. Ours adds it to the residual,
-selects, communicates, feeds back and writes the sparse average over the gradient, in the steady state of error
-feedback. torch's are its dense all-reduce, and its DDP hooks for 16 bits and for PowerSGD, called as DDP would with one
-bucket that holds one square matrix. Seconds are those of the slowest worker between two barriers, in turns.
+Each candidate replaces the gradient of every worker by the average over all workers, in place. Ours adds it to the
+residual, selects, communicates, updates the residual and writes the sparse average over the gradient, in the steady
+state of error feedback. The candidates of torch are its dense all-reduce and its DDP hooks for 16 bits and PowerSGD,
+called as by DDP with one bucket that holds one square matrix. Seconds are those of the slowest worker between two
+barriers; the candidates alternate.
 
-A second table shows where the time goes. ``alone`` is the time of the same messages without any work in between;
-``bound`` that of the bytes a worker sends at the links' bandwidth, plus that of as many rounds of one-byte messages.
-``predicted`` is the work of the busiest worker, plus its counted rounds and bytes on the network as measured between
-the same workers: rounds x alpha + bytes x beta.
+A second table breaks down the time. ``alone`` is the time of the same messages without any computation in between;
+``bound`` is the time of a worker's bytes at the bandwidth of the links, plus that of as many rounds of one-byte
+messages. ``predicted`` is the computation of the busiest worker, plus its counted rounds and bytes on the network
+as measured between the same workers: rounds x alpha + bytes x beta.
 """
 
 from __future__ import annotations
@@ -263,11 +264,11 @@ def main() -> int:
         The exit code.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--entries", type=positive, default=14_700_000, help="n")
-    parser.add_argument("--density", type=float, default=0.01, help="k / n")
-    parser.add_argument("--methods", default="spardl", help="choices of compressor=, with commas")
-    parser.add_argument("--wires", default="exact,bfloat16", help="choices of wire=, with commas")
-    parser.add_argument("--settle", type=positive, default=60, help="steps before the first one that is timed")
+    parser.add_argument("--entries", type=positive, default=14_700_000, help="length of the gradient (n)")
+    parser.add_argument("--density", type=float, default=0.01, help="density (k / n)")
+    parser.add_argument("--methods", default="spardl", help="comma-separated choices of compressor=")
+    parser.add_argument("--wires", default="exact,bfloat16", help="comma-separated choices of wire=")
+    parser.add_argument("--settle", type=positive, default=60, help="steps before the first timed one")
     parser.add_argument("--gbit", type=float, help="bandwidth of a link, for the bound")
     add_options(parser)
     arguments = parser.parse_args()

@@ -116,13 +116,13 @@ def measured(path: Path) -> Callable[[int], Compressing]:
             for name, line in methods.items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path} has no times ({error!r}); make it with --measure {path}") from error
+        raise ConfigError(f"{path} does not hold times ({error!r}); make it with --measure {path}") from error
 
     def line(workers: int, name: str, options: Mapping[str, Any]) -> Linear:
         try:
             return lines[workers, label(name, options)]
         except KeyError as error:
-            raise ConfigError(f"{path} has no {error}; make it anew with --measure {path}") from error
+            raise ConfigError(f"{path} lacks {error}; make it again with --measure {path}") from error
 
     return lambda workers: lambda name, options: line(workers, name, options)
 
@@ -233,8 +233,8 @@ def main() -> int:
         The exit code.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables between their marks in this page")
-    parser.add_argument("--measure", type=Path, metavar="FILE", help="measure what compressing takes, and write it")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="write the tables between their marks in this page")
+    parser.add_argument("--measure", type=Path, metavar="FILE", help="measure compression times and write them")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     try:

@@ -72,5 +72,5 @@ def build(name: str, *overrides: str) -> Method:
         ConfigError: if there is no such choice, or the parts do not fit together.
     """
     if name not in names():
-        raise ConfigError(f"there is no compressor={name}; choose one of {', '.join(names())}")
+        raise ConfigError(f"compressor={name} does not exist; choose one of {', '.join(names())}")
     return build_method(composed(f"compressor={name}", *overrides))

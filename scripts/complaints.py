@@ -1,4 +1,4 @@
-"""What bad words, files and values end in where a command composes configurations, and how it is told: in one line."""
+"""Input errors of commands that compose configurations, reported in one line."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ REFUSALS = (ConfigError, HydraException, OmegaConfBaseException, OSError, YAMLEr
 
 
 def complain(error: Exception) -> None:
-    """Says what is wrong, without the search path that Hydra puts behind it."""
+    """Prints the error without the search path that Hydra appends."""
     print(f"error: {' '.join(str(error).split('Config search path')[0].split())}", file=sys.stderr, flush=True)

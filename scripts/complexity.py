@@ -1,4 +1,4 @@
-"""Rounds and words of every method: counted by the ledger, beside the published formula.
+"""Rounds and words of every method: counts of the ledger, compared with the published formula.
 
 python scripts/complexity.py
 python scripts/complexity.py --methods oktopk,spardl --workers 4,7,14
@@ -109,7 +109,7 @@ def layout_for(workers: int) -> Layout:
 
 
 def measure(name: str, method: Method, workers: int, steps: Iterable[int] = range(STEPS)) -> Iterator[Line]:
-    """Runs some steps, and compares what was counted with the formula.
+    """Runs some steps, and compares the counts with the formula.
 
     Args:
         name: of the method.
@@ -121,7 +121,7 @@ def measure(name: str, method: Method, workers: int, steps: Iterable[int] = rang
         A line for each kind of step, the kinds in the order of their first steps.
 
     Raises:
-        ConfigError: if the method does not run on so many workers.
+        ConfigError: if the method does not support this number of workers.
     """
     layout = layout_for(workers)
     groups: dict[tuple[Cost, Cost], list[tuple[int, Bounds, Bounds, Bounds, Bounds]]] = {}
@@ -149,7 +149,7 @@ def synchronized(
         A step's number, and the cluster it ran in, and nothing else: on links of 1 Gbit/s, without latency.
 
     Raises:
-        ConfigError: if the method does not run on so many workers.
+        ConfigError: if the method does not support this number of workers.
     """
     method.communicator.check_workers(workers)
     states = [method.init_state(layout, torch.float32) for _ in range(workers)]
@@ -202,7 +202,7 @@ def workers_of(text: str) -> list[int]:
         ConfigError: if one is not a whole number, at least 1.
     """
     if not all(part.isdecimal() and int(part) for part in text.split(",")):
-        raise ConfigError(f"--workers must be whole numbers, at least 1, with commas between them, got {text!r}")
+        raise ConfigError(f"--workers must be a comma-separated list of positive integers, got {text!r}")
     return [int(part) for part in text.split(",")]
 
 
@@ -213,8 +213,8 @@ def main() -> int:
         The exit code.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", default=",".join(choices.names()), help="choices of compressor=, with commas")
-    parser.add_argument("--workers", default=",".join(map(str, WORKERS)), help="numbers of workers, with commas")
+    parser.add_argument("--methods", default=",".join(choices.names()), help="comma-separated choices of compressor=")
+    parser.add_argument("--workers", default=",".join(map(str, WORKERS)), help="comma-separated numbers of workers")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     differing = 0

@@ -28,9 +28,9 @@ def main() -> int:
         The exit code.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", default="spardl,topka,count_sketch", help="choices of compressor=, with commas")
+    parser.add_argument("--methods", default="spardl,topka,count_sketch", help="comma-separated choices of compressor=")
     parser.add_argument("--workers", type=int, default=64)
-    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     lines = {}

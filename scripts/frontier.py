@@ -3,7 +3,7 @@
 python scripts/frontier.py --write
 python scripts/frontier.py --check      exit code 1 if the page is not that of the records
 
-Runs nothing: what is missing says "not run yet" and is made by scripts/reproduce.py frontier --scale laptop --record.
+Runs nothing: missing results read "not run yet" until scripts/reproduce.py frontier --scale laptop --record makes them.
 """
 
 from __future__ import annotations

@@ -177,10 +177,12 @@ def validation(model: nn.Module, text: Tensor) -> float:
 def main() -> None:
     """Reads what to try on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS), metavar="NAME", help="of a row")
+    parser.add_argument(
+        "--only", nargs="+", choices=VARIANTS, default=list(VARIANTS), metavar="NAME", help="names of rows"
+    )
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
-    parser.add_argument("--width", type=int, default=64, help="of the model: a multiple of 4")
+    parser.add_argument("--width", type=int, default=64, help="width of the model, a multiple of 4")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print("| variant | lr | seed | loss | sent |\n|---|---|---|---|---|", flush=True)

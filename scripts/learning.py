@@ -1,15 +1,15 @@
-"""What compression costs in learning: trains the rows of the tables in scripts/evidence/learning.yaml, and writes them.
+"""Learning cost of compression: trains the rows of the tables in scripts/evidence/learning.yaml and writes the tables.
 
-python scripts/learning.py                          what is there, and what is missing
-python scripts/learning.py --run --jobs 2           trains what is missing, and goes on where it was stopped
-python scripts/learning.py --run --only gpt_chars   of one table only
-python scripts/learning.py --run --seeds 1          with the first seed only, where hours are few
-python scripts/learning.py --write                  writes the pages' tables from the records
-python scripts/learning.py --check                  says whether the pages are those of the records
+python scripts/learning.py                          print the tables and the number of missing runs
+python scripts/learning.py --run --jobs 2           train missing runs; an interrupted command continues
+python scripts/learning.py --run --only gpt_chars   train the runs of one table
+python scripts/learning.py --run --seeds 1          train with the first seed only
+python scripts/learning.py --write                  write the tables of the pages from the records
+python scripts/learning.py --check                  check that the pages match the records
 
-Each row is trained at each of its learning rates with the first seed, and at the best one with the others; those that
-all others are measured by (dense, alone, published), and PowerSGD, at each rate with each seed. Every training leaves a
-record in docs/results/learning.jsonl, from which any clone makes the tables; its run folder is not needed then.
+Each row is trained at each of its learning rates with the first seed, and at the best rate with the other seeds. The
+references (dense, alone, published) and PowerSGD are trained at each rate with each seed. Every training leaves a
+record in docs/results/learning.jsonl, from which any clone makes the tables without the run folders.
 """
 
 from __future__ import annotations
@@ -40,26 +40,36 @@ PAGE = DOCS / "tables" / "learning.md"
 
 
 def missing(task: Task, records: Records) -> list[Training]:
-    """The runs of a task that can be done next: those that choose learning rates, and others where a rate is chosen."""
+    """Runs of a task that can be trained next; runs at the best learning rate need those that choose it."""
     return [run for run in (*task.first(), *task.rest(records)) if run.command not in records]
 
 
 def stale(tasks: Sequence[Task], records: Records) -> list[str]:
-    """Commands on record that today mean another run, or have other results; takes a second for each few."""
+    """Recorded commands that now stand for another run or give other results; composes every configuration."""
     runs = (run for task in tasks for run in (*task.first(), *task.rest(records)))
     pairs = ((run, records[run.command]) for run in runs if run.command in records)
     return [run.command for run, found in pairs if found.id != run.id or not run.of_today(found.figures)]
 
 
 def run(tasks: Sequence[Task], path: Path, outputs: Path, jobs: int) -> int:
-    """Trains what is missing; returns how many runs failed, which keep no others from being trained."""
+    """Trains missing runs, whether or not others fail.
+
+    Args:
+        tasks: Tasks to train.
+        path: File of the records.
+        outputs: Folder of the runs.
+        jobs: Number of trainings at a time.
+
+    Returns:
+        The number of failed runs.
+    """
     failed: set[str] = set()
 
     def ended(training: Job, fault: SpardlError | None) -> None:
         try:
             if fault is None and isinstance(training, Training) and (found := training.find(outputs)):
                 record(training, found, path)
-        except ConfigError as error:  # the code was changed meanwhile
+        except ConfigError as error:  # the working tree changed during the training
             fault = error
             print(f"error: {error}", file=sys.stderr)
         if fault is not None:
@@ -68,7 +78,7 @@ def run(tasks: Sequence[Task], path: Path, outputs: Path, jobs: int) -> int:
     while True:
         records = on_record(path)
         todo = [each for task in tasks for each in missing(task, records) if each.command not in failed]
-        for each in todo:  # done, but stopped before it was recorded
+        for each in todo:  # finished, but interrupted before it was recorded
             if found := each.find(outputs):
                 record(each, found, path)
         if not todo:
@@ -78,7 +88,7 @@ def run(tasks: Sequence[Task], path: Path, outputs: Path, jobs: int) -> int:
 
 
 def pages(records: Records) -> dict[Path, str]:
-    """The pages with the tables of today's records."""
+    """Text of each page with the tables of the current records."""
     tasks = {task.name: task for task in tasks_in(PLANS)}
     sections = {PAGE: {name: table_of(task, records) for name, task in tasks.items()}}
     sections[PAGE]["learning"] = summary_of([*tasks.values()], records)
@@ -89,31 +99,33 @@ def pages(records: Records) -> dict[Path, str]:
 
 
 def _written(text: str, tables: Mapping[str, Table]) -> str:
-    """A page with today's tables."""
+    """A page with its tables replaced."""
     for section, table in tables.items():
         text = replace(text, section, f"\n{markdown(without_missing(table))}")
     return text
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """Does what the command line asks for.
+    """Trains, writes, checks or prints.
+
+    Returns:
+        The exit code.
 
     Raises:
-        ConfigError: for a table that does not exist, trainings that could not be recorded, and fewer seeds of tables
-            that are not to be trained.
+        ConfigError: if a table does not exist, trainings could not be recorded, or options exclude each other.
     """
     if arguments.seeds is not None and not arguments.run:
-        raise ConfigError("--seeds says what to train: it goes with --run")
+        raise ConfigError("--seeds has no effect without --run; add --run or remove --seeds")
     if arguments.only and arguments.write:
-        raise ConfigError("--write makes the tables of both pages: leave out --only")
+        raise ConfigError("--write writes all tables; remove --only")
     if arguments.jobs < 1:
         raise ConfigError(f"--jobs must be at least 1, got {arguments.jobs}")
     tasks = [task.cut(arguments.seeds) for task in tasks_in(PLANS) if arguments.only in (None, task.name)]
     if not tasks:
-        raise ConfigError(f"there is no table {arguments.only}; {PLANS.name} has them")
+        raise ConfigError(f"table {arguments.only!r} does not exist; choose one from {PLANS.name}")
     if arguments.run:
         if reason := unshippable(environment()):
-            raise ConfigError(f"trainings would be {reason}, and have no record; commit first")
+            raise ConfigError(f"trainings would be {reason} and could not be recorded; commit first")
         with choices.composing():
             return FAILED if run(tasks, arguments.records, arguments.outputs, arguments.jobs) else FINISHED
     records = on_record(arguments.records)
@@ -124,32 +136,32 @@ def act(arguments: argparse.Namespace) -> int:
         return code
     for task in tasks:
         todo = len(missing(task, records))
-        print(f"{task.name}: {task.title}{f'; {todo} runs are next' if todo else ''}\n")
+        print(f"{task.name}: {task.title}{f'; {todo} runs missing' if todo else ''}\n")
         print(markdown(table_of(task, records)), flush=True)
     return FINISHED
 
 
 def check(tasks: Sequence[Task], records: Records) -> None:
-    """Accepts records of runs as they would be made today.
+    """Checks that all records are of the runs that their commands now stand for.
 
     Raises:
-        ConfigError: if they are others.
+        ConfigError: if some are not.
     """
     with choices.composing():
         if found := stale(tasks, records):
-            raise ConfigError(f"{len(found)} records are of other runs than their commands today: {found[0]}")
+            raise ConfigError(f"{len(found)} recorded commands now stand for other runs; record them again: {found[0]}")
 
 
 def main() -> int:
-    """Does what the command line asks for.
+    """Runs the command line.
 
     Returns:
-        The exit code: 1 if a training failed, or a page is to be made again.
+        The exit code: 1 if a training failed or a page is out of date.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser, "the pages", run="train what is missing")
+    add_options(parser, "the pages", run="train missing runs")
     parser.add_argument("--only", help="name of a table (default: all)")
-    parser.add_argument("--seeds", type=int, help="how many of each task's seeds to train (default: all)")
+    parser.add_argument("--seeds", type=int, help="number of seeds to train (default: all)")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time (default: 1)")
     parser.add_argument("--outputs", type=Path, default=Path("outputs"), help="folder of the runs (default: outputs)")
     parser.add_argument(

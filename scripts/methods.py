@@ -125,7 +125,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def generate(text: str) -> str:
-    """The page with its generated parts made anew."""
+    """The page with its generated parts replaced."""
     prose = documented()
     with choices.composing():
         text = replace(text, "methods", markdown(DECLARED, [declared(name, prose[name]) for name in prose]))

@@ -1,23 +1,23 @@
-"""Runs a command as P workers whose links have a chosen bandwidth, each in a network namespace of its own.
+"""Runs a command as P workers in separate network namespaces, with links of a chosen bandwidth.
 
 python scripts/netlab.py run --workers 4 --gbit 1 -- python train.py compressor=spardl
 python scripts/netlab.py run --workers 4 --gbit 1 --delay-ms 0.5 -- python train.py compressor=spardl
 python scripts/netlab.py run --workers 2 --gbit inf --json traffic.json -- python program.py
 python scripts/netlab.py clean
 
-Each worker finds RANK, WORLD_SIZE, MASTER_ADDR and so on in its environment, as torchrun would set them: any program
-that initialises torch.distributed with env:// works. Worker 0 writes to this terminal; lines of the others go to
-standard error, with their rank in front. If one fails, all are ended. At the end, standard error gets the bytes that
-each worker's interface sent and received. The exit code is that of the first worker that failed; 2 for bad input,
-124 for a timeout, 130 and 143 for Ctrl-C and SIGTERM.
+The environment of each worker has RANK, WORLD_SIZE, MASTER_ADDR and so on, as torchrun would set them: any program
+that initializes torch.distributed with env:// works. Worker 0 writes to this terminal; the lines of the others go to
+standard error, prefixed with their rank. If a worker fails, all are terminated. At the end, the bytes that each
+worker's interface sent and received are printed to standard error. The exit code is that of the first worker that
+failed; 2 for bad input, 124 for a timeout, 130 and 143 for Ctrl-C and SIGTERM.
 
-With a delay, IPv4 packets that arrive at a worker are held back by a process of the lab (labs/delay_line.py), so a
-round trip takes twice the delay. If that process ends, so does the lab, with its exit code and an error.
+With a delay, a process of the lab (labs/delay_line.py) holds back IPv4 packets that arrive at a worker, so a round trip
+takes twice the delay. If that process ends, the lab ends with its exit code and an error.
 
-A lab lives in network, mount and process namespaces of its own (without root, in a user namespace, too): two labs do
-not see each other, and all of a lab vanishes with its first process, however that ends. That one watches the process
-that was started here, the launcher, and ends its workers when the launcher is gone, even by kill -9, within 10 s.
-clean ends such labs at once. Inside a lab, /run is empty, and nothing but the other workers can be reached.
+A lab has separate network, mount and process namespaces (and a user namespace without root): labs do not see each
+other, and a lab ends with its first process, whatever ends that. The first process watches the launcher, the process
+started here, and terminates the workers within 10 s if the launcher is gone, even after kill -9. "clean" ends such labs
+at once. Inside a lab, /run is empty and only the other workers can be reached.
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ def run(arguments: argparse.Namespace) -> int:
     """
     lab = Lab(arguments.workers, arguments.gbit, arguments.timeout, arguments.delay_ms)
     if not arguments.command:
-        raise LabError("no command: put it after --, as in run --workers 4 --gbit 1 -- python train.py")
+        raise LabError("no command given; put it after --, as in run --workers 4 --gbit 1 -- python train.py")
     if not shutil.which(arguments.command[0]):
-        raise LabError(f"no program {arguments.command[0]} to run; give its path, or set PATH")
+        raise LabError(f"program {arguments.command[0]} not found; give its path or set PATH")
     if arguments.json and not arguments.json.parent.is_dir():
         raise LabError(f"--json {arguments.json}: make the folder {arguments.json.parent} first")
     demand({**PACKAGES, **PACKAGES_FOR_DELAY} if lab.delay_ms else PACKAGES)
@@ -158,11 +158,13 @@ def clean() -> int:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         except PermissionError as error:
-            raise LabError(f"process {process} is another user's lab: run clean as that user, or as root") from error
+            raise LabError(
+                f"process {process} belongs to a lab of another user; run clean as that user or as root"
+            ) from error
     limit = time.monotonic() + GRACE
     while any(status(process)[:1] not in ([], ["Z"]) for process, _ in orphans):
         if time.monotonic() > limit:
-            raise LabError(f"killed processes are still there after {GRACE:g} s; run clean again")
+            raise LabError(f"killed processes still exist after {GRACE:g} s; run clean again")
         time.sleep(0.02)
     print(f"labs ended: {len({launcher for _, launcher in orphans})}")
     return 0
@@ -196,7 +198,7 @@ def ancestors(process: int) -> Iterator[int]:
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """Reports an error in one line."""
 
     def error(self, message: str) -> NoReturn:
         """Refuses.
@@ -204,7 +206,7 @@ class Parser(argparse.ArgumentParser):
         Raises:
             LabError: always.
         """
-        raise LabError(f"{message}; {self.prog} --help lists what there is")
+        raise LabError(f"{message}; see {self.prog} --help")
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
@@ -219,18 +221,16 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     running = actions.add_parser(
         "run", help="run a command as each of the workers", usage="%(prog)s OPTIONS -- COMMAND"
     )
-    running.add_argument("--workers", type=int, required=True, help="how many, 1 to 250")
+    running.add_argument("--workers", type=int, required=True, help="number of workers, 1 to 250")
     running.add_argument("--gbit", type=float, required=True, help="Gbit/s of each link and direction; inf: no limit")
+    running.add_argument("--delay-ms", type=float, default=0.0, help="one-way delay of messages in milliseconds (0)")
+    running.add_argument("--timeout", type=float, default=3600.0, help="time limit in seconds (3600)")
+    running.add_argument("--json", type=Path, help="file for bytes, seconds and exit code")
     running.add_argument(
-        "--delay-ms", type=float, default=0.0, help="milliseconds that what arrives at a worker is held back (0)"
-    )
-    running.add_argument("--timeout", type=float, default=3600.0, help="seconds after which all are ended (3600)")
-    running.add_argument("--json", type=Path, help="a file for the bytes, the seconds and the exit code")
-    running.add_argument(
-        "--user-namespace", action="store_true", help="also as root; others need it, and get it anyway"
+        "--user-namespace", action="store_true", help="use a user namespace as root also; other users always do"
     )
     running.set_defaults(action=run)
-    cleaning = actions.add_parser("clean", help="end the labs whose launcher was killed, at once")
+    cleaning = actions.add_parser("clean", help="end labs whose launcher was killed")
     cleaning.set_defaults(action=lambda _: clean())
     arguments = parser.parse_args(words[:split])
     arguments.command = list(words[split + 1 :])

@@ -5,8 +5,8 @@ python scripts/profile_model.py timm:inception_v4 --batch 4 --out inception_v4.j
 python scripts/profile_model.py transformers:bert-base --batch 8 --seq 64 --out bert_base.json
 python scripts/profile_model.py train:model=resnet20,dataset=digits --batch 16 --threads 1 --out resnet20.json
 
-Beside what spardl profile takes, there are transformers:bert-base and bert-large, and train: with choices of train.py,
-on its data.
+Besides the models of spardl profile, there are transformers:bert-base and bert-large, and train: with choices of
+train.py, on its data.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BERT_SIZES: Mapping[str, Mapping[str, int]] = MappingProxyType(
 def from_transformers(name: str, sizes: Sizes) -> Job:
     """BERT with its pre-training heads, on random tokens, all of which are to be predicted."""
     if name not in BERT_SIZES:
-        raise ConfigError(f"there is no transformers:{name}; choose one of {', '.join(BERT_SIZES)}")
+        raise ConfigError(f"transformers:{name} does not exist; choose one of {', '.join(BERT_SIZES)}")
     shape = (sizes.batch, sizes.seq)
     tokens = torch.randint(BERT_VOCABULARY, shape)
     data = {
@@ -92,7 +92,7 @@ def main() -> int:
     """
     command = profile_command(SOURCES)
     command.params.append(
-        click.Option(["--seq"], type=click.IntRange(min=1), default=64, show_default=True, help="Tokens of a text.")
+        click.Option(["--seq"], type=click.IntRange(min=1), default=64, show_default=True, help="Tokens per text.")
     )
     return run(command, sys.argv[1:], "profile_model.py")
 

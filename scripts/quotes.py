@@ -1,15 +1,15 @@
-"""Puts tables of exhibits, as the records in the repository have them, into the pages that quote them.
+"""Writes tables of exhibits, made from the records in the repository, into the pages that quote them.
 
 python scripts/quotes.py --write
-python scripts/quotes.py --check        exit code 1 if a page is not that of the records
+python scripts/quotes.py --check        exit code 1 if a page is out of date
 
-A page quotes a table between two marks, which name the exhibit, the scale, and which of its tables:
+A page quotes a table between two marks, which name the exhibit, the size and the number of the table:
 
 <!-- spardl.residuals, evening, table 1: written by scripts/quotes.py --write -->
 <!-- end of spardl.residuals, evening, table 1 -->
 
-Runs nothing: rows without a record are left out; scripts/reproduce.py trains them. --write also draws the figure of the
-README.
+Runs nothing: rows that were not run are left out until scripts/reproduce.py makes them. --write also draws the figure
+of the README.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ MARK = re.compile(r"<!-- (?!end of )(?P<section>(?P<exhibit>\S+), (?P<scale>\w+)
 
 
 def page(text: str, exhibits: Mapping[str, Exhibit], records: Path) -> str:
-    """A page with the tables of today's records between its marks.
+    """A page with the current tables between its marks.
 
     Args:
-        text: of the page.
-        exhibits: all, by name.
-        records: the folder of these.
+        text: Text of the page.
+        exhibits: All exhibits by name.
+        records: Folder of the records.
 
     Raises:
-        ConfigError: for an exhibit, a scale or a table that there is not, or a mark without its end.
+        ConfigError: if an exhibit, a size or a table does not exist, or a mark has no end.
     """
     for mark in MARK.finditer(text):
         text = replace(text, mark["section"], f"\n{_table(mark, exhibits, records)}")
@@ -65,15 +65,15 @@ def page(text: str, exhibits: Mapping[str, Exhibit], records: Path) -> str:
 def _table(mark: re.Match[str], exhibits: Mapping[str, Exhibit], records: Path) -> str:
     exhibit, scale, number = exhibits.get(mark["exhibit"]), mark["scale"], int(mark["number"])
     if exhibit is None or scale not in SCALES:
-        raise ConfigError(f"{mark['section']}: there is no such exhibit or scale; see scripts/reproduce.py --list")
+        raise ConfigError(f"{mark['section']}: unknown exhibit or size; see scripts/reproduce.py --list")
     found = exhibit.tables(scale, Results.on_disk(records, exhibit.jobs(scale), RecordStore(records)))
     if not 1 <= number <= len(found):
-        raise ConfigError(f"{mark['section']}: {mark['exhibit']} has tables 1 to {len(found)} at this scale")
+        raise ConfigError(f"{mark['section']}: {mark['exhibit']} has tables 1 to {len(found)} at this size")
     return markdown(without_missing(found[number - 1]))
 
 
 def draw_figure(exhibit: Race, records: Path) -> None:
-    """Draws test accuracy against seconds at 100 Mbit/s, means over seeds, with labels at the lines."""
+    """Draws test accuracy against seconds at 100 Mbit/s: means over seeds, with labels at the lines."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - only figures need it
 
     course = at("evening", exhibit.courses)
@@ -98,8 +98,11 @@ def draw_figure(exhibit: Race, records: Path) -> None:
 def act(arguments: argparse.Namespace) -> int:
     """Writes or checks all pages.
 
+    Returns:
+        The exit code.
+
     Raises:
-        ConfigError: for marks that name nothing, or a record that is none.
+        ConfigError: if a mark or a record is invalid.
         OSError: if a page cannot be read or written.
     """
     with choices.composing():
@@ -112,10 +115,10 @@ def act(arguments: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Does what the command line asks for.
+    """Runs the command line.
 
     Returns:
-        The exit code: 1 if a page is to be made again.
+        The exit code: 1 if a page is out of date.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, "the pages")

@@ -1,13 +1,16 @@
-"""Puts runs side by side, of real and of simulated clusters: tables, curves, and what differs between them.
+"""Compares runs of real and simulated clusters: tables, curves, and the settings that differ.
 
 python scripts/report.py outputs/*
 python scripts/report.py outputs --html report.html
 python scripts/report.py outputs/* --plot comparison.png
 python scripts/report.py docs/results/learning.jsonl
+python scripts/report.py runs outputs/* --csv > runs.csv
+python scripts/report.py runs outputs/* --latex --png curves.png
 
-Prints Markdown. Records of trainings stand for run folders. Runs that differ in their seeds only share a row; runs of
-different tasks, or with different metrics, go to different tables. Folders without a finished run are named with their
-state. --html writes a page that needs nothing but itself, --plot only the curves.
+Prints Markdown. Records of trainings can be given instead of run folders. Runs that differ only in their seeds share a
+row; runs of different tasks or metrics go to different tables. Folders without a finished run are listed with their
+state. --html writes a self-contained page, --plot only the curves. "report.py runs" prints one table of all runs: mean
+and standard deviation over seeds, time, bytes and path (a folder of this name is ./runs).
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -30,10 +33,11 @@ from scripts.exhibits.charts.curves import draw_means, key_of
 from scripts.exhibits.charts.labels import explain
 from scripts.exhibits.measures import Curve
 from scripts.exhibits.pages import page
+from scripts.exhibits.pages.run_table import CLOCKS, run_machines, run_table, seconds_by_machine
 from scripts.exhibits.pages.runs import Comparison, Finished, Method, Unfinished, caveats, collect, compare, differences
 from scripts.exhibits.papers.small import VIRTUAL
 from scripts.exhibits.statistics import INTERVAL, shown_interval, spread
-from scripts.exhibits.tables import Cell, Row, Table, markdown
+from scripts.exhibits.tables import WRITERS, Cell, Row, Table, markdown
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import write_atomically
 
@@ -47,35 +51,39 @@ COLUMNS = (
     "sent / dense",
     "seconds",
     "clock",
+    "machine",
 )
-CLOCKS: Mapping[bool, str] = {True: "virtual", False: "real"}
-BARE = Basis("", "", "")  # of tables that hold no results
+BARE = Basis("", "", "")  # basis of tables without results
+RUNS = "runs"
 UNKNOWN = "the command was not recorded; config.yaml holds every setting"
 
 
 def results(comparison: Comparison) -> Table:
-    """What the runs of one task reached, and what it cost; one row per method."""
+    """Metric and cost of the runs of one task, one row per method."""
     return Table(comparison.title, COLUMNS, [_row(method) for method in comparison.methods])
 
 
 def _row(method: Method) -> Row:
     values = [run.metric for run in method.runs]
     losses = [run.train_loss for run in method.runs if run.train_loss is not None]
-    share, seconds = mean(run.share for run in method.runs), [run.seconds for run in method.runs]
+    share, machines = mean(run.share for run in method.runs), run_machines(method.runs)
+    seconds = [run.seconds for run in method.runs]
+    time = Cell(spread(seconds), mean(seconds)) if len(machines) == 1 else Cell(seconds_by_machine(method.runs))
     cells = [
         Cell(spread(values), mean(values)),
         Cell(shown_interval(values)),
         Cell(", ".join(f"{value:.4g}" for value in values)),
         Cell(spread(losses), mean(losses)) if losses else Cell("not logged"),
         Cell(f"{share:.2%}", share),
-        Cell(spread(seconds), mean(seconds)),
+        time,
         Cell(", ".join(sorted({CLOCKS[run.simulated] for run in method.runs}))),
+        Cell("; ".join(machines)),
     ]
     return Row(method.name, cells, ())
 
 
 def settings(comparison: Comparison) -> Table | None:
-    """The settings that differ between the methods, if any do; one row per setting."""
+    """Settings that differ between the methods, one row per setting; ``None`` if there are none."""
     found = differences(comparison.methods)
     rows = [Row(key, [Cell(value) for value in values], ()) for key, values in found.items()]
     names = [method.name for method in comparison.methods]
@@ -83,19 +91,19 @@ def settings(comparison: Comparison) -> Table | None:
 
 
 def without_result(folders: Sequence[Unfinished]) -> Table:
-    """Folders that no other table has, and why."""
+    """Folders without a finished run, and why."""
     rows = [Row(str(folder), [Cell(state, bad=True)], ()) for folder, state in folders]
     return Table("Folders without a finished run", ("folder", "state"), rows)
 
 
 def warnings(runs: Sequence[Finished]) -> Table | None:
-    """What the runs warn of, if they do."""
+    """Caveats of the runs; ``None`` if there are none."""
     rows = [Row(words, [Cell(", ".join(folders))], ()) for words, folders in caveats(runs).items()]
-    return Table("Caveats", ("caveat", "runs"), rows) if rows else None
+    return Table("Caveats", ("caveat", RUNS), rows) if rows else None
 
 
 def basis(runs: Sequence[Finished]) -> Basis:
-    """What of the runs is simulated, measured and assumed."""
+    """What was simulated, measured and assumed in the runs."""
     virtual = sum(run.simulated for run in runs)
     if not virtual:
         return Basis("nothing", "training, and its seconds", "nothing")
@@ -106,7 +114,7 @@ def basis(runs: Sequence[Finished]) -> Basis:
 
 
 def pictures(comparison: Comparison) -> list[Picture]:
-    """The metric against steps, and against seconds."""
+    """The metric against steps and against seconds."""
     clocks = sorted({CLOCKS[run.simulated] for method in comparison.methods for run in method.runs})
     words = {"steps": "steps", "seconds": f"{' or '.join(clocks)} seconds"}
     names = [method.name for method in comparison.methods]
@@ -121,10 +129,10 @@ def draw(comparison: Comparison, clock: str, label: str, figure: Any) -> None:
     """Draws the metric of all runs of a task.
 
     Args:
-        comparison: them.
-        clock: what it is drawn against, a field of :class:`Curve`.
-        label: of that axis.
-        figure: matplotlib's, or a part of it.
+        comparison: Runs of the task.
+        clock: Field of :class:`Curve` for the horizontal axis.
+        label: Label of the horizontal axis.
+        figure: Figure of matplotlib, or a part of it.
     """
     axes = figure.subplots()
     curves: dict[str, list[Curve]] = {method.name: [run.curve for run in method.runs] for method in comparison.methods}
@@ -132,8 +140,7 @@ def draw(comparison: Comparison, clock: str, label: str, figure: Any) -> None:
 
 
 def plot(comparisons: Sequence[Comparison], path: Path) -> None:
-    """Draws every task's metric against seconds, one above the other, to a file."""
-    # Only who asks for a picture needs it.
+    """Draws the metric of every task against seconds to a file, one task above the other."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - only figures need it
 
     with drawing():
@@ -148,7 +155,7 @@ def plot(comparisons: Sequence[Comparison], path: Path) -> None:
 
 
 def section(number: int, comparison: Comparison) -> page.Section:
-    """What the page says of one task."""
+    """The section of one task."""
     own = f"task-{number}"
     runs = [run for method in comparison.methods for run in method.runs]
     sources = {method.name: [source(run) for run in method.runs] for method in comparison.methods}
@@ -161,7 +168,7 @@ def section(number: int, comparison: Comparison) -> page.Section:
 
 
 def source(run: Finished) -> page.Source:
-    """Where a run's figures come from."""
+    """Origin of the figures of a run."""
     where = page.in_words(run.summary.get("environment", {}))
     return page.Source(run.command or UNKNOWN, f"{run.folder}; {where}" if where else str(run.folder))
 
@@ -174,54 +181,104 @@ def write_page(
     warned = warnings(finished)
     if warned:
         body = page.table(warned, "caveats-table", BARE, lambda row: ())
-        sections.append(page.Section("caveats", "", "What the runs warn of", "", 0, body))
+        sections.append(page.Section("caveats", "", "Caveats", "", 0, body))
     if others:
         body = page.table(without_result(others), "others-table", BARE, lambda row: ())
         sections.append(page.Section("others", "", "Folders without a finished run", "", len(others), body))
     lead = f"Finished runs: {len(finished)}; folders without one: {len(others)}. Mean ± half of {INTERVAL} over seeds."
     facts = {"Command": shlex.join(["python", "scripts/report.py", *sys.argv[1:]]), **page.here()}
-    write_atomically(path, page.page("Runs side by side", lead, facts, sections).encode())
+    write_atomically(path, page.page("Comparison of runs", lead, facts, sections).encode())
 
 
 def printed(
     comparisons: Sequence[Comparison], finished: Sequence[Finished], others: Sequence[Unfinished]
 ) -> list[Table]:
-    """All tables, as they are printed."""
+    """All tables in the order in which they are printed."""
     found = [table for comparison in comparisons for table in (results(comparison), settings(comparison)) if table]
     warned = warnings(finished)
     return [*found, *([warned] if warned else []), *([without_result(others)] if others else [])]
 
 
 def main() -> int:
-    """Reads the folders on the command line.
+    """Runs the command line.
 
     Returns:
         The exit code.
     """
+    if sys.argv[1:2] == [RUNS]:
+        return table_of_runs(sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, help="run folders, records (.jsonl), or folders of these")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw the metric against seconds")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page to FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw the metric against seconds to FILE")
     arguments = parser.parse_args()
     with choices.composing():
         finished, others = collect(arguments.folders)
     comparisons = compare(finished)
     print("\n".join(f"{table.title}\n\n{markdown(table)}" for table in printed(comparisons, finished, others)))
     if not finished:
-        print("error: none of these folders holds a finished run; python train.py makes one", file=sys.stderr)
-        return BAD_INPUT
-    try:
-        if arguments.html or arguments.plot:
-            check_drawing()
+        return no_finished_run()
+
+    def write() -> None:
         if arguments.html:
             write_page(arguments.html, comparisons, finished, others)
         if arguments.plot:
             plot(comparisons, arguments.plot)
+
+    return written(write, draws=bool(arguments.html or arguments.plot))
+
+
+def table_of_runs(words: Sequence[str]) -> int:
+    """Prints one table of all runs, and draws their curves.
+
+    Args:
+        words: Command line after ``runs``.
+
+    Returns:
+        The exit code.
+    """
+    parser = argparse.ArgumentParser(prog="report.py runs", description="Prints one table of any run folders.")
+    parser.add_argument("folders", nargs="+", type=Path, help="run folders, records (.jsonl), or folders of these")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--csv", dest="form", action="store_const", const="csv", help="print CSV with full precision")
+    form.add_argument("--latex", dest="form", action="store_const", const="tex", help="print a LaTeX table")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="also draw the metric against seconds to FILE")
+    arguments = parser.parse_args(words)
+    with choices.composing():
+        finished, others = collect(arguments.folders)
+    for folder, state in others:
+        print(f"skipped {folder}: {state}", file=sys.stderr)
+    if not finished:
+        return no_finished_run()
+    comparisons = compare(finished)
+    print(WRITERS[arguments.form or "md"](run_table(comparisons)), end="")
+    if arguments.png is None:
+        return FINISHED
+    return written(lambda: plot(comparisons, arguments.png), draws=True)
+
+
+def no_finished_run() -> int:
+    """Says that there is nothing to report, and returns the exit code."""
+    print("error: none of these folders holds a finished run; make one with python train.py", file=sys.stderr)
+    return BAD_INPUT
+
+
+def written(write: Callable[[], None], draws: bool) -> int:
+    """Writes files, and returns the exit code.
+
+    Args:
+        write: Writes the files.
+        draws: Whether it needs matplotlib.
+    """
+    try:
+        if draws:
+            check_drawing()
+        write()
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT
     except (OSError, ValueError) as error:
-        print(f"error: the report cannot be written ({error}); name other files", file=sys.stderr)
+        print(f"error: cannot write the report ({error}); choose another file", file=sys.stderr)
         return BAD_INPUT
     return FINISHED
 

@@ -1,4 +1,4 @@
-"""Makes tables and figures of the papers anew, each with one command.
+"""Reproduces tables and figures of the papers, each with one command.
 
 python scripts/reproduce.py --list
 python scripts/reproduce.py spardl.residuals --scale smoke
@@ -9,14 +9,14 @@ python scripts/reproduce.py all --scale evening --record
 python scripts/reproduce.py all --scale evening --done
 python scripts/reproduce.py spardl.breakdown --scale laptop --profile vgg16=vgg16.json
 
-Work that was done before is found by its id and not done again: in --outputs, else among the records of --records,
-which are in the repository, so that a clone has tables and figures without any training; --own does all work here.
---record adds what was done here to the records. --done works no more, and shows what there is. --profile MODEL=FILE has
-passes that scripts/profile_model.py measured in place of assumed ones. What was interrupted goes on; what failed is
-tried again, and shows in the table with its reason if it fails once more. What takes a cluster (--scale paper) is not
-done here: the commands that submit it to Slurm are printed, and its results are found afterwards. Tables go to --report
-as Markdown, CSV, LaTeX and HTML, figures as PNG and PDF; index.html there shows all exhibits that were ever made into
-that folder.
+Finished jobs are found by their id and not repeated: in --outputs, otherwise in the records of --records, which are in
+the repository, so that a clone has tables and figures without training. --own ignores records. --record adds the jobs
+done here to the records. --done runs nothing and shows the available results. --profile MODEL=FILE replaces assumed GPU
+times by those that scripts/profile_model.py measured. Interrupted jobs continue; failed jobs are retried, and the table
+gives the reason if they fail again. Jobs that need a cluster (--scale paper) do not run here: the commands that submit
+them to Slurm are printed, and their results are found afterwards. Tables are written to --report as Markdown, CSV,
+LaTeX and HTML, figures as PNG and PDF; index.html shows all exhibits that were ever made into that folder. Rows that
+were not run are left out of the tables and listed once, with the time they need.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from scripts.exhibits.passes import MeasuredPasses, read_passes, said_of
 from scripts.exhibits.records import SHIPPED, RecordStore, unshippable
 from scripts.exhibits.slurm_arrays import write_arrays
 from scripts.exhibits.tables import Row, Table, markdown
+from scripts.exhibits.unrun import unrun, unrun_table
 from scripts.exhibits.working import FAILED, FINISHED, Ended, answer, complete, nothing
 from spardl.basics.errors import ConfigError, SpardlError
 
@@ -48,35 +49,35 @@ EVERYTHING, CLAIMS = "all", "claims"
 
 
 def chosen(names: Sequence[str], seeds: int | None = None) -> list[Exhibit]:
-    """The exhibits of these names.
+    """The exhibits with these names.
 
     Args:
-        names: of exhibits, or all.
-        seeds: how many; ``None``: as many as each has.
+        names: Names of exhibits, or "all".
+        seeds: Number of seeds; ``None`` keeps those of each exhibit.
 
     Raises:
-        ConfigError: there is no such exhibit, or it has no seeds to choose.
+        ConfigError: if an exhibit does not exist or has no seeds to choose.
     """
     if seeds is not None and seeds < 1:
         raise ConfigError(f"--seeds must be at least 1, got {seeds}")
     known = catalogue()
     for name in names:
         if name not in known and name != EVERYTHING:
-            raise ConfigError(f"there is no exhibit {name}; choose from {', '.join(known)}, or all")
+            raise ConfigError(f"exhibit {name!r} does not exist; choose from {', '.join(known)}, or all")
     found = list(known.values()) if EVERYTHING in names else [known[name] for name in dict.fromkeys(names)]
     return found if seeds is None else [exhibit.with_seeds(seeds) for exhibit in found]
 
 
 def measured(exhibits: Sequence[Exhibit], scale: str, given: Mapping[str, MeasuredPasses]) -> list[Exhibit]:
-    """The exhibits with measured passes in place of assumed ones; says of each what that changes.
+    """The exhibits with measured GPU times in place of assumed ones; prints what that changes in each.
 
     Args:
-        exhibits: that are asked for.
-        scale: of the work.
-        given: by model.
+        exhibits: Chosen exhibits.
+        scale: Size preset of the runs.
+        given: Measured times by model.
 
     Raises:
-        ConfigError: none of them assumes the passes of a model that is given, or it is of another size.
+        ConfigError: if no exhibit assumes the times of a given model, or the model has another size.
     """
     if not given:
         return list(exhibits)
@@ -84,15 +85,15 @@ def measured(exhibits: Sequence[Exhibit], scale: str, given: Mapping[str, Measur
     known = sorted({model for models in assumed.values() for model in models})
     for model in given:
         if model not in known:
-            those = f"they assume those of {', '.join(known)}" if known else "they assume none"
-            raise ConfigError(f"--profile {model}: no exhibit that was named assumes its passes at {scale}; {those}")
+            way_out = f"profile one of {', '.join(known)}" if known else "remove it"
+            raise ConfigError(f"--profile {model}: no chosen exhibit assumes its passes at {scale}; {way_out}")
     for name, models in assumed.items():
         print(said_of(name, models, given), flush=True)
     return [exhibit.with_passes(given) for exhibit in exhibits]
 
 
 def describe(exhibit: Exhibit) -> str:
-    """What --list says of an exhibit."""
+    """Entry of an exhibit in --list."""
     costs = "; ".join(f"{scale}: {_cost(exhibit, scale)}" for scale in SCALES)
     return f"{exhibit.name}: {exhibit.title}\n  source: {exhibit.source}\n  shows: {exhibit.shows}\n  cost: {costs}"
 
@@ -105,24 +106,35 @@ def _cost(exhibit: Exhibit, scale: str) -> str:
 def report(
     exhibits: Sequence[Exhibit], scale: str, results: Results, folder: Path, judged: Sequence[Section] = ()
 ) -> Path:
-    """Adds exhibits, and what was judged, to the report, and returns its page; claims come first on it."""
+    """Adds exhibits and judged claims to the report.
+
+    Args:
+        exhibits: Exhibits to add.
+        scale: Size preset of the runs.
+        results: Results of the runs.
+        folder: Folder of the report.
+        judged: Sections of judged claims, which come first.
+
+    Returns:
+        Path of the page.
+    """
     groups = papers()
     sections = [exhibit_section(exhibit, groups[exhibit.name], scale, results) for exhibit in exhibits]
     return add(folder, [*judged, *sections], [key(name, each) for name in (CLAIMS, *groups) for each in SCALES])
 
 
 def explain(exhibit: Exhibit, scale: str, name: str, outputs: Path, store: RecordStore | None = None) -> str:
-    """Where a row's figures come from: which command, and which folder or record.
+    """Command and folder or record behind a row.
 
     Raises:
-        ConfigError: the exhibit has no such row.
+        ConfigError: if the exhibit has no such row.
     """
     results = Results.on_disk(outputs, exhibit.jobs(scale), store)
     tables = exhibit.tables(scale, results)
     rows = [(table, row) for table in tables for row in table.rows if row.name == name]
     if not rows:
         names = ", ".join(dict.fromkeys(row.name for table in tables for row in table.rows))
-        raise ConfigError(f"{exhibit.name} has no row {name}; its rows are {names}")
+        raise ConfigError(f"{exhibit.name} has no row {name!r}; choose from {names}")
     return "\n".join(_explain_row(table, row, results) for table, row in rows)
 
 
@@ -134,7 +146,7 @@ def _explain_row(table: Table, row: Row, results: Results) -> str:
 
 
 def missing(jobs: Sequence[Job], store: RecordStore | None) -> list[Job]:
-    """What is not on record; says how much is."""
+    """Jobs that are not on record; prints how many are."""
     found = [job for job in jobs if store is None or store.find(job) is None]
     if len(found) < len(jobs):
         print(f"{len(jobs) - len(found)} of {len(jobs)} jobs are on record", flush=True)
@@ -142,26 +154,33 @@ def missing(jobs: Sequence[Job], store: RecordStore | None) -> list[Job]:
 
 
 def standing(exhibits: Sequence[Exhibit], scale: str, todo: Sequence[Job]) -> list[str]:
-    """How much of each exhibit is on record, where there are several and one lacks something."""
+    """Number of recorded jobs of each incomplete exhibit, if there are several exhibits."""
     waiting, lines = set(todo), []
     for exhibit in exhibits if len(exhibits) > 1 else ():
-        jobs = set(exhibit.jobs(scale))  # not by their ids, for which each would compose its configuration again
+        jobs = set(exhibit.jobs(scale))  # ids would compose every configuration again
         if left := len(jobs & waiting):
             lines.append(f"{exhibit.name}: {len(jobs) - left} of {len(jobs)}")
     return lines
 
 
+def print_unrun(exhibits: Sequence[Exhibit], scale: str, results: Results) -> None:
+    """Prints the jobs that were not run, which the tables leave out, if there are any."""
+    table = unrun_table([each for exhibit in exhibits for each in unrun(exhibit, scale, results)])
+    if table:
+        print(f"\n{table.title}\n\n{markdown(table)}", flush=True)
+
+
 def keep(jobs: Sequence[Job], outputs: Path, folder: Path, scale: str) -> bool:
-    """Records what was done here.
+    """Records the jobs that were done here.
 
     Args:
-        jobs: of which those that are done are recorded.
-        outputs: the folder of all runs.
+        jobs: Jobs, of which finished ones are recorded.
+        outputs: Folder of all runs.
         folder: Folder of the record files.
         scale: Size preset; names the file of new records.
 
     Returns:
-        Whether all that was done could be recorded.
+        Whether all finished jobs could be recorded.
     """
     store, done = RecordStore(folder), {job.id: (job, found) for job in jobs if (found := job.find(outputs))}
     refused = {found.where: reason for _, found in done.values() if (reason := unshippable(found.made))}
@@ -172,49 +191,49 @@ def keep(jobs: Sequence[Job], outputs: Path, folder: Path, scale: str) -> bool:
     if refused:
         names, reasons = " ".join(map(str, refused)), "; ".join(sorted(set(refused.values())))
         print(
-            f"error: not recorded, for they were {reasons}; commit, delete them, do them again: {names}",
+            f"error: not recorded, because they were {reasons}; commit, delete them and run them again: {names}",
             file=sys.stderr,
         )
     return not refused
 
 
 def _keeper(arguments: argparse.Namespace) -> Ended:
-    """What records each job as soon as it is done, so that nothing is lost if the rest never ends."""
+    """A callback that records each job when it ends, so that an interruption loses nothing."""
     store = RecordStore(arguments.records)
 
     def ended(job: Job, fault: SpardlError | None) -> None:
         found = None if fault else job.find(arguments.outputs)
-        if found and unshippable(found.made) is None:  # what cannot be recorded is named when all is done
+        if found and unshippable(found.made) is None:  # the others are listed at the end
             store.keep(job, found, arguments.scale)
 
     return ended
 
 
 def main() -> int:
-    """Does what the command line asks for.
+    """Runs the command line.
 
     Returns:
-        The exit code: 1 if some work failed, or could not be recorded.
+        The exit code: 1 if a job failed or could not be recorded.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("exhibits", nargs="*", help="names, or all")
-    parser.add_argument("--list", action="store_true", help="name all exhibits")
-    parser.add_argument("--scale", choices=SCALES, default="smoke", help="how much work (default: smoke)")
+    parser.add_argument("exhibits", nargs="*", help="names of exhibits, or all")
+    parser.add_argument("--list", action="store_true", help="list all exhibits")
+    parser.add_argument("--scale", choices=SCALES, default="smoke", help="size of the runs (default: smoke)")
     parser.add_argument("--outputs", type=Path, default=Path("outputs"), help="folder of the runs (default: outputs)")
     parser.add_argument("--records", type=Path, default=SHIPPED, help=f"folder of the records (default: {SHIPPED})")
-    parser.add_argument("--own", action="store_true", help="do not use records: do all work here")
-    parser.add_argument("--record", action="store_true", help="add what was done here to the records")
-    parser.add_argument("--done", action="store_true", help="do nothing more: show what was done so far")
+    parser.add_argument("--own", action="store_true", help="ignore records and run all jobs here")
+    parser.add_argument("--record", action="store_true", help="add the jobs done here to the records")
+    parser.add_argument("--done", action="store_true", help="run nothing and show the available results")
     parser.add_argument("--report", type=Path, default=Path("report"), help="folder of the tables (default: report)")
-    parser.add_argument("--jobs", type=int, default=1, help="how many at a time (default: 1)")
-    parser.add_argument("--seeds", type=int, help="how many seeds, of exhibits that have some (default: their own)")
-    parser.add_argument("--explain", metavar="ROW", help="say where a row's figures come from, and do nothing")
+    parser.add_argument("--jobs", type=int, default=1, help="jobs at a time (default: 1)")
+    parser.add_argument("--seeds", type=int, help="number of seeds (default: that of each exhibit)")
+    parser.add_argument("--explain", metavar="ROW", help="print where the figures of a row come from")
     parser.add_argument(
         "--profile",
         metavar="MODEL=FILE",
         action="append",
         default=[],
-        help="passes as measured, in place of assumed ones; once for each model",
+        help="measured passes in place of assumed ones; can be given once per model",
     )
     torch.set_num_threads(1)
     return answer(act, parser.parse_args())
@@ -223,18 +242,23 @@ def main() -> int:
 def act(arguments: argparse.Namespace) -> int:
     """Lists, explains or reproduces.
 
+    Returns:
+        The exit code.
+
     Raises:
-        ConfigError: for names that do not exist, or nothing to do it with.
+        ConfigError: if a name does not exist, or options exclude each other.
     """
     if arguments.list:
         print("\n".join(map(describe, catalogue().values())))
         return FINISHED
     if not arguments.exhibits:
-        raise ConfigError("name an exhibit, or all; --list names them")
+        raise ConfigError("no exhibit given; name one, or all (--list prints them)")
     if arguments.jobs < 1:
         raise ConfigError(f"--jobs must be at least 1, got {arguments.jobs}")
     if arguments.profile and arguments.record:
-        raise ConfigError("--record keeps what every clone finds again, without files of yours; leave out --profile")
+        raise ConfigError(
+            "--record and --profile exclude each other, because records must not depend on local files; remove one"
+        )
     given = read_passes(arguments.profile)
     exhibits = measured(chosen(arguments.exhibits, arguments.seeds), arguments.scale, given)
     store = None if arguments.own else RecordStore(arguments.records)
@@ -261,13 +285,14 @@ def act(arguments: argparse.Namespace) -> int:
     for exhibit in exhibits:
         for table in write(exhibit, arguments.scale, results, arguments.report):
             print(f"\n{table.title}\n\n{markdown(table)}", flush=True)
+    print_unrun(exhibits, arguments.scale, results)
     for command in commands:
         print(f"for a cluster: {command}", flush=True)
     print(f"report: {report(exhibits, arguments.scale, results, arguments.report, judged)}", flush=True)
     waiting = {job.id for job in elsewhere} | {job.id for job in jobs if arguments.done and not results.of(job).started}
     failed = sum(results.of(job).reason is not None for job in jobs if job.id not in waiting)
     if failed:
-        print(f"error: {failed} jobs failed; their reasons are in the tables", file=sys.stderr)
+        print(f"error: {failed} jobs failed; see the tables for reasons", file=sys.stderr)
     return FAILED if failed or not recorded else FINISHED
 
 

@@ -146,7 +146,7 @@ def _marks() -> Iterator[tuple[int, str]]:
 
 
 def up(lab: Lab, nodes: int) -> None:
-    """Installs what is missing and starts all daemons.
+    """Installs missing packages and starts all daemons.
 
     Args:
         lab: where.
@@ -158,15 +158,15 @@ def up(lab: Lab, nodes: int) -> None:
     if not 1 <= nodes <= MOST_NODES:
         raise LabError(f"--nodes must be from 1 to {MOST_NODES}, got {nodes}")
     if len(str(lab.socket)) > LONGEST:
-        raise LabError(f"--folder {lab.folder} is too long a name for a socket in it; choose a shorter one")
+        raise LabError(f"--folder {lab.folder} is too long for a socket path; choose a shorter one")
     if os.geteuid():
-        raise LabError("Slurm's daemons need root here; run this as root, in a container or a virtual machine")
+        raise LabError("the daemons of Slurm need root; run this as root in a container or a virtual machine")
     _install()
     try:
         lab.folder.mkdir()
         lab.folder.chmod(0o755)  # MUNGE's socket must be within everybody's reach
     except FileExistsError:
-        raise LabError(f"{lab.folder} exists; take that lab down first (down), or name another --folder") from None
+        raise LabError(f"{lab.folder} exists; take that lab down first (down) or choose another --folder") from None
     except OSError as error:
         raise LabError(f"cannot make --folder {lab.folder}: {error.strerror}") from error
     with ExitStack() as stack:
@@ -260,7 +260,7 @@ def _await(holds: Callable[[], bool], what: str) -> None:
     until = time.monotonic() + ANSWER
     while not holds():
         if time.monotonic() > until:
-            raise LabError(f"waited {ANSWER:g} s for {what}")
+            raise LabError(f"timed out after {ANSWER:g} s waiting for {what}")
         time.sleep(0.1)
 
 
@@ -271,9 +271,11 @@ def down(lab: Lab) -> None:
         LabError: if the folder is not that of a lab.
     """
     if lab.folder.exists() and not _is_ours(lab):
-        raise LabError(f"{lab.folder} is not a folder of this script, and stays; name the lab's with --folder")
+        raise LabError(
+            f"{lab.folder} was not made by this script and is kept; give the folder of the lab with --folder"
+        )
     if not lab.folder.exists() and not lab.processes():
-        raise LabError(f"there is no lab in {lab.folder}; name its folder with --folder")
+        raise LabError(f"no lab in {lab.folder}; give its folder with --folder")
     _remove(lab)
 
 
@@ -337,7 +339,7 @@ def env(lab: Lab) -> None:
         LabError: if there is none.
     """
     if not lab.configuration.exists():
-        raise LabError(f"there is no lab in {lab.folder}; set one up with: python scripts/slurm_lab.py up")
+        raise LabError(f"no lab in {lab.folder}; start one with: python scripts/slurm_lab.py up")
     for name, value in lab.variables.items():
         print(f"export {name}={shlex.quote(value)}")
 
@@ -345,11 +347,13 @@ def env(lab: Lab) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    starting = commands.add_parser("up", help="install what is missing and start")
+    starting = commands.add_parser("up", help="install missing packages and start")
     starting.add_argument("--nodes", type=int, default=4, help="virtual nodes (default: 4)")
     starting.set_defaults(act=lambda lab, arguments: up(lab, arguments.nodes))
-    commands.add_parser("down", help="end all and remove the folder").set_defaults(act=lambda lab, _: down(lab))
-    commands.add_parser("env", help="print what to export").set_defaults(act=lambda lab, _: env(lab))
+    commands.add_parser("down", help="stop all daemons and remove the folder").set_defaults(
+        act=lambda lab, _: down(lab)
+    )
+    commands.add_parser("env", help="print the variables to export").set_defaults(act=lambda lab, _: env(lab))
     default = Path(tempfile.gettempdir()) / "spardl-slurm"
     for command in commands.choices.values():
         command.add_argument("--folder", type=Path, default=default, help=f"default: {default}")
@@ -378,7 +382,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return FAILED
     except KeyboardInterrupt:
-        print("error: interrupted; what was set up is gone", file=sys.stderr, flush=True)
+        print("error: interrupted; the lab was removed", file=sys.stderr, flush=True)
         return INTERRUPTED
     return 0
 

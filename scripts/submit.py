@@ -1,4 +1,4 @@
-"""Sends runs of train.py to Slurm, or runs them here a few at a time, and looks after them.
+"""Submits runs of train.py to Slurm, or runs them locally a few at a time, and manages them.
 
 python scripts/submit.py -m compressor=spardl,oktopk seed=1,2,3 cluster=slurm
 python scripts/submit.py -m compressor=spardl,oktopk seed=1,2,3 cluster=slurm site.time=60 site.at_once=2
@@ -7,21 +7,22 @@ python scripts/submit.py -m compressor=spardl,oktopk seed=1,2,3 cluster=local si
 python scripts/submit.py --file FILE cluster=slurm
 python scripts/submit.py status|logs|cancel|resubmit [SUBMISSION] [--outputs FOLDER]
 
-Words are those of train.py; with -m they are a sweep, as in train.py -m. All runs are composed and checked before one
-is submitted. A run that is finished is skipped (force=true runs it again), and one that was stopped goes on. A sweep is
-one array of jobs, or one for each number of workers. A submission is a folder of output_dir/.submissions with logs.
+Words are those of train.py; with -m they are a sweep, as in train.py -m. All runs are composed and checked before any
+is submitted. Finished runs are skipped (force=true repeats them), and interrupted runs resume. A sweep is one job
+array, or one array per number of workers. A submission is a folder of output_dir/.submissions with logs.
 
-cluster=slurm, process_group and simulated go to Slurm, and this returns at once; cluster=local stays in the foreground,
-and so does any with --here. --file has a line 'python train.py ...' for every run; words beside it are added to each.
+cluster=slurm, process_group and simulated are submitted to Slurm, and the command returns at once; cluster=local runs
+in the foreground, as does any cluster with --here. --file has one line 'python train.py ...' per run; words on the
+command line are added to each.
 
-Settings of the site are in slurm/site.yaml (--site FILE names another), and site.KEY=VALUE overrides one.
+Settings of the site are in slurm/site.yaml (or --site FILE); site.KEY=VALUE overrides one.
 
-  status     how each run stands: what the run folders say, then the queue
-  logs N     prints the log of run N of the table that status shows; without N, of all that did not end well
-  cancel     ends what waits or runs; what runs saves a checkpoint if there is time
-  resubmit   submits what is neither finished nor in the queue, with the settings of then, and site.KEY=VALUE
+  status     state of each run, from the run folders and the queue
+  logs N     print the log of run N of the table of status; without N, of all runs that did not end well
+  cancel     cancel waiting and running jobs; running ones save a checkpoint if there is time
+  resubmit   submit runs that are neither finished nor queued, with the settings of the submission and site.KEY=VALUE
 
-The newest submission is meant unless one is named. Exit codes: 0; 1 if a run here failed; 2: bad input; 130: Ctrl-C.
+Without a name, the newest submission is used. Exit codes: 0; 1: a local run failed; 2: bad input; 130: Ctrl-C.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def submit(arguments: argparse.Namespace) -> int:
         The exit code.
 
     Raises:
-        ConfigError: if something is wrong; nothing is submitted then.
+        ConfigError: if the input is invalid; nothing is submitted then.
     """
     from scripts import choices  # noqa: PLC0415 - imports all that training needs
     from scripts.submission.sweeps import Planned, expand, plan, read_commands  # noqa: PLC0415
@@ -81,7 +82,10 @@ def submit(arguments: argparse.Namespace) -> int:
         raise ConfigError("all runs of a submission need the same output_dir and the same force")
     kept = {run.id: run for run in planned if not _is_done(run.outputs, run.id, run.force)}
     if len(planned) > len({run.id for run in planned}):
-        print("some runs differ in nothing that can change a result; each is submitted once", file=sys.stderr)
+        print(
+            "some runs differ only in settings that do not change the result; each of these is submitted once",
+            file=sys.stderr,
+        )
     if not kept:
         print("nothing to submit")
         return 0
@@ -96,7 +100,7 @@ def _split(words: Sequence[str], file: Path) -> tuple[Site, list[str]]:
 
 def _place(here: bool, clusters: set[str]) -> Place:
     if LOCAL in clusters and len(clusters) > 1:
-        raise ConfigError(f"cluster={','.join(sorted(clusters))}: runs here and runs elsewhere are two submissions")
+        raise ConfigError(f"cluster={','.join(sorted(clusters))} mixes local and other runs; submit them separately")
     place = PLACES[Here.name if here or LOCAL in clusters else Slurm.name]()
     place.check()
     return place
@@ -119,7 +123,7 @@ def _hand_over(place: Place, outputs: Path, force: bool, site: Site, entries: Se
             return 0
         submission = new_submission(outputs, place.name, force, asdict(site), entries)
         if place.attached:
-            stack.close()  # each run has a lock of its own, and this may take days
+            stack.close()  # each run has its own lock, and local runs may take days
         try:
             code = place.submit(submission)
         except ConfigError:
@@ -127,12 +131,12 @@ def _hand_over(place: Place, outputs: Path, force: bool, site: Site, entries: Se
                 submission.discard()
             raise
     elsewhere = f" --outputs {near(outputs)}" if near(outputs) != OUTPUTS else ""
-    print(f"how they stand: python scripts/submit.py status{elsewhere}", flush=True)
+    print(f"check with: python scripts/submit.py status{elsewhere}", flush=True)
     return code
 
 
 def _live(outputs: Path, wanted: Collection[str]) -> dict[str, Submission]:
-    """Those of the wanted runs that wait or run already, by id, with their submissions."""
+    """Submissions of the wanted runs that already wait or run, by run id."""
     found = dict[str, Submission]()
     for recorded in all_submissions(outputs)[0]:
         if recorded.place not in PLACES or not any(entry.id in wanted for entry in recorded.entries):
@@ -158,20 +162,20 @@ def _stand(submission: Submission, place: Place) -> list[Standing]:
 
 
 def status(submission: Submission, place: Place, arguments: argparse.Namespace) -> int:
-    """Prints how each run stands."""
+    """Prints the state of each run."""
     print_table(submission, _stand(submission, place))
     return 0
 
 
 def logs(submission: Submission, place: Place, arguments: argparse.Namespace) -> int:
-    """Prints the log of one run, or of all that did not end well.
+    """Prints the log of one run, or of all runs that did not end well.
 
     Raises:
         ConfigError: if there is no such run.
     """
     numbers = range(1, len(submission.entries) + 1)
     if arguments.run is not None and arguments.run not in numbers:
-        raise ConfigError(f"submission {submission.name} has runs 1 to {numbers[-1]}, and no {arguments.run}")
+        raise ConfigError(f"submission {submission.name} has no run {arguments.run}; choose from 1 to {numbers[-1]}")
     found = _stand(submission, place)
     wanted = [arguments.run] if arguments.run else [n for n in numbers if found[n - 1].state not in GOOD]
     for number in wanted:
@@ -183,7 +187,7 @@ def logs(submission: Submission, place: Place, arguments: argparse.Namespace) ->
 
 
 def cancel(submission: Submission, place: Place, arguments: argparse.Namespace) -> int:
-    """Ends what waits or runs."""
+    """Cancels waiting and running jobs."""
     found = _stand(submission, place)
     jobs = [str(entry.job) for entry, one in zip(submission.entries, found, strict=True) if one.live]
     if jobs:
@@ -193,11 +197,11 @@ def cancel(submission: Submission, place: Place, arguments: argparse.Namespace) 
 
 
 def resubmit(submission: Submission, place: Place, arguments: argparse.Namespace) -> int:
-    """Submits what is neither finished nor in the queue."""
+    """Submits runs that are neither finished nor queued."""
     found = _stand(submission, place)
     pairs = list(zip(submission.entries, found, strict=True))
     entries = [Entry(entry.words, entry.id, entry.tasks) for entry, one in pairs if _is_left(one)]
-    print(f"left as they are: {len(pairs) - len(entries)} of {len(pairs)} runs, finished or in the queue")
+    print(f"skipped: {len(pairs) - len(entries)} of {len(pairs)} runs, finished or queued")
     if not entries:
         return 0
     place.check()
@@ -218,7 +222,9 @@ def _attend(name: str, words: Sequence[str]) -> int:
     arguments.settings = settings
     submission = find_submission(arguments.outputs.absolute(), arguments.submission)
     if submission.place not in PLACES:
-        raise ConfigError(f"submission {submission.name} is in {submission.place!r}, not in {' or '.join(PLACES)}")
+        raise ConfigError(
+            f"submission {submission.name} has the place {submission.place!r}; expected {' or '.join(PLACES)}"
+        )
     place = PLACES[submission.place]()
     return COMMANDS[name](place.recover(submission), place, arguments)
 
@@ -227,9 +233,9 @@ def _later_parser(name: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"submit.py {name}", description=COMMANDS[name].__doc__)
     if name == "logs":
         parser.add_argument("run", nargs="?", type=int, metavar="N", help="number of a run in the table")
-        parser.add_argument("--submission", help="its name (default: the newest)")
+        parser.add_argument("--submission", help="name of the submission (default: the newest)")
     else:
-        parser.add_argument("submission", nargs="?", help="its name (default: the newest)")
+        parser.add_argument("submission", nargs="?", help="name of the submission (default: the newest)")
     parser.add_argument("--outputs", type=Path, default=OUTPUTS, help="output_dir of the runs")
     return parser
 
@@ -238,16 +244,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="submit.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("-m", "--multirun", action="store_true", help="the words are a sweep")
-    parser.add_argument("--here", action="store_true", help="run here, whatever cluster= says")
-    parser.add_argument("--file", type=Path, action="append", help="commands, one a line")
-    parser.add_argument("--site", type=Path, default=DEFAULT, help=f"default: {DEFAULT}")
+    parser.add_argument("-m", "--multirun", action="store_true", help="treat the words as a sweep")
+    parser.add_argument("--here", action="store_true", help="run locally, whatever cluster= is")
+    parser.add_argument("--file", type=Path, action="append", help="file of commands, one per line")
+    parser.add_argument("--site", type=Path, default=DEFAULT, help=f"settings of the site (default: {DEFAULT})")
     parser.add_argument("words", nargs="*", metavar="GROUP=CHOICE|KEY=VALUE|site.KEY=VALUE")
     return parser
 
 
 def main() -> int:
-    """Reads the command line and does what it asks.
+    """Runs the command line.
 
     Returns:
         The exit code.

@@ -3,7 +3,7 @@
 python scripts/wandb_sync.py outputs
 python scripts/wandb_sync.py outputs --dry-run
 
-What was sent is marked by W&B itself, and not sent again. Needs a login: wandb login, or WANDB_API_KEY.
+W&B marks runs that were sent, and they are not sent again. Needs a login: wandb login, or WANDB_API_KEY.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def offline_runs(folders: Sequence[Path]) -> list[Path]:
     """
     for folder in folders:
         if not folder.is_dir():
-            raise ConfigError(f"there is no folder {folder}; name the output_dir of your runs")
+            raise ConfigError(f"folder {folder} does not exist; give the output_dir of your runs")
     found = {run for folder in folders for run in folder.rglob("wandb/offline-run-*") if run.is_dir()}
     return sorted(run for run in found if not any(run.glob(f"*.wandb{MARK}")))
 
@@ -83,8 +83,8 @@ def main() -> int:
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, help="run folders, or folders of them")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one run (default: 300)")
-    parser.add_argument("--dry-run", action="store_true", help="say what there is to send")
+    parser.add_argument("--timeout", type=float, default=300.0, help="time limit per run in seconds (default: 300)")
+    parser.add_argument("--dry-run", action="store_true", help="list the runs without sending them")
     arguments = parser.parse_args()
     try:
         failures = sync(arguments.folders, arguments.timeout, arguments.dry_run)

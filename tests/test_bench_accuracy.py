@@ -165,10 +165,10 @@ def test_a_summary_has_what_a_trainings_has() -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--case", "foo"], "case foo: there is no foo; use one of alone, ddp, torch.fp16"),
+        (["--case", "foo"], "case foo: 'foo' does not exist; use one of alone, ddp, torch.fp16"),
         (["--case", "spardl.topka,optimizer=adam"], "write optimizer=True or optimizer=False, not 'adam'"),
         (["--json", "none/x.json"], "--json none/x.json: make the folder none first"),
-        (["--train", "model=lstm_ptb,dataset=pydocs"], "follow a text"),
+        (["--train", "model=lstm_ptb,dataset=pydocs"], "are consecutive"),
         (["--train", "model=none"], "--train model=none: "),
         (["--train", "model=lstm_imdb,dataset=imdb,data_dir=/none"], "imdb"),
     ],

@@ -170,13 +170,13 @@ def test_powersgd_gets_one_bucket(bench: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--cases", "foo"], "case foo: there is no foo; use one of alone, ddp, torch.fp16"),
+        (["--cases", "foo"], "case foo: 'foo' does not exist; use one of alone, ddp, torch.fp16"),
         (["--cases", "ddp", "spardl.topka,density"], "write an option as name=value, not 'density'"),
         (["--json", "none/x.json"], "--json none/x.json: make the folder none first"),
-        (["--write", "README.md"], "it needs the lines <!-- hooks: REMARK --> and <!-- end of hooks -->"),
-        (["--read", "README.md"], "--read README.md: this is no file that --json has written"),
+        (["--write", "README.md"], "lacks the lines <!-- hooks: REMARK --> and <!-- end of hooks -->"),
+        (["--read", "README.md"], "--read README.md is not a file written by --json"),
         (["--read", "pyproject.json"], "pyproject.json"),
-        (["--train", "model=lstm_ptb,dataset=pydocs"], "follow a text"),
+        (["--train", "model=lstm_ptb,dataset=pydocs"], "are consecutive"),
         (["--train", "model=none"], "--train model=none: "),
     ],
 )

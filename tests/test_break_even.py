@@ -72,10 +72,10 @@ def test_measured_times_are_used(tmp_path: Path) -> None:
     path.write_text(json.dumps({"workers": {"4": {"spardl, 2 teams": {"fixed": 1.0, "per_entry": 2.0}}}}))
     compressing = tables.measured(path)(4)
     assert compressing("spardl", {"density": 0.1, "teams": 2})(3) == 7.0
-    with pytest.raises(spardl.SpardlError, match=r"times.json has no \(4, 'spardl'\); make it anew"):
+    with pytest.raises(spardl.SpardlError, match=r"times.json lacks \(4, 'spardl'\); make it again"):
         compressing("spardl", {"teams": 1})
     path.write_text("[]")
-    with pytest.raises(spardl.SpardlError, match=r"times.json has no times .*--measure"):
+    with pytest.raises(spardl.SpardlError, match=r"times.json does not hold times .*--measure"):
         tables.measured(path)
 
 
@@ -111,7 +111,7 @@ def test_measuring_gives_what_is_read(
         assert compressing(name, {})(1000) == pytest.approx(12.0)
 
 
-@pytest.mark.parametrize(("name", "said"), [("page.md", "a page needs one section"), ("none.md", "No such file")])
+@pytest.mark.parametrize(("name", "said"), [("page.md", "a page must have one section"), ("none.md", "No such file")])
 def test_what_is_no_page(
     name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

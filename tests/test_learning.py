@@ -98,8 +98,8 @@ def test_some_rows_of_a_table(filled: Path) -> None:
 @pytest.mark.parametrize(
     ("shown", "words"),
     [
-        ({"toy": ["dense", "x"]}, "the page a shows rows that toy does not have: x"),
-        ({"b": ["dense"]}, "b does not have"),
+        ({"toy": ["dense", "x"]}, "page a shows rows that toy lacks: x"),
+        ({"b": ["dense"]}, "that b lacks"),
     ],
 )
 def test_pages_show_rows_that_there_are(tmp_path: Path, shown: dict[str, list[str]], words: str) -> None:
@@ -155,12 +155,12 @@ def test_a_run_and_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ({"rates": {"dense": [1], "alone": [1]}}, "needs the rows published"),
+        ({"rates": {"dense": [1], "alone": [1]}}, "refer to: published"),
         (
             {"rates": {"dense": [1], "alone": [1], "published": [1]}, "compared": {"1%": [None, "y"]}},
-            "needs the rows y",
+            "refer to: y",
         ),
-        ({"rates": {"dense": [1], "alone": [1], "published": [1], "x": [1]}}, "has a row 'x' that is not described"),
+        ({"rates": {"dense": [1], "alone": [1], "published": [1], "x": [1]}}, "has an undefined row 'x'"),
     ],
 )
 def test_plans_that_cannot_be(tmp_path: Path, content: dict[str, Any], words: str) -> None:
@@ -199,9 +199,9 @@ def test_the_records_are_those_of_today() -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("--only nothing", "there is no table nothing; learning.yaml has them"),
-        ("--seeds 1", "--seeds says what to train: it goes with --run"),
-        ("--write --only digits", "--write makes the tables of both pages: leave out --only"),
+        ("--only nothing", "table 'nothing' does not exist; choose one from learning.yaml"),
+        ("--seeds 1", "--seeds has no effect without --run; add --run or remove --seeds"),
+        ("--write --only digits", "--write writes all tables; remove --only"),
         ("--run --jobs 0", "--jobs must be at least 1, got 0"),
     ],
 )

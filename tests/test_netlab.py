@@ -166,7 +166,7 @@ def test_nothing_is_left_of_a_lab_and_what_its_workers_started(tmp_path: Path) -
 def test_the_timeout_ends_all() -> None:
     done = lab("run", "--workers", "2", "--gbit", "inf", "--timeout", "0.3", "--", "sleep", "8")
     assert done.returncode == TIMED_OUT
-    assert "no end after 0.3 s" in done.stderr
+    assert "did not end within 0.3 s" in done.stderr
 
 
 @in_a_lab
@@ -257,13 +257,13 @@ def netlab(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         ("", "required: {run,clean}"),
         ("foo", "invalid choice: 'foo'"),
         ("run --gbit 1 -- true", "required: --workers"),
-        ("run --workers 2 --gbit 1", "no command: put it after --"),
+        ("run --workers 2 --gbit 1", "no command given; put it after --"),
         ("run --workers 0 --gbit 1 -- true", "--workers must be from 1 to 250, got 0"),
         ("run --workers 251 --gbit 1 -- true", "got 251"),
         ("run --workers 2 --gbit nan -- true", "--gbit must be from 0.001 to 100, or inf"),
         ("run --workers 2 --gbit=-inf -- true", "got -inf"),
         ("run --workers 2 --gbit 1 --timeout 0 -- true", "--timeout must be above 0"),
-        ("run --workers 2 --gbit 1 -- no-such-program", "no program no-such-program"),
+        ("run --workers 2 --gbit 1 -- no-such-program", "program no-such-program not found"),
         ("run --workers 2 --gbit 1 --json /no/such/folder/x -- true", "make the folder /no/such/folder first"),
     ],
 )

@@ -54,10 +54,10 @@ def test_a_table_is_put_between_its_marks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (PAGE.replace("some.thing", "other.thing"), "other.thing, smoke, table 2: there is no such exhibit or scale"),
-        (PAGE.replace("smoke", "morning"), "some.thing, morning, table 2: there is no such exhibit or scale"),
-        (PAGE.replace("table 2", "table 3"), "table 3: some.thing has tables 1 to 2 at this scale"),
-        (PAGE.replace("end of", "the end of"), "a page needs one section"),
+        (PAGE.replace("some.thing", "other.thing"), "other.thing, smoke, table 2: unknown exhibit or size"),
+        (PAGE.replace("smoke", "morning"), "some.thing, morning, table 2: unknown exhibit or size"),
+        (PAGE.replace("table 2", "table 3"), "table 3: some.thing has tables 1 to 2 at this size"),
+        (PAGE.replace("end of", "the end of"), "a page must have one section"),
     ],
 )
 def test_marks_that_name_nothing_are_refused(wrong: str, message: str, tmp_path: Path) -> None:

@@ -233,7 +233,7 @@ def test_a_section_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     add(tmp_path, [section()], [])
     before = (tmp_path / "index.html").read_text()
     (tmp_path / "sections" / "b-smoke.json").write_text('{"key": "b"}')
-    with pytest.raises(DataError, match=r"b-smoke\.json is no section of a report .*; delete it") as caught:
+    with pytest.raises(DataError, match=r"b-smoke\.json is not a section of a report .*; delete it") as caught:
         add(tmp_path, [section()], [])
     assert "\n" not in str(caught.value)
     assert (tmp_path / "index.html").read_text() == before
@@ -288,4 +288,4 @@ def test_of_many_sources_the_page_names_the_first() -> None:
     found = [html_page.Source(f"command {number}", "there") for number in range(30)]
     assert report_sections._few(found[:13]) == found[:13]
     assert report_sections._few(found)[:12] == found[:12]
-    assert report_sections._few(found)[12:] == [html_page.Source("and 18 more", "named by --explain")]
+    assert report_sections._few(found)[12:] == [html_page.Source("and 18 more", "listed by --explain")]

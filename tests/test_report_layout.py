@@ -11,7 +11,7 @@ import pytest
 
 from scripts import choices, reproduce
 from scripts.exhibits.base import Results
-from scripts.exhibits.claims.catalogue import claims_section, judge_all
+from scripts.exhibits.claims.catalogue import CLAIMS, claims_section, judge_all
 from scripts.exhibits.papers.catalogue import catalogue, papers
 from scripts.exhibits.records import SHIPPED, RecordStore
 from tests import looking, made_up
@@ -157,8 +157,10 @@ def test_what_is_wrong_is_found(opened: Any, fault: str) -> None:
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light")])
 def test_the_summary_is_first_and_exhibits_are_folded(opened: Any) -> None:
     places = "(words) => words.map((each) => document.querySelector(each).getBoundingClientRect().top)"
-    summary, exhibit = opened.evaluate(places, ["#summary", "details.exhibit"])
-    assert summary < exhibit
+    parts = opened.evaluate(places, ["nav", "#summary", ".claimed", ".paper", "details.exhibit"])
+    assert parts == sorted(parts)
+    claims = "[...document.querySelectorAll('.claims tbody th')].map((each) => each.textContent)"
+    assert sorted(opened.evaluate(claims)) == sorted(claim.name for claim in CLAIMS)
     assert opened.evaluate("[...document.querySelectorAll('details')].every((each) => !each.open)")
     assert opened.evaluate("document.querySelectorAll('#summary .paper').length") == len(set(papers().values()))
     assert opened.evaluate("[...document.querySelectorAll('.paper')].every((each) => each.querySelector('.plot'))")

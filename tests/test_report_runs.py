@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import sys
@@ -43,7 +44,7 @@ def test_seeds_share_a_row_and_all_else_that_matters_does_not(tmp_path: Path) ->
     ]
     names = [method.name for method in comparison.methods]
     assert len(set(names)) == 3
-    assert names[0] == "TopK + SparDL + GlobalResidual, cluster.workers=4, compressor.density=0.01"
+    assert names[0] == "spardl, cluster.workers=4, compressor.density=0.01"
     assert runs.differences(comparison.methods) == {
         "cluster.workers": ["4", "4", "8"],
         "compressor.density": ["0.01", "0.1", "0.1"],
@@ -57,12 +58,12 @@ def test_names_are_as_short_as_they_can_be(tmp_path: Path) -> None:
     write_run(tmp_path / "c", momentum__factor=0.9)
     (comparison,) = compared(tmp_path)
     assert [method.name for method in comparison.methods] == [
-        "TopK + SparDL + GlobalResidual",
-        "TopK + OkTopk + GlobalResidual",
-        "TopK + SparDL + GlobalResidual + OptimizerMomentum",
+        "spardl, momentum.factor=null",
+        "spardl, communicator=oktopk",
+        "spardl, momentum.factor=0.9",
     ]
     found = runs.differences(comparison.methods)
-    assert found["communicator"] == ["SparDL", "OkTopk", "SparDL"]
+    assert found["communicator"] == ["spardl", "oktopk", "spardl"]
     assert found["momentum.factor"] == ["\u2014", "\u2014", "0.9"]
     assert set(found) == {"communicator", "compressor.density", "momentum.factor"}
 
@@ -133,9 +134,9 @@ def test_folders_of_runs_and_what_is_no_run(tmp_path: Path) -> None:
     finished, others = runs.collect([outputs, same, outputs / "logs", outputs / "notes.txt", tmp_path / "x"])
     assert [run.folder for run in finished] == [outputs / "a"]
     assert [(each.folder.name, each.state) for each in others] == [
-        ("logs", "no run"),
-        ("notes.txt", "no run"),
-        ("x", "not there"),
+        ("logs", "not a run folder"),
+        ("notes.txt", "not a run folder"),
+        ("x", "does not exist"),
     ]
 
 
@@ -166,7 +167,7 @@ def test_virtual_and_real_seconds_are_told_apart(tmp_path: Path) -> None:
     (real / "config.yaml").write_text(text.replace("  network: ethernet_1g\n", ""))
     (comparison,) = compared(tmp_path)
     table = report.results(comparison)
-    assert [row.cells[-1].text for row in table.rows] == ["virtual", "real"]
+    assert [row.cells[-2].text for row in table.rows] == ["virtual", "real"]
     every = [run for method in comparison.methods for run in method.runs]
     assert report.basis(every).simulated.startswith("of 1 of 2 runs")
     assert report.basis(every[1:]).simulated == "nothing"
@@ -188,9 +189,9 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: An
     assert called(monkeypatch, tmp_path / "runs", "--html", page, "--plot", picture) == 0
     out = capsys.readouterr().out
     assert (
-        "| TopK + SparDL + GlobalResidual | 0.6 ± 0.25 | 0.3516 to 0.8484 | 0.5, 0.6, 0.7 | 1 ± 0 | 2.00% | 8 ± 0 "
-        "| virtual |" in out
-    )
+        "| spardl | 0.6 ± 0.25 | 0.3516 to 0.8484 | 0.5, 0.6, 0.7 | 1 ± 0 | 2.00% | 8 ± 0 | virtual | torch 2.7 |"
+    ) in out
+    assert "Perplexity on digits" in out
     assert "Perplexity on digits\n" in out
     assert "| stand-in <data> | a1, a2, a3 |" in out
     assert f"| {tmp_path / 'runs' / 'c'} | failed: replicas differ; step 4 was logged last |" in out
@@ -202,12 +203,82 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: An
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_names_are_those_that_users_type(tmp_path: Path) -> None:
+    reused, local = "spardl.compressors.ReusedThreshold", "spardl.residuals.LocalResidual"
+    oktopk = {"compressor___target_": reused, "communicator___target_": "spardl.communicators.OkTopk"}
+    partial = {"residual___target_": "spardl.residuals.PartialResidual"}
+    write_run(tmp_path / "a", **oktopk, **partial)
+    write_run(tmp_path / "b", **oktopk, residual___target_=local)
+    typed = write_run(tmp_path / "c", **oktopk, **partial, compressor__density=0.5)
+    (typed / "command.txt").write_text("python train.py compressor=oktopk_bert seed=1\n")
+    own = write_run(tmp_path / "d", compressor___target_="mine.Mine")
+    assert own.is_dir()
+    (comparison,) = compared(tmp_path)
+    assert [method.name for method in comparison.methods] == [
+        "oktopk",
+        "oktopk, residual=local",
+        "oktopk_bert",
+        "Mine",
+    ]
+
+
+def test_one_table_of_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+    for seed, value in ((1, 0.5), (2, 0.7)):
+        write_run(tmp_path / f"a{seed}", seed, value)
+    write_run(tmp_path / "b", summary={"metric": "perplexity"}, value=50.0)
+    spoil(write_run(tmp_path / "c"), *SPOILT[0][:2])
+    assert called(monkeypatch, "runs", tmp_path) == 0
+    said = capsys.readouterr()
+    paths = f"{tmp_path / 'a1'}; {tmp_path / 'a2'}"
+    assert (
+        "| spardl | Accuracy on digits | 2 | accuracy | 0.6 | 0.14 | 8 | 0 | virtual | torch 2.7 | 2 "
+        f"| 2.00% | {paths} |"
+    ) in said.out
+    assert (
+        "| spardl | Perplexity on digits | 1 | perplexity | 50 | - | 8 | - | virtual | torch 2.7 | 2 | 2.00% | "
+        in said.out
+    )
+    assert said.err == f"skipped {tmp_path / 'c'}: still running, or killed; step 4 was logged last\n"
+
+
+def test_the_table_of_runs_for_programs_and_papers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
+    for seed, value in ((1, 0.5), (2, 0.7)):
+        write_run(tmp_path / f"a_{seed}", seed, value)
+    assert called(monkeypatch, "runs", tmp_path, "--csv") == 0
+    (row,) = csv.DictReader(capsys.readouterr().out.splitlines())
+    assert (row["method"], row["metric"], float(row["mean"])) == ("spardl", "accuracy", 0.6)
+    assert float(row["standard deviation"]) == pytest.approx(0.1414213562)
+    assert row["path"].split("; ") == [str(tmp_path / "a_1"), str(tmp_path / "a_2")]
+    assert called(monkeypatch, "runs", tmp_path, "--latex", "--png", tmp_path / "curves.png") == 0
+    assert "a\\_1" in capsys.readouterr().out
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert called(monkeypatch, "runs", tmp_path, "--png", tmp_path / "no" / "curves.png") == 2
+    assert capsys.readouterr().err.startswith("error: cannot write the report (")
+    assert called(monkeypatch, "runs", tmp_path / "none") == 2
+    assert capsys.readouterr().err.endswith(
+        "error: none of these folders holds a finished run; make one with python train.py\n"
+    )
+
+
+def test_runs_of_several_machines_have_no_mean_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
+    for seed, cpu in ((1, "A"), (2, "B")):
+        write_run(tmp_path / f"a{seed}", seed, summary={"environment": {"cpu": cpu}, "cluster_seconds": 8.0 * seed})
+    assert called(monkeypatch, "runs", tmp_path) == 0
+    assert "| 8; 16 | - | virtual | A; B |" in capsys.readouterr().out
+    assert called(monkeypatch, tmp_path) == 0
+    assert "| 8; 16 | virtual | A; B |" in capsys.readouterr().out
+
+
 def test_nothing_finished(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
     spoil(write_run(tmp_path / "c"), *SPOILT[0][:2])
     assert called(monkeypatch, tmp_path, "--html", tmp_path / "page.html") == 2
     said = capsys.readouterr()
     assert "still running, or killed" in said.out
-    assert said.err == "error: none of these folders holds a finished run; python train.py makes one\n"
+    assert said.err == "error: none of these folders holds a finished run; make one with python train.py\n"
     assert not (tmp_path / "page.html").exists()
 
 
@@ -218,7 +289,7 @@ def test_a_file_that_cannot_be_written(
     monkeypatch.chdir(tmp_path)
     assert called(monkeypatch, write_run(tmp_path / "a"), option) == 2
     told = capsys.readouterr().err
-    assert told.startswith("error: the report cannot be written (")
+    assert told.startswith("error: cannot write the report (")
     assert told.count("\n") == 1
 
 

@@ -218,13 +218,13 @@ def test_a_comparison_by_hand(tmp_path: Path) -> None:
     (table,) = exhibit.tables("smoke", results(tmp_path, found))
     one, two = ([cell.text for cell in row.cells] for row in table.rows)
     assert one[0] == "accuracy 0.6 ± 0.25"
-    assert one[2:] == ["0.5, 0.6, 0.7", "2.00%", "10", "1"]
-    assert two[-1] == "0.5"
+    assert one[2:] == ["0.5, 0.6, 0.7", "2.00%", "10", "1", "unknown machine"]
+    assert two[-2] == "0.5"
     (table,) = exhibit.tables("smoke", results(tmp_path, {**found, work[4]: failed}))
     assert table.rows[1].cells[2].text == "0.8, failed: out of memory, 0.8"
     assert table.rows[1].cells[2].bad
     (table,) = exhibit.tables("smoke", results(tmp_path, {**found, **dict.fromkeys(work[3:], failed)}))
-    assert [cell.text for cell in table.rows[1].cells] == ["failed: out of memory", *["failed"] * 5]
+    assert [cell.text for cell in table.rows[1].cells] == ["failed: out of memory", *["failed"] * 6]
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -235,8 +235,8 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["spardl.nothing"], "error: there is no exhibit spardl.nothing; choose from spardl.complexity, "),
-        ([], "error: name an exhibit, or all; --list names them"),
+        (["spardl.nothing"], "error: exhibit 'spardl.nothing' does not exist; choose from spardl.complexity, "),
+        ([], "error: no exhibit given; name one, or all (--list prints them)"),
         (["dear.speed", "--jobs=0"], "error: --jobs must be at least 1"),
     ],
 )

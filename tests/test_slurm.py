@@ -69,7 +69,7 @@ def test_a_sweep_is_one_array_with_a_throttle(slurm: Slurm, tmp_path: Path) -> N
     assert {row[2] for row in rows.values()} == {
         f"compressor={c} seed={s}" for c in ("none", "topka") for s in (1, 2, 3)
     }
-    assert slurm.submit("resubmit", "--outputs", str(tmp_path)).startswith("left as they are: 6 of 6")
+    assert slurm.submit("resubmit", "--outputs", str(tmp_path)).startswith("skipped: 6 of 6")
     assert not slurm.queue()
 
 
@@ -102,7 +102,7 @@ def test_what_was_cancelled_is_submitted_again(slurm: Slurm, tmp_path: Path) -> 
     assert set(states[1:]) <= {"stopped", "died", "not begun"}
     finished = [path for path in tmp_path.glob("*/summary.json") if summary(path.parent)["status"] == "finished"]
     before = finished[0].stat().st_mtime_ns
-    assert slurm.submit("resubmit", "--outputs", str(tmp_path)).startswith("left as they are: 1 of 3")
+    assert slurm.submit("resubmit", "--outputs", str(tmp_path)).startswith("skipped: 1 of 3")
     assert len(slurm.queue()) == 2
     slurm.empty()
     assert [row[0] for row in status(slurm, tmp_path).values()] == ["finished"] * 2

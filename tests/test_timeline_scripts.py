@@ -138,7 +138,7 @@ def test_the_bench_has_every_cell(script: Script, tmp_path: Path) -> None:
         ("timeline", [PROFILES / "resnet50.json", "--compute", -1], "got -1"),
         ("timeline", [PROFILES / "resnet50.json", "--compression", "none.json"], "not a file of compression times"),
         ("bench_schedules", ["--models", "foo"], "--models foo is unknown"),
-        ("compression", ["--methods", "foo", "--out", "x.json"], "there is no compressor=foo"),
+        ("compression", ["--methods", "foo", "--out", "x.json"], "compressor=foo does not exist"),
         (
             "profile_model",
             ["foo", "--out", "x.json"],

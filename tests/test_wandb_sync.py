@@ -95,7 +95,7 @@ def test_what_is_missing_is_said(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
 ) -> None:
     assert call(script, monkeypatch, str(tmp_path / "nowhere")) == 2
-    assert capsys.readouterr().err.startswith(f"error: there is no folder {tmp_path / 'nowhere'}; ")
+    assert capsys.readouterr().err.startswith(f"error: folder {tmp_path / 'nowhere'} does not exist; ")
     logged(tmp_path / "new")
     monkeypatch.setattr(script, "logged_in", lambda: False)
     assert call(script, monkeypatch, str(tmp_path)) == 2

@@ -76,7 +76,7 @@ def _torch_powersgd(trained: Trained, rank: int = 1, start: int = 2) -> None:
 
 def _ours(method: str, trained: Trained, *, optimizer: bool = False, **options: Any) -> Hook:
     if optimizer and trained.optimizer is None:
-        raise ValueError(f"{MOVED}=True where there is no optimizer")
+        raise ValueError(f"{MOVED}=True needs an optimizer; pass one")
     attach = partial(spardl.attach, _ddp(trained), method, timeout=TIMEOUT)
     if optimizer:
         return attach(optimizer=trained.optimizer, clip_norm=trained.clip_norm, **options)
@@ -85,7 +85,7 @@ def _ours(method: str, trained: Trained, *, optimizer: bool = False, **options: 
 
 def _outer(method: str, trained: Trained, **options: Any) -> spardl.Outer:
     if trained.optimizer is None:
-        raise ValueError("local steps where there is no optimizer")
+        raise ValueError("local steps need an optimizer; pass one")
     return spardl.Outer(trained.model.named_parameters(), trained.optimizer, method, timeout=TIMEOUT, **options)
 
 
@@ -110,7 +110,7 @@ def parsed(case: str) -> tuple[Way, dict[str, Any]]:
     """
     name, *words = case.split(",")
     if name not in WAYS:
-        raise ConfigError(f"case {case}: there is no {name}; use one of {', '.join(WAYS)}")
+        raise ConfigError(f"case {case}: {name!r} does not exist; use one of {', '.join(WAYS)}")
     options: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")

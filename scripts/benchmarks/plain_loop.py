@@ -46,7 +46,7 @@ def _constant(step: int) -> float:
 
 @dataclass
 class PlainLoop:
-    """One way to average, with a model of its own, on one worker.
+    """One way to average, with its own model, on one worker.
 
     Attributes:
         name: of the case.
@@ -174,5 +174,7 @@ def planned(words: str) -> Plan:
             raise ConfigError(f"--train {words}: {str(error).splitlines()[0]}") from error
     plan = build_plan(plain, build_dataset(plain))
     if plan.task.consecutive:
-        raise ConfigError(f"--train {words}: its batches follow a text, and here they are drawn; choose another task")
+        raise ConfigError(
+            f"--train {words}: batches of this task are consecutive, this loop shuffles them; choose another task"
+        )
     return plan

@@ -1,4 +1,4 @@
-"""Times alternatives in turns, and shows what was found: what the bench scripts share."""
+"""Times alternatives in turns and formats the results, for all benchmarks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PATHS = ("compiled", "portable")
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one candidate.
+    """Timings of one candidate.
 
     Attributes:
         name: of the candidate.
@@ -63,7 +63,7 @@ def positive(word: str) -> int:
 
 def add_options(parser: argparse.ArgumentParser, repetitions: int = 9) -> None:
     """Adds the options that every bench has: --repetitions, --threads and --json."""
-    parser.add_argument("--repetitions", type=positive, default=repetitions, help="turns of each candidate")
+    parser.add_argument("--repetitions", type=positive, default=repetitions, help="turns per candidate")
     parser.add_argument("--threads", type=positive, default=1, help="threads of torch")
     parser.add_argument("--json", type=Path, help="file for all figures")
 

@@ -22,7 +22,7 @@ def replace(text: str, section: str, content: str) -> str:
     pattern = rf"(<!-- {section}: .*? -->\n).*?(<!-- end of {section} -->)"
     changed, count = re.subn(pattern, lambda marks: f"{marks[1]}{content}\n{marks[2]}", text, flags=re.DOTALL)
     if count != 1:
-        raise ConfigError(f"a page needs one section between '<!-- {section}: ... -->' and its end, and it has {count}")
+        raise ConfigError(f"a page must have one section '<!-- {section}: ... -->', got {count}; add or remove one")
     return changed
 
 

@@ -1,4 +1,4 @@
-"""Pages that scripts make: written where they are not as made today, or checked."""
+"""Writes generated pages, or checks that they are up to date."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ CURRENT, OUT_OF_DATE = 0, 1
 
 
 def add_options(parser: argparse.ArgumentParser, pages: str, **others: str) -> None:
-    """Adds --write and --check, of which one must be given and only one goes.
+    """Adds the exclusive options --write and --check, one of which is required.
 
     Args:
-        parser: of the command line.
-        pages: what they are called there.
-        others: what else the script can do, an option each with its help; then it may also be called without any.
+        parser: Parser of the command line.
+        pages: Name of the pages in the help.
+        others: Further exclusive options with their help; no option is required then.
     """
     doing = parser.add_mutually_exclusive_group(required=not others)
-    for name, told in others.items():
-        doing.add_argument(f"--{name}", action="store_true", help=told)
+    for name, words in others.items():
+        doing.add_argument(f"--{name}", action="store_true", help=words)
     doing.add_argument("--write", action="store_true", help=f"write {pages}")
-    doing.add_argument("--check", action="store_true", help=f"write nothing; exit with 1 if {pages} would change")
+    doing.add_argument("--check", action="store_true", help=f"write nothing; exit with 1 if {pages} are out of date")
 
 
 def settle(made: Mapping[Path, str], again: str, *, check: bool) -> int:
-    """Writes those pages that are not as made, or, to check, says which they are.
+    """Writes pages that are out of date, or reports them.
 
     Args:
-        made: the text of each page as it should be.
-        again: the command that writes them, for whoever is told that they are out of date.
-        check: write nothing.
+        made: Current text of each page.
+        again: Command that writes the pages, for the message.
+        check: Whether to report instead of writing.
 
     Returns:
-        The exit code: 1 if, to check, a page is out of date or missing.
+        The exit code: 1 if a check finds a page that is out of date or missing.
 
     Raises:
         OSError: if a page cannot be read or written.

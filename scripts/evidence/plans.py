@@ -1,4 +1,4 @@
-"""What is trained for a table of learning: tasks, rows, learning rates and seeds, read from YAML."""
+"""Plans of the learning tables: tasks, rows, learning rates and seeds, read from YAML."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Task:
             ConfigError: for less than one.
         """
         if seeds is not None and seeds < 1:
-            raise ConfigError(f"{seeds} seeds: a table takes at least one")
+            raise ConfigError(f"a table needs at least one seed, got {seeds}")
         return replace(self, seeds=self.seeds[:seeds])
 
     def training(self, line: Line, rate: float, seed: int) -> Training:
@@ -98,7 +98,7 @@ class Task:
         return [self.training(line, rate, seed) for line, seed in pairs for rate in line.rates]
 
     def rest(self, records: Records) -> list[Training]:
-        """The runs of the other seeds, at the rates that are known to be best by what is on ``records``."""
+        """Runs of the other seeds, at the best learning rates according to ``records``."""
         chosen = [(line, self.rate(line, records)) for line in self.lines]
         return [
             self.training(line, rate, seed)
@@ -124,11 +124,11 @@ class Task:
         return next(line for line in self.lines if line.name == name)
 
     def loss(self, record: Record) -> float:
-        """What is to be small."""
+        """The metric, with a sign so that smaller is better."""
         return record.final(self.metric) if self.lower else -record.final(self.metric)
 
     def results(self, line: Line, records: Records) -> tuple[float, dict[int, Record]] | None:
-        """The best learning rate of a row, and what is on record at it, by seed; ``None`` if it is not known."""
+        """Best learning rate of a row and its records by seed; ``None`` if it is not known."""
         rate = self.rate(line, records)
         if rate is None:
             return None
@@ -167,7 +167,7 @@ def excerpts_in(file: Path) -> dict[str, dict[str, Sequence[str]]]:
         for name, rows in tables.items():
             missing = {*rows} - {*content["tasks"].get(name, {"rates": ()})["rates"]}
             if missing:
-                raise ConfigError(f"the page {page} shows rows that {name} does not have: {', '.join(sorted(missing))}")
+                raise ConfigError(f"page {page} shows rows that {name} lacks: {', '.join(sorted(missing))}")
     return found
 
 
@@ -176,7 +176,7 @@ def _task(name: str, node: Mapping[str, Any], rows: Mapping[str, str]) -> Task:
     needed = [DENSE, ALONE, PUBLISHED, *(row for pair in compared for row in pair[1:] if row is not None)]
     missing = [each for each in dict.fromkeys(needed) if each not in node["rates"]]
     if missing:
-        raise ConfigError(f"the task {name} needs the rows {', '.join(missing)}: others are measured by them")
+        raise ConfigError(f"task {name} lacks rows that others refer to: {', '.join(missing)}; add them")
     return Task(
         name,
         node["title"],
@@ -192,5 +192,5 @@ def _task(name: str, node: Mapping[str, Any], rows: Mapping[str, str]) -> Task:
 def _lines(task: str, rates: Mapping[str, Sequence[float]], rows: Mapping[str, str]) -> Iterator[Line]:
     for row, choices in rates.items():
         if row not in rows:
-            raise ConfigError(f"the task {task} has a row {row!r} that is not described; rows: {', '.join(rows)}")
+            raise ConfigError(f"task {task} has an undefined row {row!r}; choose from {', '.join(rows)}")
         yield Line(row, tuple(rows[row].split()), tuple(map(float, choices)))

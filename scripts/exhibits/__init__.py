@@ -1,1 +1,1 @@
-"""The tables and figures of the papers, each made anew by one command; see scripts/reproduce.py."""
+"""Tables and figures of the papers, each made by one command; see scripts/reproduce.py."""

@@ -1,4 +1,4 @@
-"""What an exhibit is: work to be done, and the tables and pictures made of it."""
+"""Base classes of exhibits: jobs, and the tables and figures made of their results."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from spardl.basics.errors import ConfigError
 
 __all__ = ["INSTEAD", "SCALES", "SWEEPS", "Basis", "Exhibit", "Picture", "Planned", "Results", "at"]
 
-# From seconds to what takes a cluster. Where an exhibit has nothing of its own for an evening, the laptop's will do.
+# Size presets from seconds to a cluster. An exhibit without plans for "evening" uses those of "laptop".
 SCALES = ("smoke", "laptop", "evening", "paper")
 INSTEAD: Mapping[str, str] = MappingProxyType({"evening": "laptop"})
-# Times that an entry of average size is to be sent before a metric says anything of a method: what waits for its first
-# time, one synchronization in 1 / density, is most of what a shorter training shows.
+# Times that an entry of average size must be sent before a metric characterizes a method. Shorter trainings mostly show
+# entries that wait to be sent for the first time, which takes 1 / density synchronizations.
 SWEEPS = 10
 EARLY = (
-    "The trainings are those of the scale {}. "
-    f"What has fewer than {SWEEPS}/density steps shows how learning begins, and not where it ends."
+    "The trainings are those of the size {}. "
+    f"Trainings of fewer than {SWEEPS}/density steps show how learning begins, not where it ends."
 )
 
 T = TypeVar("T")
 
 
 def at(scale: str, choices: Mapping[str, T]) -> T:
-    """What a scale means to an exhibit: what it has for it, or for the scale that stands in for that."""
+    """The choice for a size preset, or for the preset that replaces it."""
     return choices[scale if scale in choices else INSTEAD[scale]]
 
 
@@ -45,12 +45,12 @@ Draw: TypeAlias = Callable[[Any], None]
 
 
 class Basis(NamedTuple):
-    """What a reader must know to believe a figure.
+    """What a figure rests on.
 
     Attributes:
-        simulated: what is a model's result.
-        measured: what ran, and was timed or counted.
-        assumed: what was neither.
+        simulated: Quantities computed by a model.
+        measured: Quantities that were timed or counted.
+        assumed: All other quantities.
     """
 
     simulated: str
@@ -59,15 +59,15 @@ class Basis(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A figure, or one panel of it: pictures that follow each other with the same caption are one figure.
+    """A figure or a panel of one: consecutive pictures with the same caption form one figure.
 
     Attributes:
-        name: unique in the exhibit.
-        caption: what is to be seen in all panels.
-        draw: draws it.
-        title: what this panel is of; nothing, if the caption says so.
-        key: how what is drawn looks, by name, as far as no name stands beside it.
-        wide: whether it cannot be read on half the page.
+        name: Name, unique in the exhibit.
+        caption: Description of all panels.
+        draw: Draws the picture.
+        title: Title of the panel; empty if the caption suffices.
+        key: Legend: look by name, for elements without a label next to them.
+        wide: Whether the picture needs the full width of the page.
     """
 
     name: str
@@ -79,18 +79,18 @@ class Picture(NamedTuple):
 
     @property
     def file(self) -> str:
-        """The name as part of a file's."""
+        """The name, usable in a file name."""
         return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
 
 
 @dataclass(frozen=True)
 class Results:
-    """What jobs found.
+    """Results of jobs.
 
     Attributes:
-        outputs: the folder of all runs.
-        found: by job; one is missing here if it was not started.
-        store: records of what was done elsewhere, if they count, too.
+        outputs: Folder of all runs.
+        found: Outcome by job; jobs that were not started are missing.
+        store: Records to use in addition.
     """
 
     outputs: Path
@@ -99,17 +99,17 @@ class Results:
 
     @classmethod
     def on_disk(cls, outputs: Path, jobs: Sequence[Job], store: RecordStore | None = None) -> Results:
-        """Collects what is there: own results, else records, else failures."""
+        """Collects results on disk: own results first, then records, then failures."""
         empty = cls(outputs, {}, store)
         pairs = ((job, empty.look(job)) for job in jobs)
         return cls(outputs, {job: outcome for job, outcome in pairs if outcome}, store)
 
     def look(self, job: Job) -> Outcome | None:
-        """What is on disk of a job: its own result, else its record, else its failure."""
+        """Outcome of a job on disk: its own result, its record, or its failure, in this order."""
         return job.find(self.outputs) or (self.store and self.store.find(job)) or job.failure(self.outputs)
 
     def of(self, job: Job) -> Outcome:
-        """The job's result, or a failure that says that it was not started."""
+        """Outcome of a job; jobs that were not started have one that says so."""
         return self.found.get(job) or Outcome(self.outputs, {}, "not run yet", started=False)
 
 
@@ -117,13 +117,13 @@ class Exhibit(ABC):
     """A table or figure of a paper.
 
     Attributes:
-        name: ``paper.subject``, as reproduce.py is told it.
-        title: in words.
-        source: what it is in the paper, and how well we know that.
-        shows: what one can learn of it.
-        basis: what is simulated, measured and assumed.
-        note: what else must be known of a method wherever its figures are.
-        leads: whether its first figure is the one that a summary shows of the paper.
+        name: ``paper.subject``, as given to reproduce.py.
+        title: Title for readers.
+        source: Counterpart in the paper, and how well we know it.
+        shows: What a reader can learn from it.
+        basis: What is simulated, measured and assumed.
+        note: Remark on a method that applies to all of its figures.
+        leads: Whether the summary of the paper shows its first figure.
     """
 
     name: str
@@ -136,79 +136,82 @@ class Exhibit(ABC):
 
     @abstractmethod
     def jobs(self, scale: str) -> Sequence[Job]:
-        """All work whose results the exhibit needs."""
+        """All jobs whose results the exhibit needs."""
 
     def with_seeds(self, count: int) -> Exhibit:
-        """The same with other seeds: 1, 2, ... up to ``count``.
+        """The same exhibit with the seeds 1 to ``count``.
+
+        Args:
+            count: Number of seeds.
 
         Raises:
-            ConfigError: if no work of it is done once for each seed.
+            ConfigError: if the exhibit has no seeds.
         """
-        raise ConfigError(f"{self.name} has no seeds to choose; leave out --seeds")
+        raise ConfigError(f"{self.name} has no seeds to choose; remove --seeds")
 
     def assumes(self, scale: str) -> Sequence[str]:
-        """The models whose passes are assumed to take so long, and not measured; of most exhibits none."""
+        """Models whose passes are assumed, not measured; most exhibits have none."""
         del scale
         return ()
 
     def guesses(self, scale: str) -> bool:
-        """Whether what a GPU takes may be assumed; only an exhibit that knows it all measured says no."""
+        """Whether some GPU times may be assumed; false only if all of them are known to be measured."""
         del scale
         return True
 
     def with_passes(self, given: Mapping[str, MeasuredPasses]) -> Exhibit:
-        """The same with measured passes in place of assumed ones.
+        """The same exhibit with measured passes in place of assumed ones.
 
         Args:
-            given: by model; of others than it assumes, none counts.
+            given: Measured passes by model; other models than the assumed ones are ignored.
 
         Raises:
-            ConfigError: if one is of a model of another size.
+            ConfigError: if a model has another size.
         """
         del given
         return self
 
     @abstractmethod
     def cost(self, scale: str) -> str:
-        """About how long the work takes, in words."""
+        """Approximate duration of the jobs."""
 
     @abstractmethod
     def caption(self, scale: str) -> str:
-        """What was run, in a sentence or two."""
+        """What was run, in one or two sentences."""
 
     def what_ran(self, scale: str) -> str:
-        """The caption, the note, and whether trainings are those of a shorter scale."""
+        """The caption and the note, and whether the trainings are those of a shorter size."""
         other = self.same_as(scale)
         early = EARLY.format(other) if other and any(isinstance(job, Training) for job in self.jobs(scale)) else ""
         return " ".join(part for part in (self.caption(scale), self.note, early) if part)
 
     def same_as(self, scale: str) -> str:
-        """The shorter scale whose work is that of this one, too; empty if this one has its own."""
+        """The shorter size with the same jobs; empty if this size has jobs of its own."""
         other = INSTEAD.get(scale, "")
         return other if other and self.jobs(scale) == self.jobs(other) else ""
 
     @abstractmethod
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """The tables; failed work shows with its reason."""
+        """Tables of the results; failed jobs show with their reason."""
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """The figures, if there are any."""
+        """Figures of the results, if any."""
         return ()
 
     def tried(self, scale: str, results: Results) -> Sequence[Tried]:
-        """What methods reached on tasks, if that is what the exhibit is about."""
+        """Results of methods on tasks, if the exhibit compares them."""
         return ()
 
 
 class Planned(Exhibit):
-    """An exhibit whose jobs are trainings, as planned for each scale.
+    """An exhibit whose jobs are trainings, as planned for each size.
 
     Attributes:
-        plans: by scale; each has a ``cost``, about how long all of it takes, in words.
+        plans: Plan by size preset; each has a ``cost``, its approximate duration.
     """
 
     plans: Mapping[str, Any]
 
     def cost(self, scale: str) -> str:
-        """See :meth:`Exhibit.cost`."""
+        """Approximate duration of the jobs."""
         return f"{len(self.jobs(scale))} trainings, {at(scale, self.plans).cost}"

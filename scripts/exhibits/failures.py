@@ -1,4 +1,4 @@
-"""How work without a result shows in a table: with the reason, never as a blank or a zero; what failed is marked."""
+"""Table cells of jobs without a result: they give the reason, never a blank or a zero, and failures are marked."""
 
 from __future__ import annotations
 
@@ -7,27 +7,30 @@ from collections.abc import Iterable, Sequence
 from scripts.exhibits.jobs import Outcome
 from scripts.exhibits.tables import Cell
 
-__all__ = ["any_failed", "failed", "succeeded"]
+__all__ = ["NOT_RUN", "NOT_RUN_YET", "any_failed", "failed", "succeeded"]
+
+# Cells of a row of which no job was started.
+NOT_RUN_YET, NOT_RUN = "not run yet", "not run"
 
 
 def succeeded(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Those of work that has a result."""
+    """Outcomes that have a result."""
     return [outcome for outcome in outcomes if outcome.reason is None]
 
 
 def any_failed(outcomes: Iterable[Outcome]) -> bool:
-    """Whether work has no result though it was begun."""
+    """Whether a job that was started has no result."""
     return any(outcome.reason is not None and outcome.started for outcome in outcomes)
 
 
 def failed(outcomes: Sequence[Outcome], count: int) -> list[Cell]:
-    """The cells of a row whose work has no result.
+    """Cells of a row without a result.
 
     Args:
-        outcomes: of which one at least says why.
-        count: of cells, at least 1.
+        outcomes: Outcomes of the row's jobs, at least one without a result.
+        count: Number of cells, at least 1.
     """
     lost = [outcome for outcome in outcomes if outcome.reason is not None]
-    told = "; ".join(sorted({outcome.fault for outcome in lost}))
+    reasons = "; ".join(sorted({outcome.fault for outcome in lost}))
     begun = any_failed(lost)
-    return [Cell(told, bad=begun), *[Cell("failed" if begun else "not run", bad=begun)] * (count - 1)]
+    return [Cell(reasons, bad=begun), *[Cell("failed" if begun else NOT_RUN, bad=begun)] * (count - 1)]

@@ -1,4 +1,4 @@
-"""Work that takes time and leaves its result on disk, where it is found again."""
+"""Jobs whose results are kept on disk and found again by id: trainings and computations."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ __all__ = ["Computation", "Job", "Labels", "Outcome", "Training"]
 
 
 class Outcome(NamedTuple):
-    """What became of a job.
+    """Result or failure of a job.
 
     Attributes:
         where: Folder or file that holds the result; for a record ``FILE.jsonl#ID``.
-        data: a training's summary, or what a computation returned; empty if it failed.
-        reason: why there is no result.
-        started: whether the job was ever begun.
-        made: versions, commit and machine, as far as they are known.
-        lines: of a training's metrics, if its run folder is not at hand.
+        data: Summary of a training, or result of a computation; empty after a failure.
+        reason: Why there is no result.
+        started: Whether the job was ever started.
+        made: Versions, commit and machine, as far as known.
+        lines: Metrics of a training, if its run folder is not available.
     """
 
     where: Path
@@ -48,7 +48,7 @@ class Outcome(NamedTuple):
 
     @property
     def fault(self) -> str:
-        """What a table says instead of a result."""
+        """Text of a table cell in place of a result."""
         return f"failed: {self.reason}" if self.started else str(self.reason)
 
     @property
@@ -61,22 +61,22 @@ class Outcome(NamedTuple):
 
     @property
     def metrics(self) -> Sequence[Mapping[str, Any]]:
-        """All lines of a training's metrics; of a record, those that it has."""
+        """All lines of a training's metrics, as far as they are kept."""
         if self.lines is not None:
             return self.lines
         return [json.loads(line) for line in (self.where / "metrics.jsonl").read_text().splitlines()]
 
     def events(self, kind: str) -> Iterator[Mapping[str, Any]]:
-        """Those of a kind, ``train`` or ``eval``."""
+        """Metrics of a kind, ``train`` or ``eval``."""
         return (event for event in self.metrics if event["kind"] == kind)
 
 
 class Job(ABC):
-    """Work whose result is a function of ``id``. Jobs that are equal are the same job.
+    """A job whose result is a function of ``id``.
 
     Attributes:
-        alone: whether nothing else may run meanwhile, for it tells how long something took.
-        expected: seconds that it takes, about; ``None`` where nobody knows.
+        alone: Whether the job measures time, so that nothing else may run at the same time.
+        expected: Approximate duration in seconds, if known.
     """
 
     alone: ClassVar[bool] = False
@@ -85,28 +85,28 @@ class Job(ABC):
     @property
     @abstractmethod
     def id(self) -> str:
-        """Hash of all that the result depends on."""
+        """Hash of everything that the result depends on."""
 
     @property
     @abstractmethod
     def command(self) -> str:
-        """What to type to have the same done."""
+        """Command that repeats the job."""
 
     @abstractmethod
     def find(self, outputs: Path) -> Outcome | None:
-        """The result, if the job was done to its end before, with code that gives the same as today's."""
+        """The finished result, if the current code would give the same one."""
 
     @abstractmethod
     def perform(self, outputs: Path) -> None:
-        """Does the work, in a process of its own.
+        """Runs the job in a separate process.
 
         Raises:
-            SpardlError: why it could not be done.
+            SpardlError: if the job fails.
         """
 
     @abstractmethod
     def recorded(self, outcome: Outcome) -> dict[str, Any]:
-        """What a record keeps of a result, as JSON can hold it."""
+        """Content of a record of the result, as JSON data."""
 
     @abstractmethod
     def recalled(self, content: Mapping[str, Any], where: Path) -> Outcome | None:
@@ -118,7 +118,7 @@ class Job(ABC):
         """
 
     def failure(self, outputs: Path) -> Outcome | None:
-        """What went wrong the last time, if it did."""
+        """Failure of the last attempt, if it failed."""
         path = _failures(outputs) / f"{self.id}.json"
         try:
             return Outcome(path, {}, json.loads(path.read_bytes())["reason"])
@@ -126,7 +126,7 @@ class Job(ABC):
             return None
 
     def note(self, outputs: Path, fault: SpardlError | None) -> None:
-        """Writes down how the job ended."""
+        """Records whether the job failed."""
         path = _failures(outputs) / f"{self.id}.json"
         if fault is None:
             path.unlink(missing_ok=True)
@@ -140,12 +140,12 @@ def _failures(outputs: Path) -> Path:
 
 
 class Labels(NamedTuple):
-    """How a run is found again among others in W&B.
+    """Labels of a run in W&B.
 
     Attributes:
-        group: the exhibit.
-        job_type: the row of its table.
-        tags: whatever else tells it apart.
+        group: Name of the exhibit.
+        job_type: Row of its table.
+        tags: Further labels, such as the task.
     """
 
     group: str
@@ -154,7 +154,7 @@ class Labels(NamedTuple):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """As words of train.py."""
+        """The labels as words of train.py."""
         tags = ",".join(map(_quoted, self.tags))
         return (
             f"logger.group={_quoted(self.group)}",
@@ -173,10 +173,10 @@ class Training(Job):
     """A run of train.py.
 
     Attributes:
-        words: its command line; names ``cluster.workers``.
-        labels: for W&B. Not part of what the run is: exhibits share runs.
-        cluster: choice of ``cluster=``. Only ``simulated`` can be trained anywhere.
-        expected: see :class:`Job`; of a core.
+        words: Command line, including ``cluster.workers``.
+        labels: Labels for W&B; they do not change the id, because exhibits share runs.
+        cluster: Choice of ``cluster=``; only ``simulated`` runs on any machine.
+        expected: Approximate core seconds, see :class:`Job`.
     """
 
     words: tuple[str, ...]
@@ -195,32 +195,32 @@ class Training(Job):
 
     @property
     def workers(self) -> int:
-        """P."""
+        """Number of workers."""
         count: int = self.config["cluster"]["workers"]
         return count
 
     @property
     def elsewhere(self) -> bool:
-        """Whether it takes a cluster, and is not done here."""
+        """Whether the training needs a cluster."""
         return self.cluster != "simulated"
 
     @cached_property
     def id(self) -> str:
-        """The run's id."""
+        """Run id."""
         return experiment_id(self.config, self.workers)
 
     @property
     def command(self) -> str:
-        """See :attr:`Job.command`."""
+        """Command that repeats the job."""
         return f"python train.py {shlex.join(self._all)}"
 
     @property
     def batch_words(self) -> tuple[str, ...]:
-        """The words of :attr:`command`, and the labels."""
+        """Words of :attr:`command` and the labels."""
         return (*self._all, *(self.labels.words if self.labels else ()))
 
     def find(self, outputs: Path) -> Outcome | None:
-        """See :meth:`Job.find`."""
+        """The finished result, if it is on disk."""
         run = finished_run(outputs, self.id)
         if run is None:
             return None
@@ -228,20 +228,20 @@ class Training(Job):
         return Outcome(run.folder, summary, made=summary.get("environment", {})) if self.of_today(summary) else None
 
     def of_today(self, summary: Mapping[str, Any]) -> bool:
-        """Whether today's code would give the same as a summary, or a record, of this run has."""
+        """Whether the current code would give the result in a summary or record of this run."""
         return (summary.get("editions") or {}) == editions(self.config)
 
     def recorded(self, outcome: Outcome) -> dict[str, Any]:
-        """See :meth:`Job.recorded`."""
+        """What a record keeps of a result."""
         return {"seed": self.config["seed"], **kept.contents(outcome.data, outcome.metrics)}
 
     def recalled(self, content: Mapping[str, Any], where: Path) -> Outcome | None:
-        """See :meth:`Job.recalled`."""
+        """The result in a record; ``None`` if the job would no longer give it."""
         found = Outcome(where, content, made=content["environment"], lines=kept.events_in(content))
         return found if self.of_today(content) else None
 
     def perform(self, outputs: Path) -> None:
-        """See :meth:`Job.perform`; an unfinished run is continued."""
+        """Trains, or resumes an unfinished run."""
         log = outputs / "logs" / f"{self.id}.txt"
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as file:
@@ -254,7 +254,7 @@ class Training(Job):
 
 
 def _complaint(log: Path) -> str:
-    """The last error that a run printed."""
+    """The last error in the output of a run."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     errors = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("error: ")]
@@ -263,14 +263,14 @@ def _complaint(log: Path) -> str:
 
 @dataclass(frozen=True)
 class Computation(Job):
-    """A function whose result JSON can hold.
+    """A function call whose result is JSON data.
 
     Attributes:
-        name: readable beginning of the result's file.
-        function: called with ``arguments``.
-        arguments: names and values, as JSON can hold them, hashable.
-        shell: what to type to see the same.
-        recipe: to be raised whenever the function would return something else.
+        name: First part of the name of the result file.
+        function: Function to call with ``arguments``.
+        arguments: Names and hashable JSON values.
+        shell: Command that shows the same result.
+        recipe: Version of the function; raise it whenever the function would return another result.
     """
 
     name: str
@@ -281,19 +281,19 @@ class Computation(Job):
 
     @cached_property
     def id(self) -> str:
-        """See :attr:`Job.id`."""
+        """Hash of the name, the arguments and the recipe."""
         return run_id({"name": self.name, "arguments": dict(self.arguments), "recipe": self.recipe})
 
     @property
     def command(self) -> str:
-        """See :attr:`Job.command`."""
+        """Command that repeats the job."""
         return self.shell
 
     def _file(self, outputs: Path) -> Path:
         return outputs / "computed" / f"{self.name}-{self.id}.json"
 
     def find(self, outputs: Path) -> Outcome | None:
-        """See :meth:`Job.find`."""
+        """The finished result, if it is on disk."""
         path = self._file(outputs)
         try:
             return self.recalled(json.loads(path.read_bytes()), path)
@@ -301,16 +301,16 @@ class Computation(Job):
             return None
 
     def recorded(self, outcome: Outcome) -> dict[str, Any]:
-        """See :meth:`Job.recorded`."""
+        """What a record keeps of a result."""
         own = {"name": self.name, "arguments": dict(self.arguments), "recipe": self.recipe}
         return {**own, "environment": outcome.made, "result": outcome.data}
 
     def recalled(self, content: Mapping[str, Any], where: Path) -> Outcome | None:
-        """See :meth:`Job.recalled`."""
+        """The result in a record; ``None`` if the job would no longer give it."""
         return Outcome(where, content["result"], made=content["environment"])
 
     def perform(self, outputs: Path) -> None:
-        """See :meth:`Job.perform`."""
+        """Computes and writes the result."""
         path, made = self._file(outputs), environment()
         found = Outcome(path, self.function(**dict(self.arguments)), made=made)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a record keeps of a training's files."""
+"""The part of a training's files that a record keeps."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from scripts.exhibits.measures import last_epoch_loss
 
 __all__ = ["MOST", "contents", "events_in", "thinned"]
 
-# Lines of each kind: as many as a curve a few inches wide can show.
+# Lines of each kind, enough for a curve a few inches wide.
 MOST = 30
-# Of a summary: what tables, figures and claims read, and what tells whether a run made again is the same.
+# Fields of a summary that tables, figures and claims read, or that show whether a repeated run is equal.
 _SUMMARY = (
     "metric",
     "final",
@@ -38,21 +38,20 @@ _EVALUATIONS, _TRAINING = "evaluations", "losses"
 
 
 def thinned(events: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Every n-th event, n as small as leaves no more than ``MOST``; the last one always."""
+    """Every n-th event including the last, with the smallest n that leaves at most ``MOST``."""
     every = math.ceil(len(events) / MOST) or 1
     return events[(len(events) - 1) % every :: every]
 
 
 def contents(summary: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a record keeps of a finished training.
+    """Content of the record of a finished training.
 
     Args:
-        summary: of the run.
-        events: all lines of its metrics.
+        summary: Summary of the run.
+        events: All lines of its metrics.
 
     Returns:
-        The part of the summary that is read; the mean training loss of the last epoch, of all lines; evaluations, and
-        training losses, :func:`thinned`.
+        Fields of the summary, the mean training loss of the last epoch, and :func:`thinned` evaluations and losses.
     """
     training = [event for event in events if event["kind"] == "train"]
     loss = last_epoch_loss(training)
@@ -69,6 +68,6 @@ def _cut(events: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[dict[
 
 
 def events_in(content: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The lines of metrics that a record has, training first."""
+    """Metrics in a record, training losses first."""
     kinds = {"train": _TRAINING, "eval": _EVALUATIONS}
     return [{"kind": kind, **event} for kind, key in kinds.items() for event in content.get(key, ())]

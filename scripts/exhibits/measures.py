@@ -1,4 +1,4 @@
-"""What a run's summary and events say."""
+"""Figures from the summary and the events of a run."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = [
     "share_of_bytes",
 ]
 
-HIGHER_IS_BETTER = frozenset({"accuracy"})  # of all tasks' metrics
+HIGHER_IS_BETTER = frozenset({"accuracy"})  # among the metrics of all tasks
 
-# What a metric's name stands for.
+# Names of metrics for readers.
 WORDS: Mapping[str, str] = MappingProxyType(
     {
         "mae": "mean absolute error",
@@ -33,12 +33,12 @@ WORDS: Mapping[str, str] = MappingProxyType(
 
 
 class Curve(NamedTuple):
-    """A metric, evaluation by evaluation.
+    """A metric by evaluation.
 
     Attributes:
-        steps: after which it was evaluated.
-        seconds: on the clock until then; where only those of the whole run are known, steps take equally long.
-        values: of the metric.
+        steps: Steps before each evaluation.
+        seconds: Clock at each evaluation; equal times per step are assumed if only the total is known.
+        values: Values of the metric.
     """
 
     steps: Sequence[float]
@@ -47,24 +47,24 @@ class Curve(NamedTuple):
 
 
 def figure_of(values: Mapping[str, Any], name: str) -> float:
-    """A figure of a run's files; NaN where they say ``null``, which stands for all that is not finite."""
+    """A figure of a run; NaN for ``null``, which stands for all non-finite values."""
     value: float | None = values[name]
     return math.nan if value is None else value
 
 
 def final_metric(summary: Mapping[str, Any]) -> float:
-    """The last value of the task's metric; NaN if it was not finite."""
+    """Final value of the metric; NaN if it was not finite."""
     return figure_of(summary["final"], summary["metric"])
 
 
 def last_epoch_loss(training: Sequence[Mapping[str, Any]]) -> float | None:
-    """The mean training loss of the last epoch, of a run's events of the kind ``train``; ``None`` without any."""
+    """Mean training loss of the last epoch, from events of the kind ``train``; ``None`` without any."""
     last = [figure_of(event, "loss") for event in training if event["epoch"] > training[-1]["epoch"] - 1]
     return mean(last) if last else None
 
 
 def share_of_bytes(summaries: Iterable[Mapping[str, Any]]) -> float:
-    """Bytes sent, compared with a dense ring, on average over runs; 0 where nothing is to be sent."""
+    """Bytes sent as a share of a dense ring all-reduce, on average over runs; 0 for a single worker."""
     pairs = [(found["step_bytes"], found["step_bytes_dense"]) for found in summaries]
     return mean(sent / dense if dense else 0.0 for sent, dense in pairs)
 
@@ -73,8 +73,8 @@ def metric_curve(summary: Mapping[str, Any], evaluations: Iterable[Mapping[str, 
     """The curve of a finished run.
 
     Args:
-        summary: of the run.
-        evaluations: its events of the kind ``eval``.
+        summary: Summary of the run.
+        evaluations: Events of the kind ``eval``.
     """
     pace = summary["cluster_seconds"] / summary["steps"]
     points = [
@@ -86,5 +86,5 @@ def metric_curve(summary: Mapping[str, Any], evaluations: Iterable[Mapping[str, 
 
 
 def in_words(metric: str) -> str:
-    """The metric's name for readers."""
+    """Name of a metric for readers."""
     return WORDS.get(metric, metric.replace("_", " "))

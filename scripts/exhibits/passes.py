@@ -1,4 +1,4 @@
-"""Measured passes in place of assumed ones: profiles, by the name of the model that they are of."""
+"""Measured passes in place of assumed ones: profiles by model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["MeasuredPasses", "read_passes", "said_of"]
 
 
 class MeasuredPasses(NamedTuple):
-    """What a model's passes take, as measured.
+    """Measured times of the passes of a model.
 
     Attributes:
         path: of the profile.
@@ -28,12 +28,12 @@ class MeasuredPasses(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What was measured, for captions."""
+        """The measurement, for captions."""
         profile = self.profile
         return f"{profile.compute:.3g} s for {profile.batch} examples on {profile.device} ({self.path.name})"
 
     def checked(self, model: str, entries: int) -> MeasuredPasses:
-        """Itself, if it is of a model of so many parameters.
+        """The passes, if the model has the expected number of parameters.
 
         Args:
             model: as --profile calls it.
@@ -52,7 +52,7 @@ class MeasuredPasses(NamedTuple):
 
 
 def read_passes(words: Sequence[str]) -> dict[str, MeasuredPasses]:
-    """What --profile was given.
+    """Measured passes from the options --profile.
 
     Args:
         words: ``MODEL=FILE`` each.
@@ -74,7 +74,7 @@ def read_passes(words: Sequence[str]) -> dict[str, MeasuredPasses]:
 
 
 def said_of(name: str, assumed: Iterable[str], given: Mapping[str, MeasuredPasses]) -> str:
-    """A line on what --profile does to an exhibit.
+    """A line on the effect of --profile on an exhibit.
 
     Args:
         name: of the exhibit.

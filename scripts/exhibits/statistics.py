@@ -1,4 +1,4 @@
-"""What several seeds say together: Student's 95% interval of the mean, of three seeds at least."""
+"""Statistics over seeds: Student's 95% confidence interval of the mean, for at least three seeds."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import NamedTuple
 __all__ = ["INTERVAL", "LEAST", "Range", "difference", "interval", "range_of_mean", "seeds", "shown_interval", "spread"]
 
 LEVEL = 0.95
-# So many values have an interval. Of two, Student's is 12.7 times as wide as their distance: it says nothing.
+# Fewest values with an interval. For two values it is 12.7 times wider than their distance, which says nothing.
 LEAST = 3
 # Student's interval of a few accuracies may exceed 1.
 LIMITS = {"accuracy": (0.0, 1.0)}
-# What columns and captions call it.
+# Name in columns and captions.
 INTERVAL = f"Student's {LEVEL:.0%} interval"
 
 
 class Range(NamedTuple):
-    """Where a mean probably lies.
+    """Confidence interval of a mean.
 
     Attributes:
-        low: the lower end, infinite if the values are too few.
-        mean: of the values.
-        high: the upper end, likewise.
+        low: Lower end; infinite if there are too few values.
+        mean: Mean of the values.
+        high: Upper end; infinite if there are too few values.
     """
 
     low: float
@@ -33,12 +33,12 @@ class Range(NamedTuple):
 
 
 def seeds(count: int) -> str:
-    """How many there are, in words."""
+    """Number of seeds, for readers."""
     return f"{count} seed{'s' if count > 1 else ''}"
 
 
 def spread(values: Sequence[float]) -> str:
-    """The mean to four digits, and half of Student's 95% interval to two; of fewer than three seeds, how many."""
+    """The mean with half of the interval; for fewer than three seeds, with their number."""
     found = range_of_mean(values)
     if len(values) < LEAST:
         return f"{found.mean:.4g} ({seeds(len(values))})"
@@ -52,7 +52,7 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def shown_interval(values: Sequence[float], metric: str = "") -> str:
-    """The interval to four digits, within the range of the metric, or how many seeds are too few for one."""
+    """The interval to four digits, within the range of the metric, or the number of seeds if there are too few."""
     bounds = interval(values)
     if bounds is None:
         return f"none of {seeds(len(values))}"
@@ -63,14 +63,13 @@ def shown_interval(values: Sequence[float], metric: str = "") -> str:
 def range_of_mean(values: Sequence[float]) -> Range:
     """Student's 95% interval of the mean of at least one value; infinite for fewer than three.
 
-    A bootstrap of three differences would leave out zero whenever the three have one sign, which chance alone brings
-    about in one of four cases; Student's does so in one of twenty, if they are normal.
+    A bootstrap of three differences excludes zero whenever all have the same sign, which happens by chance in one of
+    four cases; Student's interval does so in one of twenty for normal differences.
     """
     middle = mean(values)
     if len(values) < LEAST:
         return Range(-math.inf, middle, math.inf)
-    # Only who asks for an interval needs it.
-    from scipy.stats import t  # noqa: PLC0415
+    from scipy.stats import t  # noqa: PLC0415 - slow to import, and only intervals need it
 
     half = float(t.ppf((1 + LEVEL) / 2, len(values) - 1)) * _deviation(values) / math.sqrt(len(values))
     return Range(middle - half, middle, middle + half)
@@ -82,9 +81,9 @@ def _deviation(values: Sequence[float]) -> float:
 
 
 def difference(ours: Sequence[float], theirs: Sequence[float]) -> Range:
-    """Student's 95% interval of the mean difference, seed by seed: equal seeds mean equal weights and batches.
+    """Student's 95% interval of the mean of paired differences; equal seeds have equal weights and batches.
 
     Raises:
-        ValueError: if there are not as many of one as of the other.
+        ValueError: if the numbers of values differ.
     """
     return range_of_mean([one - other for one, other in zip(ours, theirs, strict=True)])

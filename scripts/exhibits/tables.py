@@ -1,4 +1,4 @@
-"""Tables whose every cell knows where it comes from, written as Markdown, CSV, LaTeX and HTML."""
+"""Tables with the jobs behind each row, written as Markdown, CSV, LaTeX and HTML."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["WRITERS", "Cell", "Row", "Table", "markdown"]
 
 
 class Cell(NamedTuple):
-    """What stands in one place.
+    """A cell of a table.
 
     Attributes:
-        text: for readers.
-        value: the bare number, if it is one.
-        bad: whether it says what went wrong.
+        text: Text for readers.
+        value: The number, if it is one.
+        bad: Whether it reports a failure.
     """
 
     text: str
@@ -32,17 +32,17 @@ class Cell(NamedTuple):
 
     @property
     def plain(self) -> str:
-        """For programs: the number, or else the text."""
+        """The number with full precision, or the text."""
         return self.text if self.value is None else repr(self.value)
 
 
 class Row(NamedTuple):
-    """One line.
+    """A row of a table.
 
     Attributes:
-        name: unique in the table; what stands in the first column.
-        cells: for all columns but the first.
-        jobs: what its figures were computed from.
+        name: Content of the first column.
+        cells: Cells of all other columns.
+        jobs: Jobs that the figures were computed from.
     """
 
     name: str
@@ -55,9 +55,9 @@ class Table:
     """A table.
 
     Attributes:
-        title: over it.
-        columns: the first is the rows' names.
-        rows: with as many cells as there are further columns.
+        title: Title of the table.
+        columns: Names of the columns; the first is that of the row names.
+        rows: Rows with one cell for each further column.
     """
 
     title: str
@@ -71,12 +71,12 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """Which of the columns behind the names hold numbers."""
+        """Which columns after the first hold numbers."""
         places = range(len(self.columns) - 1)
         return [any(row.cells[place].value is not None for row in self.rows) for place in places]
 
     def texts(self) -> Iterable[list[str]]:
-        """The rows' texts, names first."""
+        """Texts of the rows, names first."""
         return ([row.name, *(cell.text for cell in row.cells)] for row in self.rows)
 
 
@@ -119,7 +119,7 @@ def _latex(table: Table) -> str:
     return f"% {table.title}\n\\begin{{tabular}}{{{layout}}}\n{body}\n\\end{{tabular}}\n"
 
 
-LONG = 40  # letters of a cell that wants a wide column
+LONG = 40  # characters from which a cell gets a wide column
 
 
 def _html(table: Table) -> Markup:

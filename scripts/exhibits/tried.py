@@ -1,4 +1,4 @@
-"""What a method reached on a task, in a line: as the summary of all papers has it."""
+"""One line per method and task for the summary of all papers: metric, time to the target, bytes."""
 
 from __future__ import annotations
 
@@ -8,37 +8,40 @@ from hashlib import sha256
 from statistics import mean
 from typing import NamedTuple
 
-from scripts.exhibits.failures import any_failed, succeeded
+from scripts.exhibits.failures import NOT_RUN_YET, any_failed, succeeded
 from scripts.exhibits.jobs import Job, Outcome
+from scripts.exhibits.machines import by_machine, machines
 from scripts.exhibits.measures import Curve, final_metric, in_words, metric_curve, share_of_bytes
 from scripts.exhibits.statistics import interval, seeds
 
 __all__ = ["Role", "Target", "Tried", "marks", "reached", "tried"]
 
-# The share of dense training's metric that may be missing where a target is reached.
+# Largest shortfall from the metric of dense training at the target, as a share.
 MARGIN = 0.01
 
 
 class Role(str, Enum):
-    """What a method is in its paper."""
+    """Role of a method in its paper."""
 
     PROPOSED = "proposed"
     OTHER = "for comparison"
 
 
 class Tried(NamedTuple):
-    """One method on one task. All but ``jobs`` is text.
+    """One method on one task. All but ``jobs`` and the flags is text.
 
     Attributes:
-        task: what was trained, and for what.
-        measure: what the metric is, in words, and what "seconds to the target" means there.
-        method: its name.
-        metric: over seeds, with its interval; or why there is none.
-        seconds: until the target was reached.
-        sent: bytes, as a share of dense training's.
-        role: one of :class:`Role`.
-        jobs: marks of the work behind it, see :func:`marks`.
-        bad: whether some of its trainings failed.
+        task: What was trained, and what it stands for.
+        measure: The metric and the target.
+        method: Name of the method.
+        metric: Mean over seeds with its confidence interval, or why there is none.
+        seconds: Time until the target was reached.
+        sent: Bytes as a share of those of dense training.
+        role: One of :class:`Role`.
+        jobs: Marks of the jobs behind the line, see :func:`marks`.
+        bad: Whether some trainings failed.
+        ran: Whether some trainings were started.
+        machine: Where the seconds are from; several machines have their seconds apart.
     """
 
     task: str
@@ -50,15 +53,17 @@ class Tried(NamedTuple):
     role: str
     jobs: Sequence[str]
     bad: bool = False
+    ran: bool = True
+    machine: str = ""
 
 
 class Target(NamedTuple):
-    """A metric that is good enough.
+    """A metric value that counts as reached.
 
     Attributes:
-        value: of the metric.
-        lower: whether lower ones are better.
-        words: what it is.
+        value: Value of the metric.
+        lower: Whether lower values are better.
+        words: The target, for readers.
     """
 
     value: float
@@ -67,7 +72,7 @@ class Target(NamedTuple):
 
     @classmethod
     def of_dense(cls, outcomes: Sequence[Outcome], lower: bool) -> Target | None:
-        """What dense training reaches, but for a hundredth of it; ``None`` if it has no result."""
+        """The metric of dense training less 1%; ``None`` if dense training is incomplete."""
         if not outcomes or any(outcome.reason is not None for outcome in outcomes):
             return None
         reached = mean(final_metric(outcome.data) for outcome in outcomes)
@@ -75,7 +80,7 @@ class Target(NamedTuple):
 
     @classmethod
     def near(cls, reached: float, lower: bool, metric: str, margin: float) -> Target:
-        """What dense training reached of a metric, but for a share ``margin`` of it."""
+        """The metric that dense training reached, less a share ``margin`` of it."""
         value = reached + (1 if lower else -1) * margin * abs(reached)
         sign = "at most" if lower else "at least"
         name = in_words(metric)
@@ -83,7 +88,7 @@ class Target(NamedTuple):
 
 
 def marks(jobs: Sequence[Job]) -> list[str]:
-    """A short mark for each job, by which it is found again in another section of a page."""
+    """A short mark for each job, which identifies it across the sections of a page."""
     return [sha256(job.command.encode()).hexdigest()[:12] for job in jobs]
 
 
@@ -107,30 +112,31 @@ def tried(
     """The line of one method.
 
     Args:
-        task: what was trained.
-        target: of the task, if one is known.
-        method: its name.
-        role: in its paper.
-        jobs: one for each seed.
-        outcomes: of these.
-        values: the metric by seed, where it is not that of these trainings.
+        task: What was trained.
+        target: Target of the task, if known.
+        method: Name of the method.
+        role: Role in the paper.
+        jobs: One job per seed.
+        outcomes: Outcomes of the jobs.
+        values: Metric by seed, if it is not that of these trainings.
     """
     good = succeeded(outcomes)
     words = target.words if target else ", ".join({in_words(outcome.data["metric"]) for outcome in good})
     failed = any_failed(outcomes)
     if not good:
         reason = next(outcome.fault for outcome in outcomes)
-        return Tried(task, words, method, reason, "", "", role.value, marks(jobs), failed)
+        return Tried(task, words, method, reason, "", "", role.value, marks(jobs), failed, failed)
     shown = _with_interval(values or [final_metric(outcome.data) for outcome in good])
     metric = "; ".join((shown, *_lost(outcomes)))
     share = f"{share_of_bytes(outcome.data for outcome in good):.2%}"
-    return Tried(task, words, method, metric, _until(good, target), share, role.value, marks(jobs), failed)
+    machine, until = "; ".join(machines(good)), _until(good, target)
+    return Tried(task, words, method, metric, until, share, role.value, marks(jobs), failed, machine=machine)
 
 
 def _lost(outcomes: Sequence[Outcome]) -> list[str]:
-    """How many trainings have no result, and why."""
+    """Number of trainings without a result, by reason."""
     lost = [outcome.started for outcome in outcomes if outcome.reason is not None]
-    counts = (("failed", sum(lost)), ("not run yet", len(lost) - sum(lost)))
+    counts = (("failed", sum(lost)), (NOT_RUN_YET, len(lost) - sum(lost)))
     return [f"{count} of {len(outcomes)} {words}" for words, count in counts if count]
 
 
@@ -144,6 +150,9 @@ def _with_interval(values: Sequence[float]) -> str:
 def _until(outcomes: Sequence[Outcome], target: Target | None) -> str:
     if target is None:
         return "no target"
+    groups = by_machine(outcomes)
+    if len(groups) > 1:  # seconds of different machines have no common mean
+        return "; ".join(f"{_until(own, target)} ({seeds(len(own))} on {name})" for name, own in groups.items())
     found = [reached(metric_curve(outcome.data, outcome.events("eval")), target) for outcome in outcomes]
     seconds = [each for each in found if each is not None]
     if len(seconds) < len(found):

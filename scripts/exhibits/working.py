@@ -1,4 +1,4 @@
-"""Does the work that exhibits need, as far as it was not done before."""
+"""Runs the jobs that exhibits need and that are not finished."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from spardl.clusters.workers.processes import run_each
 __all__ = ["FAILED", "FINISHED", "Ended", "answer", "complete", "nothing"]
 
 FINISHED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
-# Seconds from which on a plan is told in hours.
+# Plans of more seconds are given in hours.
 HOURS = 7200.0
-# Of what takes hours beside other work; what is timed gives way to nothing.
+# Of long jobs, which share the machine; measurements run at normal priority.
 NICENESS = 10
-# Told how each job ended.
+# Called when a job ends, with its error if it failed.
 Ended: TypeAlias = Callable[[Job, SpardlError | None], None]
 
 
 def answer(act: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
-    """Does what a command line asks for; what is wrong with it, and Ctrl-C, become one line.
+    """Runs a command; input errors and Ctrl-C become one line.
 
     Args:
-        act: gives the exit code.
-        arguments: for it.
+        act: The command, which returns the exit code.
+        arguments: Arguments of the command.
 
     Returns:
         The exit code.
@@ -45,25 +45,25 @@ def answer(act: Callable[[argparse.Namespace], int], arguments: argparse.Namespa
         complain(error)
         return BAD_INPUT
     except KeyboardInterrupt:
-        print("error: interrupted; the same command goes on from here", file=sys.stderr)
+        print("error: interrupted; the same command continues from here", file=sys.stderr)
         return INTERRUPTED
 
 
 def nothing(job: Job, fault: SpardlError | None) -> None:
-    """Takes note of how a job ended, and does nothing about it."""
+    """Ignores how a job ended."""
 
 
 def complete(jobs: Sequence[Job], outputs: Path, at_once: int, then: Ended = nothing) -> list[Training]:
-    """Does the work of which there is no result yet, and says how it goes; what must run alone comes last.
+    """Runs unfinished jobs and prints the progress; measurements, which must run alone, come last.
 
     Args:
-        jobs: what is needed. Different words may mean the same work, which is done once.
-        outputs: the folder of all runs.
-        at_once: how many jobs run at a time.
-        then: is told how each ended, as soon as it has.
+        jobs: Required jobs; jobs with equal ids run once.
+        outputs: Folder of all runs.
+        at_once: Number of jobs at a time.
+        then: Called when a job ends.
 
     Returns:
-        The trainings that were not done, because they take a cluster.
+        The trainings that need a cluster and were not run.
     """
     missing = [job for job in {job.id: job for job in jobs}.values() if job.find(outputs) is None]
     elsewhere = [job for job in missing if isinstance(job, Training) and job.elsewhere]
@@ -93,20 +93,20 @@ def _do(missing: Sequence[Job], of: int, outputs: Path, at_once: int, then: Ende
 
 
 def _plan(jobs: Sequence[Job]) -> str:
-    """How long it will take, as far as that is known before."""
+    """Expected duration, as far as it is known."""
     known = [job.expected for job in jobs if job.expected is not None]
     rest = f", and {len(jobs) - len(known)} of unknown length" if len(known) < len(jobs) else ""
     return f": about {_long(sum(known))}{rest}" if known else ""
 
 
 def _long(seconds: float) -> str:
-    """Minutes, or what are more than two hours."""
+    """Minutes, or hours if there are more than two."""
     return f"{seconds / 60:.1f} minutes" if seconds <= HOURS else f"{seconds / 3600:.1f} hours of a core"
 
 
 def _perform(jobs: Sequence[Job], outputs: Path, at_once: int, ended: Ended) -> None:
     def work(number: int, heartbeat: Callable[[int], None]) -> None:
-        GlobalHydra.instance().clear()  # this process composes configurations; train.py wants to do so itself
+        GlobalHydra.instance().clear()  # of the parent; train.py needs its own
         if not jobs[number].alone:
             os.nice(NICENESS)
         jobs[number].perform(outputs)
@@ -116,7 +116,7 @@ def _perform(jobs: Sequence[Job], outputs: Path, at_once: int, ended: Ended) -> 
 
 
 def _load_once() -> None:
-    """Loads what every training would load: seconds in each of the processes that are forked from this one."""
+    """Imports the common modules once, which saves seconds in every forked process."""
     import sklearn.datasets  # noqa: F401, PLC0415
     import torch._dynamo  # noqa: PLC0415
 

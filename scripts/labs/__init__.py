@@ -1,1 +1,1 @@
-"""What runs inside the network labs of scripts/netlab.py, as processes of their own."""
+"""Processes inside the network labs of scripts/netlab.py."""

@@ -167,7 +167,7 @@ def packet_number(datagram: bytes) -> int:
             number: int = struct.unpack_from(">I", datagram, place + 4)[0]
             return number
         place += max(4, (length + 3) & ~3)
-    raise OSError(errno.EPROTO, "the kernel sent a message without a packet's number")
+    raise OSError(errno.EPROTO, "the kernel sent a message without a packet number")
 
 
 @contextlib.contextmanager

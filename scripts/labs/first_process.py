@@ -36,7 +36,7 @@ DELAY_LINE = Path(__file__).resolve().with_name("delay_line.py")
 
 
 class LabError(Exception):
-    """What a user can act on, in one line."""
+    """An error that a user can act on, in one line."""
 
 
 @dataclass(frozen=True)
@@ -178,9 +178,7 @@ def attempt(words: Sequence[str], lines: Sequence[str] = ()) -> subprocess.Compl
     try:
         return subprocess.run(command, input=text, capture_output=True, text=True, timeout=SET_UP, check=False)
     except subprocess.TimeoutExpired as error:
-        raise LabError(
-            f"{' '.join(words)}: no end after {SET_UP:g} s; see what else keeps this machine busy"
-        ) from error
+        raise LabError(f"{' '.join(words)} did not end within {SET_UP:g} s; check the load of this machine") from error
 
 
 def call(words: Sequence[str], lines: Sequence[str] = ()) -> str:

@@ -1,4 +1,4 @@
-"""Slurm as the place of runs: arrays by submitit; what waits and runs, by squeue."""
+"""Runs on Slurm: job arrays through submitit, and their states from squeue."""
 
 from __future__ import annotations
 
@@ -32,19 +32,21 @@ _WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RE
 
 
 class Slurm(Place):
-    """A cluster that sbatch reaches from here."""
+    """A cluster that accepts jobs through sbatch."""
 
     name: ClassVar[str] = "slurm"
     attached: ClassVar[bool] = False
 
     def check(self) -> None:
-        """See :meth:`Place.check`."""
+        """Checks that jobs can be submitted."""
         missing = [name for name in ("sbatch", "srun", "squeue", "scancel") if not shutil.which(name)]
         if missing:
-            raise ConfigError(f"there is no Slurm here (no {', '.join(missing)}); use cluster=local, or a login node")
+            raise ConfigError(
+                f"Slurm is not available (missing {', '.join(missing)}); use cluster=local or a login node"
+            )
 
     def submit(self, submission: Submission) -> int:
-        """One array for each number of tasks; see :meth:`Place.submit`."""
+        """Submits one array per number of tasks."""
         site = Site(**submission.site)
         entries = list(submission.entries)
         for tasks, numbers in _arrays(submission):
@@ -79,7 +81,7 @@ class Slurm(Place):
         return submission.with_entries(entries)
 
     def queue(self, submission: Submission) -> Mapping[str, Queued]:
-        """See :meth:`Place.queue`."""
+        """State of each job in the queue."""
         found: dict[str, Queued] = {}
         jobs = [entry.job for entry in submission.entries if entry.job]
         for whole in dict.fromkeys(job.partition("_")[0] for job in jobs):
@@ -91,7 +93,7 @@ class Slurm(Place):
         return found
 
     def cancel(self, submission: Submission, jobs: Sequence[str]) -> None:
-        """See :meth:`Place.cancel`."""
+        """Cancels jobs."""
         done = _ask("scancel", *jobs)
         if done is None or done.returncode:
             raise ConfigError(f"scancel failed: {_reason(done)}")
@@ -173,7 +175,7 @@ def _told(site: Site, tasks: int, job: str, runs: int) -> str:
 
 
 def _states(job: str) -> dict[str, Queued] | None:
-    """The states of a job, or of all in an array; ``None`` if the queue cannot be asked."""
+    """States of a job, or of all jobs in an array; ``None`` if the queue does not answer."""
     done = _ask("squeue", "--noheader", "--array", "--format=%i|%T", f"--jobs={job}")
     if done is None:
         return None

@@ -1,4 +1,4 @@
-"""This machine as the place of runs: a few at a time, watched from the foreground."""
+"""Runs on this machine: a few at a time, supervised by the foreground process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Going(NamedTuple):
 
 
 class Here(Place):
-    """Child processes of this one, each with its log.
+    """Runs as child processes, each with its log.
 
     A run locks the file of its id for as long as any process of it lives, so no other submission to the same folder
     starts it meanwhile, and ``cancel`` finds it even if the process that started it was killed.
@@ -48,7 +48,7 @@ class Here(Place):
     attached: ClassVar[bool] = True
 
     def check(self) -> None:
-        """There is nothing that could be missing."""
+        """Always available."""
 
     def submit(self, submission: Submission) -> int:
         """Stays until all runs have ended; one that fails is nothing to the others; see :meth:`Place.submit`."""
@@ -64,7 +64,7 @@ class Here(Place):
             return _run_all(submission, Site(**submission.site).at_once)
 
     def queue(self, submission: Submission) -> Mapping[str, Queued]:
-        """See :meth:`Place.queue`."""
+        """State of each job in the queue."""
         entries = {entry.job: entry for entry in submission.entries if entry.job}
         found = {job: Queued.RUNNING for job, entry in entries.items() if _is_held(submission.run_lock(entry))}
         if _is_held(_lock_file(submission)):
@@ -73,7 +73,7 @@ class Here(Place):
         return found
 
     def cancel(self, submission: Submission, jobs: Sequence[str]) -> None:
-        """Asks the process in the foreground to end, or if that is gone, its children; see :meth:`Place.cancel`."""
+        """Terminates the foreground process, or its children if it is gone."""
         first = _holder(_lock_file(submission))
         wanted = [submission.run_lock(entry) for entry in submission.entries if entry.job in jobs]
         for pid in filter(None, [first] if first else map(_holder, wanted)):
@@ -114,7 +114,7 @@ def _holder(path: Path) -> int | None:
         if text := path.read_text():
             return int(text)
         if time.monotonic() > until:
-            raise ConfigError(f"{path} is locked, but names no process; find it with: fuser {path}")
+            raise ConfigError(f"{path} is locked by an unknown process; find it with: fuser {path}")
         time.sleep(_EVERY)
     return None
 
@@ -137,7 +137,7 @@ def _has_died(pid: int) -> bool:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Lets SIGTERM do what Ctrl-C does."""
+    """Handles SIGTERM like Ctrl-C."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -235,7 +235,7 @@ def _await_end(going: Sequence[_Going], seconds: float) -> None:
 
 
 def _kill(going: Sequence[_Going]) -> None:
-    """Ends what is left, with all that it started."""
+    """Terminates the remaining runs and their children."""
     for one in going:
         if one.process.poll() is None:
             with suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Where runs can be: what every such place can do."""
+"""Interface of the places where runs can be executed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Place", "Queued"]
 
 
 class Queued(Enum):
-    """What a place knows of a job: it waits, it runs, or (if it cannot be asked) perhaps one of these."""
+    """State of a job: waiting, running, or unknown if the place does not answer."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -21,7 +21,7 @@ class Queued(Enum):
 
 
 class Place(ABC):
-    """Somebody who runs jobs.
+    """Executes jobs.
 
     Attributes:
         name: as records have it.
@@ -33,7 +33,7 @@ class Place(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Finds out whether it can be used at all.
+        """Checks that the place is available.
 
         Raises:
             ConfigError: if not.
@@ -41,7 +41,7 @@ class Place(ABC):
 
     @abstractmethod
     def submit(self, submission: Submission) -> int:
-        """Takes the runs over, and writes down who has which.
+        """Starts the runs, and records their job ids.
 
         Returns:
             The exit code.
@@ -60,11 +60,11 @@ class Place(ABC):
 
     @abstractmethod
     def queue(self, submission: Submission) -> Mapping[str, Queued]:
-        """What is known of the submission's jobs; those that have left are missing."""
+        """States of the jobs of a submission; jobs that ended are missing."""
 
     @abstractmethod
     def cancel(self, submission: Submission, jobs: Sequence[str]) -> None:
-        """Ends jobs that wait or run.
+        """Cancels waiting and running jobs.
 
         Raises:
             ConfigError: if it cannot.

@@ -1,4 +1,4 @@
-"""What a cluster wants to know of every job: one file, overridden by words of the command line."""
+"""Settings of a cluster for its jobs: one file, overridden on the command line."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ class Site:
             raise ConfigError(f"site.{name} must be a whole number, at least {least}, got {value}")
 
     def nodes(self, tasks: int) -> int:
-        """How many nodes so many workers need."""
+        """Number of nodes for a number of workers."""
         return -(-tasks // self.workers_per_node)
 
 
 def read_site(file: Path, words: Sequence[str]) -> Site:
-    """Reads the site's settings.
+    """Reads the settings of the site.
 
     Args:
         file: YAML.
@@ -107,7 +107,7 @@ def read_site(file: Path, words: Sequence[str]) -> Site:
 
 
 def changed(settings: Any, words: Sequence[str]) -> Site:
-    """Some settings, with those of the command line.
+    """Settings with those of the command line.
 
     Args:
         settings: names and values.

@@ -1,4 +1,4 @@
-"""How runs stand: folders tell the truth, the queue what still waits, logs what went wrong where there is no folder."""
+"""State of runs: from their folders, otherwise from the queue, otherwise from their logs."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["FINISHED", "GOOD", "Standing", "standing"]
 
 FINISHED, RUNNING, QUEUED = "finished", "running", "queued"
 GOOD = frozenset({FINISHED, RUNNING, QUEUED})
-# Bytes at the end of logs and metrics that are searched.
+# Bytes searched at the end of logs and metrics.
 _END = 1 << 20
-# What train.py says comes first: Slurm only adds that a task has ended.
+# Errors of train.py come first, because Slurm only adds that a task has ended.
 _STOPPED = re.compile(r"^stopped(?:, as asked,| on request) (.*)", re.MULTILINE)
 _ERRORS = (re.compile(r"^error: (.*)", re.MULTILINE), re.compile(r"\berror: (.*)"))
 
 
 class Standing(NamedTuple):
-    """How one run stands.
+    """State of one run.
 
     Attributes:
         state: finished, running, queued, failed, stopped, interrupted, died, not begun, or unknown.
@@ -42,7 +42,7 @@ class Standing(NamedTuple):
 
 
 def standing(submission: Submission, entry: Entry, queue: Mapping[str, Queued]) -> Standing:
-    """Finds out how a run stands.
+    """Determines the state of a run.
 
     Args:
         submission: whose run it is.
@@ -67,7 +67,7 @@ def standing(submission: Submission, entry: Entry, queue: Mapping[str, Queued]) 
 
 
 def _run(submission: Submission, entry: Entry) -> Run | None:
-    """The folder to look at: a finished one, unless that was to be done again, else the newest."""
+    """Folder of a run: a finished one unless it was to be repeated, otherwise the newest."""
     runs = runs_of(submission.outputs, entry.id)
     if submission.force:
         runs = [run for run in runs if _touched(run) >= submission.since]
@@ -117,7 +117,7 @@ def _never_began(run: Run | None, summary: Mapping[str, Any], log: Path | None) 
     return ("stopped", stops[-1]) if stops else ("failed", _last_error(log) or "it ended before it began")
 
 
-# What the summary says, when nobody works on the run any more.
+# By status in the summary of a run that no process works on.
 _GONE = {
     "failed": _told("failed"),
     "stopped": _told("stopped"),

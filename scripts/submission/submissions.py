@@ -1,4 +1,4 @@
-"""What was submitted: one folder for each submission, with a record that is written as a whole."""
+"""Records of submissions: one folder per submission, with a record that is written atomically."""
 
 from __future__ import annotations
 
@@ -85,36 +85,36 @@ class Submission:
 
     @property
     def name(self) -> str:
-        """The folder's name, by which commands find the submission."""
+        """Name of the folder, which identifies the submission."""
         return self.folder.name
 
     @property
     def headline(self) -> str:
-        """What a user is told of it first."""
+        """Headline for users."""
         return f"submission {self.name}: logs in {near(self.folder)}"
 
     def log(self, entry: Entry) -> Path | None:
-        """The file that a run's output goes to."""
+        """Log file of a run."""
         return self.folder / entry.log if entry.log else None
 
     def run_lock(self, entry: Entry) -> Path:
-        """The file that every process of a run locks here, whichever submission started it."""
+        """Lock file of a run, common to all submissions."""
         return self.folder.parent / f".run-{entry.id}.lock"
 
     def label(self, entry: Entry) -> str:
-        """The words in which a run differs from the others; all that were typed, if it is the only one."""
+        """Words that distinguish a run from the others; all words if it is the only one."""
         alike = set.intersection(*(set(other.words) for other in self.entries))
         kept = alike & set(ADDED) if len(self.entries) == 1 else alike
         return " ".join(word for word in entry.words if word not in kept)
 
     def with_entries(self, entries: Sequence[Entry]) -> Submission:
-        """The same with other entries, written down."""
+        """The submission with other entries, after writing its record."""
         changed = replace(self, entries=tuple(entries))
         changed.write()
         return changed
 
     def discard(self) -> None:
-        """Forgets it: nobody took it over."""
+        """Deletes the submission, which no place accepted."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def write(self) -> None:
@@ -125,7 +125,7 @@ class Submission:
 
 @contextmanager
 def submitting(outputs: Path, patience: float = 120.0) -> Iterator[None]:
-    """Keeps other processes from submitting runs to the same folder meanwhile.
+    """Prevents other processes from submitting runs to the same folder at the same time.
 
     Args:
         outputs: where the runs are.
@@ -144,7 +144,7 @@ def submitting(outputs: Path, patience: float = 120.0) -> Iterator[None]:
         while not lock_free(descriptor):
             if time.monotonic() > until:
                 raise ConfigError(
-                    f"another process has been submitting runs to {outputs} for {patience:g} seconds; end it, or wait"
+                    f"another process has been submitting runs to {outputs} for {patience:g} s; end it or wait"
                 )
             time.sleep(0.1)
         yield
@@ -163,14 +163,14 @@ def lock_free(descriptor: int) -> bool:
 
 def _unusable(outputs: Path, error: OSError) -> ConfigError:
     if isinstance(error, FileExistsError | NotADirectoryError):
-        return ConfigError(f"output_dir={outputs} is not a folder; name another")
-    return ConfigError(f"cannot write to output_dir={outputs} ({error.strerror}); name another")
+        return ConfigError(f"output_dir={outputs} is not a folder; choose another")
+    return ConfigError(f"cannot write to output_dir={outputs} ({error.strerror}); choose another")
 
 
 def new_submission(
     outputs: Path, place: str, force: bool, site: dict[str, Any], entries: Sequence[Entry]
 ) -> Submission:
-    """Makes a folder that no other submission has, and writes the record.
+    """Creates a new folder, and writes the record.
 
     Raises:
         ConfigError: if the folder cannot be made.
@@ -195,7 +195,7 @@ def new_submission(
 
 
 def near(path: Path) -> Path:
-    """A path as short as it can be typed here."""
+    """The path relative to the working directory, if that is shorter."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
@@ -214,11 +214,11 @@ def find_submission(outputs: Path, name: str | None) -> Submission:
         return _read(root / name)
     found, faults = all_submissions(outputs)
     if not found and not faults:
-        raise ConfigError(f"nothing was submitted to {outputs}; name another folder with --outputs")
+        raise ConfigError(f"no submissions in {outputs}; give another folder with --outputs")
     if name:
         newest = f"; the newest is {found[-1].name}" if found else ""
-        raise ConfigError(f"there is no submission {name} in {root}{newest}")
-    # A command must not act on an older submission than the one that is meant.
+        raise ConfigError(f"submission {name} does not exist in {root}{newest}")
+    # Without a name, a command must not fall back to an older submission than the newest.
     for broken, fault in faults.items():
         if not found or _order(broken) > _order(found[-1].name):
             raise fault
@@ -226,7 +226,7 @@ def find_submission(outputs: Path, name: str | None) -> Submission:
 
 
 def all_submissions(outputs: Path) -> tuple[list[Submission], dict[str, ConfigError]]:
-    """The submissions whose records can be read, oldest first, and what is wrong with the others, by name.
+    """Submissions with valid records, oldest first, and the errors of the others by name.
 
     Args:
         outputs: where the runs are.
@@ -241,7 +241,7 @@ def all_submissions(outputs: Path) -> tuple[list[Submission], dict[str, ConfigEr
 
 
 def _order(name: str) -> tuple[str, int]:
-    """Sorts names as :func:`new_submission` gives them by time."""
+    """Key that sorts names from :func:`new_submission` by time."""
     stamp, _, number = name.partition("-")[2].partition("-")
     return f"{name.partition('-')[0]}-{stamp}", int(number) if number.isdecimal() else 1
 

@@ -1,4 +1,4 @@
-"""Which runs a command line means, found and checked before anything is submitted."""
+"""Expands command lines into runs, and checks them before submission."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["Planned", "expand", "plan", "read_commands"]
 
 @dataclass(frozen=True)
 class Planned:
-    """One run, as it is to be started.
+    """One run to start.
 
     Attributes:
         words: for train.py.
@@ -50,7 +50,7 @@ class Planned:
 
 
 def expand(words: Sequence[str], multirun: bool) -> list[tuple[str, ...]]:
-    """The words of every run of a sweep, in the order of ``python train.py -m``; see :func:`scripts.choices.composing`.
+    """Words of every run of a sweep, in the order of ``python train.py -m``; see :func:`scripts.choices.composing`.
 
     Args:
         words: as typed.
@@ -78,12 +78,14 @@ def _values(override: Override) -> list[str]:
     if not override.is_sweep_override():
         return [f"{key}={override.get_value_element_as_str()}"]
     if not override.is_discrete_sweep():
-        raise ConfigError(f"{override.input_line}: a sweep needs single values, as {key}=1,2,3 or {key}=range(1,4)")
+        raise ConfigError(
+            f"{override.input_line}: a sweep needs discrete values, such as {key}=1,2,3 or {key}=range(1,4)"
+        )
     return [f"{key}={value}" for value in override.sweep_string_iterator()]
 
 
 def plan(words: Sequence[str]) -> Planned:
-    """Composes and checks one run, short of its data; see :func:`scripts.choices.composing`.
+    """Composes and checks one run without loading data; see :func:`scripts.choices.composing`.
 
     Raises:
         ConfigError: if its parts do not fit together, or a value is out of range.
@@ -125,7 +127,7 @@ def _named(words: Sequence[str], key: str) -> bool:
 
 
 def read_commands(file: Path) -> list[tuple[str, ...]]:
-    """The words of every run in a file of lines ``python train.py ...``, as scripts/reproduce.py writes them.
+    """Words of every run in a file of lines ``python train.py ...``, as scripts/reproduce.py writes them.
 
     Raises:
         ConfigError: if it cannot be read, or a line is something else.
@@ -138,7 +140,7 @@ def read_commands(file: Path) -> list[tuple[str, ...]]:
         raise ConfigError(f"cannot read --file {file}: {error}") from error
     found = [_words(line, f"line {number} of {file}") for number, line in enumerate(lines, 1) if line.strip()]
     if not found:
-        raise ConfigError(f"--file {file} names no run")
+        raise ConfigError(f"--file {file} contains no runs; add lines 'python train.py ...'")
     return found
 
 
@@ -148,5 +150,5 @@ def _words(line: str, where: str) -> tuple[str, ...]:
     except ValueError as error:
         raise ConfigError(f"{where} cannot be read: {error}") from error
     if words[:2] != ["python", "train.py"]:
-        raise ConfigError(f"{where} does not begin with: python train.py")
+        raise ConfigError(f"{where} must begin with: python train.py")
     return tuple(words[2:])

@@ -80,7 +80,7 @@ def figures_of(claims: Sequence[Any], results: Any) -> Iterator[tuple[Any, Seque
         try:
             yield made, made.find(known[made.exhibit], "smoke", results)
         except judging.NoEvidence as missing:
-            assert str(missing) == "there are no such figures at this scale"
+            assert str(missing) == "there are no such figures at this size"
             assert made.exhibit == "oktopk.scaling"
 
 
@@ -201,7 +201,7 @@ def test_of_several_learning_rates_the_one_that_is_best_elsewhere_counts_if_dens
     exhibit = planned_longer(papers_catalogue.catalogue()["spardl.residuals"])
 
     def residuals(*bad: str) -> Any:
-        """Cases that are bad have higher metrics, and a dense twin that did not learn."""
+        """Cases that are bad have higher metrics, and a dense baseline that has not converged."""
         found = {}
         for job in exhibit.jobs("evening"):
             name, hit = job.labels.job_type, any(case in job.labels.tags[0] for case in bad)
@@ -215,7 +215,11 @@ def test_of_several_learning_rates_the_one_that_is_best_elsewhere_counts_if_dens
         figures = residuals(*bad)
         assert [(figure.name, figure.values) for figure in figures] == [
             (name, [METRICS[name]] * 5) for name in ("GRES", "PRES", "LRES")
+        ] * 2
+        assert [figure.task for figure in figures[::3]] == [
+            "ResNet-20 on digits, 1%, 1,000 steps",
+            "ResNet-20 on digits, 8 workers, 0.1%, 900 steps",
         ]
         assert not any(figure.hindrances for figure in figures)
     nowhere = residuals("digits, 1%", "rate 0.01,", "rate 0.02,", "rate 0.05,")
-    assert all("the dense twin reached only 0.89" in " ".join(figure.hindrances) for figure in nowhere)
+    assert all("the dense baseline reached only 0.89" in " ".join(figure.hindrances) for figure in nowhere)

@@ -96,7 +96,9 @@ def test_limits_of_numbers(name: str, words: Any, values: list[Any], rivals: Any
     ("ours", "theirs", "wanted"),
     [
         ((0.9, 0.8, 0.7), (0.9, 0.8, 0.7), "REPRODUCED"),
-        ((0.991, 0.991, 0.991), (1.0, 1.0, 1.0), "REPRODUCED"),
+        ((0.991, 0.991, 0.991), (1.0, 1.0, 1.0), "WORSE"),  # within 1%, but the interval excludes equality
+        ((0.9905, 0.993, 0.991), (1.0, 1.0, 1.0), "WORSE"),
+        ((0.991, 1.0, 1.008), (1.0, 1.0, 1.0), "DIRECTION"),  # the interval reaches from below -1% to above 0
         ((0.989, 0.989, 0.989), (1.0, 1.0, 1.0), "NOT"),
         ((-101.1, -101.1, -101.1), (-100, -100, -100), "NOT"),  # a metric of which less is better
         ((0.97, 1.0, 1.02), (1.0, 1.0, 1.0), "DIRECTION"),  # -0.3% on average

@@ -119,7 +119,9 @@ def test_all_can_be_done_here_instead(yours: Clone, capsys: Any) -> None:
 def test_nothing_more_is_done(yours: Clone, capsys: Any) -> None:
     assert yours(reproduce, "x.y", "--scale=laptop", "--done", "--records=others") == 0
     said = capsys.readouterr()
-    assert "| T | not run yet |" in said.out
+    assert "not run yet |" not in said.out
+    assert "\nNot run yet: 1 run, 1 row of unknown time\n" in said.out
+    assert "| x.y | T | " in said.out
     assert "jobs to do" not in said.out
     assert not Path("outputs").exists()
 
@@ -132,7 +134,7 @@ def test_work_is_recorded_as_soon_as_it_is_done(mine: Clone, monkeypatch: pytest
 
     monkeypatch.setattr(reproduce, "write_arrays", interrupted)
     assert mine(reproduce, "x.y", "--scale=laptop", "--record") == 130
-    assert capsys.readouterr().err == "error: interrupted; the same command goes on from here\n"
+    assert capsys.readouterr().err == "error: interrupted; the same command continues from here\n"
     assert len(read_records(SHIPPED / "laptop.jsonl")) == 1
 
 
@@ -143,8 +145,8 @@ def test_uncommitted_work_is_not_recorded(mine: Clone, monkeypatch: pytest.Monke
     assert "| x | 4.5 |" in said.out
     (path,) = Path("outputs", "computed").iterdir()
     assert said.err == (
-        f"error: not recorded, for they were done with uncommitted changes ({COMMIT}-dirty); "
-        f"commit, delete them, do them again: {path}\n"
+        f"error: not recorded, because they were done with uncommitted changes ({COMMIT}-dirty); "
+        f"commit, delete them and run them again: {path}\n"
     )
     assert not SHIPPED.exists()
 
@@ -153,7 +155,7 @@ def test_claims_are_judged_and_checked_by_records(yours: Clone, capsys: Any) -> 
     page = Path("docs", "tables", "claims.md")
     assert yours(claims, "--scale=laptop", "--check") == 2
     assert yours(claims, "--scale=laptop", f"--write={page}") == 0
-    assert "| X: half | 5 |" in page.read_text()
+    assert "| X: half | 5 (" in page.read_text()
     assert "python scripts/claims.py --scale laptop --write docs/tables/claims.md\n" in page.read_text()
     assert "| reproduced | 1 | X: half |" in page.read_text()
     assert yours(claims, "--scale=laptop", "--check") == 0
@@ -197,14 +199,14 @@ def test_records_of_trainings_side_by_side(tmp_path: Path, monkeypatch: pytest.M
     assert clone(report, "kept", "--html=page.html") == 0
     said = capsys.readouterr()
     assert "Perplexity on pydocs chars" in said.out
-    assert "| NoCompression + Dense + NoResidual, optimizer.lr=0.01 | " in said.out
+    assert "| none, optimizer.lr=0.01 | " in said.out
     assert "without a finished run" not in said.out  # records of computations are skipped
     assert f"kept/some.jsonl#{first['id']}; " in Path("page.html").read_text()
     changed = [{**first, "command": first["command"] + " training.clip_norm=3"}, *records[1:]]
     path.write_text("".join(f"{json.dumps(each)}\n" for each in changed))
     assert clone(report, "kept/some.jsonl") == 0
     said = capsys.readouterr()
-    assert f"| kept/some.jsonl#{first['id']} | its command means another run by now |" in said.out
+    assert f"| kept/some.jsonl#{first['id']} | its command now stands for another run; record it again |" in said.out
     path.write_text("{")
     assert clone(report, "kept") == 2
     assert "| kept/some.jsonl | cannot be read: kept/some.jsonl, line 1: not a valid record" in capsys.readouterr().out

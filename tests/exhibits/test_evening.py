@@ -53,10 +53,10 @@ def test_an_exhibit_without_an_evening_has_the_laptops() -> None:
     for name, exhibit in KNOWN.items():
         if name not in (*OWN, *WATCHED, "spardl.time_to_accuracy"):
             assert exhibit.jobs("evening") == exhibit.jobs("laptop"), name
-        assert "those of the scale laptop" not in exhibit.what_ran("laptop")
-    assert "The trainings are those of the scale laptop." in KNOWN["spardl.teams"].what_ran("evening")
+        assert "those of the size laptop" not in exhibit.what_ran("laptop")
+    assert "The trainings are those of the size laptop." in KNOWN["spardl.teams"].what_ran("evening")
     for name in (*OWN, *WATCHED, "spardl.regimes", "oktopk.volume"):  # the last two train nothing
-        assert "those of the scale laptop" not in KNOWN[name].what_ran("evening"), name
+        assert "those of the size laptop" not in KNOWN[name].what_ran("evening"), name
 
 
 def test_what_is_watched_for_an_evening_is_long_enough(composing: None) -> None:

@@ -212,7 +212,7 @@ def test_synchronizations_in_a_lab() -> None:
 @pytest.mark.timeout(200)
 def test_a_refusal_inside_the_lab_comes_out() -> None:
     setting = {"workers": 2, "gbit": 0.1, "limit": 100.0, "words": ("scripts/bench_sync.py", "--methods=nothing")}
-    with pytest.raises(TrainingError, match="there is no compressor=nothing; choose one of"):
+    with pytest.raises(TrainingError, match="compressor=nothing does not exist; choose one of"):
         lab.in_lab(**setting)
 
 

@@ -95,7 +95,7 @@ def test_who_never_gets_there_says_so_with_its_best() -> None:
     (found, _) = rows(exhibit, results(exhibit))
     assert found[SLOW][races.UNTIL] == "never reached; best 0.3"
     assert found[SLOW][races.EVERY] == "never (0.3), never (0.3), never (0.3)"
-    assert found[SLOW][races.FASTER] == "none, for not all reached it"
+    assert found[SLOW][races.FASTER] == "none, because not all seeds reached it"
 
 
 def test_no_gain_unless_every_seed_is_as_good() -> None:
@@ -108,7 +108,7 @@ def test_no_gain_unless_every_seed_is_as_good() -> None:
     found, other = rows(exhibit, mixed)
     assert found[OURS][races.UNTIL] == "reached by 2 of 3 seeds"
     assert found[OURS][races.EVERY] == "2, never (0.88), 2.4"
-    assert found[OURS][races.FASTER] == "none, for not all reached it"
+    assert found[OURS][races.FASTER] == "none, because not all seeds reached it"
     assert other[OURS][races.FASTER] == "30 (30..30)"
 
 
@@ -118,7 +118,7 @@ def test_a_run_that_failed_counts_for_nothing() -> None:
     gone = exhibit.job(course, 1.0, course.entrants[1], 1)
     (table, _) = exhibit.tables("smoke", results(exhibit, lost=lambda job: job == gone))
     row = table.rows[1]
-    assert [cell.text for cell in row.cells][2] == "none, for not all reached it"
+    assert [cell.text for cell in row.cells][2] == "none, because not all seeds reached it"
     assert row.cells[1].bad
     first = {exhibit.job(course, 1.0, course.entrants[1], seed) for seed in (1, 2, 3)}
     (table, _) = exhibit.tables("smoke", results(exhibit, lost=lambda job: job in first))
@@ -225,7 +225,7 @@ def test_seeds_can_be_chosen(name: str) -> None:
 
 
 def test_seeds_that_cannot_be_chosen() -> None:
-    with pytest.raises(ConfigError, match=r"^dear.speed has no seeds to choose; leave out --seeds$"):
+    with pytest.raises(ConfigError, match=r"^dear.speed has no seeds to choose; remove --seeds$"):
         reproduce.chosen(["dear.speed"], 2)
     with pytest.raises(ConfigError, match="--seeds must be at least 1, got 0"):
         reproduce.chosen(["spardl.convergence"], 0)

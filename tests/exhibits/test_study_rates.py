@@ -130,7 +130,7 @@ def test_blocks_and_dense_training_each_have_the_rate_that_others_chose() -> Non
 
 def test_beside_dense_training_that_did_not_learn_nothing_is_judged() -> None:
     slow: dict[str, list[float | None]] = {"dense, lr 0.01": [0.97] * 3, "dense, lr 0.04": [0.9] * 3}
-    assert "the dense twin reached only 0.97, where 0.985" in claim({**BLOCKS, **slow}).hindrances[0]
+    assert "the dense baseline reached only 0.97; reference 0.985" in claim({**BLOCKS, **slow}).hindrances[0]
 
 
 def test_what_failed_at_every_rate_or_was_not_run_is_no_evidence() -> None:
@@ -138,5 +138,5 @@ def test_what_failed_at_every_rate_or_was_not_run_is_no_evidence() -> None:
     with pytest.raises(NoEvidence, match="all settings failed"):
         claim({**BLOCKS, **nothing})
     some = {name: values for name, values in BLOCKS.items() if name != "dense, lr 0.01"}
-    with pytest.raises(NoEvidence, match="3 of 12 results that it needs are missing"):
+    with pytest.raises(NoEvidence, match="3 of 12 required results are missing"):
         claim(some)

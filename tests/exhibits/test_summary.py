@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scripts.exhibits import base, jobs, tables, tried
+from scripts.exhibits import base, jobs, tables, tried, unrun
 from scripts.exhibits.kinds import trainings
 from scripts.exhibits.measures import Curve
 from scripts.exhibits.pages import sections, verdicts
@@ -86,6 +86,8 @@ def test_the_first_evaluation_that_reaches_a_target() -> None:
         ("checked by construction", "built"),
         ("cannot be judged here: too short", "open"),
         ("not reproduced", "bad"),
+        ("depends on the task", "half"),
+        ("slightly worse", "half"),
         ("something new", "open"),
     ],
 )
@@ -96,7 +98,7 @@ def test_a_verdict_has_a_colour_a_mark_and_its_words(words: str, kind: str) -> N
 
 
 def claims(work: list[Any], verdict: str = "not reproduced") -> Any:
-    columns = ("claim", "published", "ours", "exhibit", "verdict")
+    columns = ("claim", "paper (table or figure)", "ours", "exhibit", "verdict")
     cells = [tables.Cell(text) for text in ("the same", "less", "paper.training, smoke", verdict)]
     return tables.Table("Claims", columns, [tables.Row("Paper: accuracy", cells, work)])
 
@@ -111,11 +113,13 @@ def report(folder: Path, made: Any, found: Any, *contents: Any) -> str:
 def test_a_verdict_stands_beside_what_was_proposed(tmp_path: Path) -> None:
     made, found = exhibit(), results(tmp_path, {"SparDL": [0.9] * 3, "dense": [0.9] * 3})
     text = report(tmp_path / "report", made, found, claims(list(found.found)))
-    first, folded = text.split('<h2 class="all">')
-    assert first.count("not reproduced") == 2  # all verdicts counted, and in the method's row
-    row = first[first.index('<tr class="proposed">') :]
+    first, rest, folded = text.split('<h2 class="all">')
+    assert first.count("not reproduced") == 2  # all verdicts counted, and in the table of claims
+    assert first.index("<nav") < first.index(">Paper: accuracy</th>")
+    row = rest[rest.index('<tr class="proposed">') :]
     assert row.index("not reproduced") < row.index(">dense</th>") < row.index("for comparison")
-    assert first.count("<svg") == 1
+    assert "<svg" not in first
+    assert rest.count("<svg") == 1
     assert "<svg" not in folded
     assert 'in <a href="#summary">the summary</a>' in folded
     assert text.count('<details class="exhibit">') == 2
@@ -123,18 +127,103 @@ def test_a_verdict_stands_beside_what_was_proposed(tmp_path: Path) -> None:
 
 def test_what_failed_stays_with_its_task(tmp_path: Path) -> None:
     made, found = exhibit(), results(tmp_path, {"SparDL": [None] * 3, "dense": [None, 0.9, 0.9]})
-    first = report(tmp_path / "report", made, found).split('<h2 class="all">')[0]
+    first = report(tmp_path / "report", made, found).split('<h2 class="all">')[1]
     assert first.count('class="task"') == 1
     assert "failed: out of memory" in first
 
 
-def test_a_claim_on_other_work_has_a_row_of_its_own(tmp_path: Path) -> None:
+def test_a_verdict_is_only_on_the_rows_of_its_jobs(tmp_path: Path) -> None:
     made, found = exhibit(), results(tmp_path, {"SparDL": [0.9] * 3, "dense": [0.9] * 3})
     work = [made.job(made.plans["smoke"], CASE, "dense", 1)]
     text = report(tmp_path / "report", made, found, claims(work))
-    first = text.split('<h2 class="all">')[0]
-    assert "other claims" in first
+    first, rest, _ = text.split('<h2 class="all">')
     assert ">Paper: accuracy</th>" in first
+    assert "not reproduced" not in rest
+
+
+def test_a_row_has_the_verdict_of_its_task(tmp_path: Path) -> None:
+    """And not the one that another task gives the claim."""
+    made, found = exhibit(), results(tmp_path, {"SparDL": [0.9] * 3, "dense": [0.9] * 3})
+    own = tried.marks(list(found.found))
+    tasks = [("this", "reproduced", own), ("another", "not reproduced", ["x"])]
+    judged = verdicts.Judged("Paper: accuracy", "same", "-", "depends on the task", ["paper.training"], own, tasks)
+    section = sections.exhibit_section(made, "Paper (2024)", "smoke", found)
+    claimed = sections.Section("claims-smoke", "", "Claims", "smoke", 0, "", judged=[judged])
+    text = str(pages_summary.summary([claimed, section]))
+    row = text[text.index('<tr class="proposed">') :]
+    assert "\u2713</span> reproduced" in row
+    assert "not reproduced" not in row
+    assert "depends on the task" not in row
+
+
+def test_the_contents_name_papers_and_what_was_not_run(tmp_path: Path) -> None:
+    made, found = exhibit(), results(tmp_path, {"SparDL": [], "dense": [0.9] * 3})
+    section = sections.exhibit_section(made, "A: Paper (Some, 2024).", "smoke", found)
+    judged = verdicts.Judged("A: accuracy", "same", "-", "reproduced", ["paper.training"], [])
+    claimed = sections.Section("claims-smoke", "", "Claims", "smoke", 0, "", judged=[judged])
+    assert pages_summary.contents([claimed, section]) == [
+        ("Claims and verdicts", [("paper-1-claims", "A")]),
+        ("Figures and results", [("paper-1", "A")]),
+        ("Not run yet", [("unrun", "3 runs, 1 row of unknown time")]),
+    ]
+    assert pages_summary.contents([]) == []
+
+
+def test_what_was_not_run_is_in_one_list(tmp_path: Path) -> None:
+    made = exhibit()
+    found = results(tmp_path, {"SparDL": [], "dense": [0.9] * 3})
+    text = report(tmp_path / "report", made, found, claims(list(made.jobs("smoke"))))
+    assert text.count(">SparDL</th>") == 0
+    listed = text[text.index('<section id="unrun"') : text.index("All exhibits</h2>")]
+    assert "3 runs" in listed
+    assert "unknown" in listed
+    assert "paper.training" in listed
+    assert (
+        "not reproduced" not in text[text.index("Figures and results</h2>") :].partition('<details class="exhibit">')[0]
+    )
+
+
+def test_the_time_of_what_was_not_run_is_that_of_its_task(tmp_path: Path) -> None:
+    made = exhibit()
+    found = results(tmp_path, {"SparDL": [0.9], "dense": [0.9] * 3})
+    for done in found.found.values():
+        done.data["wall_seconds"] = 7200.0
+    (waiting,) = unrun.unrun(made, "smoke", found)
+    assert (waiting.task, waiting.method, len(waiting.jobs), waiting.seconds) == (CASE.name, "SparDL", 2, 7200.0)
+    table = unrun.unrun_table([waiting, waiting])
+    assert table is not None
+    assert table.title == "Not run yet: 2 runs, 4 core hours"
+    assert [cell.text for cell in table.rows[0].cells[:4]] == [CASE.name, "SparDL", "2", "4"]
+    assert unrun.unrun_table([]) is None
+
+
+def machines(folder: Path, *names: str) -> Any:
+    """A table of SparDL and dense training, whose trainings ran on these machines."""
+    made, found = exhibit(), results(folder, {"SparDL": [0.9] * 3, "dense": [0.9] * 3})
+    outcomes = zip(found.found.items(), names, strict=True)
+    moved = {job: outcome._replace(made={"cpu": name, "torch": "2.7+x"}) for (job, outcome), name in outcomes}
+    (table,) = made.tables("smoke", base.Results(folder, moved))
+    return [[cell.text for cell in row.cells[-3:]] for row in table.rows]
+
+
+def test_seconds_are_compared_within_one_machine(tmp_path: Path) -> None:
+    assert machines(tmp_path / "one", *"AAAAAA") == [["12", "1", "A, torch 2.7"], ["12", "1", "A, torch 2.7"]]
+    other = machines(tmp_path / "two", *"AAABBB")
+    assert other[1] == ["12", "other machine", "B, torch 2.7"]
+    mixed = machines(tmp_path / "mixed", *"ABAAAB")
+    assert mixed[0] == ["12; 12", "1", "A, torch 2.7; B, torch 2.7"]
+    assert mixed[1] == ["9; 18", "0.75", "A, torch 2.7; B, torch 2.7"]
+
+
+def test_the_target_is_not_a_mean_over_machines(tmp_path: Path) -> None:
+    made, found = exhibit(), results(tmp_path, {"SparDL": [0.9] * 3, "dense": [0.9] * 3})
+    moved = {
+        job: outcome._replace(made={"cpu": "AB"[number % 2]})
+        for number, (job, outcome) in enumerate(found.found.items())
+    }
+    ours, _ = made.tried("smoke", base.Results(tmp_path, moved))
+    assert ours.seconds == "12 s (2 seeds on A); 12 s (1 seed on B)"
+    assert ours.machine == "A; B"
 
 
 def test_of_several_scales_the_last_one_counts() -> None:

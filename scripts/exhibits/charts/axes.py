@@ -14,7 +14,7 @@ __all__ = ["SIZE", "SMALL", "TEXT", "check_drawing", "drawing", "logarithmic", "
 
 # Inches; two panels fit side by side on a page, one on a telephone.
 SIZE = (4.4, 2.7)
-# Sizes of letters in points: of what is read, and of numbers beside axes.
+# Font sizes in points: of text, and of numbers at axes.
 TEXT, SMALL = 8, 7.5
 
 

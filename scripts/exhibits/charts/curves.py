@@ -1,4 +1,4 @@
-"""Metrics while methods train: the mean over seeds, and a band from the least to the most."""
+"""Curves of metrics: the mean over seeds, and a band from minimum to maximum."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from scripts.exhibits.measures import HIGHER_IS_BETTER, Curve, in_words
 
 __all__ = ["Band", "band", "draw_means", "key_of"]
 
-# Letters of a name that fit beside a line; longer ones go to the key above the figure.
+# Characters of a name that fit next to a line; longer names go to the legend.
 LONG = 22
 # Lines that can have their names at their ends; more cross, and names would hide where.
 FEW = 6
 # Metrics of which a factor says more than a difference.
 FACTORS = frozenset({"perplexity"})
-# The share of a training whose metrics need not be seen: what is learned last is told apart by tenths of a point.
+# Share of a training at its start that the axis may cut off, because late differences are small.
 START = 0.25
 
 
 class Band(NamedTuple):
-    """What several runs say together, evaluation by evaluation.
+    """Statistics of several runs by evaluation.
 
     Attributes:
         places: mean steps or seconds.
@@ -58,7 +58,7 @@ def band(curves: Sequence[Curve], clock: str) -> Band:
 
 
 def key_of(names: Sequence[str]) -> dict[str, Look]:
-    """What the key above a figure must explain: nothing, if all names stand beside their lines."""
+    """Entries of the legend; none if all names are next to their lines."""
     return looks(names) if len(names) > FEW or any(len(name) > LONG for name in names) else {}
 
 

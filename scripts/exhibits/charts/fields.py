@@ -10,7 +10,7 @@ from scripts.exhibits.charts.palette import readable
 
 __all__ = ["Fields", "draw_factors"]
 
-# Inches of height: of a row, and of what is above and below.
+# Heights in inches: of a row, and of the margins.
 ROW, AROUND = 0.27, 0.65
 # Of a field: how far inside of it its frame is, and the line's width in points.
 INSIDE, FRAME = 0.07, 1.8

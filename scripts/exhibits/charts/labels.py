@@ -1,4 +1,4 @@
-"""Names beside what they name, in place of a legend, none over another."""
+"""Labels next to lines, without overlaps, in place of a legend."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from scripts.exhibits.charts.labels import End, name_ends
 
 __all__ = ["Chart", "Dots", "Figures", "Lines"]
 
-# Inches of height: of a row, and of what is above and below.
+# Heights in inches: of a row, and of the margins.
 ROW, AROUND = 0.24, 0.75
 # A sheet, as JSON holds it: title, columns, and rows of a name and its figures.
 Figures: TypeAlias = Mapping[str, Any]
@@ -86,11 +86,11 @@ class Dots(Chart):
     ratio: bool = False
 
     def key(self, columns: Sequence[str]) -> Mapping[str, palette.Look]:
-        """See :meth:`Chart.key`; one column needs none."""
+        """Legend; a single column needs none."""
         return palette.looks(columns) if len(columns) > 1 else {}
 
     def draw(self, rows: Rows, columns: Sequence[str], figure: Any) -> None:
-        """See :meth:`Chart.draw`."""
+        """Draws into a figure of matplotlib."""
         figure.set_size_inches(axes_of.SIZE[0], AROUND + ROW * len(rows))
         axes, looks = figure.subplots(), palette.looks(columns)
         axes_of.plain(axes, self.unit, grid="x")
@@ -123,7 +123,7 @@ class Lines(Chart):
     across: str = ""
 
     def draw(self, rows: Rows, columns: Sequence[str], figure: Any) -> None:
-        """See :meth:`Chart.draw`."""
+        """Draws into a figure of matplotlib."""
         axes = figure.subplots()
         axes_of.plain(axes, self.across, self.unit)
         ends, numbers = [], {column: _number(column) for column in columns}

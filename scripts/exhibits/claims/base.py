@@ -1,4 +1,4 @@
-"""What rules of judgement have in common: figures in, a verdict with its reason out."""
+"""Building blocks of the rules that judge claims: figures, verdicts, findings."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from scripts.exhibits.statistics import LEAST, Range, difference, range_of_mean
 
 __all__ = ["OVERSHOT", "Figure", "Finding", "Rule", "Verdict", "difference_of", "show", "shown", "told"]
 
-OVERSHOT = ", overshoot"  # what a verdict's label ends with, if ours is far beyond what is published
+OVERSHOT = ", overshoot"  # appended to a verdict if our figure far exceeds the published one
 
 
 class Verdict(Enum):
-    """What can be said of a claim, the best first."""
+    """Verdicts, best first."""
 
     REPRODUCED = "reproduced"
     BUILT_IN = "checked by construction"
     DIRECTION = "in the same direction"
+    MIXED = "depends on the task"
+    WORSE = "slightly worse"
     UNJUDGED = "cannot be judged here"
     NOT = "not reproduced"
 
@@ -31,16 +33,17 @@ class Verdict(Enum):
 
 
 class Figure(NamedTuple):
-    """One thing that was found.
+    """One of our results.
 
     Attributes:
-        name: what it is of.
-        values: one for each seed; a single one if no chance is in it.
-        against: what it is compared with, in the same way; a rule says whether it needs that.
-        jobs: the work behind it.
-        remark: what else is to be said of it, such as what it is compared with another rival.
-        hindrances: why nothing can be judged by it; empty if something can.
-        floor: what one worker alone reaches, which sends nothing, by seed; empty if that is not known.
+        name: Name for readers.
+        values: One value per seed; a single value if the result is deterministic.
+        against: Values to compare with, in the same order; some rules need none.
+        jobs: Jobs that the values come from.
+        remark: Further words for readers, such as the ratio to another rival.
+        hindrances: Reasons why the values cannot be judged; empty if they can.
+        floor: Values of a single worker without communication, by seed; empty if unknown.
+        task: Name of the task; figures of one task are judged together.
     """
 
     name: str
@@ -50,26 +53,27 @@ class Figure(NamedTuple):
     remark: str = ""
     hindrances: Sequence[str] = ()
     floor: Sequence[float] = ()
+    task: str = ""
 
     @property
     def mean(self) -> float:
-        """Over seeds."""
+        """Mean over seeds."""
         return mean(self.values)
 
     @property
     def range(self) -> Range:
-        """Of the mean; a point if no chance is in it."""
+        """Confidence interval of the mean; a point if the result is deterministic."""
         return _range(self.values)
 
 
 class Finding(NamedTuple):
-    """What a rule says.
+    """The outcome of a rule.
 
     Attributes:
-        verdict: in one word.
-        ours: the figures that decided.
-        reason: why, in words made of the figures.
-        overshoot: whether the figures are far beyond the published ones, so that something else must differ.
+        verdict: Verdict without an overshoot mark.
+        ours: The deciding figures, as text.
+        reason: Reason for the verdict, made of the figures.
+        overshoot: Whether the figures far exceed the published ones, so that something else must differ.
     """
 
     verdict: Verdict
@@ -79,27 +83,27 @@ class Finding(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The verdict, and whether it is of an overshoot."""
+        """The verdict, marked if it is an overshoot."""
         return f"{self.verdict}{OVERSHOT}" if self.overshoot else str(self.verdict)
 
 
 def _range(values: Sequence[float]) -> Range:
-    """Of the mean; what has only one value has no chance in it."""
+    """Confidence interval of the mean; a single value is deterministic."""
     return range_of_mean(values) if len(values) > 1 else Range(values[0], values[0], values[0])
 
 
 def difference_of(ours: Sequence[float], theirs: Sequence[float]) -> Range:
-    """The mean of ours less theirs, value by value, with its interval if there is more than one."""
+    """Mean of the paired differences, with its confidence interval if there are several values."""
     return difference(ours, theirs) if len(ours) > 1 else _range([ours[0] - theirs[0]])
 
 
 def show(number: float, unit: str = "") -> str:
-    """A number to four digits; with the unit ``%``, as a share."""
+    """A number with four significant digits; the unit ``%`` formats it as a percentage."""
     return f"{100 * number:.4g}%" if unit == "%" else f"{number:.4g}{unit}"
 
 
 def shown(found: Range, unit: str = "") -> str:
-    """The mean, and the interval if there is one."""
+    """The mean, with its confidence interval if there is one."""
     if found.low == found.high:
         return show(found.mean, unit)
     if math.isinf(found.high):
@@ -108,7 +112,7 @@ def shown(found: Range, unit: str = "") -> str:
 
 
 def told(figure: Figure, unit: str = "") -> str:
-    """A figure with its name and remark."""
+    """A figure with its name and its remark."""
     return f"{shown(figure.range, unit)} ({'; '.join(filter(None, (figure.name, figure.remark)))})"
 
 
@@ -116,7 +120,7 @@ class Rule(ABC):
     """Turns figures into a verdict.
 
     Attributes:
-        apart: whether each figure is judged by itself, so that those by which nothing can be judged may be left out.
+        apart: Whether each figure is a task that is judged on its own.
     """
 
     apart: ClassVar[bool] = False
@@ -124,8 +128,8 @@ class Rule(ABC):
     @property
     @abstractmethod
     def words(self) -> str:
-        """The rule, for readers, with its numbers."""
+        """The rule with its numbers, for readers."""
 
     @abstractmethod
     def judge(self, figures: Sequence[Figure]) -> Finding:
-        """Judges at least one figure."""
+        """Judges at least one figure; all of them belong to one task unless the rule is ``apart``."""

@@ -1,4 +1,4 @@
-"""Rules for figures that are held against published ones."""
+"""Rules that compare figures with published ones."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from scripts.exhibits.claims.base import Figure, Finding, Rule, Verdict, show, s
 
 __all__ = ["AtLeast", "AtMost", "Between", "Equal", "Keeps", "UpTo", "Within"]
 
-NEAR = 0.9  # so much of a published figure is that figure
-HALF = 0.5  # of a published gain, in logarithms: less is another result, not a weaker one
-BEYOND = 1.5  # of a published gain, in logarithms: more must have other causes
-GAIN = f"at least {HALF:g} of the published gain in logarithms, and Student's 95% interval above 1x, if there are seeds"
+# Share of the published figure that counts as reproduced, and shares of the published gain (in logarithms) below which
+# ours is another result and above which it must have other causes.
+NEAR, HALF, BEYOND = 0.9, 0.5, 1.5
+GAIN = f"at least {HALF:g} of the published gain in logarithms and, with several seeds, Student's 95% interval above 1x"
 OVERSHOOT = f"More than {BEYOND:g} of it in logarithms is an overshoot: flagged, and {Verdict.DIRECTION} at best"
-ROUNDING = 0.01  # counts that differ by less are equal: whole entries are sent
+ROUNDING = 0.01  # counts may differ by this share, because whole entries are sent
 
 
 def _named(figures: Sequence[Figure], unit: str) -> str:
@@ -25,30 +25,30 @@ def _named(figures: Sequence[Figure], unit: str) -> str:
 
 
 def _share(found: float, published: float) -> float:
-    """Of a published gain or loss, in logarithms."""
+    """Share of a published gain or loss, in logarithms."""
     return log(found) / log(published)
 
 
 @dataclass(frozen=True)
 class UpTo(Rule):
-    """The best of some ratios against a published best one.
+    """The best of several ratios against the best published one.
 
     Attributes:
-        published: the ratio.
+        published: The published ratio.
     """
 
     published: float
 
     @property
     def words(self) -> str:
-        """See :attr:`Rule.words`."""
+        """The rule with its numbers, for readers."""
         return (
             f"Ours is the best ratio. {Verdict.REPRODUCED}: a gain, and at least {NEAR:g} of {self.published:g}x. "
-            f"{Verdict.DIRECTION}: a gain: {GAIN}. {OVERSHOOT}. Else {Verdict.NOT}."
+            f"{Verdict.DIRECTION}: a gain: {GAIN}. {OVERSHOOT}. Otherwise {Verdict.NOT}."
         )
 
     def judge(self, figures: Sequence[Figure]) -> Finding:
-        """See :meth:`Rule.judge`; the figures are ratios."""
+        """Judges figures that are ratios."""
         best = max(figures, key=lambda figure: figure.mean)
         return _ends(told(best, "x"), [_End("best", best, self.published)])
 
@@ -58,8 +58,8 @@ class Between(Rule):
     """A published range of ratios over several baselines.
 
     Attributes:
-        low: over the strongest baseline.
-        high: over the weakest.
+        low: Ratio over the strongest baseline.
+        high: Ratio over the weakest baseline.
     """
 
     low: float
@@ -67,15 +67,15 @@ class Between(Rule):
 
     @property
     def words(self) -> str:
-        """See :attr:`Rule.words`."""
+        """The rule with its numbers, for readers."""
         return (
             f"Ours are the least and the greatest ratio over all baselines. {Verdict.REPRODUCED}: the least is at "
             f"least {NEAR:g} of {self.low:g}x, the greatest at least {NEAR:g} of {self.high:g}x, and both are gains. "
-            f"{Verdict.DIRECTION}: both are gains: {GAIN} at their end. {OVERSHOOT}. Else {Verdict.NOT}."
+            f"{Verdict.DIRECTION}: both are gains: {GAIN} at their end. {OVERSHOOT}. Otherwise {Verdict.NOT}."
         )
 
     def judge(self, figures: Sequence[Figure]) -> Finding:
-        """See :meth:`Rule.judge`; the figures are ratios."""
+        """Judges figures that are ratios."""
         ordered = sorted(figures, key=lambda figure: figure.mean)
         ends = [_End("least", ordered[0], self.low), _End("greatest", ordered[-1], self.high)]
         return _ends(" to ".join(told(end.figure, "x") for end in ends), ends)
@@ -97,9 +97,9 @@ class _End:
 
     @property
     def shortfall(self) -> str:
-        """Why it is no gain, in words; empty if it is one."""
+        """Why it is not a gain; empty if it is one."""
         if not (self.figure.mean > 1 and self.figure.range.low > 1):
-            return f"the {self.name} is no gain: {told(self.figure, 'x')}"
+            return f"the {self.name} is not a gain: {told(self.figure, 'x')}"
         share = _share(self.figure.mean, self.published)
         if share >= HALF:
             return ""
@@ -107,7 +107,7 @@ class _End:
 
     @property
     def excess(self) -> str:
-        """Why it is an overshoot, likewise."""
+        """Why it is an overshoot; empty if it is none."""
         if self.figure.mean <= self.published**BEYOND:
             return ""
         share = _share(self.figure.mean, self.published)
@@ -115,12 +115,12 @@ class _End:
 
     @property
     def near(self) -> bool:
-        """Whether it is the published one, or nearly so."""
+        """Whether it is close to the published one."""
         return self.figure.mean >= NEAR * self.published
 
 
 def _ends(ours: str, ends: Sequence[_End]) -> Finding:
-    """No gain counts first, then an overshoot."""
+    """A missing gain counts first, then an overshoot."""
     short = [end.shortfall for end in ends if end.shortfall]
     if short:
         return Finding(Verdict.NOT, ours, " and ".join(short))
@@ -137,25 +137,25 @@ def _ends(ours: str, ends: Sequence[_End]) -> Finding:
 
 @dataclass(frozen=True)
 class Keeps(Rule):
-    """A share that is kept, against a published one: the loss is what is compared.
+    """A share that is kept, against a published one, by the loss.
 
     Attributes:
-        published: the share, below 1.
+        published: The published share, below 1.
     """
 
     published: float
 
     @property
     def words(self) -> str:
-        """See :attr:`Rule.words`."""
+        """The rule with its numbers, for readers."""
         return (
             f"{Verdict.REPRODUCED}: each share is at least {NEAR:g} of {self.published:.4g}, and loses at least "
             f"1/{BEYOND:g} of what that loses, in logarithms. {Verdict.DIRECTION}: it loses at most {1 / HALF:g} times "
-            f"as much; if it loses less than 1/{BEYOND:g}, that is an overshoot, and flagged. Else {Verdict.NOT}."
+            f"as much; if it loses less than 1/{BEYOND:g}, that is an overshoot, and flagged. Otherwise {Verdict.NOT}."
         )
 
     def judge(self, figures: Sequence[Figure]) -> Finding:
-        """See :meth:`Rule.judge`; the figures are shares."""
+        """Judges figures that are shares."""
         worst = min(figures, key=lambda figure: figure.mean)
         lost = _share(worst.mean, self.published)
         ours, compared = told(worst, "%"), f"{lost:.2g} of the loss of {show(self.published, '%')} in logarithms"
@@ -169,11 +169,11 @@ class Keeps(Rule):
 
 @dataclass(frozen=True)
 class _Limit(Rule):
-    """All figures on one side of a published one, or at least of their rivals.
+    """All figures on one side of a published one, or at least better than their rivals.
 
     Attributes:
-        published: the figure.
-        unit: of the figures; ``%`` for shares.
+        published: The published figure.
+        unit: Unit of the figures; ``%`` for shares.
     """
 
     published: float
@@ -182,23 +182,22 @@ class _Limit(Rule):
     @property
     @abstractmethod
     def demand(self) -> str:
-        """What is asked of each figure, in words, with the number."""
+        """The requirement on each figure, with the number."""
 
     @abstractmethod
     def holds(self, ours: float, limit: float) -> bool:
-        """Whether a figure keeps a limit."""
+        """Whether a figure satisfies a limit."""
 
     @property
     def words(self) -> str:
-        """See :attr:`Rule.words`."""
+        """The rule with its numbers, for readers."""
         return (
-            f"{Verdict.REPRODUCED}: each figure is {self.demand}. {Verdict.DIRECTION}: each is better than the rival "
-            f"it is compared with, if there is one, by at least {HALF:g} of the way to that number, in logarithms. "
-            f"Else {Verdict.NOT}."
+            f"{Verdict.REPRODUCED}: each figure is {self.demand}. {Verdict.DIRECTION}: each is better than its rival, "
+            f"if any, by at least {HALF:g} of the way to that number, in logarithms. Otherwise {Verdict.NOT}."
         )
 
     def judge(self, figures: Sequence[Figure]) -> Finding:
-        """See :meth:`Rule.judge`; figures with a rival are compared with it."""
+        """Judges figures; those with a rival are compared with it."""
         ordered = sorted(figures, key=lambda figure: figure.mean)
         ends = list(dict.fromkeys(told(end, self.unit) for end in (ordered[0], ordered[-1])))
         ours = " to ".join(ends)
@@ -207,7 +206,9 @@ class _Limit(Rule):
             return Finding(Verdict.REPRODUCED, ours, f"{_all(figures)} {self.demand}")
         missed = f"not {self.demand}: {_named(wrong, self.unit)}"
         if all(figure.against and self._half_way(figure.mean, mean(figure.against)) for figure in figures):
-            return Finding(Verdict.DIRECTION, ours, f"{missed}; yet better than all rivals, by half of the way or more")
+            return Finding(
+                Verdict.DIRECTION, ours, f"{missed}; but better than all rivals, by at least half of the way"
+            )
         return Finding(Verdict.NOT, ours, missed)
 
     def _half_way(self, ours: float, rival: float) -> bool:
@@ -221,11 +222,11 @@ class AtMost(_Limit):
 
     @property
     def demand(self) -> str:
-        """See :class:`_Limit`."""
+        """The requirement on each figure, with the number."""
         return f"at most {show(self.published, self.unit)}"
 
     def holds(self, ours: float, limit: float) -> bool:
-        """See :class:`_Limit`."""
+        """Whether a figure satisfies a limit."""
         return ours <= limit
 
 
@@ -235,11 +236,11 @@ class AtLeast(_Limit):
 
     @property
     def demand(self) -> str:
-        """See :class:`_Limit`."""
+        """The requirement on each figure, with the number."""
         return f"at least {show(self.published, self.unit)}"
 
     def holds(self, ours: float, limit: float) -> bool:
-        """See :class:`_Limit`."""
+        """Whether a figure satisfies a limit."""
         return ours >= limit
 
 
@@ -249,21 +250,21 @@ def _all(figures: Sequence[Figure]) -> str:
 
 @dataclass(frozen=True)
 class Equal(Rule):
-    """Counts that are what a formula, or another count, says.
+    """Counts that equal a formula or another count.
 
     Attributes:
-        unit: of the figures.
+        unit: Unit of the figures.
     """
 
     unit: str = ""
 
     @property
     def words(self) -> str:
-        """See :attr:`Rule.words`."""
-        return f"{Verdict.REPRODUCED}: each figure is what it is compared with, to {ROUNDING:.0%}. Else {Verdict.NOT}."
+        """The rule with its numbers, for readers."""
+        return f"{Verdict.REPRODUCED}: each figure equals its reference within {ROUNDING:.0%}. Otherwise {Verdict.NOT}."
 
     def judge(self, figures: Sequence[Figure]) -> Finding:
-        """See :meth:`Rule.judge`; every figure is compared with one other."""
+        """Judges figures with one reference each."""
         wrong = [each for each in figures if not isclose(each.mean, mean(each.against), rel_tol=ROUNDING)]
         right = len(figures) - len(wrong)
         ours = f"{right} of {len(figures)} as stated"
@@ -274,29 +275,31 @@ class Equal(Rule):
 
 @dataclass(frozen=True)
 class Within(Rule):
-    """Figures that each have a limit of their own.
+    """Figures with one limit each.
 
     Attributes:
-        unit: of the figures.
+        unit: Unit of the figures.
     """
 
     unit: str = ""
 
     @property
     def words(self) -> str:
-        """See :attr:`Rule.words`."""
-        return f"{Verdict.REPRODUCED}: no figure is above its own limit. Else {Verdict.NOT}."
+        """The rule with its numbers, for readers."""
+        return f"{Verdict.REPRODUCED}: no figure exceeds its limit. Otherwise {Verdict.NOT}."
 
     def judge(self, figures: Sequence[Figure]) -> Finding:
-        """See :meth:`Rule.judge`; every figure is compared with its limit."""
+        """Judges figures with one limit each."""
         nearest = max(figures, key=lambda figure: figure.mean / mean(figure.against))
         ours = f"{show(nearest.mean, self.unit)} ({nearest.name}), the nearest to its limit"
         above = [figure for figure in figures if figure.mean > mean(figure.against)]
         if above:
-            return Finding(Verdict.NOT, ours, f"{len(above)} of {len(figures)} above: {_compared(above, self.unit)}")
+            return Finding(
+                Verdict.NOT, ours, f"{len(above)} of {len(figures)} exceed it: {_compared(above, self.unit)}"
+            )
         return Finding(Verdict.REPRODUCED, ours, f"all {len(figures)} hold; {_compared([nearest], self.unit)}")
 
 
 def _compared(figures: Sequence[Figure], unit: str) -> str:
     pairs = ((figure.name, show(figure.mean, unit), show(mean(figure.against), unit)) for figure in figures)
-    return "; ".join(f"{name}: {ours}, where {theirs} is stated" for name, ours, theirs in pairs)
+    return "; ".join(f"{name}: {ours}, stated {theirs}" for name, ours, theirs in pairs)

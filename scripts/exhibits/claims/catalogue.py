@@ -1,4 +1,4 @@
-"""All claims, in the order of the papers, and what is on disk about them."""
+"""All claims in the order of the papers, and their section of the report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from scripts.exhibits.claims.judging import Judgement, claims_table, judge, summ
 from scripts.exhibits.jobs import Job, Outcome
 from scripts.exhibits.pages.page import Section
 from scripts.exhibits.pages.sections import key, tables_section
+from scripts.exhibits.pages.verdicts import Judged
 from scripts.exhibits.tables import Table
+from scripts.exhibits.tried import marks
 
 __all__ = ["CLAIMS", "OnDemand", "claims_section", "judge_all", "tables_of"]
 
@@ -23,46 +25,52 @@ CLAIMS = (
     *dear.CLAIMS,
     *sketch_fusion.CLAIMS,
 )
-BASIS = Basis(*["what the basis of each claim's exhibit says; see there"] * 3)
-WORDS = (
-    "What the papers claim, and what was found here. Verdicts follow from rules (docs/tables/claims.md); none was "
-    "written by hand."
-)
+BASIS = Basis(*["see the exhibit of each claim"] * 3)
+WORDS = "Reason and rule of every verdict. Verdicts are computed by rules (docs/tables/claims.md); none was written by hand."
 
 
 @dataclass(frozen=True)
 class OnDemand(Results):
-    """Results that are looked up when they are asked for: claims need few of all."""
+    """Results that are looked up on demand, because claims need few of them."""
 
     found: Mapping[Job, Outcome] = field(default_factory=dict)
     seen: dict[Job, Outcome] = field(default_factory=dict)
 
     def of(self, job: Job) -> Outcome:
-        """See :meth:`Results.of`."""
+        """Outcome of a job, looked up once."""
         if job not in self.seen:
             self.seen[job] = self.look(job) or super().of(job)
         return self.seen[job]
 
 
 def judge_all(exhibits: Mapping[str, Exhibit], scale: str, results: Results) -> list[Judgement]:
-    """Judges every claim by what was found.
+    """Judges every claim by the available results.
 
     Args:
-        exhibits: all, by name.
-        scale: of the work.
-        results: of the work.
+        exhibits: All exhibits by name.
+        scale: Size preset of the runs.
+        results: Results of the runs.
 
     Raises:
-        KeyError: if a claim's exhibit is not among them.
+        KeyError: if the exhibit of a claim is missing.
     """
     return [judge(claim, exhibits, scale, results) for claim in CLAIMS]
 
 
 def tables_of(judgements: Sequence[Judgement]) -> list[Table]:
-    """How many claims got which verdict, and all of them."""
+    """The table of verdicts and the table of claims."""
     return [summary_table(judgements), claims_table(judgements)]
 
 
 def claims_section(judgements: Sequence[Judgement], scale: str, results: Results) -> Section:
-    """The claims' section of the report; how many got which verdict stands in the page's summary."""
-    return tables_section(key("claims", scale), "Claims", WORDS, scale, [detailed_table(judgements)], BASIS, results)
+    """The section of all claims, with everything that each verdict rests on; the page's first tables are made of it."""
+    judged = [_judged(judgement) for judgement in judgements]
+    tables = [detailed_table(judgements)]
+    return tables_section(key("claims", scale), "Claims", WORDS, scale, tables, BASIS, results, judged)
+
+
+def _judged(judgement: Judgement) -> Judged:
+    claim, finding = judgement.claim, judgement.finding
+    tasks = [(task.task, task.finding.label, marks(task.jobs)) for task in judgement.tasks]
+    paper = f"{claim.published.figure} ({claim.published.origin})"
+    return Judged(claim.name, paper, finding.ours, finding.label, claim.exhibits, marks(judgement.jobs), tasks)

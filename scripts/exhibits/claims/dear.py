@@ -1,4 +1,4 @@
-"""What DeAR's paper claims."""
+"""Claims of the DeAR paper."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["CLAIMS"]
 
 ETHERNET, INFINIBAND = "ethernet_10g", "infiniband_100g"
 BUCKETS, HALVES, TUNED = "DDP-like 25 MB", "DeAR 25 MB", "DeAR tuned"
-HERE = "dear"  # how the lab's rows of DeAR begin
+HERE = "dear"  # prefix of the lab's rows of DeAR
 
 
 def speed(network: str, exhibit: Computed, scale: str, results: Results) -> Sequence[Figure]:
-    """By model: seconds of the fastest other schedule, which is named, over DeAR's with the best size of groups."""
+    """By model: seconds of the fastest other schedule, which is named, over those of DeAR with the best bucket size."""
     made = tables(exhibit, scale, results)
     *rivals, ours = (
         {
@@ -36,14 +36,14 @@ def speed(network: str, exhibit: Computed, scale: str, results: Results) -> Sequ
 
 
 def _over(name: str, rivals: Sequence[Figure], ours: Figure) -> Figure:
-    """Seconds of the fastest rival over ours, with a remark on the first of them, if that is another."""
+    """Seconds of the fastest rival over ours; the remark gives the ratio to the first rival if that is another one."""
     rival, (first, *_) = fastest(rivals), rivals
     remark = "" if first is rival else f"{ratio('', first, ours).mean:.4g}x against {first.name}"
     return ratio(f"{name}, against {rival.name}", rival, ours)._replace(remark=remark)
 
 
 def overlap(exhibit: Computed, scale: str, results: Results) -> Sequence[Figure]:
-    """Seconds with buckets over those of DeAR with the same buckets, against what overlap alone can gain."""
+    """Seconds with buckets over those of DeAR with the same buckets, against the largest gain of overlap alone."""
     made = tables(exhibit, scale, results)
     buckets, halves = (cells(made, column, bool) for column in (BUCKETS, HALVES))
     measured = dict(exhibit.job(scale).arguments).get("measured", ())
@@ -56,7 +56,7 @@ def overlap(exhibit: Computed, scale: str, results: Results) -> Sequence[Figure]
 
 
 def communication(exhibit: Computed, scale: str, results: Results) -> Sequence[Figure]:
-    """Seconds of messages of DeAR against those of all-reduces of the same buckets."""
+    """Communication seconds of DeAR against those of all-reduces of the same buckets."""
     found = cells(tables(exhibit, scale, results), "communication", bool)
     return [
         figure._replace(
@@ -69,7 +69,7 @@ def communication(exhibit: Computed, scale: str, results: Results) -> Sequence[F
 
 
 def in_the_lab(exhibit: Measured, scale: str, results: Results) -> Sequence[Figure]:
-    """Measured seconds of a step of the fastest other schedule over DeAR's fastest, turn by turn."""
+    """Measured seconds of a step of the fastest other schedule over those of DeAR's fastest, turn by turn."""
     found = [
         figure._replace(name=name.removeprefix("none, "))
         for name, figure in turns(tables(exhibit, scale, results)).items()
@@ -79,7 +79,7 @@ def in_the_lab(exhibit: Measured, scale: str, results: Results) -> Sequence[Figu
 
 
 def searched(exhibit: Computed, scale: str, results: Results) -> Sequence[Figure]:
-    """The share of the best speed after 20 trials, against the better of random and grid search."""
+    """Share of the best speed after 20 trials, against the better of random and grid search."""
     found = {row: figure for (_, row), figure in cells(tables(exhibit, scale, results), "20 trials", bool).items()}
     pairs = ((row.removesuffix("Bayesian"), figure) for row, figure in found.items() if row.endswith("Bayesian"))
     return [
@@ -89,15 +89,15 @@ def searched(exhibit: Computed, scale: str, results: Results) -> Sequence[Figure
 
 
 OTHERS = ("random", "grid")
-FORMULAS = "the model computes both from formulas, which tests hold against counts"
-BOUND = "the model cannot break the bound, for it overlaps at most all that the bound overlaps"
-BEST_OTHER = "seconds of an iteration of the fastest other schedule over DeAR's with the best size of groups"
+FORMULAS = "the model computes both from formulas, which tests compare with counts"
+BOUND = "the model cannot exceed the bound, because it overlaps at most what the bound overlaps"
+BEST_OTHER = "seconds of an iteration of the fastest other schedule over DeAR's with the best bucket size"
 GPU = (ASSUMED_GPU, MODELLED)
 CODE = (
-    "published seconds include what the published code costs (as released, it halts the host at every border of two "
-    "groups), and ours do not"
+    "published seconds include the cost of the published code (as released, it blocks the host between two buckets), "
+    "ours do not"
 )
-ON_ETHERNET = Published("up to 83%", Known.ABSTRACT, "which model and baseline is not stated there")
+ON_ETHERNET = Published("up to 83%", Known.ABSTRACT, "model and baseline are not stated there")
 CLAIMS = (
     Claim(
         "DeAR: speed on 10 GbE",
@@ -113,7 +113,7 @@ CLAIMS = (
     Claim(
         "DeAR: speed on 100 Gbit/s InfiniBand",
         "On 64 GPUs with 100 Gbit/s InfiniBand, DeAR is up to 15% faster than the state of the art.",
-        Published("up to 15%", Known.ABSTRACT, "which model and baseline is not stated there"),
+        Published("up to 15%", Known.ABSTRACT, "model and baseline are not stated there"),
         "dear.speed",
         partial(speed, INFINIBAND),
         UpTo(1.15),
@@ -123,7 +123,7 @@ CLAIMS = (
     ),
     Claim(
         "DeAR: speed on a real network",
-        "The first claim once more, as measured steps of four workers.",
+        "DeAR is up to 83% faster than the state of the art; measured as steps of four workers.",
         ON_ETHERNET,
         "dear.lab",
         in_the_lab,
@@ -134,29 +134,29 @@ CLAIMS = (
     ),
     Claim(
         "DeAR: no extra communication",
-        "Splitting all-reduces into two halves sends nothing more.",
+        "Splitting all-reduces into two halves adds no communication.",
         Published("none", Known.ABSTRACT),
         "dear.breakdown",
         communication,
         Equal(" s"),
-        "seconds of messages against those of whole all-reduces of the same buckets",
+        "communication seconds against those of whole all-reduces of the same buckets",
         (MODELLED,),
         FORMULAS,
     ),
     Claim(
         "DeAR: what overlap alone can gain",
         "Overlap with the forward pass alone gains at most 1 + t_ff / (2 t_bp): a quarter if t_bp = 2 t_ff.",
-        Published("at most 1.25x at t_bp = 2 t_ff", Known.DERIVED, "by us; so 83% must have other causes, too"),
+        Published("at most 1.25x at t_bp = 2 t_ff", Known.DERIVED, "by us; so 83% must also have other causes"),
         "dear.speed",
         overlap,
         Within("x"),
-        "seconds with 25 MB buckets over those of DeAR with the same buckets; the limit is that of the model's passes",
+        "seconds with 25 MB buckets over those of DeAR with the same buckets; the limit follows from the passes",
         GPU,
         BOUND,
     ),
     Claim(
         "DeAR: tuning",
-        "Bayesian optimization finds a size of groups with at least 95% of the best speed in 10 to 20 trials.",
+        "Bayesian optimization finds a bucket size with at least 95% of the best speed in 10 to 20 trials.",
         Published("at least 95%", Known.LOW),
         "dear.tuning",
         searched,

@@ -1,4 +1,4 @@
-"""How each claim was judged: what the report folds out beside its verdict."""
+"""The table of claims with everything that each verdict rests on, which the report folds out."""
 
 from __future__ import annotations
 
@@ -25,17 +25,16 @@ COLUMNS = (
 
 
 def detailed_table(judgements: Sequence[Judgement]) -> Table:
-    """The table of all claims, and in further columns all that a verdict rests on."""
+    """The table of all claims, with further columns for everything that a verdict rests on."""
     short = claims_table(judgements)
     rows = [
-        Row(row.name, [*row.cells, *map(Cell, _told(judgement))], row.jobs)
+        Row(row.name, [*row.cells, *map(Cell, _details(judgement))], row.jobs)
         for row, judgement in zip(short.rows, judgements, strict=True)
     ]
     return Table(short.title, (*short.columns, *COLUMNS), rows)
 
 
-def _told(judgement: Judgement) -> tuple[str, ...]:
-    """A text for each of the further columns."""
+def _details(judgement: Judgement) -> tuple[str, ...]:
     claim = judgement.claim
     note = f" ({claim.published.note})" if claim.published.note else ""
     limits = "; ".join(f"{limit.reason} ({_bounds(limit)})" for limit in claim.limits_at(judgement.scale))
@@ -45,18 +44,18 @@ def _told(judgement: Judgement) -> tuple[str, ...]:
         claim.rule.words,
         limits or "none",
         _built_in(claim) if claim.construction else "no",
-        f"{claim.exhibit}, {judgement.scale}",
+        f"{', '.join(claim.exhibits)}, {judgement.scale}",
         judgement.setting,
         *judgement.basis,
     )
 
 
 def _built_in(claim: Claim) -> str:
-    """Why it has to be true, and what the rule's words become then."""
-    return f"{claim.construction}; what the rule finds true is {Verdict.BUILT_IN}"
+    """Why the claim must hold by construction, and the verdict that this gives."""
+    return f"{claim.construction}; if the rule is satisfied, the verdict is {Verdict.BUILT_IN}"
 
 
 def _bounds(limit: Limit) -> str:
-    """Between which verdicts it leaves a choice."""
+    """Best and worst verdict under a limit."""
     worst = "" if limit.at_worst is Verdict.NOT else f", {limit.at_worst} at worst"
     return f"{limit.at_best} at best{worst}"

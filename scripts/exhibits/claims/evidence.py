@@ -1,4 +1,4 @@
-"""How figures of exhibits are read for claims: whole, or not at all."""
+"""Reads the figures of exhibits for claims: complete, or not at all."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from scripts.exhibits.claims.lengths import hindrances
 from scripts.exhibits.jobs import Job
 from scripts.exhibits.kinds.lab import TURNS
 from scripts.exhibits.kinds.trainings import Case, MethodComparison
+from scripts.exhibits.machines import machines
 from scripts.exhibits.measures import HIGHER_IS_BETTER, final_metric
 from scripts.exhibits.papers.study_points import held_out
 from scripts.exhibits.statistics import LEAST, seeds
@@ -29,8 +30,8 @@ __all__ = [
     "metrics_so_far",
     "ratio",
     "required",
-    "seconds",
     "tables",
+    "timed",
     "trained",
     "turns",
 ]
@@ -40,13 +41,13 @@ def required(results: Results, jobs: Sequence[Job]) -> list[Mapping[str, Any]]:
     """The results of jobs.
 
     Raises:
-        NoEvidence: if one failed or was not run.
+        NoEvidence: if a job failed or was not run.
     """
     outcomes = [results.of(job) for job in jobs]
     reasons = [outcome.reason for outcome in outcomes if outcome.reason is not None]
     if reasons:
-        told = "; ".join(dict.fromkeys(reasons))
-        raise NoEvidence(f"{len(reasons)} of {len(jobs)} results that it needs are missing: {told}", jobs)
+        words = "; ".join(dict.fromkeys(reasons))
+        raise NoEvidence(f"{len(reasons)} of {len(jobs)} required results are missing: {words}", jobs)
     return [outcome.data for outcome in outcomes]
 
 
@@ -54,7 +55,7 @@ def tables(exhibit: Exhibit, scale: str, results: Results) -> Sequence[Table]:
     """An exhibit's tables.
 
     Raises:
-        NoEvidence: if some of its work failed or was not run.
+        NoEvidence: if one of its jobs failed or was not run.
     """
     required(results, exhibit.jobs(scale))
     return exhibit.tables(scale, results)
@@ -66,24 +67,24 @@ def cells(
     """The numbers of a column.
 
     Args:
-        found: tables, of which one at least has the column.
-        column: its name.
-        rows: tells by name which ones are wanted.
-        titles: likewise of tables.
+        found: Tables, at least one of which has the column.
+        column: Name of the column.
+        rows: Selects rows by name.
+        titles: Selects tables by title.
 
     Returns:
-        By title of the table and name of the row; the figure is named after the row.
+        Figures by table title and row name, each named after its row.
 
     Raises:
-        KeyError: if no table has such a column: the exhibit is not what the claim was written for.
-        NoEvidence: if no such row holds a number at this scale.
+        KeyError: if no table has the column, so that the exhibit no longer fits the claim.
+        NoEvidence: if no selected row holds a number at this size.
     """
     wanted = [table for table in found if column in table.columns]
     if not wanted:
         raise KeyError(f"no table has a column {column!r}: {[table.columns for table in found]}")
     numbers = {key: figure for table in wanted if titles(table.title) for key, figure in _column(table, column, rows)}
     if not numbers:
-        raise NoEvidence("there are no such figures at this scale", found[0].rows[0].jobs)
+        raise NoEvidence("there are no such figures at this size", found[0].rows[0].jobs)
     return numbers
 
 
@@ -100,10 +101,10 @@ def _jobs(row: Row) -> tuple[Job, ...]:
 
 
 def turns(found: Sequence[Table]) -> dict[str, Figure]:
-    """What a measuring exhibit timed, by row of its first table: one value a turn; turns alternate between rows.
+    """Timings by row of an exhibit's first table, one value per turn; turns alternate between the rows.
 
     Raises:
-        NoEvidence: if there are too few turns for an interval.
+        NoEvidence: if there are too few turns for a confidence interval.
     """
     place = found[0].columns.index(TURNS) - 1
     rows = {
@@ -112,18 +113,18 @@ def turns(found: Sequence[Table]) -> dict[str, Figure]:
     }
     least = min(len(figure.values) for figure in rows.values())
     if least < LEAST:
-        raise NoEvidence(f"{least} turn{'s' if least > 1 else ''}, where {LEAST} are needed", found[0].rows[0].jobs)
+        raise NoEvidence(f"{least} turn{'s' if least > 1 else ''}; {LEAST} are required", found[0].rows[0].jobs)
     return rows
 
 
 def ratio(name: str, one: Figure, other: Figure, limit: float | None = None) -> Figure:
-    """One over another, seed by seed or turn by turn.
+    """Ratio of two figures, seed by seed or turn by turn.
 
     Args:
-        name: of the result.
-        one: above.
-        other: below, with as many values.
-        limit: what the result is to be compared with.
+        name: Name of the ratio.
+        one: Numerator.
+        other: Denominator, with as many values.
+        limit: Value to compare the ratio with.
     """
     values = [above / below for above, below in zip(one.values, other.values, strict=True)]
     jobs = tuple(dict.fromkeys((*one.jobs, *other.jobs)))
@@ -137,10 +138,10 @@ def trained(
     methods: Sequence[str],
     read: Callable[[Mapping[str, Any]], float],
 ) -> dict[Case, dict[str, Figure]]:
-    """One number of each seed's training, by case and method.
+    """One number per seed, by case and method.
 
     Raises:
-        NoEvidence: if one of all these trainings failed, was not run or gave no number, or there are too few seeds.
+        NoEvidence: if a training failed, was not run or ended without a finite number, or there are too few seeds.
     """
     plan = at(scale, exhibit.plans)
     jobs = {
@@ -149,7 +150,7 @@ def trained(
     }
     every = [job for by_method in jobs.values() for seeds in by_method.values() for job in seeds]
     if len(plan.seeds) < LEAST:
-        raise NoEvidence(f"{seeds(len(plan.seeds))}, where {LEAST} are needed", every)
+        raise NoEvidence(f"{seeds(len(plan.seeds))}; {LEAST} are required", every)
     numbers = {job: read(data) for job, data in zip(every, required(results, every), strict=True)}
     lost = sum(not math.isfinite(number) for number in numbers.values())
     if lost:
@@ -160,20 +161,36 @@ def trained(
     }
 
 
-def seconds(summary: Mapping[str, Any]) -> float:
-    """Of a training, on the virtual clock."""
+def timed(
+    exhibit: MethodComparison, scale: str, results: Results, methods: Sequence[str]
+) -> dict[Case, dict[str, Figure]]:
+    """Virtual seconds of each seed's training, by case and method.
+
+    Raises:
+        NoEvidence: see :func:`trained`; if trainings of one case ran on several machines.
+    """
+    found = trained(exhibit, scale, results, methods, _seconds)
+    for case, figures in found.items():
+        jobs = [job for figure in figures.values() for job in figure.jobs]
+        names = machines(results.of(job) for job in jobs)
+        if len(names) > 1:
+            raise NoEvidence(f"seconds of different machines do not compare: {'; '.join(names)} ({case.title})", jobs)
+    return found
+
+
+def _seconds(summary: Mapping[str, Any]) -> float:
     found: float = summary["cluster_seconds"]
     return found
 
 
 def _metric(summary: Mapping[str, Any]) -> float:
-    """A training's last metric, turned so that a greater one is better."""
+    """The final metric, with a sign so that greater is better."""
     value = final_metric(summary)
     return value if summary["metric"] in HIGHER_IS_BETTER else -value
 
 
 def metrics(exhibit: MethodComparison, scale: str, results: Results, method: str, baseline: str) -> list[Figure]:
-    """A method's metric against a baseline's, in every case, with equal seeds; beside it that of one worker alone.
+    """Metric of a method against that of a baseline in every case, with equal seeds and the single worker's metric.
 
     Raises:
         NoEvidence: see :func:`trained`.
@@ -190,50 +207,53 @@ def metrics(exhibit: MethodComparison, scale: str, results: Results, method: str
 
 
 def metrics_so_far(exhibit: MethodComparison, scale: str, results: Results, method: str, baseline: str) -> list[Figure]:
-    """Likewise of cases whose trainings are done; a case that has to wait says so, and has no figures.
+    """Like :func:`metrics`, for cases whose trainings are complete; an incomplete case says so and has no figures.
 
     Raises:
         NoEvidence: see :func:`trained`; if no case has figures.
     """
     plan = at(scale, exhibit.plans)
     found: list[Figure] = []
-    waiting: dict[str, NoEvidence] = {}
+    incomplete: dict[str, NoEvidence] = {}
     for case in plan.cases:
         try:
             found += metrics(
                 replace(exhibit, plans={scale: replace(plan, cases=(case,))}), scale, results, method, baseline
             )
         except NoEvidence as missing:
-            waiting[case.title] = missing
-    told = [Figure(title, (), (), missing.jobs, hindrances=(str(missing),)) for title, missing in waiting.items()]
+            incomplete[case.title] = missing
+    empty = [Figure(title, (), (), missing.jobs, hindrances=(str(missing),)) for title, missing in incomplete.items()]
     if not found:
         raise NoEvidence(
-            "; ".join(f"{title}: {missing}" for title, missing in waiting.items()),
-            [job for figure in told for job in figure.jobs],
+            "; ".join(f"{title}: {missing}" for title, missing in incomplete.items()),
+            [job for figure in empty for job in figure.jobs],
         )
-    return [*found, *told]
+    return [*found, *empty]
 
 
 def accuracies(
     exhibit: MethodComparison, scale: str, results: Results, methods: Sequence[str]
 ) -> dict[Case, dict[str, Figure]]:
-    """The metric of each seed's training, turned so that a greater one is better, by case and method.
+    """Metric per seed, with a sign so that greater is better, by case and method.
 
-    Figures of trainings that are too short for their density, or whose dense twin did not learn, say so.
+    Figures of trainings that are too short for their density, or whose dense baseline has not converged, say so.
 
     Raises:
-        NoEvidence: see :func:`trained`; a dense twin is needed as well.
+        NoEvidence: see :func:`trained`; dense training is required as well.
     """
     plan = at(scale, exhibit.plans)
-    twins = [name for name in exhibit.twins if name in methods] or exhibit.twins
-    found = trained(exhibit, scale, results, tuple(dict.fromkeys((*methods, *twins))), _metric)
+    baselines = [name for name in exhibit.twins if name in methods] or exhibit.twins
+    found = trained(exhibit, scale, results, tuple(dict.fromkeys((*methods, *baselines))), _metric)
 
     def checked(case: Case, method: str, dense: Figure, figure: Figure) -> Figure:
         config = exhibit.job(plan, case, method, plan.seeds[0]).config
-        own, beside = required(results, figure.jobs), required(results, dense.jobs)
-        return figure._replace(hindrances=hindrances(case, config, own, beside))
+        own, theirs = required(results, figure.jobs), required(results, dense.jobs)
+        return figure._replace(hindrances=hindrances(case, config, own, theirs))
 
-    best = {case: max((figures[name] for name in twins), key=lambda twin: twin.mean) for case, figures in found.items()}
+    best = {
+        case: max((figures[name] for name in baselines), key=lambda figure: figure.mean)
+        for case, figures in found.items()
+    }
     return {
         case: {name: checked(case, name, best[case], figures[name]) for name in methods}
         for case, figures in found.items()
@@ -241,18 +261,18 @@ def accuracies(
 
 
 def against(case: Case, ours: Figure, theirs: Figure) -> Figure:
-    """A figure of a case, compared with another one; named after what was trained."""
+    """A figure of a case with the values of another to compare with, named after the case."""
     jobs = tuple(dict.fromkeys((*ours.jobs, *theirs.jobs)))
     reasons = tuple(dict.fromkeys((*ours.hindrances, *theirs.hindrances)))
     return Figure(case.title, ours.values, theirs.values, jobs, hindrances=reasons)
 
 
 def best_elsewhere(name: str, settings: Sequence[Figure]) -> Figure:
-    """For each seed, the figure at the setting that is best for the other seeds.
+    """For each seed, the value at the setting that is best for the other seeds.
 
     Args:
-        name: of the result.
-        settings: at least one; greater values are better ones, with equal seeds.
+        name: Name of the result.
+        settings: At least one figure, with equal seeds; greater values are better.
     """
     values = held_out({place: figure.values for place, figure in enumerate(settings)}, lower=False)
     jobs = tuple(dict.fromkeys(job for figure in settings for job in figure.jobs))
@@ -261,5 +281,5 @@ def best_elsewhere(name: str, settings: Sequence[Figure]) -> Figure:
 
 
 def fastest(figures: Iterable[Figure]) -> Figure:
-    """The one that takes least."""
+    """The figure with the smallest mean."""
     return min(figures, key=lambda figure: figure.mean)

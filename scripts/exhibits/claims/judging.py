@@ -1,4 +1,4 @@
-"""What the papers claim, beside what our exhibits found, with a verdict that a rule makes of the figures."""
+"""Claims of the papers, and how a rule turns our figures into verdicts: per task first, then per claim."""
 
 from __future__ import annotations
 
@@ -25,21 +25,23 @@ __all__ = [
     "Limit",
     "NoEvidence",
     "Published",
+    "TaskFinding",
     "claims_table",
     "judge",
     "summary_table",
 ]
 
-# A claim's exhibit, the scale, and the results, to the figures that a rule judges, at least one.
+# Maps an exhibit, the size preset and the results to the figures that a rule judges, at least one.
 Find: TypeAlias = Callable[[Any, str, Results], Sequence[Figure]]
 
-COLUMNS = ("claim", "published", "known", "ours", "verdict", "because")
+COLUMNS = ("claim", "paper (table or figure)", "ours", "verdict", "because")
 TRIVIAL = SCALES[0]
 ORDER = tuple(Verdict)
+SUPPORTING = (Verdict.REPRODUCED, Verdict.BUILT_IN, Verdict.DIRECTION)
 
 
 class Known(Enum):
-    """How a published figure is known to us, the surest first."""
+    """How we know a published figure, most reliable first."""
 
     ABSTRACT = "read in the abstract"
     SUMMARY = "read in a summary by others"
@@ -54,22 +56,31 @@ class Published(NamedTuple):
     """A published figure.
 
     Attributes:
-        figure: as it is stated.
-        known: how we know it.
-        note: what is unknown of it, or was read elsewhere.
+        figure: The figure as stated.
+        known: How we know it.
+        note: What is unknown about it, or was read elsewhere.
+        place: Table or figure of the paper; empty if we do not know the number.
     """
 
     figure: str
     known: Known
     note: str = ""
+    place: str = ""
+
+    @property
+    def origin(self) -> str:
+        """Where the figure stands in the paper, and how we know it."""
+        if self.known is Known.ABSTRACT:
+            return f"{self.place}; abstract" if self.place else "abstract"
+        return f"{self.place or 'table or figure number unknown'}; {self.known.value}"
 
 
 class NoEvidence(Exception):  # noqa: N818 - nothing went wrong here
     """There are no figures to judge.
 
     Args:
-        reason: why, in words.
-        jobs: that should have given them.
+        reason: Reason, for readers.
+        jobs: Jobs that should have produced the figures.
     """
 
     def __init__(self, reason: str, jobs: Sequence[Job] = ()) -> None:
@@ -78,13 +89,13 @@ class NoEvidence(Exception):  # noqa: N818 - nothing went wrong here
 
 
 class Limit(NamedTuple):
-    """A setting that is not the published one, in a way that no figure makes up for.
+    """A deviation from the published setting that no figure can make up for.
 
     Attributes:
-        reason: what differs.
-        at_best: the verdict that can be reached.
-        scales: at which it holds.
-        at_worst: likewise; what rests on figures that are hardly known cannot disprove anything either.
+        reason: The deviation.
+        at_best: Best verdict that remains possible.
+        scales: Size presets to which the limit applies.
+        at_worst: Worst verdict that remains possible.
     """
 
     reason: str
@@ -93,33 +104,39 @@ class Limit(NamedTuple):
     at_worst: Verdict = Verdict.NOT
 
 
-NOTHING_TRAINED = Limit("work of this scale shows that everything runs, and nothing else", Verdict.UNJUDGED, (TRIVIAL,))
+NOTHING_TRAINED = Limit("runs of this size only show that everything works", Verdict.UNJUDGED, (TRIVIAL,))
 STAND_INS = Limit(
     "models, data and lengths of training are not the published ones", Verdict.DIRECTION, ("laptop", "evening")
 )
 ASSUMED_GPU = Limit(
-    "what a GPU takes is assumed with low certainty, not measured", Verdict.DIRECTION, at_worst=Verdict.UNJUDGED
+    "GPU times are assumed with low certainty, not measured", Verdict.DIRECTION, at_worst=Verdict.UNJUDGED
 )
 MODELLED = Limit("the network is modelled", Verdict.DIRECTION)
-LAB = Limit("four workers on one machine, with links of 1 Gbit/s, are not the published cluster", Verdict.DIRECTION)
-OWN_CHOICES = Limit("sizes of sketches, and what fusion minimises, are our own choices", Verdict.DIRECTION)
+# Speeds of another cluster neither prove nor disprove a published maximum, whichever method is measured.
+LAB = Limit(
+    "four workers on one machine with links of 1 Gbit/s are not the published cluster",
+    Verdict.DIRECTION,
+    at_worst=Verdict.UNJUDGED,
+)
+OWN_CHOICES = Limit("the sizes of sketches and the objective of the fusion are our own choices", Verdict.DIRECTION)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper claims, and how it is judged.
+    """A claim of a paper, and how it is judged.
 
     Attributes:
-        name: short, unique.
-        states: the claim in words.
-        published: its figure.
-        exhibit: the name of the exhibit with our figures.
-        find: reads them.
-        rule: judges them.
-        measure: what our figures are, in words.
-        limits: what keeps the setting from being the published one.
-        construction: why it has to be true of any figures that are made in this way; empty if it has not.
-        remark: what is said beside the verdict, whichever it is.
+        name: Short, unique name.
+        states: The claim as a sentence.
+        published: The published figure.
+        exhibit: Name of the exhibit with our figures.
+        find: Reads the figures from an exhibit.
+        rule: Judges the figures.
+        measure: What our figures measure.
+        limits: Deviations from the published setting.
+        construction: Why any figures made in this way must satisfy the claim; empty if they need not.
+        remark: Text added to the reason of every verdict.
+        also: Names of further exhibits with tasks for the same claim.
     """
 
     name: str
@@ -132,29 +149,50 @@ class Claim:
     limits: tuple[Limit, ...] = ()
     construction: str = ""
     remark: str = ""
+    also: tuple[str, ...] = ()
+
+    @property
+    def exhibits(self) -> tuple[str, ...]:
+        """Names of all exhibits with our figures."""
+        return (self.exhibit, *self.also)
 
     def limits_at(self, scale: str) -> list[Limit]:
-        """Those that hold at a scale."""
+        """Limits that apply to a size preset."""
         return [limit for limit in (NOTHING_TRAINED, *self.limits) if scale in limit.scales]
 
     def where(self, exhibit: Exhibit, scale: str) -> Claim:
-        """The claim without the limit of assumed passes, where none of the exhibit's is assumed."""
+        """The claim, without the limit of assumed GPU times if the exhibit measured all of them."""
         if exhibit.guesses(scale):
             return self
         return replace(self, limits=tuple(limit for limit in self.limits if limit is not ASSUMED_GPU))
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """What became of a claim.
+class TaskFinding(NamedTuple):
+    """Verdict on one task of a claim.
 
     Attributes:
-        claim: it.
-        finding: the verdict, our figures and the reason.
-        scale: of the work.
-        setting: what was run.
-        basis: what of it was simulated, measured and assumed.
-        jobs: the work that was looked at.
+        task: Name of the task.
+        finding: Verdict with the figures of this task and the reason.
+        jobs: Jobs behind the figures.
+    """
+
+    task: str
+    finding: Finding
+    jobs: Sequence[Job]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Verdict on a claim.
+
+    Attributes:
+        claim: The claim.
+        finding: Verdict on the whole claim, with our figures and the reason.
+        scale: Size preset of the runs.
+        setting: What was run.
+        basis: What was simulated, measured and assumed.
+        jobs: Jobs behind the figures.
+        tasks: Verdict on each task, if the rule judges tasks one by one.
     """
 
     claim: Claim
@@ -163,54 +201,118 @@ class Judgement:
     setting: str
     basis: Basis
     jobs: Sequence[Job] = field(default=())
+    tasks: Sequence[TaskFinding] = field(default=())
 
 
 def judge(claim: Claim, exhibits: Mapping[str, Exhibit], scale: str, results: Results) -> Judgement:
-    """Judges a claim by what is on disk.
+    """Judges a claim by the available results.
 
     Args:
-        claim: it.
-        exhibits: all, by name; the claim's is among them.
-        scale: of the work.
-        results: of all jobs of the claim's exhibit that were done or failed.
+        claim: The claim.
+        exhibits: Exhibits by name, those of the claim among them.
+        scale: Size preset of the runs.
+        results: Results of the jobs of the claim's exhibits.
     """
     exhibit = exhibits[claim.exhibit]
     claim = claim.where(exhibit, scale)
+    setting = " ".join(exhibits[name].what_ran(scale) for name in claim.exhibits)
     try:
-        figures = claim.find(exhibit, scale, results)
-        finding = _ruled(claim.rule, figures)
-        jobs = tuple(dict.fromkeys(job for figure in figures for job in figure.jobs))
+        figures = _figures(claim, exhibits, scale, results)
     except NoEvidence as missing:
-        finding, jobs = Finding(Verdict.UNJUDGED, "-", str(missing)), missing.jobs
-    else:
-        finding = _remarked(_limited(finding, claim, scale), claim)
-    return Judgement(claim, finding, scale, exhibit.what_ran(scale), exhibit.basis, jobs)
+        finding = Finding(Verdict.UNJUDGED, "-", str(missing))
+        return Judgement(claim, finding, scale, setting, exhibit.basis, missing.jobs)
+    tasks = _by_task(claim.rule, figures)
+    finding = _remarked(_limited(_ruled(claim.rule, tasks), claim, scale), claim)
+    judged = [
+        TaskFinding(task, _limited(_ruled(claim.rule, {task: own}), claim, scale), _jobs(own))
+        for task, own in tasks.items()
+        if task
+    ]
+    return Judgement(claim, finding, scale, setting, exhibit.basis, _jobs(figures), judged)
 
 
-def _ruled(rule: Rule, figures: Sequence[Figure]) -> Finding:
-    """What a rule says of the figures that something can be judged by; the others are named."""
-    clear = [figure for figure in figures if not figure.hindrances]
-    if len(clear) == len(figures):
-        return rule.judge(figures)
-    found = rule.judge(clear if clear and rule.apart else [figure for figure in figures if figure.values])
+def _figures(claim: Claim, exhibits: Mapping[str, Exhibit], scale: str, results: Results) -> list[Figure]:
+    """The figures of all exhibits of a claim; an exhibit without any gives one that says why.
+
+    Raises:
+        NoEvidence: if no exhibit has figures.
+    """
+    found: list[Figure] = []
+    missing: list[NoEvidence] = []
+    for name in claim.exhibits:
+        try:
+            found += claim.find(exhibits[name], scale, results)
+        except NoEvidence as error:
+            missing.append(error)
+            title = exhibits[name].title
+            found.append(Figure(title, (), (), error.jobs, hindrances=(str(error),), task=title))
+    if len(missing) == len(claim.exhibits):
+        jobs = dict.fromkeys(job for error in missing for job in error.jobs)
+        raise NoEvidence("; ".join(dict.fromkeys(map(str, missing))), tuple(jobs))
+    return found
+
+
+def _by_task(rule: Rule, figures: Sequence[Figure]) -> dict[str, list[Figure]]:
+    """Figures by task; figures without a task have an empty name in common."""
+    found: dict[str, list[Figure]] = {}
+    for figure in figures:
+        found.setdefault(figure.task or (figure.name if rule.apart else ""), []).append(figure)
+    return found
+
+
+def _jobs(figures: Sequence[Figure]) -> tuple[Job, ...]:
+    return tuple(dict.fromkeys(job for figure in figures for job in figure.jobs))
+
+
+def _ruled(rule: Rule, tasks: Mapping[str, Sequence[Figure]]) -> Finding:
+    """Finding of a rule on all tasks that can be judged; the reason names the others."""
+    figures = [figure for own in tasks.values() for figure in own]
+    clear = {task: own for task, own in tasks.items() if not any(figure.hindrances for figure in own)}
     reasons = dict.fromkeys(reason for figure in figures for reason in figure.hindrances)
-    hit = {reason: [figure.name for figure in figures if reason in figure.hindrances] for reason in reasons}
+    hit = {
+        reason: dict.fromkeys(figure.task or figure.name for figure in figures if reason in figure.hindrances)
+        for reason in reasons
+    }
     why = "; ".join(f"{reason} ({', '.join(names)})" for reason, names in hit.items())
-    if not (clear and rule.apart):
-        return found._replace(verdict=Verdict.UNJUDGED, reason=why)
+    if not clear:
+        known = [figure for figure in figures if figure.values]
+        ours = rule.judge(known).ours if known else "-"
+        return Finding(Verdict.UNJUDGED, ours, why)
+    found = _combined({task: rule.judge(own) for task, own in clear.items()})
+    if len(clear) == len(tasks):
+        return found
     verdict = max(found.verdict, Verdict.DIRECTION, key=ORDER.index)
-    return found._replace(verdict=verdict, reason=f"{found.reason}; left out, for they cannot be judged: {why}")
+    return found._replace(verdict=verdict, reason=f"{found.reason}; not judged: {why}")
+
+
+def _combined(findings: Mapping[str, Finding]) -> Finding:
+    """The finding on a claim: the worst of its tasks, unless tasks that support it stand against tasks that do not."""
+    if len(findings) == 1:
+        return next(iter(findings.values()))
+    verdicts = {found.verdict for found in findings.values()}
+    verdict = max(verdicts, key=ORDER.index)
+    if verdict is Verdict.NOT and verdicts & {*SUPPORTING}:
+        verdict = Verdict.MIXED
+    ours = "; ".join(f"{_of_task(task, found.ours)}: {found.label}" for task, found in findings.items())
+    deciding = {task: found for task, found in findings.items() if verdict is Verdict.MIXED or found.verdict is verdict}
+    reason = "; ".join(_of_task(task, found.reason) for task, found in deciding.items())
+    return Finding(verdict, ours, reason, any(found.overshoot for found in findings.values()))
+
+
+def _of_task(task: str, words: str) -> str:
+    """Words that name their task."""
+    return words if words.startswith(task) else f"{task}: {words}"
 
 
 def _limited(finding: Finding, claim: Claim, scale: str) -> Finding:
-    """The finding, within what limits allow, which say so; a bad one tells where it holds."""
+    """The finding within the limits of a claim; the reason names the limits that apply."""
     limits = claim.limits_at(scale)
     unjudged = [limit for limit in limits if limit.at_best is Verdict.UNJUDGED]
     if unjudged:
         return finding._replace(verdict=Verdict.UNJUDGED, reason="; ".join(limit.reason for limit in unjudged))
     if claim.construction and finding.verdict in (Verdict.REPRODUCED, Verdict.DIRECTION):
-        told = f"{finding.reason}; by construction: {claim.construction}"
-        return finding._replace(verdict=Verdict.BUILT_IN, reason=told)
+        words = f"{finding.reason}; by construction: {claim.construction}"
+        return finding._replace(verdict=Verdict.BUILT_IN, reason=words)
     capping = [limit for limit in limits if ORDER.index(limit.at_best) > ORDER.index(finding.verdict)]
     if capping:
         lowest = max((limit.at_best for limit in capping), key=ORDER.index)
@@ -218,15 +320,15 @@ def _limited(finding: Finding, claim: Claim, scale: str) -> Finding:
     lifting = [limit for limit in limits if ORDER.index(limit.at_worst) < ORDER.index(finding.verdict)]
     if lifting:
         verdict = min((limit.at_worst for limit in lifting), key=ORDER.index)
-        told = f"{finding.reason}; not enough for {finding.verdict}, because {_why(lifting)}"
-        return finding._replace(verdict=verdict, reason=told)
+        words = f"{finding.reason}; not enough for {finding.verdict}, because {_why(lifting)}"
+        return finding._replace(verdict=verdict, reason=words)
     if limits and finding.verdict in (Verdict.NOT, Verdict.UNJUDGED):
-        return finding._replace(reason=f"{finding.reason}; here, where {_why(limits)}")
+        return finding._replace(reason=f"{finding.reason}; note that {_why(limits)}")
     return finding
 
 
 def _remarked(finding: Finding, claim: Claim) -> Finding:
-    """The finding, with what a reader must know whichever way it falls."""
+    """The finding, with the remark of its claim."""
     return finding._replace(reason=f"{finding.reason}; {claim.remark}") if claim.remark else finding
 
 
@@ -235,7 +337,7 @@ def _why(limits: Sequence[Limit]) -> str:
 
 
 def summary_table(judgements: Sequence[Judgement]) -> Table:
-    """How many claims got which verdict; overshoots count apart."""
+    """Number of claims by verdict; overshoots are counted separately."""
     labels = [judgement.finding.label for judgement in judgements]
     named = [label for verdict in Verdict for label in (str(verdict), f"{verdict}{OVERSHOT}")]
     wanted = [label for label in named if label in labels or not label.endswith(OVERSHOT)]
@@ -250,15 +352,14 @@ def _counted(label: str, judgements: Sequence[Judgement]) -> Row:
 
 
 def claims_table(judgements: Sequence[Judgement]) -> Table:
-    """One row for each claim; what is not reproduced is marked."""
+    """One row per claim; claims that are not reproduced are marked."""
     return Table("Claims", COLUMNS, [_row(judgement) for judgement in judgements])
 
 
 def _row(judgement: Judgement) -> Row:
     claim, finding = judgement.claim, judgement.finding
     cells = [
-        Cell(claim.published.figure),
-        Cell(claim.published.known.value),
+        Cell(f"{claim.published.figure} ({claim.published.origin})"),
         Cell(finding.ours),
         Cell(finding.label, bad=finding.verdict is Verdict.NOT),
         Cell(finding.reason),

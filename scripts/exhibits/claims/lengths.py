@@ -1,4 +1,4 @@
-"""Whether trainings can tell anything of accuracy: long enough for their density, and beside a twin that learned."""
+"""Checks whether trainings can be judged by accuracy: long enough for the density, with a converged dense baseline."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ __all__ = ["hindrances", "planned_long_enough", "watched_hindrances"]
 
 
 def hindrances(
-    case: Case, config: Mapping[str, Any], found: Sequence[Mapping[str, Any]], twins: Sequence[Mapping[str, Any]]
+    case: Case, config: Mapping[str, Any], found: Sequence[Mapping[str, Any]], baselines: Sequence[Mapping[str, Any]]
 ) -> list[str]:
-    """Why a method's accuracy cannot be judged by its trainings.
+    """Reasons why the accuracy of a method cannot be judged by its trainings.
 
     Args:
-        case: what was trained.
-        config: of the method's trainings, whichever seed.
-        found: summaries of these, by seed.
-        twins: those of dense training, likewise.
+        case: Task that was trained.
+        config: Configuration of one of the method's trainings.
+        found: Summaries of the method's trainings, by seed.
+        baselines: Summaries of dense training, by seed.
 
     Returns:
-        The reasons, in words; empty if it can be judged.
+        The reasons; empty if the accuracy can be judged.
     """
     steps = min(summary["steps"] for summary in found)
-    return [reason for reason in (_length(config, steps), _twin(case, twins)) if reason]
+    return [reason for reason in (_length(config, steps), _baseline(case, baselines)) if reason]
 
 
 def watched_hindrances(words: Sequence[str], steps: int) -> list[str]:
-    """Why what was seen in a training says nothing of how a method is once residuals have built up.
+    """Reasons why a traced training is too short to show a method whose residuals have built up.
 
-    Composes the configuration, within :func:`scripts.choices.composing`.
+    Composes the configuration; call it within :func:`scripts.choices.composing`.
 
     Args:
-        words: of train.py.
-        steps: of the training, which was watched.
+        words: Command-line words of train.py.
+        steps: Steps of the traced training.
 
     Returns:
-        The reason, in words; empty if there is none.
+        The reason, if there is one.
 
     Raises:
         ConfigError: if the words do not compose a configuration.
@@ -53,34 +53,35 @@ def watched_hindrances(words: Sequence[str], steps: int) -> list[str]:
 
 
 def planned_long_enough(config: Mapping[str, Any]) -> bool:
-    """Whether a training is meant to be so long, or may be, that its method's accuracy can be judged.
+    """Whether a training is planned to be long enough to judge the method's accuracy.
 
     Args:
-        config: of the training.
+        config: Configuration of the training.
     """
     steps = config["training"]["max_steps"]
     return steps is None or not _length(config, steps)
 
 
 def _length(config: Mapping[str, Any], steps: int) -> str:
-    """Of dense training, and of methods without a density, any number of steps will do."""
+    # Dense training and methods without a density have no minimum.
     density = config["compressor"].get("density")
     needed = math.ceil(round(SWEEPS / density, 6)) if density else 0
     made = steps - config["warmup"]["steps"]
     return f"too short: {made} steps where {needed} are needed" if made < needed else ""
 
 
-def _twin(case: Case, twins: Sequence[Mapping[str, Any]]) -> str:
-    if case.known is None:
-        return "it is not known what dense training reaches here"
-    known, more = case.known.value, twins[0]["metric"] in HIGHER_IS_BETTER
-
-    def enough(value: float) -> bool:
-        return value >= known if more else value <= known
-
-    reached, best = mean(map(final_metric, twins)), mean(figure_of(summary, "best") for summary in twins)
-    if enough(reached):
+def _baseline(case: Case, baselines: Sequence[Mapping[str, Any]]) -> str:
+    """Why the dense baseline is not converged; empty if its final metric reaches the reference."""
+    reference = case.known
+    if reference is None:
+        return "no reference value of dense training is known for this task"
+    higher = baselines[0]["metric"] in HIGHER_IS_BETTER
+    final = [final_metric(summary) for summary in baselines]
+    best = [figure_of(summary, "best") for summary in baselines]
+    if reference.reached(final, higher):
         return ""
-    if enough(best):
-        return f"the dense twin overfits: it ended at {reached:.4g}, after {best:.4g}, where {case.known} is known"
-    return f"the dense twin reached only {reached:.4g}, where {case.known} is known"
+    if reference.reached(best, higher):
+        return (
+            f"the dense baseline overfits: {mean(final):.4g} at the end, {mean(best):.4g} before; reference {reference}"
+        )
+    return f"the dense baseline reached only {mean(final):.4g}; reference {reference}"

@@ -1,4 +1,4 @@
-"""The page of all claims, as Markdown."""
+"""Markdown page of all claims."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["page"]
 INTRODUCTION = """\
 # Claims
 
-What the five papers claim, and what was found here. All of this page is generated from results on disk; no verdict on
-it was written by hand:
+Claims of the five papers and our results. This page is generated from results on disk; no verdict on it was written by
+hand:
 
 ```sh
 {making}
@@ -27,31 +27,36 @@ it was written by hand:
 
 ## How to read it
 
-How surely a published figure is known is said beside it: we did not have the papers' full texts. The rules are the same
-whichever way a verdict falls:
+We did not have the full texts of the papers; the column *paper* says how each published figure is known. The same rules
+apply whichever way a verdict falls:
 
+* Every **task** gets its own verdict, and then the claim as a whole: *{mixed}* if some tasks support the claim and
+  others do not, otherwise the worst verdict. A task that was not run has no verdict.
 * An **accuracy** is judged only after at least {sweeps}/density synchronizations (so that an entry of average size was
-  sent {sweeps} times), and beside a dense twin that reached what is known of its model and data. Else it
-  *{unjudged}*; the reason gives both numbers. Work of the scale `{trivial}` is never judged, nor what is
-  missing or has failed.
-* A **gain** is *{direction}* only from half of the published one on, in logarithms; less is *{bad}*.
-  More than {beyond:g} times as much, in logarithms, is an *overshoot*: something else differs, too, and the verdict
-  says so.
-* In comparisons of **speed** the rival is the fastest one of all that ran, and is named.
-* What **has to be true** of figures made in this way (counts against our own formula, a bound inside the model, the
-  best of a set that holds its rivals) is *{built_in}*, and counts apart.
-* What rests on a **guess** of what a GPU takes can neither be *{good}* nor *{bad}*.
-* Where the **setting** is not the published one, a verdict is cut down, and the reason says why.
-* Figures over **seeds** have Student's 95% interval of the mean behind them, of three seeds at least.
-* One worker **alone** sends nothing. Where it passes the test of a method's accuracy, too, the reason says so: there
-  the method is shown to do no harm, and nothing more.
+  sent {sweeps} times), and only if the dense baseline has converged: it reaches a reference value with a source, or
+  the confidence interval of its seeds contains that value. Otherwise it *{unjudged}*; the reason gives both numbers.
+  Runs of the size `{trivial}` are never judged, nor are missing or failed ones.
+* A loss within 1% whose confidence interval excludes equality is *{worse}*, never *{direction}*.
+* A **gain** is *{direction}* if it is at least half of the published one, in logarithms, and *{bad}*
+  otherwise. More than {beyond:g} times that, in logarithms, is an *overshoot*: something else must differ, and the
+  verdict says so.
+* In comparisons of **speed** the rival is the fastest method that ran, and is named. Seconds are compared within one
+  machine only (processor and torch version).
+* Figures that **must satisfy** the claim by construction (counts against our own formula, a bound inside the model, the
+  best of a set that contains its rivals) are *{built_in}* and counted separately.
+* Claims whose figures rest on **assumed GPU times**, or on four workers on one machine instead of the published
+  cluster, are called neither *{good}* nor *{bad}*.
+* Where the **setting** is not the published one, the verdict is limited, and the reason says why.
+* Figures over **seeds** have Student's 95% interval of the mean, of at least three seeds.
+* A **single worker** communicates nothing. If it passes the accuracy test of a method, the reason says so: the task
+  then only shows that the method does no harm.
 
-*GRES*, *PRES* and *LRES* are [rules of residuals](../methods.md): of what is lost on the way, all is kept, some of
-it, or nothing. *R-SAG* and *B-SAG* are ways in which [SparDL's d teams](../methods.md) exchange their sums: by
-recursive doubling, where d is a power of two, and as Bruck's all-gather does for any d.
+*GRES*, *PRES* and *LRES* are [residual rules](../methods.md): they keep all, some or none of the values that are
+dropped on the way. *R-SAG* and *B-SAG* are the ways in which [SparDL's d teams](../methods.md) exchange their sums:
+recursive doubling, for powers of two, and Bruck's all-gather, for any d.
 
-Each claim's rule and limits, what ran, and what of it was simulated, measured and assumed, fold out beside its verdict
-in [the report](../reproducing-papers.md#the-report).
+Rule and limits of each claim, the setting, and what was simulated, measured and assumed are in
+[the report](../reproducing-papers.md#the-report).
 """
 
 
@@ -59,16 +64,16 @@ def page(judgements: Sequence[Judgement], scale: str, outputs: Path | None, path
     """The whole page, as Markdown.
 
     Args:
-        judgements: of all claims, at least one.
-        scale: of the work.
-        outputs: the folder of runs that it was found in; ``None``: among the records.
-        path: of the page, for the command that makes it again.
+        judgements: Verdicts on all claims, at least one.
+        scale: Size preset of the runs.
+        outputs: Folder of the runs; ``None`` stands for the records.
+        path: Path of the page, for the command that makes it again.
     """
     where = f" --outputs {outputs.as_posix()}" if outputs else ""
     making = f"python scripts/reproduce.py all --scale {scale} --jobs 2{where or ' --record'}"
     command = f"python scripts/claims.py --scale {scale}{where} --write {path.as_posix()}"
     names = {"good": Verdict.REPRODUCED, "direction": Verdict.DIRECTION, "unjudged": Verdict.UNJUDGED}
-    names |= {"bad": Verdict.NOT, "built_in": Verdict.BUILT_IN}
+    names |= {"bad": Verdict.NOT, "built_in": Verdict.BUILT_IN, "mixed": Verdict.MIXED, "worse": Verdict.WORSE}
     head = INTRODUCTION.format(making=making, command=command, trivial=TRIVIAL, sweeps=SWEEPS, beyond=BEYOND, **names)
     sections = {
         "Verdicts": markdown(summary_table(judgements)),
@@ -79,6 +84,6 @@ def page(judgements: Sequence[Judgement], scale: str, outputs: Path | None, path
 
 
 def _short(table: Table) -> Table:
-    """Without the reasons, which are its last column."""
+    """The table without its last column, the reasons."""
     rows = [row._replace(cells=row.cells[:-1]) for row in table.rows]
     return replace(table, columns=table.columns[:-1], rows=rows)

@@ -1,4 +1,4 @@
-"""Rules for what is trained several times: a difference counts if it is beyond the spread of seeds."""
+"""Rules for trainings with several seeds: a difference counts if it exceeds the spread of seeds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NoLoss(Rule):
     """A metric as good as a baseline's, seed by seed.
 
     Attributes:
-        margin: the share of the baseline's metric that is no loss yet.
+        margin: Largest loss that is tolerated, as a share of the baseline's metric.
     """
 
     margin: float = 0.01
@@ -29,18 +29,20 @@ class NoLoss(Rule):
 
     @property
     def words(self) -> str:
-        """See :attr:`Rule.words`."""
+        """The rule with its numbers, for readers."""
         return (
-            "Ours are differences from the baseline, seed by seed, as shares of its metric, turned so that below zero "
-            f"is worse. {Verdict.REPRODUCED}: Student's 95% interval of the mean is not below "
-            f"-{self.margin:.0%}. {Verdict.DIRECTION}: the mean is not below it. {Verdict.NOT}: the whole "
-            f"interval is below zero. Else the seeds spread too widely: {Verdict.UNJUDGED}. Of several cases the "
-            f"worst counts; those that cannot be judged are named, and leave {Verdict.DIRECTION} at best. What one "
-            "worker alone reaches is told beside it, where it was trained."
+            "Differences from the baseline, seed by seed, as shares of its metric; negative is worse. Per task: "
+            f"{Verdict.REPRODUCED}: Student's 95% interval reaches zero and stays above -{self.margin:.0%}. "
+            f"{Verdict.DIRECTION}: it reaches zero, and the mean is above -{self.margin:.0%}. {Verdict.WORSE}: the "
+            f"interval excludes zero, and the mean is above -{self.margin:.0%}. {Verdict.NOT}: the interval excludes "
+            f"zero, and the mean is below that. Otherwise the seeds spread too widely: {Verdict.UNJUDGED}. "
+            f"{Verdict.MIXED}: some tasks support the claim and others do not. Tasks that cannot be judged are named "
+            f"and limit the claim to {Verdict.DIRECTION}. The result of a single worker without communication is "
+            "given for comparison where it was trained."
         )
 
     def judge(self, figures: Sequence[Figure]) -> Finding:
-        """See :meth:`Rule.judge`; greater values are better ones, and compared with those of the same seeds."""
+        """Judges figures of which greater values are better, against values of the same seeds; the worst counts."""
         found = [self._one(figure) for figure in figures]
         order = list(Verdict)
         worst = max((one.verdict for one in found), key=order.index)
@@ -50,47 +52,50 @@ class NoLoss(Rule):
 
     def _one(self, figure: Figure) -> Finding:
         scale = abs(mean(figure.against)) or 1.0
-        shares, margin = _shares(figure.values, figure, scale), f"-{self.margin:.0%}"
-        told = self._of_floor(_shares(figure.floor, figure, scale)) if figure.floor else ""
-        ours = f"{figure.name}: {shown(shares, '%')}"
+        shares = _shares(figure.values, figure, scale)
+        verdict, words = self._verdict(shares)
+        floor = self._of_floor(_shares(figure.floor, figure, scale)) if figure.floor else ""
+        return Finding(verdict, f"{figure.name}: {shown(shares, '%')}", f"{figure.name}: {words}{floor}")
+
+    def _verdict(self, shares: Range) -> tuple[Verdict, str]:
+        margin, worse = f"{self.margin:.0%}", f"worse by {-shares.mean:.2%}"
+        if shares.high < 0:  # the interval excludes equality, which is what the paper claims
+            if shares.mean < -self.margin:
+                return Verdict.NOT, f"{worse}, beyond the spread of seeds"
+            return Verdict.WORSE, f"{worse}, beyond the spread of seeds, but by no more than {margin}"
         if shares.low >= -self.margin:
-            return Finding(Verdict.REPRODUCED, ours, f"{figure.name}: no worse than {margin}{told}")
+            return Verdict.REPRODUCED, f"no loss of more than {margin}"
         if shares.mean >= -self.margin:
-            reason = f"{figure.name}: the mean is no worse than {margin}, but the seeds do not rule that out{told}"
-            return Finding(Verdict.DIRECTION, ours, reason)
-        if shares.high < 0:
-            reason = f"{figure.name}: worse by {-shares.mean:.2%}, beyond the spread of seeds{told}"
-            return Finding(Verdict.NOT, ours, reason)
-        reason = f"{figure.name}: worse by {-shares.mean:.2%} on average, but within the spread of seeds{told}"
-        return Finding(Verdict.UNJUDGED, ours, reason)
+            return Verdict.DIRECTION, f"the mean loss is at most {margin}, but the seeds do not rule out a larger one"
+        return Verdict.UNJUDGED, f"{worse} on average, but within the spread of seeds"
 
     def _of_floor(self, shares: Range) -> str:
-        """What one worker alone loses, who sends nothing, and what it means if that is no more than a method may."""
-        passes = "; it passes, too, so no more is shown than that the method does no harm"
-        told = passes if shares.mean >= -self.margin else ""
-        return f" (one worker alone, which sends nothing: {shown(shares, '%')}{told})"
+        """Result of a single worker without communication; the task shows little if that passes the same test."""
+        passes = "; it passes the same test, so the task only shows that the method does no harm"
+        return f" (single worker without communication: {shown(shares, '%')}{passes * (shares.mean >= -self.margin)})"
 
 
 def _shares(values: Sequence[float], figure: Figure, scale: float) -> Range:
-    """How much better values are than what a figure is compared with, in units of a scale."""
+    """Paired differences from the values that a figure is compared with, divided by ``scale``."""
     return Range(*(value / scale for value in difference_of(values, figure.against)))
 
 
 @dataclass(frozen=True)
 class Order(Rule):
-    """Methods, the best first."""
+    """Methods in order, best first."""
 
     @property
     def words(self) -> str:
-        """See :attr:`Rule.words`."""
+        """The rule with its numbers, for readers."""
         return (
-            f"{Verdict.REPRODUCED}: each is better than the next {BEYOND}. {Verdict.DIRECTION}: the means are in this "
-            f"order, and the first is better than the last in that way. Else {Verdict.NOT}: what is within the spread "
-            "of seeds is no difference."
+            f"Per task: {Verdict.REPRODUCED}: each method is better than the next {BEYOND}. {Verdict.DIRECTION}: the "
+            f"means are in this order, and the first is better than the last {BEYOND}. Otherwise {Verdict.NOT}: a "
+            f"difference within the spread of seeds does not count. {Verdict.MIXED}: some tasks support the claim and "
+            "others do not."
         )
 
     def judge(self, figures: Sequence[Figure]) -> Finding:
-        """See :meth:`Rule.judge`; at least two, greater values are better ones, with equal seeds."""
+        """Judges at least two figures with equal seeds, of which greater values are better."""
         ours = ", ".join(f"{figure.name} {figure.mean:.4g}" for figure in figures)
         steps = [_step(*pair) for pair in pairwise(figures)]
         told = "; ".join(f"{name}: {shown(found)}" for name, found in steps)
@@ -98,7 +103,7 @@ class Order(Rule):
             return Finding(Verdict.REPRODUCED, ours, told)
         name, whole = _step(figures[0], figures[-1])
         if all(found.mean > 0 for _, found in steps) and whole.low > 0:
-            return Finding(Verdict.DIRECTION, ours, f"not every difference is beyond the spread of seeds: {told}")
+            return Finding(Verdict.DIRECTION, ours, f"not every difference exceeds the spread of seeds: {told}")
         if any(found.high < 0 for _, found in [*steps, (name, whole)]):
             return Finding(Verdict.NOT, ours, f"in part the opposite order, beyond the spread of seeds: {told}")
         return Finding(Verdict.NOT, ours, f"no such order beyond the spread of seeds: {told}")
@@ -110,29 +115,29 @@ def _step(better: Figure, worse: Figure) -> tuple[str, Range]:
 
 @dataclass(frozen=True)
 class InnerBest(Rule):
-    """Costs that fall at first, and then rise.
+    """Costs that fall at first and then rise.
 
     Attributes:
-        unit: of the figures.
+        unit: Unit of the figures.
     """
 
     unit: str = ""
 
     @property
     def words(self) -> str:
-        """See :attr:`Rule.words`."""
+        """The rule with its numbers, for readers."""
         return (
             f"{Verdict.REPRODUCED}: the least is neither the first nor the last, and below both {BEYOND}. "
-            f"{Verdict.DIRECTION}: it is below the first in that way. Else {Verdict.NOT}."
+            f"{Verdict.DIRECTION}: it is below the first {BEYOND}. Otherwise {Verdict.NOT}."
         )
 
     def judge(self, figures: Sequence[Figure]) -> Finding:
-        """See :meth:`Rule.judge`; lesser values are better ones, with equal seeds."""
+        """Judges figures with equal seeds, of which smaller values are better."""
         best = min(figures, key=lambda figure: figure.mean)
         ours = ", ".join(f"{figure.name}: {show(figure.mean, self.unit)}" for figure in figures)
         saved, lost = (difference_of(end.values, best.values) for end in (figures[0], figures[-1]))
         told = (
-            f"{best.name} is the least; {figures[0].name} has {shown(saved, self.unit)} more, {figures[-1].name} "
+            f"{best.name} is the least; {figures[0].name} takes {shown(saved, self.unit)} more, {figures[-1].name} "
             f"{shown(lost, self.unit)} more"
         )
         if saved.low <= 0:

@@ -1,4 +1,4 @@
-"""What Sketch-Fusion SGD's paper claims."""
+"""Claims of the Sketch-Fusion SGD paper."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SKETCH, DENSE = "count_sketch", "none"
 
 
 def efficiency(exhibit: Computed, scale: str, results: Results) -> Sequence[Figure]:
-    """Seconds with the fastest other partition of sketches over those with fused ones."""
+    """Seconds with the fastest other partition of sketches over those with LayerFusion."""
     found = _partitions(tables(exhibit, scale, results), lambda row: row.endswith(f", {SKETCH}"))
     return [_gain(key, others, fused) for key, (others, fused) in found.items()]
 
@@ -46,12 +46,12 @@ def _partitions(
 
 
 def _inverse(figure: Figure) -> Figure:
-    """Of a share of the ideal speed: seconds, in units of the ideal ones."""
+    """Turns shares of the ideal speed into multiples of the ideal seconds."""
     return figure._replace(values=[1 / value for value in figure.values])
 
 
 def _gain(key: tuple[str, str], others: Sequence[Figure], fused: Figure) -> Figure:
-    """What fusion gains over the fastest other partition, which is named, with a remark on layers alone."""
+    """Gain of fusion over the fastest other partition, which is named; the remark gives the gain over single layers."""
     rival, (alone, *_) = fastest(others), others
     remark = "" if alone is rival else f"{ratio('', alone, fused).mean:.4g}x against {alone.name}"
     return ratio(f"{_on(*key)}, against {rival.name}", rival, fused)._replace(remark=remark)
@@ -66,15 +66,15 @@ def _on(title: str, row: str) -> str:
 
 
 def accuracy(exhibit: MethodComparison, scale: str, results: Results) -> Sequence[Figure]:
-    """The metric with sketches of groups, in every case."""
+    """Metric with sketches of groups against dense training in every case."""
     return metrics(exhibit, scale, results, "sketches of groups", "dense")
 
 
 SUPERSET = (
-    "it is no slower, for fusion chooses the fastest of all partitions, by the same model, and its rivals are among "
-    "them; by how much it is faster rests on what a GPU takes, which is assumed with low certainty, not measured"
+    "it cannot be slower, because fusion chooses the fastest of all partitions by the same model, and its rivals are "
+    "among them; the gain rests on GPU times that are assumed with low certainty, not measured"
 )
-CODE = "published seconds include what the published code costs, which is not known, and ours do not"
+CODE = "published seconds include the cost of the published code, which is not known, ours do not"
 CLAIMS = (
     Claim(
         "Sketch-Fusion: training efficiency",
@@ -83,19 +83,19 @@ CLAIMS = (
         "sketch_fusion.fusion",
         efficiency,
         UpTo(1.186),
-        "seconds of an iteration with the fastest other partition (layers, buckets, the model) over fused ones",
+        "seconds of an iteration with the fastest other partition (layers, buckets, model) over those with LayerFusion",
         (ASSUMED_GPU, MODELLED, OWN_CHOICES),
         SUPERSET,
         CODE,
     ),
     Claim(
         "Sketch-Fusion: LayerFusion for others",
-        "LayerFusion improves the scalability of other compressors by up to 2.87 times.",
-        Published("up to 2.87x", Known.ABSTRACT, "for which compressor is not stated there"),
+        "LayerFusion improves the scalability of other compressors by up to 2.87x.",
+        Published("up to 2.87x", Known.ABSTRACT, "the compressor is not stated there"),
         "sketch_fusion.scaling",
         scalability,
         UpTo(2.87),
-        "scaling efficiency at 16 workers, fused, over that of the best other partition (layers, buckets, the model)",
+        "scaling efficiency at 16 workers with LayerFusion over the best other partition (layers, buckets, model)",
         (ASSUMED_GPU, MODELLED, OWN_CHOICES),
         SUPERSET,
         CODE,
@@ -107,7 +107,7 @@ CLAIMS = (
         "sketch_fusion.accuracy",
         accuracy,
         NoLoss(),
-        "difference of the metric from dense training",
+        "difference from the metric of dense training",
         (STAND_INS, OWN_CHOICES),
     ),
 )

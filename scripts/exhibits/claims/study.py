@@ -1,4 +1,4 @@
-"""What the study of sparse communication claims."""
+"""Claims of the study of sparse communication."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["CLAIMS"]
 
 
 def random_block(exhibit: StudyRates, scale: str, results: Results) -> Sequence[Figure]:
-    """The metric of random blocks against dense training, each at the setting that is best for the other seeds."""
+    """Metric of random blocks against dense training, each at the setting that is best for the other seeds."""
     blocks, dense = (exhibit.choices_of(sent, scale, results) for sent in (RANDOM_BLOCK, DENSE))
     if not (blocks and dense):
         raise NoEvidence("all settings failed", exhibit.jobs(scale))
@@ -38,7 +38,7 @@ CLAIMS = (
         "study.rates",
         random_block,
         NoLoss(),
-        "difference of the metric from dense training, each at the setting and rate that are best for the other seeds",
+        "difference from the metric of dense training, each at the setting and rate that are best for the other seeds",
         (STAND_INS,),
     ),
 )

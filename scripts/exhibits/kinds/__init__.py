@@ -1,1 +1,1 @@
-"""Kinds of exhibits: what is trained, counted, predicted, watched or timed, and the tables made of it."""
+"""Kinds of exhibits: trainings, counts, predictions, traces and timings, and their tables."""

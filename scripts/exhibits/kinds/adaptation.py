@@ -31,7 +31,7 @@ BASIS = Basis(
     assumed="nothing",
 )
 NEAR, WINDOW = 0.1, 10  # of k; steps whose mean has to be as near as that
-# What is drawn, a panel each.
+# Drawn quantities, one panel each.
 KINDS: Mapping[str, str] = MappingProxyType({"h": "entries that a team sends", "union": "entries of all teams"})
 COLUMNS = ("teams", "k of a block", "h at first", "h, second half", "union / k, at first", "second half", "near k from")
 
@@ -57,7 +57,7 @@ class _Noting(SparDLState):
     sent: list[_Sent] = field(default_factory=list)
 
     def adapt(self, merged: int, k: int, teams: int) -> None:
-        """See :meth:`SparDLState.adapt`."""
+        """Adapts h, and records it."""
         self.sent.append(_Sent(self.h, merged, k))
         super().adapt(merged, k, teams)
 
@@ -101,7 +101,7 @@ class AdaptationPlan:
     """What a scale means.
 
     Attributes:
-        cases: what is trained.
+        cases: Tasks.
         words: what all trainings share.
         teams: their numbers.
         steps: of each training.
@@ -138,12 +138,12 @@ class Adaptation(Planned):
         return watched_training(self.name, "adaptation", record_adaptation, words, plan.steps)
 
     def jobs(self, scale: str) -> Sequence[Computation]:
-        """See :meth:`Exhibit.jobs`."""
+        """All jobs whose results the exhibit needs."""
         plan = at(scale, self.plans)
         return [self.job(plan, *choice) for choice in product(plan.cases, plan.teams)]
 
     def caption(self, scale: str) -> str:
-        """See :meth:`Exhibit.caption`."""
+        """What was run, in one or two sentences."""
         plan = at(scale, self.plans)
         cases = "; ".join(case.title for case in plan.cases)
         return (
@@ -153,7 +153,7 @@ class Adaptation(Planned):
         )
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """See :meth:`Exhibit.tables`."""
+        """Tables of the results."""
         plan = at(scale, self.plans)
         return [
             Table(f"{self.title}: {case.title}", COLUMNS, [self._row(plan, case, each, results) for each in plan.teams])
@@ -167,7 +167,7 @@ class Adaptation(Planned):
         return Row(f"d = {teams}", cells, [job])
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """See :meth:`Exhibit.pictures`."""
+        """Figures of the results."""
         plan = at(scale, self.plans)
         caption = "h and the union over k by step, means over all blocks; the grey band is near k"
         return [

@@ -33,7 +33,7 @@ __all__ = ["Balance", "BalancePlan", "Snapshot", "compare", "record_loads"]
 
 BASIS = Basis(
     simulated="the cluster; seconds of messages, from rounds and the busiest worker's bytes on a modelled network",
-    measured="which entries the workers of a real training select, where they lie, and what is sent of them",
+    measured="entries that the workers of a real training select, their positions, and the entries sent",
     assumed="the network; that the published model's entries lie as the small model's do",
 )
 
@@ -89,12 +89,12 @@ class Sent(NamedTuple):
     busiest: int
 
     def on(self, network: Network, scale: float) -> float:
-        """Seconds on a network, of a gradient so many times as long."""
+        """Seconds on a network, for a gradient scaled by a factor."""
         return self.rounds * network.alpha + self.busiest * network.beta * scale
 
 
 def record_loads(words: Sequence[str], steps: int) -> dict[str, Any]:
-    """Trains with Ok-Topk, and tries out the ways to send what is selected in the last step.
+    """Trains with Ok-Topk, and compares ways to send the entries selected in the last step.
 
     Args:
         words: of train.py.
@@ -209,7 +209,7 @@ class BalancePlan:
     """What a scale means.
 
     Attributes:
-        cases: what is trained, and what it stands for.
+        cases: Tasks, and their counterparts in the paper.
         words: what all trainings share.
         steps: of each training; the last one is looked at.
         cost: about how long all of it takes.
@@ -266,12 +266,12 @@ class Balance(Planned):
         return watched_training(self.name, "loads", record_loads, words, plan.steps)
 
     def jobs(self, scale: str) -> Sequence[Computation]:
-        """See :meth:`Exhibit.jobs`."""
+        """All jobs whose results the exhibit needs."""
         plan = at(scale, self.plans)
         return [self.job(plan, published) for published in plan.cases]
 
     def caption(self, scale: str) -> str:
-        """See :meth:`Exhibit.caption`."""
+        """What was run, in one or two sentences."""
         plan = at(scale, self.plans)
         cases = "; ".join(f"{each.case.name} ({each.entries:,} entries): {each.case.what}" for each in plan.cases)
         return (
@@ -284,7 +284,7 @@ class Balance(Planned):
         )
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """See :meth:`Exhibit.tables`."""
+        """Tables of the results."""
         return [self._table(at(scale, self.plans), kind, results) for kind in KINDS]
 
     def _table(self, plan: BalancePlan, kind: Kind, results: Results) -> Table:
@@ -306,7 +306,7 @@ class Balance(Planned):
         return [*(Cell(f"{figure:.3g}", figure) for figure in figures), Cell(kind.paper)]
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """See :meth:`Exhibit.pictures`."""
+        """Figures of the results."""
         plan = at(scale, self.plans)
         caption = "Entries of each worker over the mean of all, without (grey) and with balancing (blue)"
         return [

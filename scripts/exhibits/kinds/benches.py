@@ -1,4 +1,4 @@
-"""Exhibits that benches of this repository measure, in one process or in some that loopback connects."""
+"""Exhibits measured by the benchmarks of this repository, in one process or in several over loopback."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from spardl.basics.errors import TrainingError
 __all__ = ["Timed", "local", "timed"]
 
 ROOT = Path(__file__).resolve().parents[3]
-# Seconds after which a bench is ended.
+# Time limit of a benchmark in seconds.
 LIMIT = 900.0
 
 
 def timed(
     script: str, runs: Sequence[Sequence[str]], floor: str, workers: int, beside: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """A sheet for each table that a bench writes; rows of several runs are put into one if its title is the same.
+    """One sheet per table of a benchmark; tables of several runs with the same title are joined.
 
     Args:
-        script: of the bench, from the repository's root.
-        runs: its words, each time that it runs.
-        floor: the row that others are compared with.
-        workers: processes that are started by torchrun; 0: one, without it.
-        beside: what else the bench knows of each row.
+        script: Path of the benchmark, relative to the repository.
+        runs: Options of each run.
+        floor: Row that the others are compared with.
+        workers: Number of processes for torchrun; 0 runs one process without it.
+        beside: Further columns that the benchmark gives.
 
     Raises:
-        TrainingError: if it failed, or took too long.
+        TrainingError: if a run failed or took too long.
     """
     tables: dict[str, list[Mapping[str, Any]]] = {}
     for words in runs:
@@ -48,7 +48,7 @@ def timed(
 
 
 def _run(script: str, words: Sequence[str], workers: int) -> Mapping[str, Any]:
-    """The tables, by title."""
+    """Tables by title."""
     with TemporaryDirectory() as folder:
         found = Path(folder) / "found.json"
         start = ["-m", "torch.distributed.run", *local(workers)] if workers else []
@@ -56,7 +56,7 @@ def _run(script: str, words: Sequence[str], workers: int) -> Mapping[str, Any]:
         try:
             ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False)
         except subprocess.TimeoutExpired as error:
-            raise TrainingError(f"{script} took more than {LIMIT:g} s") from error
+            raise TrainingError(f"{script} did not end within {LIMIT:g} s; check the load of this machine") from error
         if ended.returncode:
             raise TrainingError(complaint(ended.stderr, script, ended.returncode))
         tables: Mapping[str, Any] = json.loads(found.read_bytes())["cases"]
@@ -64,12 +64,12 @@ def _run(script: str, words: Sequence[str], workers: int) -> Mapping[str, Any]:
 
 
 def local(workers: int) -> Sequence[str]:
-    """What torchrun is told to start so many processes that loopback connects."""
+    """Options of torchrun for processes connected by loopback."""
     return ("--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(workers))
 
 
 def _sheet(title: str, rows: Sequence[Mapping[str, Any]], floor: str, beside: Sequence[str]) -> Mapping[str, Any]:
-    """Milliseconds, and how often the floor fits in."""
+    """Milliseconds, and multiples of the floor."""
     base = next(median(row["seconds"]) for row in rows if row["name"] == floor)
     columns = ("what", "median ms", "least", "most", f"x {floor}", *beside)
     figures = {row["name"]: [*_times(row["seconds"], base), *(row[name] for name in beside)] for row in rows}
@@ -83,13 +83,13 @@ def _times(seconds: Sequence[float], base: float) -> list[float | str]:
 
 @dataclass(frozen=True)
 class Timed(Computed):
-    """What a bench measures; ``arguments`` are those of :func:`timed`."""
+    """An exhibit measured by a benchmark; ``arguments`` are those of :func:`timed`."""
 
     charts: tuple[Chart, ...] = ()
     recipe: int = EDITION
 
     def job(self, scale: str) -> Measurement:
-        """All of it."""
+        """The measurement."""
         arguments = at(scale, self.arguments)
         given = dict(arguments)
         start = ("torchrun", *local(given["workers"])) if given["workers"] else ("python",)
@@ -97,5 +97,5 @@ class Timed(Computed):
         return Measurement(self.name, self.function, arguments, shell, self.recipe)
 
     def caption(self, scale: str) -> str:
-        """See :meth:`Exhibit.caption`."""
+        """What was run, in one or two sentences."""
         return f"{self.words} {self.job(scale).command}"

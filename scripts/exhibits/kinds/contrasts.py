@@ -1,4 +1,4 @@
-"""Trainings that differ in several things at once, compared pair by pair: which of them makes the difference?"""
+"""Pairwise comparisons of trainings that differ in one setting."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from scripts.exhibits.base import Results, at
-from scripts.exhibits.failures import succeeded
+from scripts.exhibits.failures import NOT_RUN_YET, any_failed, succeeded
 from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan
 from scripts.exhibits.measures import final_metric
 from scripts.exhibits.statistics import INTERVAL, LEAST, Range, difference, seeds
@@ -22,8 +22,8 @@ class Pair(NamedTuple):
     """Two methods that differ in one thing.
 
     Attributes:
-        one: its metric counts.
-        other: what is taken off.
+        one: Method whose metric counts.
+        other: Method whose metric is subtracted.
     """
 
     one: str
@@ -43,7 +43,7 @@ class Contrasts(MethodComparison):
     question: str = field(kw_only=True)
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """See :meth:`Exhibit.tables`: the methods, and their differences."""
+        """Tables of the methods and of their differences."""
         plan = at(scale, self.plans)
         return [*super().tables(scale, results), *(self._differences(plan, case, results) for case in plan.cases)]
 
@@ -57,7 +57,7 @@ class Contrasts(MethodComparison):
         one, other = ([results.of(self.job(plan, case, each, seed)) for seed in plan.seeds] for each in pair)
         both = [(a, b) for a, b in zip(one, other, strict=True) if len(succeeded([a, b])) == len(pair)]
         if not both:
-            return Row(conditions, [Cell("not run yet", bad=True)] * (len(COLUMNS) - 1), jobs)
+            return Row(conditions, [Cell(NOT_RUN_YET, bad=any_failed([*one, *other]))] * (len(COLUMNS) - 1), jobs)
         found = difference(*zip(*((final_metric(a.data), final_metric(b.data)) for a, b in both), strict=True))
         return Row(conditions, _cells(found, len(both), pair, case.lower), jobs)
 

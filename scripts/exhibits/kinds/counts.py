@@ -23,7 +23,7 @@ __all__ = ["CountedCosts", "Cycle", "amortized", "count_costs", "count_cycle"]
 # What each kind of step costs, as JSON can hold it.
 Cycle: TypeAlias = list[dict[str, Any]]
 
-# All periods of the published methods divide it. So many ordinary steps are run, and one of each other kind.
+# A common multiple of all periods of the published methods: steps to run, plus one of each other kind.
 CYCLE, REPEATED = 128, 3
 
 BASIS = Basis(
@@ -78,7 +78,7 @@ def count_cycle(
         name: choice of compressor=.
         overrides: words of train.py.
         workers: P.
-        density: of what is sent.
+        density: Density of the sent entries.
         kept: entries that are sent of the larger gradient; of the other one, a quarter.
         settle: steps before the first that counts, for methods that adapt.
 
@@ -88,7 +88,7 @@ def count_cycle(
         longest path: what takes as long at full bandwidth.
 
     Raises:
-        ConfigError: if the method does not run on so many workers.
+        ConfigError: if the method does not support this number of workers.
     """
     with choices.composing():
         method = choices.build(name, "warmup.steps=0", *_density(name, density), *overrides)
@@ -165,7 +165,7 @@ class CountedCosts(Exhibit):
         return Computation("costs", count_costs, arguments, f"{shell} (with {' '.join(words)})" if words else shell, 2)
 
     def jobs(self, scale: str) -> Sequence[Computation]:
-        """See :meth:`Exhibit.jobs`."""
+        """All jobs whose results the exhibit needs."""
         return [self.job(method, workers) for method in self.methods for workers in self._sizes(method, scale)]
 
     def _sizes(self, method: str, scale: str) -> list[int]:
@@ -175,11 +175,11 @@ class CountedCosts(Exhibit):
         return [workers for workers in at(scale, self.workers) if workers % teams == 0]
 
     def cost(self, scale: str) -> str:
-        """See :meth:`Exhibit.cost`."""
+        """Approximate duration of the jobs."""
         return f"{len(self.jobs(scale))} counts, seconds to a few minutes"
 
     def caption(self, scale: str) -> str:
-        """See :meth:`Exhibit.caption`."""
+        """What was run, in one or two sentences."""
         return (
             "Rounds, and words that a worker sends on average, in units of k; an index or a value is a word, k "
             f"is {complexity.DENSITY:.0%} of the entries. In brackets what the formula allows; path: words that are "
@@ -188,7 +188,7 @@ class CountedCosts(Exhibit):
         )
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """See :meth:`Exhibit.tables`."""
+        """Tables of the results."""
         sizes = at(scale, self.workers)
         rows = []
         for method in self.methods:

@@ -30,10 +30,10 @@ class Stretch(NamedTuple):
 
 
 def between(paces: Paces, bandwidth: float) -> float:
-    """Seconds at a bandwidth: what was measured there, and between two of these linear in seconds for a bit.
+    """Seconds at a bandwidth: measured, or interpolated linearly in seconds per bit.
 
     Args:
-        paces: what was measured.
+        paces: Measured seconds by bandwidth.
         bandwidth: Mbit/s, between the least and the most of these.
     """
     known = sorted(paces)
@@ -46,7 +46,7 @@ def between(paces: Paces, bandwidth: float) -> float:
 
 
 def stretches(ways: Mapping[str, Paces]) -> list[Stretch]:
-    """Who is the fastest, from the least measured bandwidth to the most.
+    """The fastest method, from the smallest measured bandwidth to the largest.
 
     Args:
         ways: seconds of each, all at the same bandwidths.

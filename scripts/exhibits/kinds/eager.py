@@ -55,7 +55,7 @@ class CountedTopK(TopK):
     tally: Tally = field(default_factory=Tally, compare=False)
 
     def selector(self, context: Context, state: State) -> Select:
-        """See :meth:`TopK.selector`."""
+        """Selector that counts the entries that it reads."""
         select = super().selector(context, state)
 
         def counted(accumulated: Accumulator, parts: Sequence[Part]) -> Tensor:
@@ -92,7 +92,7 @@ class EagerSparDL(SparDL):
         return False
 
     def reduce(self, sync: Synchronization[SparseCompressor, SparDLState]) -> Program[Sum]:
-        """See :meth:`SparDL.reduce`."""
+        """Reduces with a selection after every addition."""
         team = whole_team(sync.context.worker)
         blocks = Blocks(sync.context.layout.length, team.size, -(-sync.compressor.count(sync.context) // team.size))
         select = sync.compressor.selector(sync.context, sync.compression)

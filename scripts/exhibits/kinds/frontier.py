@@ -1,4 +1,4 @@
-"""When to send every step and when every so many: loss against seconds, methods x links x tasks."""
+"""Synchronous steps against local steps: loss over time, for methods x links x tasks."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from scripts.exhibits.failures import any_failed, failed, succeeded
 from scripts.exhibits.jobs import Job, Outcome
 from scripts.exhibits.kinds.crossings import between, stretches
 from scripts.exhibits.kinds.frontier_work import CALM, TURNS, Course, Entrant
+from scripts.exhibits.kinds.trainings import OTHER_MACHINE
+from scripts.exhibits.machines import machines
 from scripts.exhibits.measures import Curve, figure_of
 from scripts.exhibits.statistics import spread
 from scripts.exhibits.tables import Cell, Row, Table
@@ -26,8 +28,8 @@ from scripts.exhibits.tried import Target, reached
 __all__ = ["Frontier", "Goal"]
 
 LOSS = "loss"
-# The share of what dense training has learned since its first test that may be missing at the near target, and how many
-# tests its end is the mean of; the far target is what dense training has after this share of its steps.
+# The near target allows a shortfall of MARGIN of what dense training learned since its first test; its end is the mean
+# of the LAST tests. The far target is the loss of dense training after the share EARLY of its steps.
 MARGIN, LAST, EARLY = 0.02, 3, 0.5
 COLUMNS = ("method", "to as good as dense", "to half-way", "final loss", "seeds", "ms a step", "MB a step", "computing")
 WHERE = ("between Mbit/s", "fastest", "seconds", "dense takes", "next")
@@ -35,11 +37,11 @@ NEVER = "none"
 
 
 class Goal(NamedTuple):
-    """A loss that is good enough.
+    """A target loss.
 
     Attributes:
-        name: in titles.
-        target: the loss.
+        name: Name in titles.
+        target: The loss.
     """
 
     name: str
@@ -47,12 +49,12 @@ class Goal(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """What a step takes on a link.
+    """Cost of a step on a link.
 
     Attributes:
-        seconds: median of turns.
-        sent: bytes of a worker.
-        computing: share of the seconds that a step takes which sends nothing.
+        seconds: Median over the turns.
+        sent: Bytes per worker.
+        computing: Time of a step without communication, as a share.
     """
 
     seconds: float
@@ -62,10 +64,10 @@ class Pace(NamedTuple):
 
 @dataclass(frozen=True)
 class Frontier(Exhibit):
-    """Learning curves by steps, put together with paces measured on links.
+    """Learning curves by step, combined with step times measured on links.
 
     Attributes:
-        courses: by scale, one for each task.
+        courses: Courses by size preset, one per task.
     """
 
     name: str
@@ -78,14 +80,14 @@ class Frontier(Exhibit):
     leads: bool = field(default=False, kw_only=True)
 
     def jobs(self, scale: str) -> Sequence[Job]:
-        """See :meth:`Exhibit.jobs`; what measures seconds comes last."""
+        """All jobs; those that measure time come last."""
         courses = at(scale, self.courses)
         lessons = [lesson for course in courses for lesson in course.lessons()]
         paces = [course.pacing(gbit) for course in courses for gbit in course.gbits]
         return [*lessons, *paces, *(course.whole(*each) for course in courses for each in course.wholes())]
 
     def with_seeds(self, count: int) -> Frontier:
-        """See :meth:`Exhibit.with_seeds`."""
+        """The same exhibit with the seeds 1 to ``count``."""
         seeds = tuple(range(1, count + 1))
         return replace(
             self,
@@ -93,24 +95,24 @@ class Frontier(Exhibit):
         )
 
     def cost(self, scale: str) -> str:
-        """See :meth:`Exhibit.cost`."""
+        """Approximate duration of the jobs."""
         jobs = self.jobs(scale)
         timed = [job for job in jobs if job.alone]
         minutes = math.ceil(sum(job.expected or 0 for job in timed) / 60)
         return f"{len(jobs) - len(timed)} trainings, a minute of two cores each; {minutes} minutes alone on the machine"
 
     def caption(self, scale: str) -> str:
-        """See :meth:`Exhibit.caption`."""
+        """What was run, in one or two sentences."""
         rules = (
-            "What a step leads to does not depend on the link, and how long it takes hardly on what was learned. "
-            "So losses are those of whole trainings by real workers that nobody timed, and seconds are steps "
-            f"times the median step of {TURNS} turns in the network lab, where all methods take turns, at {CALM:g} "
-            "of dense training's learning rate; a turn has whole periods of local steps. The last tables set "
-            "seconds put together so beside those of whole trainings in the lab. Computing: the seconds of a step "
-            f"that sends nothing, over those of a step. As good as dense: the mean of dense training's last {LAST} "
-            f"tests, and {MARGIN:.0%} of what it has learned since its first test more. Half-way: what dense "
-            f"training has after {EARLY:.0%} of the steps. Every training has as many steps, so as many tokens. "
-            "Learning rates, outer rates and momenta: the best of those tried with the first seed, in the tables."
+            "The loss after a step does not depend on the link, and the time of a step hardly depends on the loss. "
+            "Losses are therefore those of whole untimed trainings by real workers, and seconds are steps times the "
+            f"median step of {TURNS} turns in the network lab, where the methods alternate, at {CALM:g} of the "
+            "learning rate of dense training; a turn has whole periods of local steps. The last tables compare these "
+            "seconds with those of whole trainings in the lab. Computing: time of a step without communication, as a "
+            f"share of that of a step. As good as dense: the mean of the last {LAST} tests of dense training, plus "
+            f"{MARGIN:.0%} of what it learned since its first test. Half-way: the loss of dense training after "
+            f"{EARLY:.0%} of the steps. All trainings have the same number of steps and tokens. Learning rates, outer "
+            "rates and momenta are the best of those tried with the first seed, which the tables list."
         )
         return " ".join((rules, *(self._what(course) for course in at(scale, self.courses))))
 
@@ -146,7 +148,7 @@ class Frontier(Exhibit):
         return Pace(seconds, mean(own["sent"]), median(alone["seconds"]) / seconds)
 
     def _until(self, course: Course, entrant: Entrant, goal: Goal, results: Results) -> float | None:
-        """Steps to a goal, on average over seeds; none, unless all that there are get there."""
+        """Mean number of steps to a goal; ``None`` unless all finished seeds reach it."""
         found = [reached(_curve(each), goal.target) for each in succeeded(self._outcomes(course, entrant, results))]
         steps = [each for each in found if each is not None]
         return mean(steps) if steps and len(steps) == len(found) else None
@@ -154,7 +156,7 @@ class Frontier(Exhibit):
     # --- tables
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """See :meth:`Exhibit.tables`."""
+        """Tables of the results."""
         courses = at(scale, self.courses)
         return [
             *(self.advice(course, goal, results) for course in courses for goal in self.goals(course, results)),
@@ -227,7 +229,7 @@ class Frontier(Exhibit):
         return Table(f"{course.name}: {what}, seed {course.seeds[0]}; * is used", columns, rows)
 
     def check(self, course: Course, results: Results) -> Table:
-        """Seconds put together beside those of whole trainings."""
+        """Combined seconds compared with those of whole trainings."""
         rows = []
         for entrant, gbit in course.wholes():
             job, pace = course.whole(entrant, gbit), self.pace(course, gbit, entrant, results)
@@ -241,7 +243,7 @@ class Frontier(Exhibit):
                 cells = [
                     Cell(f"{put:.4g}", put),
                     Cell(f"{clock:.4g}", clock),
-                    Cell(f"{put / clock:.3g}", put / clock),
+                    _ratio(put / clock, [found, results.of(course.pacing(gbit))]),
                     Cell(f"{pace.sent / sent:.3g}" if sent else "", pace.sent / sent if sent else None),
                     Cell("the same" if same else "others", bad=not same),
                 ]
@@ -252,7 +254,7 @@ class Frontier(Exhibit):
     # --- figures
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """See :meth:`Exhibit.pictures`."""
+        """Figures of the results."""
         courses = at(scale, self.courses)
         seeds = max(
             len(succeeded(self._outcomes(course, entrant, results)))
@@ -306,6 +308,11 @@ def _curve(outcome: Outcome, pace: float = 1.0) -> Curve:
     tests = list(outcome.events("eval"))
     steps = [test["step"] for test in tests]
     return Curve(steps, [pace * step for step in steps], [figure_of(test, LOSS) for test in tests])
+
+
+def _ratio(ratio: float, outcomes: Sequence[Outcome]) -> Cell:
+    """A ratio of seconds, if all of them are from one machine."""
+    return Cell(OTHER_MACHINE) if len(machines(outcomes)) > 1 else Cell(f"{ratio:.3g}", ratio)
 
 
 def _seconds(steps: float | None, pace: Pace | None) -> Cell:

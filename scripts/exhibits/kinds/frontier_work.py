@@ -45,7 +45,7 @@ class Entrant(NamedTuple):
         tried: learning rates, where steps are local those of the published outer steps.
         steps: where steps are local, its cases of all outer steps, the published ones first.
         around: learning rates at which outer steps are tried that are not the published ones.
-        whole: whether it is also trained whole on the slowest and the fastest link, to check what is put together.
+        whole: Whether whole trainings on the slowest and the fastest link check the combined seconds.
     """
 
     name: str
@@ -158,7 +158,7 @@ class Lesson(Computation):
     """A learning curve, without seconds: on no link would it be another one."""
 
     def recalled(self, content: Mapping[str, Any], where: Path) -> Outcome:
-        """See :meth:`Job.recalled`."""
+        """The result in a record; ``None`` if the job would no longer give it."""
         result = content["result"]
         lines = [{"kind": "eval", **test} for test in result["evaluations"]]
         return Outcome(where, result, made=content["environment"], lines=lines)

@@ -1,4 +1,4 @@
-"""Exhibits measured on links that are really slow: the workers of a network lab, timed and put beside predictions."""
+"""Exhibits measured in the network lab: workers behind slow links, compared with predictions."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ __all__ = [
 
 ROOT = Path(__file__).resolve().parents[3]
 PROFILES = ROOT / "scripts" / "profiles"
-# What the sheets' columns of seconds are called; the picture looks for them.
+# Columns of seconds in the sheets; pictures look them up by name.
 MEDIAN, LEAST, MOST, PREDICTED = "median s", "least", "most", "predicted"
 SECONDS = (MEDIAN, LEAST, MOST, PREDICTED, "predicted / median")
 TURNS = "every turn"
 NOT_COUNTED = "not counted"
-# Of the code whose own work a lab times, as its measurements' recipe: to be raised when that became faster or slower,
-# so that no older figure stands for it.
+# Recipe of the measurements. Raise it when the measured code becomes faster or slower, so that older records no longer
+# count.
 EDITION = 2
 LINKS = "shaped links between processes on one machine, whose cores they share"
 
 
 @dataclass(frozen=True)
 class Measurement(Computation):
-    """A computation that tells how long something took: nothing else may run meanwhile.
+    """A computation that measures time and must run alone.
 
     Attributes:
-        expected: see :class:`Job`.
+        expected: Expected seconds, see :class:`Job`.
     """
 
     alone: ClassVar[bool] = True
@@ -70,7 +70,7 @@ class Measurement(Computation):
 
 @contextmanager
 def _said(log: Path) -> Iterator[None]:
-    """Whatever this process and those that it starts say meanwhile goes to a file."""
+    """Redirects the output of this process and its children to a file."""
     streams = (sys.stdout, sys.stderr)
     kept = [os.dup(number) for number in (1, 2)]
     with log.open("wb") as file:
@@ -89,22 +89,22 @@ def _said(log: Path) -> Iterator[None]:
 def in_lab(
     workers: int, gbit: float, limit: float, words: Sequence[str], measured: str = "", delay_ms: float = 0.0
 ) -> Any:
-    """Runs a bench as every worker of a network lab. The lab ends with this process, however that ends.
+    """Runs a benchmark as every worker of a network lab, which ends with this process.
 
     Args:
-        workers: how many.
-        gbit: of each link and direction; the bench is told it, too.
-        limit: seconds after which the lab is ended.
-        words: of the bench, its script first; paths are those seen from the repository's root.
-        measured: digest of the profile that workers sleep by, if it is not one of ours; so another file is another job.
-        delay_ms: of each message, one way.
+        workers: Number of workers.
+        gbit: Bandwidth of each link and direction, which the benchmark also gets as an option.
+        limit: Time limit of the lab in seconds.
+        words: Script and options of the benchmark; paths are relative to the repository.
+        measured: Digest of the profile that workers sleep by, if it is not one of ours: another file is another job.
+        delay_ms: One-way delay of each message.
 
     Returns:
-        What the bench wrote to ``--json``.
+        Content that the benchmark wrote to ``--json``.
 
     Raises:
-        ConfigError: if there can be no lab on this machine; in the lab's own words.
-        TrainingError: if the bench failed, or took too long.
+        ConfigError: if this machine cannot run a lab.
+        TrainingError: if the benchmark failed or took too long.
     """
     del measured
     with TemporaryDirectory() as folder:
@@ -122,25 +122,25 @@ def in_lab(
 
 
 def _here(word: str) -> str:
-    """The word with its path, if it has one of ours, as seen from anywhere."""
+    """A word with paths below scripts/ made absolute."""
     return re.sub(r"(^|[:=])scripts/", rf"\g<1>{ROOT / 'scripts'}/", word)
 
 
 def slept(words: Sequence[str]) -> str:
-    """The model whose passes a bench sleeps for, if how long they take is assumed; else nothing."""
+    """The model whose assumed passes a benchmark sleeps for; empty if there is none."""
     found = [match[1] for word in words if (match := re.fullmatch(r"profile:scripts/profiles/(\w+)\.json", word))]
     return found[0] if found else ""
 
 
 def asleep(words: Sequence[str], measured: MeasuredPasses) -> tuple[str, ...]:
-    """Words of a bench that sleeps as long as was measured.
+    """Options of a benchmark with measured passes in place of assumed ones.
 
     Args:
-        words: of one that sleeps for assumed seconds.
-        measured: of the same model.
+        words: Options with assumed passes.
+        measured: Measured passes of the same model.
 
     Raises:
-        ConfigError: if it is of a model of another size.
+        ConfigError: if the model has another size.
     """
     model, place = slept(words), words.index("--compute")
     measured.checked(model, sum(Profile.read(PROFILES / f"{model}.json").entries))
@@ -149,7 +149,7 @@ def asleep(words: Sequence[str], measured: MeasuredPasses) -> tuple[str, ...]:
 
 
 def complaint(log: str, what: str, code: int) -> str:
-    """The first error that something told before it ended: those after it are its consequences."""
+    """The first error of a log, which caused those after it."""
     errors = (line.partition("error: ")[2] for line in log.splitlines() if "error: " in line)
     return next(errors, f"{what} ended with exit code {code}")
 
@@ -165,10 +165,10 @@ def _turns(found: Sequence[float]) -> str:
 
 
 def schedules(**setting: Any) -> dict[str, Any]:
-    """Seconds of a training step under each schedule, as measured and as the timeline model predicts.
+    """Measured and predicted seconds of a training step under each schedule.
 
     Args:
-        setting: see :func:`in_lab`; the bench is bench_overlap.py.
+        setting: Arguments of :func:`in_lab`; the benchmark is bench_overlap.py.
     """
     found = in_lab(**setting)
     rows: dict[str, list[float | str]] = {
@@ -196,7 +196,7 @@ def schedules(**setting: Any) -> dict[str, Any]:
 
 
 def _row_name(row: Mapping[str, Any]) -> str:
-    """One stream goes without saying."""
+    # A single stream is the default and not named.
     several = f", {row['streams']} streams" if row.get("streams", 1) > 1 else ""
     return f"{row['method']}, {row['schedule']}{several}"
 
@@ -205,8 +205,8 @@ def delayed(delays_ms: Sequence[float], **setting: Any) -> dict[str, Any]:
     """Seconds of a training step under each schedule, once for each delay of messages.
 
     Args:
-        delays_ms: of a message, one way.
-        setting: all else; see :func:`in_lab`.
+        delays_ms: One-way delays of messages.
+        setting: Other arguments of :func:`in_lab`.
     """
     found = [schedules(**setting, delay_ms=delay)["sheets"][0] for delay in delays_ms]
     pairs = zip(found, delays_ms, strict=True)
@@ -214,10 +214,10 @@ def delayed(delays_ms: Sequence[float], **setting: Any) -> dict[str, Any]:
 
 
 def synchronizations(**setting: Any) -> dict[str, Any]:
-    """Seconds of whole synchronizations, as measured and as their counted rounds and bytes say.
+    """Seconds of whole synchronizations, as measured and as predicted from counted rounds and bytes.
 
     Args:
-        setting: see :func:`in_lab`; the bench is bench_sync.py.
+        setting: Arguments of :func:`in_lab`; the benchmark is bench_sync.py.
     """
     found = in_lab(**setting)
     ((title, timed),) = found["cases"].items()
@@ -235,7 +235,7 @@ def synchronizations(**setting: Any) -> dict[str, Any]:
 
 
 def _counted(seconds: Sequence[float], known: Mapping[str, Any] | None) -> list[float | str]:
-    """A row's figures: of what is not ours, only seconds."""
+    """Figures of a row; methods of torch have only seconds."""
     if known is None:
         return [*_seconds(seconds, None), *[NOT_COUNTED] * 4]
     messages = (known["messages, predicted"] / 1000, known["alone"] / 1000)
@@ -245,24 +245,24 @@ def _counted(seconds: Sequence[float], known: Mapping[str, Any] | None) -> list[
 
 @dataclass(frozen=True)
 class Measured(Computed):
-    """A bench in the network lab; ``arguments`` are those of :func:`in_lab`."""
+    """A benchmark in the network lab; ``arguments`` are those of :func:`in_lab`."""
 
     recipe: int = EDITION
 
     def assumes(self, scale: str) -> Sequence[str]:
-        """See :meth:`Exhibit.assumes`."""
+        """Models whose passes are assumed, not measured."""
         model = slept(dict(at(scale, self.arguments))["words"])
         return [model] if model else []
 
     def with_passes(self, given: Mapping[str, MeasuredPasses]) -> Measured:
-        """See :meth:`Exhibit.with_passes`."""
+        """The same exhibit with measured passes in place of assumed ones."""
         models = {slept(dict(each)["words"]) for each in self.arguments.values()}
         own = {model: given[model] for model in models if model in given}
         arguments = {scale: _asleep(each, own) for scale, each in self.arguments.items()}
         return replace(self, arguments=arguments, basis=basis_of(self.basis, own))
 
     def job(self, scale: str) -> Measurement:
-        """All of it."""
+        """The measurement."""
         arguments = at(scale, self.arguments)
         given = dict(arguments)
         delays = given.get("delays_ms", (0.0,))
@@ -270,13 +270,13 @@ class Measured(Computed):
         return Measurement(self.name, self.function, arguments, shell, self.recipe)
 
     def caption(self, scale: str) -> str:
-        """See :meth:`Exhibit.caption`."""
+        """What was run, in one or two sentences."""
         return f"{self.words} {self.job(scale).command}"
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """See :meth:`Exhibit.pictures`."""
+        """Figures of the results."""
         sheets = [made for made in results.of(self.job(scale)).data.get("sheets", ()) if MEDIAN in made["columns"]]
-        words = "bars and figures: medians, with the least and the most; diamonds: predictions"
+        words = "bars and figures: medians, with minimum and maximum; diamonds: predictions"
         return [
             Picture(f"seconds {place}" if place > 1 else "seconds", f"{made['title']}; {words}", partial(_draw, made))
             for place, made in enumerate(sheets, 1)
@@ -292,13 +292,13 @@ def _asleep(arguments: tuple[tuple[str, Any], ...], own: Mapping[str, MeasuredPa
 
 
 def typed(workers: int, gbit: float, words: Sequence[str], delay_ms: float = 0.0) -> str:
-    """What to type to have a bench run in a lab; see :func:`in_lab`."""
+    """Command that runs a benchmark in a lab; see :func:`in_lab`."""
     lab = f"--workers {workers} --gbit {gbit:g}{f' --delay-ms {delay_ms:g}' if delay_ms else ''}"
     return f"python scripts/netlab.py run {lab} -- python {' '.join(words)} --gbit {gbit:g}"
 
 
 def _draw(made: Figures, figure: Any) -> None:
-    """Bars from the top down: names are long."""
+    """Horizontal bars, because names are long."""
     rows = [dict(zip(made["columns"], row, strict=True)) for row in made["rows"]]
     names, middle = [str(row[made["columns"][0]]) for row in rows], [row[MEDIAN] for row in rows]
     figure.set_size_inches(axes_of.SIZE[0], 0.8 + 0.3 * len(rows))

@@ -22,7 +22,7 @@ from scripts.exhibits.tables import Cell, Row, Table
 __all__ = ["LabUpdates", "Place", "timed_updates"]
 
 BASIS = Basis(
-    simulated="nothing but the predictions beside",
+    simulated="only the predictions",
     measured=f"seconds of steps over {LINKS}; gradients, messages and updates are real, of a model of this size",
     assumed="the passes: workers sleep for the times of a profile, scaled, as if each had a GPU",
 )
@@ -51,7 +51,7 @@ class Course(NamedTuple):
     """What a scale means.
 
     Attributes:
-        places: all that are compared.
+        places: Places to compare.
         words: of bench_overlap.py, but for methods and schedule.
         limit: seconds after which a lab is ended.
         cost: about how long all of it takes, in words.
@@ -86,7 +86,7 @@ class LabUpdates(Exhibit):
     Attributes:
         methods: choices of compressor=, by name; the first one is compared with all others.
         courses: by scale.
-        model: what is trained, in words.
+        model: The model, for readers.
     """
 
     name: str
@@ -100,12 +100,12 @@ class LabUpdates(Exhibit):
     note: str = ""
 
     def assumes(self, scale: str) -> Sequence[str]:
-        """See :meth:`Exhibit.assumes`."""
+        """Models whose passes are assumed, not measured."""
         model = slept(at(scale, self.courses).words)
         return [model] if model else []
 
     def with_passes(self, given: Mapping[str, MeasuredPasses]) -> LabUpdates:
-        """See :meth:`Exhibit.with_passes`."""
+        """The same exhibit with measured passes in place of assumed ones."""
         models = {slept(course.words) for course in self.courses.values()}
         own = {model: given[model] for model in models if model in given}
         courses = {scale: course.asleep(own) for scale, course in self.courses.items()}
@@ -119,16 +119,16 @@ class LabUpdates(Exhibit):
         return Measurement(self.name, timed_updates, (*arguments, *measured), typed(*place, words), EDITION)
 
     def jobs(self, scale: str) -> Sequence[Measurement]:
-        """See :meth:`Exhibit.jobs`."""
+        """All jobs whose results the exhibit needs."""
         course = at(scale, self.courses)
         return [self.job(course, place) for place in course.places]
 
     def cost(self, scale: str) -> str:
-        """See :meth:`Exhibit.cost`."""
+        """Approximate duration of the jobs."""
         return f"{len(self.jobs(scale))} labs, {at(scale, self.courses).cost}"
 
     def caption(self, scale: str) -> str:
-        """See :meth:`Exhibit.caption`."""
+        """What was run, in one or two sentences."""
         return (
             f"{self.model}. A step: both passes, then the synchronization, then the update; nothing overlaps. Medians "
             "of turns that alternate between methods; ratios are turn by turn. Predicted: the passes, a worker's own "
@@ -139,7 +139,7 @@ class LabUpdates(Exhibit):
         )
 
     def found(self, course: Course, place: Place, results: Results) -> dict[str, Mapping[str, Any]] | None:
-        """What was measured, by method; ``None`` without a result."""
+        """Measurements by method; ``None`` without a result."""
         outcome = results.of(self.job(course, place))
         if outcome.reason is not None:
             return None
@@ -147,7 +147,7 @@ class LabUpdates(Exhibit):
         return {name: by_choice[choice] for name, choice in self.methods.items()}
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """See :meth:`Exhibit.tables`."""
+        """Tables of the results."""
         course = at(scale, self.courses)
         ours, *others = self.methods
         columns = ("place", *(f"{ours} over {each}{how}" for each in others for how in ("", f", {PREDICTED}")), "cores")
@@ -186,7 +186,7 @@ class LabUpdates(Exhibit):
         return [*(Cell(f"{value:.3g}", value) for value in figures), Cell(told)]
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """See :meth:`Exhibit.pictures`: a panel for each speed of the links."""
+        """One panel per bandwidth of the links."""
         course = at(scale, self.courses)
         caption = (
             f"{next(iter(self.methods))}'s steps: how many times as fast as those of other methods, over the number of "

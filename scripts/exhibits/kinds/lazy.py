@@ -1,4 +1,4 @@
-"""Lazy block-wise sparsification, SparDL's, on and off: what is selected, how often, and what is lost."""
+"""Lazy block-wise sparsification of SparDL, on and off: number of selections, sent entries and losses."""
 
 from __future__ import annotations
 
@@ -180,12 +180,12 @@ class Laziness(Planned):
         return watched_training(self.name, "lazy", compare_selections, words, plan.steps)
 
     def jobs(self, scale: str) -> Sequence[Computation]:
-        """See :meth:`Exhibit.jobs`."""
+        """All jobs whose results the exhibit needs."""
         plan = at(scale, self.plans)
         return [self.job(plan, case) for case in plan.cases]
 
     def caption(self, scale: str) -> str:
-        """See :meth:`Exhibit.caption`."""
+        """What was run, in one or two sentences."""
         plan = at(scale, self.plans)
         cases = "; ".join(case.title for case in plan.cases)
         return (
@@ -198,7 +198,7 @@ class Laziness(Planned):
         )
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """See :meth:`Exhibit.tables`."""
+        """Tables of the results."""
         plan = at(scale, self.plans)
         rows = [row for case in plan.cases for row in self._rows(self.job(plan, case), case, results)]
         return [Table(self.title, COLUMNS, rows)]
@@ -211,7 +211,7 @@ class Laziness(Planned):
         return [Row(f"{case.title}, {way}", _cells(outcome.data[way], same[way]), [job]) for way in (LAZY, EAGER)]
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """See :meth:`Exhibit.pictures`."""
+        """Figures of the results."""
         plan = at(scale, self.plans)
         found = [(case, results.of(self.job(plan, case))) for case in plan.cases]
         caption = "Mass that is sent over the most that is possible, by step, if blocks are cut lazily and at once"

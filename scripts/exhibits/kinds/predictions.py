@@ -41,7 +41,7 @@ class Computed(Exhibit):
         recipe: see :class:`Computation`.
         sizes: parameters of the models whose passes the function assumes; where there are some, it takes ``measured``,
             (model, file, digest of the file) each, and ``models``.
-        compresses: whether it assumes what compressors take, too.
+        compresses: Whether it also assumes the times of compressors.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Computed(Exhibit):
     compresses: bool = False
 
     def assumes(self, scale: str) -> Sequence[str]:
-        """See :meth:`Exhibit.assumes`."""
+        """Models whose passes are assumed, not measured."""
         given = dict(at(scale, self.arguments))
         measured = {model for model, *_ in given.get("measured", ())}
         return [model for model in given.get("models", ()) if model in self.sizes and model not in measured]
@@ -72,7 +72,7 @@ class Computed(Exhibit):
         return self.compresses or not self.sizes or bool(self.assumes(scale))
 
     def with_passes(self, given: Mapping[str, MeasuredPasses]) -> Computed:
-        """See :meth:`Exhibit.with_passes`."""
+        """The same exhibit with measured passes in place of assumed ones."""
         own = {model: given[model].checked(model, size) for model, size in self.sizes.items() if model in given}
         if not own:
             return self
@@ -90,19 +90,19 @@ class Computed(Exhibit):
         return Computation(self.name, self.function, at(scale, self.arguments), self.shell, self.recipe)
 
     def jobs(self, scale: str) -> Sequence[Computation]:
-        """See :meth:`Exhibit.jobs`."""
+        """All jobs whose results the exhibit needs."""
         return [self.job(scale)]
 
     def cost(self, scale: str) -> str:
-        """See :meth:`Exhibit.cost`."""
+        """Approximate duration of the jobs."""
         return self.time
 
     def caption(self, scale: str) -> str:
-        """See :meth:`Exhibit.caption`."""
+        """What was run, in one or two sentences."""
         return self.words
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """See :meth:`Exhibit.tables`."""
+        """Tables of the results."""
         job = self.job(scale)
         outcome = results.of(job)
         if outcome.reason is not None:
@@ -114,7 +114,7 @@ class Computed(Exhibit):
         ]
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """See :meth:`Exhibit.pictures`."""
+        """Figures of the results."""
         outcome = results.of(self.job(scale))
         return [
             picture

@@ -16,6 +16,8 @@ from scripts.exhibits.charts.curves import draw_means, key_of
 from scripts.exhibits.failures import failed, succeeded
 from scripts.exhibits.jobs import Outcome
 from scripts.exhibits.kinds.lab import Measurement, in_lab, typed
+from scripts.exhibits.kinds.trainings import OTHER_MACHINE
+from scripts.exhibits.machines import UNKNOWN, machines
 from scripts.exhibits.measures import Curve, in_words, metric_curve
 from scripts.exhibits.statistics import spread
 from scripts.exhibits.tables import Cell, Row, Table
@@ -99,7 +101,7 @@ class Lap(Measurement):
     """One entrant, one link, one seed."""
 
     def recalled(self, content: Mapping[str, Any], where: Path) -> Outcome:
-        """See :meth:`Job.recalled`."""
+        """The result in a record; ``None`` if the job would no longer give it."""
         result = content["result"]
         lines = [{"kind": "eval", **test} for test in result["evaluations"]]
         return Outcome(where, result, made=content["environment"], lines=lines)
@@ -134,24 +136,24 @@ class Race(Exhibit):
         return Lap(self.name, raced, arguments, typed(course.workers, gbit, words), self.recipe, seconds)
 
     def jobs(self, scale: str) -> Sequence[Lap]:
-        """See :meth:`Exhibit.jobs`; methods take turns, seed by seed, so that all suffer alike from the machine."""
+        """All jobs; methods alternate seed by seed, so that other load affects all of them alike."""
         course = at(scale, self.courses)
         choices = product(course.seeds, course.gbits, course.entrants)
         return [self.job(course, gbit, entrant, seed) for seed, gbit, entrant in choices]
 
     def with_seeds(self, count: int) -> Race:
-        """See :meth:`Exhibit.with_seeds`."""
+        """The same exhibit with the seeds 1 to ``count``."""
         seeds = tuple(range(1, count + 1))
         return replace(self, courses={scale: replace(each, seeds=seeds) for scale, each in self.courses.items()})
 
     def cost(self, scale: str) -> str:
-        """See :meth:`Exhibit.cost`."""
+        """Approximate duration of the jobs."""
         jobs = self.jobs(scale)
         minutes = sum(job.expected or 0 for job in jobs) / 60
         return f"{len(jobs)} runs, about {math.ceil(minutes)} minutes, alone on the machine"
 
     def caption(self, scale: str) -> str:
-        """See :meth:`Exhibit.caption`."""
+        """What was run, in one or two sentences."""
         course = at(scale, self.courses)
         own = "; ".join(f"{each.name}: {' '.join((each.case, *each.words))}" for each in course.entrants)
         return (
@@ -168,7 +170,7 @@ class Race(Exhibit):
         return [results.of(self.job(course, gbit, entrant, seed)) for seed in course.seeds]
 
     def target(self, course: Course, results: Results) -> Target | None:
-        """See :meth:`caption`; ``None`` before all runs of dense training are done."""
+        """Target from the last tests of dense training; ``None`` until all of its runs are finished."""
         dense = course.entrants[0]
         found = [each for gbit in course.gbits for each in self.outcomes(course, gbit, dense, results)]
         if any(outcome.reason is not None for outcome in found):
@@ -177,23 +179,25 @@ class Race(Exhibit):
         return Target.near(last, course.lower, found[0].data["metric"], MARGIN)
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """See :meth:`Exhibit.tables`."""
+        """Tables of the results."""
         course = at(scale, self.courses)
         target = self.target(course, results)
         words = target.words if target else "no target yet, for dense training has no result"
         tables = []
         for gbit in course.gbits:
             found = {each: self.outcomes(course, gbit, each, results) for each in course.entrants}
-            dense = _times(found[course.entrants[0]], target)
+            dense = found[course.entrants[0]]
             rows = [
                 Row(each.name, _cells(outcomes, target, dense), [self.job(course, gbit, each, s) for s in course.seeds])
                 for each, outcomes in found.items()
             ]
-            tables.append(Table(f"{self.title}: {course.title(gbit)}; {words}", COLUMNS, rows))
+            places = machines([outcome for each in found.values() for outcome in succeeded(each)])
+            where = f"; on {places[0]}" if len(places) == 1 and places != [UNKNOWN] else ""
+            tables.append(Table(f"{self.title}: {course.title(gbit)}; {words}{where}", COLUMNS, rows))
         return tables
 
     def tried(self, scale: str, results: Results) -> Sequence[Tried]:
-        """See :meth:`Exhibit.tried`."""
+        """Results of the methods on each task."""
         course = at(scale, self.courses)
         target = self.target(course, results)
         return [
@@ -209,7 +213,7 @@ class Race(Exhibit):
         ]
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """See :meth:`Exhibit.pictures`."""
+        """Figures of the results."""
         course = at(scale, self.courses)
         target = self.target(course, results)
         caption = (
@@ -260,7 +264,7 @@ def _best(outcome: Outcome, target: Target | None) -> float:
     return min(values) if target.lower else max(values)
 
 
-def _cells(outcomes: Sequence[Outcome], target: Target | None, dense: Sequence[float | None]) -> list[Cell]:
+def _cells(outcomes: Sequence[Outcome], target: Target | None, dense: Sequence[Outcome]) -> list[Cell]:
     good = succeeded(outcomes)
     if not good:
         return failed(outcomes, len(COLUMNS) - 1)
@@ -272,7 +276,7 @@ def _cells(outcomes: Sequence[Outcome], target: Target | None, dense: Sequence[f
     return [
         _until(known, len(times), target, best),
         Cell(", ".join(_seed(*each) for each in zip(times, best, strict=True)), bad=lost),
-        _faster(times, dense),
+        _faster(good, succeeded(dense), target),
         Cell(f"{in_words(data[0]['metric'])} {spread(best)}", mean(best)),
         Cell(f"{1000 * pace:.3g}", 1000 * pace),
         Cell(f"{sent:.3g}", sent),
@@ -293,10 +297,12 @@ def _seed(seconds: float | None, best: float) -> str:
     return f"never ({best:.4g})" if seconds is None else f"{seconds:.4g}"
 
 
-def _faster(times: Sequence[float | None], dense: Sequence[float | None]) -> Cell:
-    """How many times as fast as dense training; nothing is claimed unless every seed of both is as accurate."""
-    ours, theirs = ([each for each in found if each is not None] for found in (times, dense))
+def _faster(good: Sequence[Outcome], dense: Sequence[Outcome], target: Target | None) -> Cell:
+    """Speedup over dense training, if every seed of both reached the target on the same machine."""
+    if len(machines([*good, *dense])) > 1:
+        return Cell(OTHER_MACHINE)
+    ours, theirs = ([each for each in _times(found, target) if each is not None] for found in (good, dense))
     if not theirs or len(theirs) < len(dense) or len(ours) != len(theirs):
-        return Cell("none, for not all reached it")
+        return Cell("none, because not all seeds reached it")
     ratios = [one / other for one, other in zip(theirs, ours, strict=True)]
     return Cell(f"{mean(theirs) / mean(ours):.3g} ({min(ratios):.3g}..{max(ratios):.3g})", mean(theirs) / mean(ours))

@@ -41,7 +41,7 @@ FROM, TO, STEPS = 1e-6, 10.0, 50
 # Without latency, and with nothing else.
 ONE_GBIT = Network(alpha=0, gbit=1)
 LIMITS = (ONE_GBIT, Network(alpha=1, gbit=math.inf))
-# Of what speed-ups are told: the parts of an update, and what they are called.
+# Parts of an update with speedups, and their names.
 PARTS: Mapping[str, str] = MappingProxyType({"communication": "messages", "total": "updates"})
 BY_FORMULAS = ", by formulas"
 REACH = ("over", "where only bandwidth counts", "where only latency counts")
@@ -153,7 +153,7 @@ class Regimes(Exhibit):
         dense: the one that compresses nothing.
         claimed: the published speed-up.
         workers: P.
-        density: of what is sent.
+        density: Density of the sent entries.
         kept: by scale, entries that are sent of the larger gradient that is counted.
         models: those that have a map, by number of parameters.
         latencies: of the maps' rows, in seconds.
@@ -184,7 +184,7 @@ class Regimes(Exhibit):
     sizes: Mapping[str, Model] = field(default_factory=lambda: MODELS)
 
     def assumes(self, scale: str) -> Sequence[str]:
-        """See :meth:`Exhibit.assumes`."""
+        """Models whose passes are assumed, not measured."""
         del scale
         return [name for name in self._shown if not self.sizes[name].measured]
 
@@ -193,7 +193,7 @@ class Regimes(Exhibit):
         return list(dict.fromkeys((*self.models, *(model for model, _ in self.settings))))
 
     def with_passes(self, given: Mapping[str, MeasuredPasses]) -> Regimes:
-        """See :meth:`Exhibit.with_passes`."""
+        """The same exhibit with measured passes in place of assumed ones."""
         own = {name: passes for name, passes in given.items() if name in self._shown}
         return replace(self, sizes=measured_models(self.sizes, own), basis=basis_of(self.basis, own))
 
@@ -202,15 +202,15 @@ class Regimes(Exhibit):
         return cycle_of(self.name, self.methods[method], self.workers, self.density, at(scale, self.kept))
 
     def jobs(self, scale: str) -> Sequence[Computation]:
-        """See :meth:`Exhibit.jobs`."""
+        """All jobs whose results the exhibit needs."""
         return [self.job(scale, method) for method in self.methods]
 
     def cost(self, scale: str) -> str:
-        """See :meth:`Exhibit.cost`."""
+        """Approximate duration of the jobs."""
         return f"{len(self.methods)} counts, a minute; those of spardl.breakdown at the scales laptop and paper"
 
     def caption(self, scale: str) -> str:
-        """See :meth:`Exhibit.caption`."""
+        """What was run, in one or two sentences."""
         return (
             f"{self.workers} workers, density {self.density}; {self.ours} with the better of its numbers of teams at "
             "every place. How much faster messages are depends, but for a few numbers that travel, too, on one thing: "
@@ -220,7 +220,7 @@ class Regimes(Exhibit):
         )
 
     def costs(self, scale: str, results: Results) -> Costs | None:
-        """What was counted; ``None`` if some of it failed."""
+        """The counts; ``None`` if some failed."""
         found = {method: results.of(self.job(scale, method)) for method in self.methods}
         if any(outcome.reason is not None for outcome in found.values()):
             return None
@@ -244,7 +244,7 @@ class Regimes(Exhibit):
                 yield f"{rival}{BY_FORMULAS}", self.stated, rival
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """See :meth:`Exhibit.tables`."""
+        """Tables of the results."""
         costs = self.costs(scale, results)
         if costs is None:
             lost = [(method, results.of(self.job(scale, method))) for method in self.methods]
@@ -304,7 +304,7 @@ class Regimes(Exhibit):
             yield _cell(costs, self.dense, part, model, network)
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """See :meth:`Exhibit.pictures`."""
+        """Figures of the results."""
         costs = self.costs(scale, results)
         if costs is None:
             return []

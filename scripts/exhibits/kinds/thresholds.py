@@ -1,4 +1,4 @@
-"""How many entries thresholds select, and how many were wanted, in every step of real trainings."""
+"""Number of entries that thresholds select, relative to k, in every step of real trainings."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ __all__ = ["Thresholds", "count_selected", "deviations"]
 
 BASIS = Basis(
     simulated="the cluster: all workers in one process; no seconds",
-    measured="entries that every worker selects, and sums that are kept, in every step of real trainings",
+    measured="entries that every worker selects and sums that are kept, in every step of real trainings",
     assumed="nothing",
 )
 PUBLISHED = 0.11
-# What is counted, and how a figure calls it.
+# Counted selections, with their names in figures.
 KINDS: Mapping[str, str] = MappingProxyType({"own": "own entries", "sums": "sums that are kept"})
 COLUMNS = (
     "method, selection",
@@ -51,32 +51,32 @@ class _Counts(Watcher):
     sums: list[int] = field(default_factory=list)
 
     def before(self, method: Method, worker: Worker, state: MethodState) -> None:
-        """Counts what the worker selects."""
+        """Counts the entries that the worker selects."""
         if state.step % self.every:
             return
         self.wanted = sparse(method).count(Context(worker, state.layout, state.step))
         self.local.setdefault(state.step, []).append(selection(method, worker, state).numel())
 
     def after(self, worker: Worker, step: int, average: Sum) -> None:
-        """Counts the sums; all workers have the same."""
+        """Counts the sums, which are equal on all workers."""
         if worker.rank == 0 and step % self.every == 0:
             self.sums.append(len(average) if isinstance(average, SparseVector) else average.numel())
 
 
 def count_selected(words: Sequence[str], steps: int, every: int = 1) -> dict[str, Any]:
-    """Trains, and counts what is selected.
+    """Trains, and counts selected entries.
 
     Args:
-        words: of train.py.
-        steps: of training.
-        every: of so many steps one is counted, from the first one on.
+        words: Words of train.py.
+        steps: Number of steps.
+        every: Steps between two counts, from the first step on.
 
     Returns:
-        ``k``, entries wanted; by step that is counted ``local``, what each worker selected of its own, and ``sums``,
-        how many sums the result holds.
+        ``k``, the wanted number of entries; by counted step ``local``, the entries that each worker selected, and
+        ``sums``, the number of sums in the result.
 
     Raises:
-        ConfigError: if the method sends no single entries.
+        ConfigError: if the method does not send single entries.
     """
     counts = _Counts(every)
     train_watched(words, steps, counts)
@@ -84,14 +84,14 @@ def count_selected(words: Sequence[str], steps: int, every: int = 1) -> dict[str
 
 
 class Spread(NamedTuple):
-    """How far counts are from what was wanted.
+    """Ratios of counts to the wanted number.
 
     Attributes:
-        mean: of the counts, over what was wanted.
-        least: likewise.
-        most: likewise.
-        deviation: the mean of all distances from 1.
-        off: the share of counts that are further from 1 than the published mean.
+        mean: Mean ratio.
+        least: Smallest ratio.
+        most: Largest ratio.
+        deviation: Mean distance of the ratios from 1.
+        off: Share of ratios that differ from 1 by more than the published mean.
     """
 
     mean: float
@@ -102,7 +102,7 @@ class Spread(NamedTuple):
 
 
 def deviations(counts: Sequence[int], wanted: int) -> Spread:
-    """What some counts, at least one, say together."""
+    """Statistics of at least one count."""
     ratios = [count / wanted for count in counts]
     away = [abs(ratio - 1) for ratio in ratios]
     off = sum(distance > PUBLISHED for distance in away) / len(away)
@@ -111,11 +111,11 @@ def deviations(counts: Sequence[int], wanted: int) -> Spread:
 
 @dataclass(frozen=True)
 class Thresholds(Planned):
-    """Methods x cases; one table and two panels for each case.
+    """Methods x cases, with one table and two panels per case.
 
     Attributes:
-        methods: name to words of train.py, and whether the result is limited to about k sums.
-        plans: by scale.
+        methods: Words of train.py by name, and whether the result is limited to about k sums.
+        plans: Plan by size preset.
     """
 
     name: str
@@ -133,23 +133,23 @@ class Thresholds(Planned):
         return watched_training(self.name, "selected", count_selected, words, plan.steps, plan.every)
 
     def jobs(self, scale: str) -> Sequence[Computation]:
-        """See :meth:`Exhibit.jobs`."""
+        """All jobs whose results the exhibit needs."""
         plan = at(scale, self.plans)
         return [self.job(plan, case, method) for case in plan.cases for method in self.methods]
 
     def caption(self, scale: str) -> str:
-        """See :meth:`Exhibit.caption`."""
+        """What was run, in one or two sentences."""
         plan = at(scale, self.plans)
         cases = "; ".join(case.title for case in plan.cases)
         return (
             f"{cases}. {plan.length}, without the dense warm-up of the papers: residuals "
-            "build up in the first ones, so the second half is told apart. Own: what workers select of their "
-            "gradients, all workers and steps together; sums: what is kept of the total. "
+            "build up in the first steps, so the second half is given separately. Own: entries that workers select of "
+            "their gradients, over all workers and steps; sums: entries kept of the total. "
             f"{' '.join(plan.words)}"
         )
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """See :meth:`Exhibit.tables`."""
+        """Tables of the results."""
         plan = at(scale, self.plans)
         return [
             Table(
@@ -168,11 +168,11 @@ class Thresholds(Planned):
         return ["own", "sums"] if self.methods[method][1] else ["own"]
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """See :meth:`Exhibit.pictures`."""
+        """Figures of the results."""
         plan = at(scale, self.plans)
         caption = (
-            "Selected / wanted by step; bands are from the least to the most of the workers, the grey one is what was "
-            f"published, within {PUBLISHED:.0%}"
+            "Selected / wanted by step; bands from the minimum to the maximum over the workers; grey: the published "
+            f"deviation, within {PUBLISHED:.0%}"
         )
         return [
             Picture(
@@ -199,7 +199,7 @@ class Thresholds(Planned):
 
 
 def _by_step(data: Mapping[str, Any], name: str) -> list[list[int]]:
-    """The counts of every step: of all workers, or the one of the sums."""
+    """Counts of every step, one per worker or one of the sums."""
     kinds: Mapping[str, list[list[int]]] = {"own": data["local"], "sums": [[count] for count in data["sums"]]}
     return kinds[name]
 

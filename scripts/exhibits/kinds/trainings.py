@@ -1,4 +1,4 @@
-"""Exhibits that compare methods by training with each of them, several times."""
+"""Exhibits that compare methods by trainings with several seeds."""
 
 from __future__ import annotations
 
@@ -13,38 +13,64 @@ from scripts.exhibits.base import Basis, Picture, Planned, Results, at
 from scripts.exhibits.charts.curves import draw_means, key_of
 from scripts.exhibits.failures import any_failed, failed, succeeded
 from scripts.exhibits.jobs import Labels, Outcome, Training
+from scripts.exhibits.machines import by_machine, common, machines
 from scripts.exhibits.measures import final_metric, metric_curve, share_of_bytes
-from scripts.exhibits.statistics import INTERVAL, shown_interval, spread
+from scripts.exhibits.statistics import INTERVAL, LEAST, range_of_mean, shown_interval, spread
 from scripts.exhibits.tables import Cell, Row, Table
 from scripts.exhibits.tried import Role, Target, Tried, tried
 
-__all__ = ["ALONE", "DENSE", "Case", "Known", "MethodComparison", "Own", "Plan"]
+__all__ = ["ALONE", "DENSE", "OTHER_MACHINE", "Case", "Known", "MethodComparison", "Own", "Plan", "seconds_cell"]
 
 METRIC = "The metric while the methods train, against virtual seconds"
-COLUMNS = ("method", "metric", INTERVAL, "every seed", "sent / dense", "virtual seconds", "seconds / first row's")
+COLUMNS = (
+    "method",
+    "metric",
+    INTERVAL,
+    "every seed",
+    "sent / dense",
+    "virtual seconds",
+    "seconds / first row's",
+    "machine",
+)
+# Instead of a ratio of seconds: local work is measured, and another processor or torch version changes it.
+OTHER_MACHINE = "other machine"
 
 
-# The words of the method that sends all; accuracies are judged beside it.
+# Words of dense training, the baseline of all accuracies, and of a single worker without communication.
 DENSE = ("compressor=none",)
 ALONE = (*DENSE, "cluster.workers=1")
 
 
 class Known(NamedTuple):
-    """What is known of dense training.
+    """Reference value of dense training.
 
     Attributes:
-        value: of the metric that it reaches at least, or at most where less is better.
-        source: whose it is.
+        value: Metric that dense training reaches.
+        source: Where the value is from.
+        tolerance: Half a unit of the last digit that the source states.
     """
 
     value: float
     source: str
+    tolerance: float = 0.0
+
+    def reached(self, values: Sequence[float], higher: bool) -> bool:
+        """Whether the mean of ``values`` is as good, or its confidence interval contains the reference.
+
+        Args:
+            values: Metric of dense training, one per seed.
+            higher: Whether greater values are better.
+        """
+        sign = 1 if higher else -1
+        found = range_of_mean([sign * value for value in values])
+        end = found.high if len(values) >= LEAST else found.mean
+        return sign * self.value <= max(end, found.mean + self.tolerance)
 
     def __str__(self) -> str:
         return f"{self.value:g} ({self.source})"
 
 
-# Names of methods, and words of train.py that these have besides.
+# Further words of train.py by name of the method.
 Own: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 
 
@@ -53,13 +79,13 @@ class Case:
     """One task that all methods are trained on.
 
     Attributes:
-        name: as the paper calls it, or what is trained begins, if the paper has no such task.
-        words: of train.py: model, data, how long.
-        what: what is trained for it, for captions and titles.
-        lower: whether a lower metric is a better one.
-        own: further words of single methods, such as a learning rate that is better for them.
-        known: what dense training is known to reach; ``None``: no accuracy can be judged.
-        worker_seconds: of a core, for each worker of a whole training; ``None``: nobody knows.
+        name: Name of the task in the paper, or the beginning of ``what`` if the paper has no such task.
+        words: Words of train.py: model, data and length.
+        what: What is trained instead, for captions and titles.
+        lower: Whether a lower metric is better.
+        own: Further words of single methods, such as a learning rate that suits them.
+        known: Reference value of dense training; without one no accuracy is judged.
+        worker_seconds: Core seconds per worker of a whole training, if known.
     """
 
     name: str
@@ -72,22 +98,22 @@ class Case:
 
     @property
     def title(self) -> str:
-        """Over tables and figures: what was trained, and what it stands for in the paper, if that is something else."""
+        """Title of tables and figures: what was trained, and the task of the paper if it differs."""
         return self.what if self.what.startswith(self.name) else f"{self.what}, for {self.name}"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a scale means for one exhibit.
+    """Trainings of one size preset.
 
     Attributes:
-        cases: the tasks.
-        words: what all trainings share.
-        seeds: one training each.
-        cost: about how long all of it takes.
-        cluster: choice of ``cluster=``.
-        only: names of the methods that are trained; ``None``: all.
-        sparse: further words of all methods but dense training and one worker alone, which have no such settings.
+        cases: Tasks.
+        words: Words that all trainings share.
+        seeds: Seeds, with one training each.
+        cost: Approximate duration of all trainings.
+        cluster: Choice of ``cluster=``.
+        only: Names of the methods to train; ``None`` stands for all.
+        sparse: Further words of all methods except dense training and a single worker, which lack these settings.
     """
 
     cases: tuple[Case, ...]
@@ -101,12 +127,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class MethodComparison(Planned):
-    """Methods x cases x seeds, all trained; one table and one panel for each case.
+    """Methods x cases x seeds, all trained, with one table and one panel per case.
 
     Attributes:
-        methods: name to words of train.py; times are compared with those of the first one.
-        plans: by scale.
-        proposed: methods that the paper proposes; without any, methods are variants that no summary needs.
+        methods: Words of train.py by name; times are compared with those of the first method.
+        plans: Plan by size preset.
+        proposed: Methods that the paper proposes; an exhibit of variants has none and is not in the summary.
     """
 
     name: str
@@ -121,7 +147,7 @@ class MethodComparison(Planned):
     leads: bool = field(default=False, kw_only=True)
 
     def compared(self, plan: Plan) -> Sequence[str]:
-        """The methods that are trained."""
+        """Names of the methods that are trained."""
         return tuple(self.methods) if plan.only is None else plan.only
 
     def job(self, plan: Plan, case: Case, method: str, seed: int) -> Training:
@@ -135,10 +161,10 @@ class MethodComparison(Planned):
 
     @property
     def twins(self) -> Sequence[str]:
-        """The names of methods that send all; of several, settings of one, the best is what accuracies stand beside.
+        """Names of dense training; of several settings, the best one is the baseline.
 
         Raises:
-            KeyError: if there is none: what is to be judged by accuracy needs one.
+            KeyError: if there is none, because accuracies cannot be judged without a baseline.
         """
         found = [name for name, words in self.methods.items() if words == DENSE]
         if not found:
@@ -147,21 +173,21 @@ class MethodComparison(Planned):
 
     @property
     def floors(self) -> Sequence[str]:
-        """The names of what one worker does alone; empty if nothing is compared with that."""
+        """Names of the single worker without communication, if it is trained."""
         return [name for name, words in self.methods.items() if words == ALONE]
 
     def jobs(self, scale: str) -> Sequence[Training]:
-        """See :meth:`Exhibit.jobs`."""
+        """All jobs whose results the exhibit needs."""
         plan = at(scale, self.plans)
         return [self.job(plan, *choice) for choice in product(plan.cases, self.compared(plan), plan.seeds)]
 
     def with_seeds(self, count: int) -> MethodComparison:
-        """See :meth:`Exhibit.with_seeds`."""
+        """The same exhibit with the seeds 1 to ``count``."""
         seeds = tuple(range(1, count + 1))
         return replace(self, plans={scale: replace(plan, seeds=seeds) for scale, plan in self.plans.items()})
 
     def caption(self, scale: str) -> str:
-        """See :meth:`Exhibit.caption`."""
+        """What was run, in one or two sentences."""
         plan = at(scale, self.plans)
         cases = "; ".join(case.title for case in plan.cases)
         own = "".join(f". {case.name}, {name}: {' '.join(words)}" for case in plan.cases for name, words in case.own)
@@ -169,35 +195,34 @@ class MethodComparison(Planned):
         return f"{cases}{own}. {seeds}. {' '.join((*plan.words, *plan.sparse))}"
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """See :meth:`Exhibit.tables`."""
+        """Tables of the results."""
         return [self.table(at(scale, self.plans), case, results) for case in at(scale, self.plans).cases]
 
     def table(self, plan: Plan, case: Case, results: Results) -> Table:
-        """One row for each method."""
+        """Table of a case, one row per method."""
         rows: list[Row] = []
-        first: float | None = None
+        first: list[Outcome] = []
         for method in self.compared(plan):
             jobs = [self.job(plan, case, method, seed) for seed in plan.seeds]
             outcomes = self.outcomes(plan, case, method, results)
             good = succeeded(outcomes)
-            seconds = mean(outcome.data["cluster_seconds"] for outcome in good) if good else None
-            first = first if rows else seconds
+            first = first if rows else good
             rows.append(Row(method, _cells(outcomes, good, first), jobs))
         return Table(f"{self.title}: {case.title}", COLUMNS, rows)
 
     def outcomes(self, plan: Plan, case: Case, method: str, results: Results) -> list[Outcome]:
-        """What became of a method's trainings, by seed."""
+        """Outcomes of a method's trainings, by seed."""
         return [results.of(self.job(plan, case, method, seed)) for seed in plan.seeds]
 
     def target(self, plan: Plan, case: Case, results: Results) -> Target | None:
-        """What dense training reaches, if it is among the methods."""
+        """Target from dense training, if it is among the methods."""
         dense = [method for method in self.compared(plan) if self.methods[method] == DENSE]
         return Target.of_dense(
             [each for method in dense for each in self.outcomes(plan, case, method, results)], case.lower
         )
 
     def tried(self, scale: str, results: Results) -> Sequence[Tried]:
-        """See :meth:`Exhibit.tried`."""
+        """Results of the methods on each task."""
         plan = at(scale, self.plans)
         choices = product(plan.cases, self.compared(plan)) if self.proposed else ()
         return [self._tried(plan, case, method, results) for case, method in choices]
@@ -208,11 +233,11 @@ class MethodComparison(Planned):
         return tried(case.title, target, method, self.role(method), jobs, outcomes)
 
     def role(self, method: str) -> Role:
-        """What a method is in the paper."""
+        """Role of a method in the paper."""
         return Role.PROPOSED if method in self.proposed else Role.OTHER
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """See :meth:`Exhibit.pictures`."""
+        """Figures of the results."""
         plan = at(scale, self.plans)
         caption = f"{METRIC}; mean of seeds {', '.join(map(str, plan.seeds))}, bands from the least to the most"
         key = key_of(self.compared(plan))
@@ -223,7 +248,7 @@ class MethodComparison(Planned):
         ]
 
     def _good(self, plan: Plan, case: Case, results: Results) -> dict[str, list[Outcome]]:
-        """What has a result, by method."""
+        """Outcomes with a result, by method."""
         return {method: succeeded(self.outcomes(plan, case, method, results)) for method in self.compared(plan)}
 
     def _draw(self, plan: Plan, case: Case, results: Results, figure: Any) -> None:
@@ -236,12 +261,11 @@ class MethodComparison(Planned):
         draw_means(figure.subplots(), curves, "seconds", "virtual seconds", ", ".join(sorted(metrics)))
 
 
-def _cells(outcomes: Sequence[Outcome], good: Sequence[Outcome], first: float | None) -> list[Cell]:
+def _cells(outcomes: Sequence[Outcome], good: Sequence[Outcome], first: Sequence[Outcome]) -> list[Cell]:
     if not good:
         return failed(outcomes, len(COLUMNS) - 1)
     lost = any_failed(outcomes)
     values = [final_metric(outcome.data) for outcome in good]
-    seconds = mean(outcome.data["cluster_seconds"] for outcome in good)
     share = share_of_bytes(outcome.data for outcome in good)
     seeds = ", ".join(o.fault if o.reason else f"{final_metric(o.data):.4g}" for o in outcomes)
     return [
@@ -249,12 +273,37 @@ def _cells(outcomes: Sequence[Outcome], good: Sequence[Outcome], first: float | 
         Cell(shown_interval(values, good[0].data["metric"])),
         Cell(seeds, bad=lost),
         Cell(f"{share:.2%}", share),
-        Cell(f"{seconds:.4g}", seconds),
-        Cell(f"{seconds / first:.3g}" if first else "unknown", seconds / first if first else None),
+        seconds_cell(good),
+        _ratio(good, first),
+        Cell("; ".join(machines(good))),
     ]
 
 
+def seconds_cell(outcomes: Sequence[Outcome]) -> Cell:
+    """Mean virtual seconds; of several machines one mean each, in the order of their names."""
+    found = {name: mean(_seconds(own)) for name, own in by_machine(outcomes).items()}
+    if len(found) == 1:
+        (seconds,) = found.values()
+        return Cell(f"{seconds:.4g}", seconds)
+    return Cell("; ".join(f"{seconds:.4g}" for seconds in found.values()))
+
+
+def _ratio(outcomes: Sequence[Outcome], first: Sequence[Outcome]) -> Cell:
+    """Mean seconds over those of the first row, on one machine."""
+    if not first:
+        return Cell("unknown")
+    pair = common(outcomes, first)
+    if pair is None:
+        return Cell(OTHER_MACHINE)
+    ours, theirs = (mean(_seconds(own)) for own in pair)
+    return Cell(f"{ours / theirs:.3g}", ours / theirs)
+
+
+def _seconds(outcomes: Sequence[Outcome]) -> list[float]:
+    return [outcome.data["cluster_seconds"] for outcome in outcomes]
+
+
 def _workers(words: Sequence[str]) -> int:
-    """How many there are by these words: the last one counts."""
+    """Number of workers in these words; the last one counts."""
     named = [word.partition("=")[2] for word in words if word.startswith("cluster.workers=")]
     return int(named[-1])

@@ -1,4 +1,4 @@
-"""Exhibits that tell where an update's time goes: computation, compression, and messages' latency and bandwidth."""
+"""Breakdown of the time of an update: computation, compression, latency and bandwidth."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def cycle_of(exhibit: str, contender: Contender, workers: int, density: float, k
         exhibit: the name of the one that asks, for the command.
         contender: the method.
         workers: P.
-        density: of what is sent.
+        density: Density of the sent entries.
         kept: see :func:`count_cycle`.
     """
     arguments = (
@@ -141,8 +141,8 @@ class UpdateBreakdown(Exhibit):
         methods: by name; those whose teams do not divide the workers are left out.
         plans: by scale.
         network: a preset.
-        density: by model.
-        baseline: the method that speed-ups are told over.
+        density: Density by model.
+        baseline: Method that speedups refer to.
         models: what they take, by key of ``gpu.MODELS``.
     """
 
@@ -160,11 +160,11 @@ class UpdateBreakdown(Exhibit):
     models: Mapping[str, Model] = field(default_factory=lambda: MODELS)
 
     def assumes(self, scale: str) -> Sequence[str]:
-        """See :meth:`Exhibit.assumes`."""
+        """Models whose passes are assumed, not measured."""
         return [name for name in at(scale, self.plans).workers if not self.models[name].measured]
 
     def with_passes(self, given: Mapping[str, MeasuredPasses]) -> UpdateBreakdown:
-        """See :meth:`Exhibit.with_passes`."""
+        """The same exhibit with measured passes in place of assumed ones."""
         known = {name for plan in self.plans.values() for name in plan.workers}
         own = {name: passes for name, passes in given.items() if name in known}
         return replace(self, models=measured_models(self.models, own), basis=basis_of(self.basis, own))
@@ -174,17 +174,17 @@ class UpdateBreakdown(Exhibit):
         return cycle_of(self.name, self.methods[method], workers, self.density[model], plan.kept)
 
     def jobs(self, scale: str) -> Sequence[Computation]:
-        """See :meth:`Exhibit.jobs`."""
+        """All jobs whose results the exhibit needs."""
         plan = at(scale, self.plans)
         choices = ((model, *choice) for model, sizes in plan.workers.items() for choice in product(self.methods, sizes))
         return list(dict.fromkeys(self.job(plan, *choice) for choice in choices))
 
     def cost(self, scale: str) -> str:
-        """See :meth:`Exhibit.cost`."""
+        """Approximate duration of the jobs."""
         return f"{len(self.jobs(scale))} counts, {at(scale, self.plans).cost}"
 
     def caption(self, scale: str) -> str:
-        """See :meth:`Exhibit.caption`."""
+        """What was run, in one or two sentences."""
         models = [self.models[name] for name in at(scale, self.plans).workers]
         assumed = "; ".join(
             f"{model.title}: {model.seconds:.3g} s ({model.batch} examples a worker, {model.rate:.2g} operations/s: "
@@ -197,7 +197,7 @@ class UpdateBreakdown(Exhibit):
         return f"Seconds of an update on {self.network}.{''.join(parts)}"
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """See :meth:`Exhibit.tables`."""
+        """Tables of the results."""
         plan = at(scale, self.plans)
         return [self._table(plan, model, results) for model in plan.workers]
 
@@ -242,7 +242,7 @@ class UpdateBreakdown(Exhibit):
         )
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """See :meth:`Exhibit.pictures`."""
+        """Figures of the results."""
         plan = at(scale, self.plans)
         caption = f"Where an update's seconds go on {self.network}; the figures are those of whole updates"
         looks = palette.looks(PARTS)

@@ -40,7 +40,7 @@ class WatchedPlan:
     """What a scale means.
 
     Attributes:
-        cases: what is trained.
+        cases: Tasks.
         words: what all trainings share.
         steps: of each training.
         cost: about how long all of it takes.
@@ -67,11 +67,11 @@ def watched_training(
 
     Args:
         exhibit: its name, to type.
-        kind: names what is computed, for the id.
+        kind: Name of the computation, for the id.
         function: takes ``words`` and ``steps``, and ``every``, if that is more than 1, and computes it.
         words: of train.py.
         steps: of training.
-        every: of so many steps one is looked at.
+        every: Steps between two observations.
     """
     shell = f"python scripts/reproduce.py {exhibit} (train.py {' '.join(words)}, {steps} steps)"
     looked = (("every", every),) if every > 1 else ()
@@ -79,7 +79,7 @@ def watched_training(
 
 
 class Watcher:
-    """Is told of every synchronization of every worker. Must change nothing that it is shown."""
+    """Observes every synchronization of every worker, without changing anything."""
 
     def before(self, method: Method, worker: Worker, state: MethodState) -> None:
         """A worker is about to synchronize."""
@@ -93,7 +93,7 @@ class Watched(Method):
     """A method that shows what it works on, and computes what it would have computed anyway.
 
     Attributes:
-        watcher: who is shown it.
+        watcher: Observer.
     """
 
     watcher: Watcher = Watcher()  # noqa: RUF009 - does nothing
@@ -104,7 +104,7 @@ class Watched(Method):
         return cls(**{field.name: getattr(method, field.name) for field in fields(method)}, watcher=watcher)
 
     def average(self, worker: Worker, state: MethodState, into: Tensor | None = None) -> Program[Sum]:
-        """See :meth:`Method.average`."""
+        """Averages, and traces the worker."""
         step = state.step
         self.watcher.before(self, worker, state)
         average = yield from super().average(worker, state, into)

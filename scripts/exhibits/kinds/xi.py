@@ -42,7 +42,7 @@ def distance(vectors: Tensor, average: Tensor, gradient: Tensor, k: int) -> tupl
 
     Args:
         vectors: of all workers, gradient and residual, shape (P, n).
-        average: what was sent and averaged, shape (n,).
+        average: Sent and averaged entries, shape (n,).
         gradient: the mean of all workers' gradients, shape (n,).
         k: entries that are kept.
 
@@ -131,7 +131,7 @@ def measure_selections(words: Sequence[str], steps: int, every: int = 1) -> dict
     Args:
         words: of train.py, with a method that sends single entries and has momentum in the optimizer.
         steps: of training.
-        every: of so many steps one is looked at, from the first one on.
+        every: Steps between two observations, from the first step on.
 
     Returns:
         ``k``; by step that is looked at ``xi``, and the same ``sent``, with the average that was sent; and ``last``,
@@ -171,11 +171,11 @@ class Selections(Planned):
         return watched_training(self.name, "selections", measure_selections, words, plan.steps, plan.every)
 
     def jobs(self, scale: str) -> Sequence[Computation]:
-        """See :meth:`Exhibit.jobs`."""
+        """All jobs whose results the exhibit needs."""
         return [self.job(at(scale, self.plans), case) for case in at(scale, self.plans).cases]
 
     def caption(self, scale: str) -> str:
-        """See :meth:`Exhibit.caption`."""
+        """What was run, in one or two sentences."""
         plan = at(scale, self.plans)
         cases = "; ".join(case.title for case in plan.cases)
         return (
@@ -187,7 +187,7 @@ class Selections(Planned):
         )
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """See :meth:`Exhibit.tables`."""
+        """Tables of the results."""
         kinds = (("xi", XI, _xi_cells), ("thresholds", CUTS, _cut_cells))
         return [self._table(scale, results, *kind) for kind in kinds]
 
@@ -208,12 +208,12 @@ class Selections(Planned):
         return Table(f"{self.title}: {title}", columns, rows)
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """See :meth:`Exhibit.pictures`."""
+        """Figures of the results."""
         plan = at(scale, self.plans)
         found = [(case, results.of(self.job(plan, case))) for case in plan.cases]
         key = palette.looks(THRESHOLDS)
         xi, distribution = (
-            "xi by step, of exact selections and with what was sent in their place",
+            "xi by step, of exact selections and of the entries sent instead",
             "Entries of one worker's gradient and residual in the last step, and where thresholds cut",
         )
         good = [(case, outcome.data) for case, outcome in found if outcome.reason is None]

@@ -1,4 +1,4 @@
-"""One HTML page that needs nothing but itself: its style is inside, and so are its figures."""
+"""A self-contained HTML page: style and figures are inside."""
 
 from __future__ import annotations
 
@@ -18,28 +18,30 @@ from scripts.exhibits.pages.verdicts import COLUMN, Chip, Judged, chip, judged, 
 from scripts.exhibits.tables import LONG, Row, Table
 from scripts.exhibits.templates import render
 from scripts.exhibits.tried import Tried
+from scripts.exhibits.unrun import Unrun
 from trainer.report import environment, processor
 
-__all__ = ["Section", "Source", "Sources", "figures", "here", "in_words", "page", "table"]
+__all__ = ["Entry", "Section", "Source", "Sources", "figures", "here", "in_words", "page", "table"]
 
 STYLE = Path(__file__).with_name("page.css")
-# More rows, or columns, than are kept together, or legible, on a sheet of paper.
+# Rows and columns up to which a table is kept together on a sheet of paper.
 MANY, WIDE = 12, 7
 
 
 class Section(NamedTuple):
-    """A part of a page with a line of its own in the table of contents.
+    """A part of a page with an entry in the contents list.
 
     Attributes:
-        key: its id; unique on the page.
-        group: under which heading the contents name it, and what stands above its title.
-        title: in words.
-        tag: a word beside the title, or nothing.
-        marks: how many of its cells say what went wrong.
-        html: what it holds.
-        lead: its first figure, for the summary; the html says where it belongs otherwise.
-        tried: what methods reached in it.
-        judged: claims that it judges.
+        key: Id, unique on the page.
+        group: Heading in the contents list, and above the title.
+        title: Title.
+        tag: A word next to the title, or empty.
+        marks: Number of cells that report a failure.
+        html: Content.
+        lead: First figure, for the summary; the content marks its place otherwise.
+        tried: Results of methods on tasks.
+        judged: Claims that the section judges.
+        waiting: Jobs of the section that were not run.
     """
 
     key: str
@@ -51,14 +53,27 @@ class Section(NamedTuple):
     lead: str = ""
     tried: Sequence[Tried] = ()
     judged: Sequence[Judged] = ()
+    waiting: Sequence[Unrun] = ()
+
+
+class Entry(NamedTuple):
+    """A heading of the contents list.
+
+    Attributes:
+        title: The heading.
+        links: Id and title of each part of the page.
+    """
+
+    title: str
+    links: Sequence[tuple[str, str]]
 
 
 class Source(NamedTuple):
-    """Where a figure comes from.
+    """Origin of a figure.
 
     Attributes:
-        command: what to type to have it made again.
-        state: the folder or file that holds it, or why there is none.
+        command: Command that makes it again.
+        state: Folder or file that holds it, or why there is none.
     """
 
     command: str
@@ -70,29 +85,36 @@ Sources = Callable[[Row], Sequence[Source]]
 
 
 def page(
-    title: str, lead: str, facts: Mapping[str, str], sections: Sequence[Section], summary: Markup | None = None
+    title: str,
+    lead: str,
+    facts: Mapping[str, str],
+    sections: Sequence[Section],
+    summary: Markup | None = None,
+    contents: Sequence[Entry] = (),
 ) -> Markup:
     """The whole page.
 
     Args:
-        title: of the page, as text.
-        lead: what it is, in a sentence, as text.
-        facts: on how it came about.
-        sections: in their order; those of one group stand together.
-        summary: stands in place of the contents; sections are folded then.
+        title: Title of the page, as text.
+        lead: What the page shows, in a sentence, as text.
+        facts: How the page was made.
+        sections: Sections in order; those of one group follow each other.
+        summary: Placed after the contents list; sections are folded then.
+        contents: Entries of the contents list for the summary.
     """
     groups = [(group, list(members)) for group, members in groupby(sections, lambda section: section.group)]
     style = Markup(css() + STYLE.read_text())
-    return render("page", title=title, lead=lead, facts=facts, groups=groups, style=style, summary=summary)
+    parts = {"title": title, "lead": lead, "facts": facts, "groups": groups, "summary": summary, "contents": contents}
+    return render("page", **parts, style=style)
 
 
 def figures(pictures: Sequence[Picture], own: str, basis: Basis) -> list[Markup]:
-    """Figures, with what must be known to believe them beside each.
+    """Figures with their basis.
 
     Args:
-        pictures: panels; those that follow each other with the same caption share a figure.
-        own: what all ids in the figures begin with; unique on the page.
-        basis: of all of them.
+        pictures: Panels; consecutive panels with the same caption share a figure.
+        own: Prefix of all ids in the figures, unique on the page.
+        basis: Basis of all figures.
     """
     grouped = (list(panels) for _, panels in groupby(pictures, lambda picture: picture.caption))
     return [_figure(panels, own, basis) for panels in grouped]
@@ -110,12 +132,12 @@ def _figure(pictures: Sequence[Picture], own: str, basis: Basis) -> Markup:
 
 
 def _said(picture: Picture) -> str:
-    """What a panel shows, for those who cannot see it."""
+    """Description of a panel for screen readers."""
     return f"{picture.title}: {picture.caption}" if picture.title else picture.caption
 
 
 def table(content: Table, ident: str, basis: Basis, sources: Sources) -> Markup:
-    """A table, with what must be known to believe it, if anything, and where each row comes from."""
+    """A table with its basis, if any, and the origin of each row."""
     sizes = {"long": len(content.rows) > MANY, "wide": len(content.columns) > WIDE}
     kind = " ".join(["sheet", *(name for name, holds in sizes.items() if holds)])
     found = _behind(content, sources)
@@ -131,12 +153,10 @@ def table(content: Table, ident: str, basis: Basis, sources: Sources) -> Markup:
 
 
 def _claim(claim: Judged, row: Row, columns: Sequence[str]) -> tuple[str, Chip, str, Mapping[str, str]]:
-    """A claim in a line, and what is to be seen when it is opened."""
+    """A claim as one line, and the details that it unfolds."""
     rest = {column: cell.text for column, cell in zip(columns[1:], row.cells, strict=True) if column != COLUMN}
-    told = "; ".join(
-        f"{name} {text}" for name, text in {"published": claim.published, "ours": claim.ours}.items() if text
-    )
-    return claim.claim, chip(claim.verdict), told, rest
+    line = "; ".join(f"{name}: {text}" for name, text in {"paper": claim.paper, "ours": claim.ours}.items() if text)
+    return claim.claim, chip(claim.verdict), line, rest
 
 
 def _known(basis: Basis) -> Mapping[str, str]:
@@ -144,7 +164,7 @@ def _known(basis: Basis) -> Mapping[str, str]:
 
 
 def _behind(content: Table, sources: Sources) -> Mapping[str, Sequence[Source]]:
-    """What is behind each row; behind all of them, where that is the same; nothing, where nothing is."""
+    """Origins by row; one entry for all rows if they share it, none if there are none."""
     found = {row.name: tuple(sources(row)) for row in content.rows}
     if not any(found.values()):
         return {}
@@ -154,7 +174,7 @@ def _behind(content: Table, sources: Sources) -> Mapping[str, Sequence[Source]]:
 
 
 def here() -> dict[str, str]:
-    """Where and when a page is made: versions, commit, machine, and the time, in words."""
+    """Versions, commit, machine and time at which a page is made."""
     return {
         "Made with": in_words(environment()),
         "On": f"{processor()}, {os.cpu_count()} cores",
@@ -163,7 +183,7 @@ def here() -> dict[str, str]:
 
 
 def in_words(found: Mapping[str, object]) -> str:
-    """An environment, as a run's summary has it, in words."""
+    """The environment of a run's summary, as text."""
     names = {"python": "Python", "torch": "torch", "spardl": "spardl", "commit": "commit"}
     known = [f"{name} {found[key]}" for key, name in names.items() if found.get(key)]
     return "; ".join([", ".join(known), *([str(found["machine"])] if found.get("machine") else [])])

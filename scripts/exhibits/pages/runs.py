@@ -1,4 +1,4 @@
-"""Run folders, of whatever cluster: which there are, what they tell, and which belong together."""
+"""Reads run folders and records, and groups the runs that can be compared."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from hydra.errors import HydraException
 from scripts import choices
 from scripts.exhibits.kept import events_in
 from scripts.exhibits.measures import Curve, final_metric, last_epoch_loss, metric_curve, share_of_bytes
+from scripts.exhibits.pages.method_names import choice_of, method_name
 from scripts.exhibits.records import is_training, read_records
 from spardl.basics.errors import DataError
 from spardl.basics.files import RECORD_BYTES, read_json, read_tail, read_text, read_yaml
@@ -26,20 +27,20 @@ from trainer.targets import editions
 __all__ = ["Comparison", "Finished", "Method", "Unfinished", "caveats", "collect", "compare", "differences", "read"]
 
 NEEDED = ("metric", "final", "steps", "workers", "cluster_seconds", "step_bytes", "step_bytes_dense")
-# What a method is made of; the last only where it does something.
-PARTS = ("compressor", "communicator", "residual", "momentum")
+# Groups of conf/ whose classes make up a method; a configuration without one of them is not of a run.
+PARTS = ("compressor", "communicator", "residual")
 TARGET = "_target_"
 
 
 class Finished(NamedTuple):
-    """A run that came to its end.
+    """A finished run.
 
     Attributes:
-        folder: Its run folder, or its record as ``FILE.jsonl#ID``.
-        config: resolved.
-        summary: its summary.
-        events: the lines of its metrics.
-        command: what was typed, if the folder says so.
+        folder: Run folder, or record as ``FILE.jsonl#ID``.
+        config: Resolved configuration.
+        summary: Summary of the run.
+        events: Lines of the metrics.
+        command: Command line, if known.
     """
 
     folder: Path
@@ -50,50 +51,50 @@ class Finished(NamedTuple):
 
     @property
     def simulated(self) -> bool:
-        """Whether its seconds are virtual."""
+        """Whether the seconds are virtual."""
         return "network" in self.config["cluster"]
 
     @property
     def metric(self) -> float:
-        """The last value of the task's metric."""
+        """Final metric of the task."""
         return final_metric(self.summary)
 
     @property
     def train_loss(self) -> float | None:
-        """The mean training loss of the last epoch, if it was logged."""
+        """Mean training loss of the last epoch, if it was logged."""
         if (known := self.summary.get("train_loss")) is not None:
-            return float(known)  # of all events, of which a record has some
+            return float(known)  # computed from all events; a record keeps only some of them
         return last_epoch_loss([event for event in self.events if event["kind"] == "train"])
 
     @property
     def share(self) -> float:
-        """Bytes sent, compared with a dense ring; 0 where nothing is to be sent."""
+        """Bytes sent as a share of a dense ring all-reduce; 0 for a single worker."""
         return share_of_bytes([self.summary])
 
     @property
     def seconds(self) -> float:
-        """On the cluster's clock."""
+        """Seconds on the clock of the cluster."""
         value: float = self.summary["cluster_seconds"]
         return value
 
     @property
     def curve(self) -> Curve:
-        """Of its metric."""
+        """Curve of the metric."""
         return metric_curve(self.summary, (event for event in self.events if event["kind"] == "eval"))
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Whatever may change its result, but the seeds, by dotted names."""
+        """Settings that may change the result, except seeds, by dotted name."""
         found = {name: value for name, value in flat(decisive(self.config)) if name.rpartition(".")[2] != "seed"}
         return {**found, "cluster.workers": self.summary["workers"]}
 
 
 class Unfinished(NamedTuple):
-    """A folder that has no result to show.
+    """A folder without a finished run.
 
     Attributes:
-        folder: it.
-        state: why not, in words.
+        folder: The folder.
+        state: Why it has no finished run.
     """
 
     folder: Path
@@ -101,11 +102,11 @@ class Unfinished(NamedTuple):
 
 
 class Method(NamedTuple):
-    """Runs that differ in their seeds only.
+    """Runs that differ only in their seeds.
 
     Attributes:
-        name: what tells them from the others that they are compared with.
-        runs: them.
+        name: Name that distinguishes the method from the others.
+        runs: The runs.
     """
 
     name: str
@@ -116,8 +117,8 @@ class Comparison(NamedTuple):
     """Runs of one task.
 
     Attributes:
-        title: what they did.
-        methods: them, in the order of their first folders.
+        title: Metric and data set.
+        methods: Methods, in the order of their first folders.
     """
 
     title: str
@@ -125,7 +126,7 @@ class Comparison(NamedTuple):
 
 
 def collect(folders: Sequence[Path]) -> tuple[list[Finished], list[Unfinished]]:
-    """Reads run folders, files of records, and folders of either; each counts once.
+    """Reads run folders, files of records, and folders of either; each run counts once.
 
     Call it within :func:`scripts.choices.composing`.
     """
@@ -153,7 +154,7 @@ def _is_run(folder: Path) -> bool:
 def read(folder: Path) -> Finished | Unfinished:
     """Reads one run folder."""
     if not _is_run(folder):
-        return Unfinished(folder, "no run" if folder.exists() else "not there")
+        return Unfinished(folder, "not a run folder" if folder.exists() else "does not exist")
     try:
         summary = read_json(folder / "summary.json")
         if summary["status"] != "finished":
@@ -166,7 +167,7 @@ def read(folder: Path) -> Finished | Unfinished:
     except FileNotFoundError as error:
         return Unfinished(folder, f"has no {Path(str(error.filename)).name}")
     except KeyError as error:
-        return Unfinished(folder, f"lacks {error}; another version may have written it")
+        return Unfinished(folder, f"lacks {error}; written by another version?")
     except (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
         return Unfinished(folder, f"cannot be read: {' '.join(str(error).split())}")
 
@@ -181,12 +182,12 @@ def _recorded(path: Path) -> list[Finished | Unfinished]:
 
 
 def _recalled(place: Path, content: Mapping[str, Any]) -> Finished | Unfinished:
-    """The run of a record, with the configuration that its command composes today."""
+    """The run of a record, with the configuration that its command composes now."""
     try:
         config = choices.composed(*shlex.split(content["command"])[2:])
         today = (experiment_id(config, content["workers"]), editions(config))
         if today != (content["id"], content.get("editions") or {}):
-            return Unfinished(place, "its command means another run by now")
+            return Unfinished(place, "its command now stands for another run; record it again")
         return _checked(Finished(place, config, content, events_in(content), content["command"]))
     except KeyError as error:
         return Unfinished(place, f"lacks {error}; record its training again")
@@ -195,14 +196,14 @@ def _recalled(place: Path, content: Mapping[str, Any]) -> Finished | Unfinished:
 
 
 def _checked(run: Finished) -> Finished:
-    """The run, if it has all that will be asked for.
+    """The run, if nothing that reports need is missing.
 
     Raises:
-        KeyError: it lacks something.
+        KeyError: if something is missing.
     """
     for name in NEEDED:
         run.summary[name]
-    _title(run), _parts(run.config), run.metric, run.train_loss, run.share, run.curve, run.simulated, run.settings
+    _title(run), _name(run), run.metric, run.train_loss, run.share, run.curve, run.simulated, run.settings
     return run
 
 
@@ -217,7 +218,7 @@ def _state(folder: Path, summary: Mapping[str, Any]) -> str:
 
 
 def compare(runs: Sequence[Finished]) -> list[Comparison]:
-    """Puts together what can be compared: runs of one task on the same data, with the same metric."""
+    """Groups runs of one task on the same data with the same metric."""
     tasks: defaultdict[str, list[Finished]] = defaultdict(list)
     for run in runs:
         tasks[json.dumps([run.summary["metric"], _data(run)], sort_keys=True)].append(run)
@@ -227,7 +228,7 @@ def compare(runs: Sequence[Finished]) -> list[Comparison]:
 
 
 def _data(run: Finished) -> dict[str, Any]:
-    """The settings that say what is learned from what."""
+    """Settings of the task and its data."""
     return {key: value for key, value in run.settings.items() if key.partition(".")[0] in ("dataset", "task")}
 
 
@@ -244,26 +245,29 @@ def _methods(runs: Sequence[Finished]) -> list[Method]:
     for group in groups.values():
         group.sort(key=lambda run: str(run.config.get("seed")).rjust(20))
     first = [group[0] for group in groups.values()]
-    names = _names([_parts(run.config) for run in first], [run.settings for run in first])
+    names = _names([_name(run) for run in first], [run.settings for run in first])
     return [Method(name, group) for name, group in zip(names, groups.values(), strict=True)]
 
 
-def _parts(config: Mapping[str, Any]) -> str:
-    """The parts of a method, in short."""
-    idle = () if config.get("momentum", {}).get("factor") is not None else ("momentum",)
-    return " + ".join(_shown(config[part][TARGET]) for part in PARTS if part not in idle)
+def _name(run: Finished) -> str:
+    """The method as users type it."""
+    for part in PARTS:
+        run.config[part][TARGET]
+    return method_name(run.config, run.command)
 
 
 def _names(bases: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Adds to some names the fewest settings that tell them apart.
+    """Appends to equal names the fewest settings that distinguish them.
 
     Args:
-        bases: the names, which may be equal.
-        settings: of each; these differ wherever the names are equal.
+        bases: Names, some of which may be equal.
+        settings: Settings of each; they differ if the names are equal.
     """
     names = list(bases)
     for key in sorted({key for each in settings for key in each}, key=lambda key: (not key.endswith(TARGET), key)):
-        longer = [f"{name}, {_short(key)}={_shown(each.get(key))}" for name, each in zip(names, settings, strict=True)]
+        longer = [
+            f"{name}, {_short(key)}={_shown(each.get(key), key)}" for name, each in zip(names, settings, strict=True)
+        ]
         parted = {
             name for name in names if len({new for old, new in zip(names, longer, strict=True) if old == name}) > 1
         }
@@ -272,10 +276,10 @@ def _names(bases: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> list[
 
 
 def differences(methods: Sequence[Method]) -> dict[str, list[str]]:
-    """The settings that are not the same in all methods: each one's value, in the methods' order."""
+    """Settings that are not the same in all methods, with one value per method in order."""
     settings = [method.runs[0].settings for method in methods]
     keys = sorted({key for each in settings for key in each})
-    found = {key: [_shown(each.get(key)) if key in each else "\u2014" for each in settings] for key in keys}
+    found = {key: [_shown(each.get(key), key) if key in each else "\u2014" for each in settings] for key in keys}
     return {_short(key): values for key, values in found.items() if len(set(values)) > 1}
 
 
@@ -283,14 +287,17 @@ def _short(key: str) -> str:
     return key.removesuffix(f".{TARGET}")
 
 
-def _shown(value: Any) -> str:
-    """A setting's value: classes without their modules."""
+def _shown(value: Any, key: str) -> str:
+    """A setting's value: the choice of a group, or a class without its module."""
+    group, _, last = key.partition(".")
+    if last == TARGET and isinstance(value, str):
+        return choice_of(group, value)
     text = value if isinstance(value, str) else json.dumps(value)
     return text.rpartition(".")[2] if text.startswith(("spardl.", "tasks.", "torch.")) else text
 
 
 def caveats(runs: Iterable[Finished]) -> dict[str, list[str]]:
-    """What runs warn of: each warning, and the folders of those that have it."""
+    """Caveats of runs, with the folders of the runs that have them."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for run in runs:
         for caveat in run.summary.get("caveats", ()):

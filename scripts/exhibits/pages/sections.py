@@ -1,7 +1,7 @@
-"""The report of exhibits: one section for each exhibit and scale, gathered over many commands into one page.
+"""The report of exhibits: one section per exhibit and size, collected into one page.
 
-Every section is a file of its own, and the page is put together from these files. So a command adds to what others
-made, and any number of them may do so at a time.
+Every section is a separate file, and the page is assembled from these files. A command therefore adds to the sections
+of earlier commands, and several commands may do so at the same time.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from markupsafe import Markup
 
 from scripts.exhibits.base import Basis, Exhibit, Results
 from scripts.exhibits.pages.page import Section, Source, figures, here, in_words, page, table
-from scripts.exhibits.pages.summary import HERE, placed, summary
+from scripts.exhibits.pages.summary import HERE, contents, placed, summary
 from scripts.exhibits.pages.verdicts import Judged, judged, judges
 from scripts.exhibits.tables import Row, Table
 from scripts.exhibits.templates import render
 from scripts.exhibits.tried import Tried
+from scripts.exhibits.unrun import Unrun, unrun, without_unrun
 from spardl.basics.errors import DataError
 from spardl.basics.files import write_atomically
 
@@ -27,13 +28,13 @@ __all__ = ["add", "exhibit_section", "key", "rendered", "sources", "tables_secti
 MOST_SOURCES = 12
 TITLE = "Reproduced tables and figures"
 LEAD = (
-    "Every figure here can be traced to the runs behind it, and beside each stands what of it was simulated, measured "
-    "and assumed. A cell with \u2717 says what failed, or what does not hold."
+    "Claims of the papers come first: the published figure, ours, and a verdict. Below, every figure lists the runs "
+    "behind it and states what was simulated, measured and assumed. A cell with \u2717 marks a failure."
 )
 
 
 def key(name: str, scale: str) -> str:
-    """The key of an exhibit's section."""
+    """Key of an exhibit's section."""
     return f"{name}-{scale}"
 
 
@@ -47,15 +48,15 @@ def sources(row: Row, results: Results) -> list[Source]:
 
 
 def exhibit_section(exhibit: Exhibit, group: str, scale: str, results: Results) -> Section:
-    """What the report says of an exhibit.
+    """The section of an exhibit.
 
     Args:
-        exhibit: it.
-        group: its paper, in words.
-        scale: of the work.
-        results: of the work.
+        exhibit: The exhibit.
+        group: Paper of the exhibit.
+        scale: Size preset of the runs.
+        results: Results of the runs.
     """
-    tables, pictures = exhibit.tables(scale, results), exhibit.pictures(scale, results)
+    tables, pictures = without_unrun(exhibit.tables(scale, results)), exhibit.pictures(scale, results)
     own = key(exhibit.name, scale)
     about = {
         "Source": exhibit.source,
@@ -68,32 +69,48 @@ def exhibit_section(exhibit: Exhibit, group: str, scale: str, results: Results) 
     parts = [*rest, *rendered(tables, own, exhibit.basis, results)]
     here = Markup(HERE) if lead else ""
     html = render("exhibit", about=about, command=command, lead=here, parts=parts, lines=_made(tables, results))
-    return Section(own, group, exhibit.title, scale, _marks(tables), html, lead, exhibit.tried(scale, results))
+    tried, waiting = exhibit.tried(scale, results), unrun(exhibit, scale, results)
+    return Section(own, group, exhibit.title, scale, _marks(tables), html, lead, tried, waiting=waiting)
 
 
 def tables_section(
-    own: str, title: str, words: str, scale: str, tables: Sequence[Table], basis: Basis, results: Results
+    own: str,
+    title: str,
+    words: str,
+    scale: str,
+    tables: Sequence[Table],
+    basis: Basis,
+    results: Results,
+    judged_claims: Sequence[Judged] | None = None,
 ) -> Section:
-    """A section of tables that belong to no one exhibit.
+    """A section of tables that belong to no single exhibit.
 
     Args:
-        own: its key.
-        title: over it.
-        words: what it is, as text.
-        scale: of the work.
-        tables: its tables.
-        basis: of these.
-        results: of the work behind their rows.
+        own: Key of the section.
+        title: Title of the section.
+        words: Introduction, as text.
+        scale: Size preset of the runs.
+        tables: Tables of the section.
+        basis: Basis of the tables.
+        results: Results behind the rows.
+        judged_claims: Claims for the summary; ``None``: those of the tables.
     """
     parts = rendered(tables, own, basis, results)
     html = render("tables", words=words, parts=parts, lines=_made(tables, results))
-    found = [claim for content in tables for claim in judged(content)]
-    marked = _marks([content for content in tables if not judges(content)])  # what is not reproduced has not failed
-    return Section(own, "", title, scale, marked, html, judged=found)
+    claims = [claim for content in tables for claim in judged(content)] if judged_claims is None else judged_claims
+    marked = _marks([content for content in tables if not judges(content)])  # "not reproduced" is not a failure
+    return Section(own, "", title, scale, marked, html, judged=claims)
 
 
 def rendered(tables: Sequence[Table], own: str, basis: Basis, results: Results) -> list[Markup]:
-    """Tables as they stand in a section; ``own``: its key, ``basis``: of all, ``results``: behind their rows."""
+    """HTML of the tables of a section.
+
+    Args:
+        tables: The tables.
+        own: Key of the section.
+        basis: Basis of all tables.
+        results: Results behind the rows.
+    """
     return [
         table(content, f"{own}-table-{number}", basis, lambda row: _few(sources(row, results)))
         for number, content in enumerate(tables, 1)
@@ -101,9 +118,9 @@ def rendered(tables: Sequence[Table], own: str, basis: Basis, results: Results) 
 
 
 def _few(found: Sequence[Source]) -> Sequence[Source]:
-    """No more than a reader looks through, for a page that can be sent around."""
+    # A page that lists all of them would be too large to send around.
     left = len(found) - MOST_SOURCES
-    return found if left <= 1 else [*found[:MOST_SOURCES], Source(f"and {left} more", "named by --explain")]
+    return found if left <= 1 else [*found[:MOST_SOURCES], Source(f"and {left} more", "listed by --explain")]
 
 
 def _marks(tables: Sequence[Table]) -> int:
@@ -111,7 +128,7 @@ def _marks(tables: Sequence[Table]) -> int:
 
 
 def _made(tables: Sequence[Table], results: Results) -> list[str]:
-    """When and where the section and the runs behind it were made, and what these warn of."""
+    """When and where the section and its runs were made, and the caveats of the runs."""
     jobs = dict.fromkeys(job for table in tables for row in table.rows for job in row.jobs)
     found = [results.of(job).data for job in jobs]
     runs = sorted({in_words(data["environment"]) for data in found if "environment" in data})
@@ -124,18 +141,18 @@ def _made(tables: Sequence[Table], results: Results) -> list[str]:
 
 
 def add(folder: Path, sections: Sequence[Section], order: Sequence[str]) -> Path:
-    """Adds sections to a report, in place of those of the same key.
+    """Adds sections to a report, in place of those with the same key.
 
     Args:
-        folder: of the report.
-        sections: new ones.
-        order: keys, as they shall follow each other; what has another key comes last.
+        folder: Folder of the report.
+        sections: New sections.
+        order: Keys in the order of the page; sections with other keys come last.
 
     Returns:
-        The page.
+        Path of the page.
 
     Raises:
-        DataError: if what was there before cannot be read.
+        DataError: if an existing section cannot be read.
     """
     parts = folder / "sections"
     parts.mkdir(parents=True, exist_ok=True)
@@ -144,7 +161,7 @@ def add(folder: Path, sections: Sequence[Section], order: Sequence[str]) -> Path
     places = {own: place for place, own in enumerate(order)}
     kept = sorted(map(_read, parts.glob("*.json")), key=lambda each: (places.get(each.key, len(places)), each.key))
     index = folder / "index.html"
-    write_atomically(index, page(TITLE, LEAD, here(), placed(kept), summary(kept)).encode())
+    write_atomically(index, page(TITLE, LEAD, here(), placed(kept), summary(kept), contents(kept)).encode())
     return index
 
 
@@ -152,6 +169,8 @@ def _read(path: Path) -> Section:
     try:
         found = Section(**json.loads(path.read_bytes()))
         tried, claims = [Tried(*each) for each in found.tried], [Judged(*each) for each in found.judged]
-        return found._replace(tried=tried, judged=claims)
+        return found._replace(tried=tried, judged=claims, waiting=[Unrun(*each) for each in found.waiting])
     except (ValueError, TypeError) as error:
-        raise DataError(f"{path} is no section of a report ({error}); delete it, and make its exhibit again") from error
+        raise DataError(
+            f"{path} is not a section of a report ({error}); delete it and make its exhibit again"
+        ) from error

@@ -1,4 +1,4 @@
-"""What stands first in a report: for each paper a figure, who reached what, and what came of its claims."""
+"""First part of a report: per paper all claims with their verdicts, then a figure and the results of the methods."""
 
 from __future__ import annotations
 
@@ -9,33 +9,31 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from scripts.exhibits.pages.page import Section
+from scripts.exhibits.pages.page import Entry, Section
 from scripts.exhibits.pages.verdicts import Chip, Judged, chip
+from scripts.exhibits.tables import Table
 from scripts.exhibits.templates import render
 from scripts.exhibits.tried import Role, Tried
+from scripts.exhibits.unrun import unrun_table
 
-__all__ = ["HERE", "placed", "summary"]
+__all__ = ["HERE", "contents", "placed", "summary"]
 
-# Where a section's leading figure belongs, if it is not in the summary.
+# Marks the place of a section's leading figure if it is not in the summary.
 HERE = "<!-- figure -->"
 
 
 class _Line(NamedTuple):
-    """A method on a task, with the claims about it."""
+    """A method on a task, with the verdicts on this task."""
 
     tried: Tried
-    claims: Sequence[Judged]
+    verdicts: Sequence[tuple[Chip, str]]
+    papers: Sequence[str]
     proposed: bool
 
     @property
-    def chips(self) -> list[tuple[Chip, str]]:
-        """Verdicts, and what each is on."""
-        return [(chip(claim.verdict), claim.claim.partition(": ")[2] or claim.claim) for claim in self.claims]
-
-    @property
-    def published(self) -> str:
-        """What the paper says."""
-        return "; ".join(dict.fromkeys(claim.published for claim in self.claims))
+    def paper(self) -> str:
+        """Figures of the paper."""
+        return "; ".join(dict.fromkeys(self.papers))
 
 
 class _Task(NamedTuple):
@@ -44,7 +42,16 @@ class _Task(NamedTuple):
     title: str
     measure: str
     scale: str
+    machine: str
     lines: Sequence[_Line]
+
+
+class _Claim(NamedTuple):
+    """A claim with its verdict, and those on its tasks if there are several."""
+
+    claim: Judged
+    chip: Chip
+    tasks: Sequence[tuple[Chip, str]]
 
 
 class _Paper(NamedTuple):
@@ -56,29 +63,43 @@ class _Paper(NamedTuple):
     lead: str
     scale: str
     tasks: Sequence[_Task]
-    others: Sequence[tuple[Judged, Chip]]
+    claims: Sequence[_Claim]
 
 
 def summary(sections: Sequence[Section]) -> Markup | None:
-    """The summary, if there is anything to sum up.
+    """The summary, or ``None`` if there is nothing to summarize.
 
     Args:
-        sections: of the report; of several scales of an exhibit the last one counts.
+        sections: Sections of the report; of several sizes of an exhibit the last one counts.
     """
     last = _last(sections)
     claims = [claim for section in last for claim in section.judged]
-    groups = [(title, list(members)) for title, members in groupby(_exhibits(last), lambda section: section.group)]
-    papers = [_paper(number, title, members, claims) for number, (title, members) in enumerate(groups, 1)]
-    papers = [paper for paper in papers if paper.figure or paper.tasks or paper.others]
-    if not papers:
+    papers, waiting = _papers(last), _waiting(last)
+    if not papers and waiting is None:
         return None
     counts = Counter(claim.verdict for claim in claims)
     tally = [(chip(verdict), count) for verdict, count in counts.most_common()]
-    return render("summary", papers=papers, tally=tally, claims=[s for s in last if s.judged], total=len(claims))
+    judged = [section for section in last if section.judged]
+    return render("summary", papers=papers, tally=tally, claims=judged, total=len(claims), waiting=waiting)
+
+
+def contents(sections: Sequence[Section]) -> list[Entry]:
+    """Entries of the contents list for the parts of the summary.
+
+    Args:
+        sections: Sections of the report.
+    """
+    last = _last(sections)
+    papers = _papers(last)
+    claims = [(f"{paper.key}-claims", _short(paper.title)) for paper in papers if paper.claims]
+    results = [(paper.key, _short(paper.title)) for paper in papers if paper.figure or paper.tasks]
+    lists = [("unrun", waiting.title.partition(": ")[2])] if (waiting := _waiting(last)) else []
+    found = {"Claims and verdicts": claims, "Figures and results": results, "Not run yet": lists}
+    return [Entry(title, links) for title, links in found.items() if links]
 
 
 def placed(sections: Sequence[Section]) -> list[Section]:
-    """The sections with their leading figures, but for those that the summary has."""
+    """The sections with their leading figures, except those in the summary."""
     shown = {id(section) for section in _leading(_last(sections))}
     note = '<p class="note">Its first figure is in <a href="#summary">the summary</a>.</p>\n'
     return [
@@ -87,8 +108,24 @@ def placed(sections: Sequence[Section]) -> list[Section]:
     ]
 
 
+def _papers(sections: Sequence[Section]) -> list[_Paper]:
+    claims = [claim for section in sections for claim in section.judged]
+    groups = [(title, list(members)) for title, members in groupby(_exhibits(sections), lambda section: section.group)]
+    papers = [_paper(number, title, members, claims) for number, (title, members) in enumerate(groups, 1)]
+    return [paper for paper in papers if paper.figure or paper.tasks or paper.claims]
+
+
+def _short(title: str) -> str:
+    """The name of a paper without subtitle, authors and year."""
+    return title.partition(":")[0].partition(" (")[0].removesuffix(".")
+
+
+def _waiting(sections: Sequence[Section]) -> Table | None:
+    return unrun_table([each for section in sections for each in section.waiting])
+
+
 def _last(sections: Sequence[Section]) -> list[Section]:
-    """Of the scales of each exhibit the last one."""
+    """The last size of each exhibit."""
     found = {section.key.removesuffix(f"-{section.tag}"): section for section in sections}
     return [section for section in sections if section in found.values()]
 
@@ -98,7 +135,7 @@ def _exhibits(sections: Sequence[Section]) -> list[Section]:
 
 
 def _leading(sections: Sequence[Section]) -> list[Section]:
-    """The first section of each paper that has a figure to lead with."""
+    """The first section of each paper that has a leading figure."""
     found: dict[str, Section] = {}
     for section in _exhibits(sections):
         if section.lead:
@@ -108,29 +145,43 @@ def _leading(sections: Sequence[Section]) -> list[Section]:
 
 def _paper(number: int, title: str, members: Sequence[Section], claims: Sequence[Judged]) -> _Paper:
     names = {section.key.removesuffix(f"-{section.tag}") for section in members}
-    about = [claim for claim in claims if claim.exhibit in names]
+    about = [claim for claim in claims if names & {*claim.exhibits}]
     tasks = [task for section in members for task in _tasks(section, about)]
-    seen = {claim.claim for task in tasks for line in task.lines for claim in line.claims}
-    others = [(claim, chip(claim.verdict)) for claim in about if claim.claim not in seen]
+    judged = [_claim(claim) for claim in about]
     leading = next(iter(_leading(members)), None)
     if leading is None:
-        return _Paper(f"paper-{number}", title, Markup(""), "", "", tasks, others)
-    return _Paper(f"paper-{number}", title, Markup(leading.lead), leading.title, leading.tag, tasks, others)
+        return _Paper(f"paper-{number}", title, Markup(""), "", "", tasks, judged)
+    return _Paper(f"paper-{number}", title, Markup(leading.lead), leading.title, leading.tag, tasks, judged)
+
+
+def _claim(claim: Judged) -> _Claim:
+    tasks = [(chip(verdict), task) for task, verdict, _ in claim.tasks] if len(claim.tasks) > 1 else []
+    return _Claim(claim, chip(claim.verdict), tasks)
 
 
 def _tasks(section: Section, claims: Sequence[Judged]) -> list[_Task]:
+    """Tasks of a section; methods that were not run are in the list of these instead."""
     found = []
-    for title, members in groupby(section.tried, lambda line: line.task):
+    for title, members in groupby((line for line in section.tried if line.ran), lambda line: line.task):
         tried = list(members)
-        measure = next((line.measure for line in tried if line.measure), "")  # what failed has none
+        measure = next((line.measure for line in tried if line.measure), "")  # a failed method has none
         lines = [_line(section, line, claims) for line in tried]
-        found.append(_Task(f"{section.title}: {title}", measure, section.tag, lines))
+        several = {line.machine for line in tried if line.machine}
+        machine = several.pop() if len(several) == 1 else ""
+        found.append(_Task(f"{section.title}: {title}", measure, section.tag, machine, lines))
     return found
 
 
 def _line(section: Section, line: Tried, claims: Sequence[Judged]) -> _Line:
-    """Claims are about what a paper proposes; what it is compared with has a part in them, too."""
+    """The verdicts are those on this task, and only proposed methods have any: rivals are no claim of the paper."""
     proposed = line.role == Role.PROPOSED.value
     name, own = section.key.removesuffix(f"-{section.tag}"), set(line.jobs)
-    about = [claim for claim in claims if claim.exhibit == name and own <= set(claim.jobs)] if proposed else []
-    return _Line(line, about, proposed)
+    about = [
+        (claim, verdict)
+        for claim in claims
+        if proposed and name in claim.exhibits
+        for _, verdict, jobs in claim.parts
+        if own <= set(jobs)
+    ]
+    verdicts = [(chip(verdict), claim.claim.partition(": ")[2] or claim.claim) for claim, verdict in about]
+    return _Line(line, verdicts, [claim.paper for claim, _ in about], proposed)

@@ -43,7 +43,7 @@ def inline(draw: Draw, ident: str, title: str) -> str:
     Args:
         draw: draws it into a matplotlib figure.
         ident: what all ids in it begin with; unique on the page.
-        title: what it shows, for those who cannot see it.
+        title: Description for screen readers.
 
     Returns:
         An ``svg`` element without namespaces, as HTML wants it. Text stays text. It has no size of its own but only
@@ -73,7 +73,7 @@ def inline(draw: Draw, ident: str, title: str) -> str:
 
 
 def swatch(look: palette.Look) -> Markup:
-    """A line as something is drawn with, for a key; it says nothing of its own."""
+    """A sample line for a legend."""
     dash = "" if isinstance(look.dash, str) else " ".join(f"{2 * part:g}" for part in look.dash[1])
     colour = _VARIABLES[look.color]
     return Markup(
@@ -116,7 +116,7 @@ def _rename(root: ElementTree.Element, ident: str) -> None:
 
 
 def _unwrap(parent: ElementTree.Element) -> None:
-    """Leaves out groups that say nothing of what is in them."""
+    """Removes groups without attributes."""
     for child in parent:
         _unwrap(child)
     parent[:] = [kept for child in parent for kept in (child if child.tag == "g" and not child.attrib else (child,))]

@@ -1,4 +1,4 @@
-"""An exhibit's tables and figures as files."""
+"""Writes the tables and figures of an exhibit to files."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from scripts.exhibits.base import Exhibit, Results
 from scripts.exhibits.charts.axes import SIZE, TEXT, drawing
 from scripts.exhibits.charts.labels import explain
 from scripts.exhibits.tables import WRITERS, Table
+from scripts.exhibits.unrun import without_unrun
 from spardl.basics.files import write_atomically
 
 __all__ = ["write"]
 
 ENDINGS = ("png", "pdf")
-# Letters of a title in one line.
+# Characters of a title in one line.
 LINE = 62
 # Inches.
 LINE_HEIGHT = 0.19
 
 
 def write(exhibit: Exhibit, scale: str, results: Results, folder: Path) -> Sequence[Table]:
-    """Writes an exhibit's tables and figures, and returns the tables."""
+    """Writes tables and figures, and returns the tables; rows that were not run are left out."""
     folder.mkdir(parents=True, exist_ok=True)
-    tables = exhibit.tables(scale, results)
+    tables = without_unrun(exhibit.tables(scale, results))
     for number, table in enumerate(tables, 1):
         for ending, writer in WRITERS.items():
             path = folder / f"{exhibit.name}-{scale}-{number}.{ending}"
@@ -43,7 +44,7 @@ def _draw(exhibit: Exhibit, scale: str, results: Results, folder: Path) -> None:
             title = fill(picture.title or picture.caption, LINE)
             figure.suptitle(title, fontsize=TEXT)
             explain(figure, picture.key)
-            # Room for both, so that what is drawn stays as large as it was, and names where they were.
+            # Adds the height of title and legend, so that the plot keeps its size.
             lines = title.count("\n") + 1 + (len(picture.key) + 1) // 2
             figure.set_figheight(figure.get_figheight() + LINE_HEIGHT * lines)
             for ending in ENDINGS:

@@ -34,9 +34,10 @@ TRIALS = (5, 10, 20)
 Files: TypeAlias = Sequence[tuple[str, str, str]]
 PARAMETERS = bench_schedules.sizes()
 BASIS = Basis(
-    simulated="iterations: the timeline model overlaps a profile's passes with counted bytes on a modelled network",
-    measured="the shares of the layers, on a CPU (scripts/profiles)",
-    assumed="what each model takes on an RTX 2080 Ti, that its layers share that time as on a CPU, and the networks",
+    simulated="iterations: the timeline model overlaps the passes of a profile with counted bytes on a "
+    "modelled network",
+    measured="share of each layer, on a CPU (scripts/profiles)",
+    assumed="time of each model on an RTX 2080 Ti, with the same shares of the layers as on a CPU, and the networks",
 )
 
 
@@ -191,7 +192,7 @@ SPEED = Computed(
     name="dear.speed",
     title="Five models on two networks",
     source="the comparison on 10 GbE and 100 Gb InfiniBand with 64 GPUs; up to 83% and 15% faster (abstract: certain)",
-    shows="how much faster an iteration is when all-reduces are split in two and hidden behind both passes",
+    shows="speedup of an iteration when all-reduces are split in two and overlap with both passes",
     basis=BASIS,
     leads=True,
     function=speed,
@@ -199,7 +200,7 @@ SPEED = Computed(
     arguments=MappingProxyType({"smoke": FEW, "laptop": ALL, "paper": ALL}),
     shell="python scripts/bench_schedules.py",
     words="Predicted seconds of an iteration with the published batches. Tuned: the best of a sweep of sizes, the same "
-    "for DeAR's groups and for buckets beside the backward pass.",
+    "for DeAR's groups and for buckets during the backward pass.",
     charts=(
         Dots("seconds of an iteration", columns=DENSE),
         Dots("times as fast", ": others' over those of tuned DeAR", columns=(OVER_BEST, OVER_LAYERS), ratio=True),
@@ -210,7 +211,7 @@ NO_FUSION = Computed(
     name="dear.no_fusion",
     title="Without fusion",
     source="the comparison of schedules without tensor fusion; numbers unknown",
-    shows="what the two halves of an all-reduce gain where every layer is sent by itself, and what fusion adds",
+    shows="gain of splitting all-reduces when every layer is sent separately, and the further gain of fusion",
     basis=BASIS,
     function=no_fusion,
     sizes=PARAMETERS,
@@ -227,13 +228,13 @@ BREAKDOWN = Computed(
     name="dear.breakdown",
     title="Where the seconds go",
     source="the time breakdown of the schedules; numbers unknown",
-    shows="how much communication each schedule leaves uncovered",
+    shows="communication that each schedule does not overlap",
     basis=BASIS,
     function=breakdown,
     sizes=PARAMETERS,
     arguments=MappingProxyType({"smoke": FEW, "laptop": ALL, "paper": ALL}),
     shell="python scripts/timeline.py scripts/profiles/MODEL.json --workers 64 --network NETWORK",
-    words="Computing and communicating overlap: what is not hidden is the iteration less its computation.",
+    words="Computation and communication overlap; not hidden: time of the iteration less its computation.",
     charts=(Dots("seconds", ", by model"),),
     recipe=2,
 )
@@ -241,7 +242,7 @@ SCALING = Computed(
     name="dear.scaling",
     title="Scaling with the number of workers",
     source="the scaling with the number of GPUs; numbers unknown",
-    shows="how efficiency falls with the number of workers",
+    shows="scaling efficiency over the number of workers",
     basis=BASIS,
     function=scaling,
     sizes=PARAMETERS,
@@ -261,7 +262,7 @@ TUNING = Computed(
     name="dear.tuning",
     title="Tuning the size of fusion groups",
     source="Bayesian optimization against random and grid search; numbers unknown",
-    shows="after how many trials the search is near the best size",
+    shows="number of trials until the search is close to the best size",
     basis=BASIS,
     function=tuning,
     sizes=PARAMETERS,

@@ -1,4 +1,4 @@
-"""The frontier: sending every step, or every so many, measured in one place."""
+"""Frontier of synchronous and local steps, measured on one machine."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ FRONTIER = Frontier(
     name="frontier",
     title="Every step, or every so many",
     source="no paper's: published ones lack compression, a clock, or rivals that send every step",
-    shows="below which bandwidth local steps pay, over which method, and what they cost in loss",
+    shows="bandwidth below which local steps are faster, over which method, and their cost in loss",
     basis=Basis(
         simulated="nothing",
         measured="losses of real trainings by four processes; seconds and bytes of their steps on links shaped to "

@@ -67,11 +67,11 @@ DEAR = Measured(
     name="dear.lab",
     title="Schedules on a real network",
     source="the comparison of schedules, on our four workers instead; up to 83% faster on 10 GbE (abstract: certain)",
-    shows="whether what the timeline model predicts comes true where messages really take time",
+    shows="whether measurements over slow links confirm the predictions of the timeline model",
     basis=Basis(
-        simulated="nothing but the predictions beside",
+        simulated="only the predictions",
         measured=f"seconds of training steps over {FOUR}; gradients, messages and updates are real",
-        assumed="the passes: workers sleep for the times of a profile, scaled, as if each had a GPU",
+        assumed="passes: workers sleep for the scaled times of a profile, as if each had a GPU",
     ),
     function=schedules,
     arguments=_scales(
@@ -89,11 +89,11 @@ SPARDL = Measured(
     name="spardl.lab",
     title="Synchronizations on a real network",
     source="per-update time of every method, on our four workers instead; numbers unknown",
-    shows="how long a synchronization really takes, its own work included, beside what counted messages say",
+    shows="measured time of a synchronization with its local work, compared with the prediction from counted messages",
     basis=Basis(
-        simulated="nothing but the predictions beside",
+        simulated="only the predictions",
         measured=f"seconds, rounds and bytes of synchronizations over {FOUR}; the network, as rounds of messages",
-        assumed="gradients: a part that all workers share, and noise",
+        assumed="gradients: a common part and noise",
     ),
     function=synchronizations,
     arguments=_scales(
@@ -116,7 +116,7 @@ FEWER_BITS = replace(
     name="settings.fewer_bits",
     title="Every entry, in fewer bits",
     source=OURS,
-    shows="what quantized sums take beside torch's hooks, their own work included",
+    shows="time of quantized all-reduces with their local work, compared with the hooks of torch",
     arguments=_scales(
         _sync("int8,int4", *FEW_ENTRIES),
         _sync("fp8,int8,int4,int2", "--entries", "14700000", "--settle", "8", "--repetitions", "9"),
@@ -169,7 +169,7 @@ BUCKETS = _grouped(
     "settings.bucket_mb",
     "Sizes of groups",
     OURS,
-    "how large the groups should be that are sent beside the backward pass, with a sparse method and without",
+    "best size of the groups that are sent during the backward pass, with and without a sparse method",
     _overlap(
         "resnet50",
         "wfbp:bucket_mb=1,wfbp:bucket_mb=5,wfbp,wfbp:bucket_mb=inf",
@@ -200,7 +200,7 @@ def _streamed(name: str, model: str, schedules: str, *words: str) -> Measured:
         shows=f"what cluster.streams gains where round trips take time; {model}, delays one way",
         function=delayed,
         arguments=MappingProxyType({**several, "smoke": (*few, ("delays_ms", (0.5,)))}),
-        words="Medians of turns that alternate. Delayed messages wait in a process of the lab.",
+        words="Medians of alternating turns. Delayed messages wait in a process of the lab.",
         time="smoke: 30 s; else 20 minutes, alone on the machine",
     )
 

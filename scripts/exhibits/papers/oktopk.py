@@ -85,7 +85,7 @@ VOLUME = CountedCosts(
     name="oktopk.volume",
     title="Words sent",
     source="Table 1 and the claim of less than 6k (abstract: certain)",
-    shows="what steps with reused thresholds send, and what those that evaluate them send",
+    shows="volume of steps that reuse thresholds, and of steps that evaluate them",
     methods=MappingProxyType(
         {
             "Ok-Topk": ("oktopk", ()),
@@ -103,7 +103,7 @@ CONVERGENCE = MethodComparison(
     name="oktopk.convergence",
     title="Training with every method",
     source="accuracy, word error rate and loss against time (numbers from memory, medium)",
-    shows="what each method reaches, and in how many seconds",
+    shows="metric and time of each method",
     basis=VIRTUAL,
     note=OKTOPK,
     methods=MappingProxyType({**METHODS, FLOOR: RIVALS[FLOOR]}),
@@ -146,7 +146,7 @@ THRESHOLDS = Thresholds(
     title="Entries that thresholds select",
     source="selected local and global values over training; deviation below 11% for Ok-Topk, while Gaussian-k "
     "selects too few (from memory, medium)",
-    shows="how near to k entries thresholds select that are used again, or fitted to a normal distribution",
+    shows="number of entries, relative to k, that reused thresholds and fitted thresholds select",
     note=f"{OKTOPK} As published: without the first.",
     methods=MappingProxyType(
         {
@@ -173,7 +173,7 @@ XI = Selections(
     title="What local selection costs",
     source="empirical xi of Assumption 1, and the distribution of gradients with accurate, reused and fitted "
     "thresholds (from memory, medium; figures unknown)",
-    shows="how far the largest sums are from what workers select by themselves, and where thresholds cut",
+    shows="distance between the largest sums and the sums of local selections, and positions of the thresholds",
     note=OKTOPK,
     method=("compressor=oktopk",),
     plans=MappingProxyType(
@@ -189,7 +189,7 @@ BALANCE = Balance(
     name="oktopk.balance",
     title="Balance of load",
     source="balanced against naive reduce and all-gather: 1.13x-1.75x and 1.12x-1.43x (from memory, medium)",
-    shows="how unequal loads are where large entries cluster in layers, and what it gains to make them equal",
+    shows="imbalance of loads when large entries cluster in layers, and the gain of balancing them",
     note=OKTOPK,
     plans=MappingProxyType(
         {
@@ -222,7 +222,7 @@ SCALING = UpdateBreakdown(
     title="Weak scaling",
     source="weak scaling with breakdown on a Cray XC50; BERT on 256 GPUs 3.29x-12.95x (abstract: certain), VGG on 32 "
     "1.51x-8.83x, LSTM on 64 1.34x-7.71x, efficiency 76.3% (from memory, medium)",
-    shows="what more workers cost each method, and what of it is computation, compression and communication",
+    shows="cost of more workers for each method, by computation, compression and communication",
     note=OKTOPK,
     methods=MappingProxyType(
         {

@@ -1,4 +1,4 @@
-"""Settings, and what a worker's own work takes: no paper's."""
+"""Settings and local cost: not from a paper."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ WARM_UP = MethodComparison(
     name="settings.warm_up",
     title="Warm-up",
     source=f"{OURS}; densities that fall are from Deep Gradient Compression (Lin et al., ICLR 2018)",
-    shows="what denser first steps bring back, and what they cost in bytes",
+    shows="effect of denser first steps on the metric, and their cost in bytes",
     basis=VIRTUAL,
     leads=True,
     methods=MappingProxyType({**dict.fromkeys(("no warm-up", FALLING, TENTH, THIRD), SPARDL), "dense": DENSE}),
@@ -69,7 +69,7 @@ METHODS = MethodComparison(
     name="settings.methods",
     title="Every method, as published",
     source=OURS,
-    shows="what each choice of compressor= reaches and sends, where all train alike",
+    shows="metric and bytes of each choice of compressor= under equal training",
     basis=VIRTUAL,
     note=OKTOPK,
     methods=MappingProxyType(
@@ -85,7 +85,7 @@ WIRE = MethodComparison(
     name="settings.wire",
     title="Values in fewer bits",
     source=OURS,
-    shows="what rounding the values of sparse messages costs, where what it takes stays in the residual",
+    shows="cost of rounding the values of sparse messages when the rounding error stays in the residual",
     basis=VIRTUAL,
     methods=MappingProxyType(
         {
@@ -120,7 +120,7 @@ def _bench(
         function=benches.timed,
         arguments=MappingProxyType({"smoke": smoke, "laptop": laptop, "paper": laptop}),
         shell="",
-        words="Medians of turns that alternate, with the least and the most.",
+        words="Medians of alternating turns, with minimum and maximum.",
         time="smoke: 20 s; else 3 minutes, alone on the machine",
         note=note,
     )
@@ -130,7 +130,7 @@ FEW = ("--entries", "100000", "--settle", "2", "--repetitions", "2")
 SELECTION = _bench(
     "settings.selection",
     "Residual and selection",
-    "what error feedback and exact top-k cost a worker, beside an addition and torch.topk",
+    "local cost of error feedback and exact top-k, compared with an addition and torch.topk",
     {
         "script": "scripts/bench_selection.py",
         "runs": tuple(
@@ -175,7 +175,7 @@ SIMULATED = replace(
         ("--workers", "16,32", "--repetitions", "2"),
     ),
     basis=Basis("the cluster: one process plays all workers", "milliseconds and memory of this machine", "gradients"),
-    words="Medians of steps, with the least and the most, of all workers together, on one core.",
+    words="Medians of steps with minimum and maximum, of all workers together, on one core.",
 )
 
 EXHIBITS = (

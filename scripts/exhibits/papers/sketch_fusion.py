@@ -31,9 +31,10 @@ PARTITIONS = ("every layer alone", BUCKETS, "whole model", "LayerFusion")
 Files: TypeAlias = Sequence[tuple[str, str, str]]
 PARAMETERS = bench_schedules.sizes()
 BASIS = Basis(
-    simulated="iterations: the timeline model overlaps a profile's passes with counted bytes on a modelled network",
-    measured="the shares of the layers, on a CPU (scripts/profiles)",
-    assumed="what each model and each compressor takes on an RTX 2080 Ti, and the networks",
+    simulated="iterations: the timeline model overlaps the passes of a profile with counted bytes on a "
+    "modelled network",
+    measured="share of each layer, on a CPU (scripts/profiles)",
+    assumed="time of each model and each compressor on an RTX 2080 Ti, and the networks",
 )
 
 
@@ -93,14 +94,14 @@ FUSION = Computed(
     name="sketch_fusion.fusion",
     title="Layer-wise against fused",
     source="LayerFusion with several compressors; up to 18.6% better efficiency and 2.87x scaling (abstract: certain)",
-    shows="what fusing layers saves, for each compressor",
+    shows="time that fusing layers saves, for each compressor",
     basis=BASIS,
     function=fusion,
     sizes=PARAMETERS,
     compresses=True,
     arguments=SCALES,
     shell="python scripts/bench_schedules.py",
-    words="Predicted seconds of an iteration; groups are sent beside the backward pass.",
+    words="Predicted seconds of an iteration; groups are sent during the backward pass.",
     charts=(
         Dots("seconds of an iteration", ", by model", columns=PARTITIONS),
         Dots("times as fast", ": others' over those of fused groups", columns=(ALONE, BETTER), ratio=True),
@@ -111,7 +112,7 @@ SCALING = Computed(
     name="sketch_fusion.scaling",
     title="Scaling efficiency at 16 workers",
     source="scaling efficiency on 16 GPUs (numbers unknown)",
-    shows="how near to 16 times the speed of one worker each partition comes",
+    shows="scaling efficiency of each partition at 16 workers",
     basis=BASIS,
     function=scaling,
     sizes=PARAMETERS,
@@ -136,7 +137,7 @@ ACCURACY = MethodComparison(
     source="no loss of accuracy (abstract: certain; numbers unknown)",
     proposed=("sketch of the model", "sketches of groups", "sketches of layers"),
     leads=True,
-    shows="what sketches reach, layer by layer, in groups, and of the whole model",
+    shows="metric with sketches of layers, of groups and of the whole model",
     basis=VIRTUAL,
     methods=MappingProxyType({**SKETCHES, FLOOR: RIVALS[FLOOR]}),
     plans=with_evening(

@@ -117,7 +117,7 @@ COMPLEXITY = CountedCosts(
     name="spardl.complexity",
     title="Rounds and words",
     source="Table I, complexity of sparse all-reduce methods; formulas derived and checked (docs/methods.md)",
-    shows="that every message is counted, and that no count leaves its formula",
+    shows="that every message is counted, and that all counts match their formulas",
     note=OKTOPK,
     methods=MappingProxyType(
         {
@@ -139,7 +139,7 @@ CONVERGENCE = MethodComparison(
     name="spardl.convergence",
     title="Training with every method",
     source="loss and metric against time for each task; 14 workers, from memory (medium)",
-    shows="what each method reaches, and in how many seconds",
+    shows="metric and time of each method",
     basis=VIRTUAL,
     note=OKTOPK,
     proposed=("SparDL",),
@@ -169,7 +169,7 @@ REAL_DATA = MethodComparison(
     name="spardl.real_data",
     title="Training on real data, at real length",
     source="loss and metric against time for each task, on the models and data that two cores can train in a night",
-    shows="what the published form costs beside dense training, half the bytes and low ranks, and what our recipe does",
+    shows="loss of the published form against dense training, 16-bit gradients, PowerSGD and the recommended recipe",
     basis=VIRTUAL,
     proposed=("SparDL",),
     methods=REFERENCES,
@@ -204,7 +204,7 @@ RESIDUALS = MethodComparison(
     name="spardl.residuals",
     title="Residual collection",
     source="GRES against PRES and LRES; numbers unknown, from memory (medium)",
-    shows="whether mass that is lost on the way, and not only at a worker's own selection, matters",
+    shows="whether it matters to keep values that are dropped during the reduction as well as by local selection",
     basis=VIRTUAL,
     proposed=("GRES",),
     methods=COLLECTING,
@@ -245,7 +245,7 @@ DENSITY = MethodComparison(
     name="spardl.density",
     title="Density",
     source="densities from 1e-1 to 1e-5 (from memory, medium)",
-    shows="how much may be left behind",
+    shows="lowest density that still trains",
     basis=VIRTUAL,
     methods=MappingProxyType(
         {
@@ -263,7 +263,7 @@ WORKERS = MethodComparison(
     name="spardl.workers",
     title="Number of workers",
     source="5 to 14 workers (from memory, low)",
-    shows="that any number of workers will do, and what more of them cost",
+    shows="that any number of workers is supported, and the cost of more workers",
     note=OKTOPK,
     basis=VIRTUAL,
     methods=MappingProxyType(
@@ -283,7 +283,7 @@ TEAMS = MethodComparison(
     name="spardl.teams",
     title="Teams",
     source="number of teams d, R-SAG and B-SAG (from memory, medium)",
-    shows="how many rounds teams save, and what they cost in accuracy",
+    shows="rounds that teams save, and their cost in accuracy",
     basis=VIRTUAL,
     methods=MappingProxyType(
         {
@@ -310,7 +310,7 @@ MANY_TEAMS = MethodComparison(
     title="More teams",
     source="R-SAG with more than 2 teams, and B-SAG beside it (from memory, medium); 16 workers, since R-SAG takes a "
     "power of two of teams, and of those only 2 divide 14",
-    shows="how rounds and words trade as R-SAG's teams grow; accuracies are those of an early stage",
+    shows="trade-off between rounds and words as the teams of R-SAG grow; accuracies are of an early stage",
     basis=VIRTUAL,
     methods=MappingProxyType(
         {
@@ -340,7 +340,7 @@ ADAPTATION = Adaptation(
     title="Adaptation of h",
     source="the entries h that a team sends in B-SAG, adapted so that the union of all teams' holds k (from memory, "
     "medium; figures unknown)",
-    shows="how many steps h takes to find its place, and how near to k the union stays",
+    shows="number of steps until h settles, and the distance of the union from k",
     plans=MappingProxyType(
         {
             "smoke": AdaptationPlan((PICTURES,), ("cluster.workers=4",), (2,), 3, "seconds"),
@@ -354,7 +354,7 @@ LAZY = Laziness(
     title="Lazy block-wise sparsification",
     source="an optimization of Spar-Reduce-Scatter: a block is cut only when it is about to be sent (read in the "
     "official code); without it, it is cut after each addition (from memory, medium; figures unknown)",
-    shows="how many selections it saves, and whether it changes what is sent",
+    shows="number of selections that it saves, and whether it changes the sent entries",
     plans=MappingProxyType(
         {
             "smoke": WatchedPlan((PICTURES,), ("cluster.workers=3",), 2, "seconds"),

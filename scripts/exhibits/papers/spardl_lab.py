@@ -1,4 +1,4 @@
-"""SparDL's steps measured beside the map of where they are how much faster."""
+"""Measured steps of SparDL, compared with the modelled speedups."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LAB_UPDATES = LabUpdates(
     title="Updates on a real network",
     source="per-update time of every method on 14 workers, up to 4.9x faster, read in a summary; on processes of one "
     "machine instead",
-    shows="what is left of the map's speed-ups where own work and all latencies are real",
+    shows="measured speedups with real local work and latencies, compared with the modelled ones",
     methods=MappingProxyType({"SparDL": "spardl", "Ok-Topk": "oktopk", "TopkA": "topka", "dense": "none"}),
     courses=MappingProxyType(
         {

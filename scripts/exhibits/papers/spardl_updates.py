@@ -49,7 +49,7 @@ BREAKDOWN = UpdateBreakdown(
     title="Where an update's time goes",
     source="per-update time of seven cases on 14 workers, in computation and communication; up to 4.9x faster "
     "communication than Ok-Topk (numbers from memory, medium)",
-    shows="which part of an update each method saves, and whether latency or bandwidth decides",
+    shows="part of an update that each method saves, and whether latency or bandwidth dominates",
     note=OKTOPK,
     methods=CONTENDERS,
     plans=_updates("vgg16", *PUBLISHED_MODELS),
@@ -61,7 +61,7 @@ FAST_NETWORK = UpdateBreakdown(
     name="spardl.fast_network",
     title="Where an update's time goes on a fast network",
     source="ResNet-50 and BERT on an RDMA network (numbers unknown)",
-    shows="what is left of the gain where messages are cheap",
+    shows="remaining gain when communication is fast",
     note=OKTOPK,
     methods=CONTENDERS,
     plans=_updates("resnet50", "resnet50", "bert"),
@@ -85,7 +85,7 @@ REGIMES = Regimes(
     title="Where SparDL is how much faster",
     source="up to 4.9x faster than other sparse all-reduces, read in a summary; over which of them, and on which "
     "network, is not stated there. Ok-Topk's formula is from a summary by others, SparDL's from its algorithm",
-    shows="on which networks, and for how large a model, the published speed-up would be reached",
+    shows="networks and model sizes for which the published speedup would be reached",
     note=OKTOPK,
     methods=CONTENDERS,
     formulas=MappingProxyType(

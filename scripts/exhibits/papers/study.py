@@ -10,7 +10,8 @@ from types import MappingProxyType
 
 from scripts.exhibits.base import Picture, Results, at
 from scripts.exhibits.failures import failed
-from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan
+from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan, seconds_cell
+from scripts.exhibits.machines import machines
 from scripts.exhibits.measures import final_metric, share_of_bytes
 from scripts.exhibits.papers.small import ON_DIGITS_8, ONE_SEED, SEEDS, SMALL, VIRTUAL
 from scripts.exhibits.papers.study_pictures import draw_axes, draw_grid
@@ -55,16 +56,16 @@ class StudyGrid(MethodComparison):
     grid: Mapping[str, Point]
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """See :meth:`Exhibit.tables`."""
+        """Tables of the results."""
         plan = at(scale, self.plans)
         kinds = (self.by_axis, self.table, self.by_compressor)
         return [table(plan, case, results) for case in plan.cases for table in kinds]
 
     def caption(self, scale: str) -> str:
-        """See :meth:`Exhibit.caption`."""
+        """What was run, in one or two sentences."""
         return (
             f"{super().caption(scale)}. All points have one learning rate; not all combinations are possible, so the "
-            "choices of an axis differ in their other choices, too: the last columns compare pairs that are equal "
+            "choices of an axis differ in their other choices as well: the last columns compare pairs that are equal "
             f"otherwise (but for the sum). Points: those of experiment={PRESET}"
         )
 
@@ -115,11 +116,11 @@ class StudyGrid(MethodComparison):
             rows.append(self._best_row(plan, case, sent, best, found[sent], found.get(RANDOM_BLOCK), results))
         how = "chosen on other seeds" if len(plan.seeds) > 1 else "chosen on the same seed"
         columns = ("what is sent", "best setting", f"metric, {how}", INTERVAL, "every seed")
-        last = (f"{RANDOM_BLOCK} less it", ITS, "sent / dense", "virtual seconds")
+        last = (f"{RANDOM_BLOCK} less it", ITS, "sent / dense", "virtual seconds", "machine")
         return Table(f"{self.title}, each at its best: {case.name}", (*columns, *last), rows)
 
     def tried(self, scale: str, results: Results) -> Sequence[Tried]:
-        """See :meth:`Exhibit.tried`; what is sent, each at the setting that is best for the other seeds."""
+        """Results of each compressor at the setting that is best for the other seeds."""
         plan = at(scale, self.plans)
         return [line for case in plan.cases for line in self._lines(plan, case, results)]
 
@@ -145,7 +146,6 @@ class StudyGrid(MethodComparison):
     ) -> Row:
         outcomes = self.outcomes(plan, case, best, results)
         less = [ours - theirs for ours, theirs in zip(block, values, strict=True)] if block else []
-        seconds = mean(each.data["cluster_seconds"] for each in outcomes)
         share = share_of_bytes(each.data for each in outcomes)
         cells = [
             Cell(best.removeprefix(f"{name},") if best != name else "-"),
@@ -155,17 +155,18 @@ class StudyGrid(MethodComparison):
             Cell(spread(less), mean(less)) if less and name != RANDOM_BLOCK else Cell("-"),
             _interval(less) if less and name != RANDOM_BLOCK else Cell("-"),
             Cell(f"{share:.2%}", share),
-            Cell(f"{seconds:.4g}", seconds),
+            seconds_cell(outcomes),
+            Cell("; ".join(machines(outcomes))),
         ]
         return Row(name, cells, [self.job(plan, case, best, seed) for seed in plan.seeds])
 
     def _failed_row(self, plan: Plan, case: Case, name: str, methods: Sequence[str], results: Results) -> Row:
         outcomes = [each for method in methods for each in self.outcomes(plan, case, method, results)]
-        cells = failed(outcomes, 8)
+        cells = failed(outcomes, 9)
         return Row(name, cells, [self.job(plan, case, method, seed) for method in methods for seed in plan.seeds])
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """See :meth:`Exhibit.pictures`."""
+        """Figures of the results."""
         plan = at(scale, self.plans)
         return [picture for case in plan.cases for picture in self._pictures(plan, case, results)]
 
@@ -235,7 +236,7 @@ GRID = StudyGrid(
     name="study.grid",
     title="The grid",
     source="the study's parameters of compression, and random-block's place among them; figures unknown",
-    shows="what each choice costs in accuracy, all else equal, and how near random blocks come to dense training",
+    shows="cost of each choice in accuracy, all else equal, and the distance of random blocks from dense training",
     basis=VIRTUAL,
     methods=METHODS,
     proposed=(RANDOM_BLOCK,),

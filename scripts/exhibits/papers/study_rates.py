@@ -44,7 +44,7 @@ class StudyRates(MethodComparison):
     settings: Mapping[str, Setting]
 
     def caption(self, scale: str) -> str:
-        """See :meth:`Exhibit.caption`."""
+        """What was run, in one or two sentences."""
         return (
             f"{super().caption(scale)}. For each seed, the learning rate (and in the second table the setting) is the "
             "one that is best for the other seeds; what fails with a seed is no choice. Points: some of "
@@ -52,7 +52,7 @@ class StudyRates(MethodComparison):
         )
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """See :meth:`Exhibit.tables`."""
+        """Tables of the results."""
         plan = at(scale, self.plans)
         kinds = (("each at its best rate", self._rows), ("each compressor at its best", self._compressors))
         found = [(case, self._groups(plan)) for case in plan.cases]
@@ -70,14 +70,14 @@ class StudyRates(MethodComparison):
         found = [(row, seeds) for row, seeds in chosen.items() if seeds and row != DENSE]
         caption = (
             f"{case.title}: the metric at the learning rate that is best for the other seeds, one dot a seed; dotted: "
-            "dense, likewise. What is not trained yet is left out"
+            "dense, in the same way. Settings that are not trained yet are left out"
         )
         drawn = partial(draw_axes, found, chosen[DENSE])
         return [Picture(f"{case.name} rates", caption, drawn, case.title, wide=True)] if found else []
 
     @property
     def twins(self) -> Sequence[str]:
-        """See :attr:`MethodComparison.twins`: dense training at each learning rate."""
+        """Dense training at each learning rate."""
         return [name for name, (row, _) in self.settings.items() if row == DENSE]
 
     def choices_of(self, sent: str, scale: str, results: Results) -> list[str]:
@@ -198,7 +198,7 @@ RATES = StudyRates(
     name="study.rates",
     title="Longer, at several learning rates",
     source="the study's parameters of compression; figures unknown",
-    shows="what each choice costs in accuracy where each has the learning rate that suits it, and time to converge",
+    shows="cost of each choice in accuracy at its best learning rate and with enough steps to converge",
     basis=VIRTUAL,
     methods=METHODS,
     settings=MappingProxyType(SETTINGS),

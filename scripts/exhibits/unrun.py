@@ -1,0 +1,117 @@
+"""Jobs that were not run: they appear once, in a list with the time they would need, instead of in result tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from statistics import mean
+from typing import NamedTuple
+
+from scripts.exhibits.base import Exhibit, Results
+from scripts.exhibits.failures import NOT_RUN, NOT_RUN_YET
+from scripts.exhibits.jobs import Job, Training
+from scripts.exhibits.tables import Cell, Row, Table
+from scripts.exhibits.tried import marks
+
+__all__ = ["Unrun", "in_hours", "ran", "unrun", "unrun_table", "without_unrun"]
+
+
+class Unrun(NamedTuple):
+    """Jobs of one row that were not run.
+
+    Attributes:
+        exhibit: Name of the exhibit.
+        task: Name of the task.
+        method: Name of the row.
+        jobs: Marks of the jobs.
+        seconds: Estimated core seconds of each job; ``None`` if unknown.
+    """
+
+    exhibit: str
+    task: str
+    method: str
+    jobs: Sequence[str]
+    seconds: float | None
+
+
+def unrun(exhibit: Exhibit, scale: str, results: Results) -> list[Unrun]:
+    """The jobs of an exhibit that were not started, by task and method.
+
+    Args:
+        exhibit: The exhibit.
+        scale: Size preset of the runs.
+        results: Results of the runs.
+    """
+    jobs = list(dict.fromkeys(exhibit.jobs(scale)))
+    paces = _paces(jobs, results)
+    waiting: dict[tuple[str, str], list[Job]] = {}
+    for job in jobs:
+        if not results.of(job).started:
+            waiting.setdefault(_place(job), []).append(job)
+    return [
+        Unrun(exhibit.name, task or exhibit.title, method, marks(own), _seconds(own, paces.get(task)))
+        for (task, method), own in waiting.items()
+    ]
+
+
+def _place(job: Job) -> tuple[str, str]:
+    """Task and method of a job."""
+    labels = job.labels if isinstance(job, Training) else None
+    return (", ".join(labels.tags), labels.job_type) if labels else ("", job.command)
+
+
+def _paces(jobs: Iterable[Job], results: Results) -> dict[str, float]:
+    """Mean wall-clock seconds of the finished trainings, by task."""
+    found: dict[str, list[float]] = {}
+    for job in jobs:
+        if seconds := results.of(job).data.get("wall_seconds"):
+            found.setdefault(_place(job)[0], []).append(seconds)
+    return {task: mean(values) for task, values in found.items()}
+
+
+def _seconds(jobs: Sequence[Job], pace: float | None) -> float | None:
+    """Estimated seconds of a job: as planned, or as long as finished jobs of the same task took."""
+    planned = [job.expected for job in jobs if job.expected is not None]
+    return mean(planned) if len(planned) == len(jobs) else pace
+
+
+def without_unrun(tables: Sequence[Table]) -> list[Table]:
+    """Tables without the rows of jobs that were not run, and without the tables that this leaves empty."""
+    kept = list(map(ran, tables))
+    return [new for new, old in zip(kept, tables, strict=True) if new.rows or not old.rows]
+
+
+def ran(table: Table) -> Table:
+    """A table without the rows of jobs that were not run."""
+    return replace(table, rows=[row for row in table.rows if not _is_unrun(row)])
+
+
+def _is_unrun(row: Row) -> bool:
+    return bool(row.cells) and all(cell.text in (NOT_RUN, NOT_RUN_YET) for cell in row.cells)
+
+
+def unrun_table(found: Sequence[Unrun]) -> Table | None:
+    """The list of jobs that were not run; a job of several exhibits appears once."""
+    seen: set[str] = set()
+    rows: list[list[str]] = []
+    total, unknown = 0.0, 0
+    for each in found:
+        own = [mark for mark in each.jobs if mark not in seen]
+        seen.update(own)
+        if own:
+            needed = None if each.seconds is None else each.seconds * len(own)
+            total, unknown = total + (needed or 0), unknown + (needed is None)
+            rows.append([each.exhibit, each.task, each.method, str(len(own)), in_hours(needed)])
+    if not rows:
+        return None
+    untimed = f"{unknown} row{'s' if unknown > 1 else ''} of unknown time"
+    words = [f"{in_hours(total)} core hours"] * bool(total) + [untimed] * bool(unknown)
+    columns = ("exhibit", "task", "method", "runs", "core hours")
+    lines = [Row(name, [Cell(text) for text in cells], ()) for name, *cells in rows]
+    runs = f"{len(seen)} run{'s' if len(seen) > 1 else ''}"
+    return Table(f"Not run yet: {runs}, {' and '.join(words)}", columns, lines)
+
+
+def in_hours(seconds: float | None) -> str:
+    """Hours with two significant digits."""
+    return "unknown" if seconds is None else f"{seconds / 3600:.2g}"

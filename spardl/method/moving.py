@@ -39,8 +39,8 @@ _RULES: Mapping[type[torch.optim.Optimizer], Callable[[_Group], Momentum]] = Map
 )
 # Best options with sparse updates, as measured in docs/tables/learning.md. The residual takes the role of Adam's first
 # moment, whose inertia would add to it. Updates that are delayed by more than some dozens of steps do more harm than
-# good, hence a decay. Updates have the same size everywhere, so a share of each chunk is better than the largest entries of
-# all.
+# good, hence a decay. Updates have the same size everywhere, so a share of each chunk is better than the largest
+# entries of all.
 _RESIDUAL_DECAY = 0.98
 # Adam's default average of squares follows late entries too slowly. The longer of these two averages has no advantage
 # without a share of each chunk.

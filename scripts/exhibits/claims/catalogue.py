@@ -26,7 +26,7 @@ CLAIMS = (
     *sketch_fusion.CLAIMS,
 )
 BASIS = Basis(*["see the exhibit of each claim"] * 3)
-WORDS = "Reason and rule of every verdict. Verdicts are computed by rules (docs/tables/claims.md); none was written by hand."
+WORDS = "Reason and rule of every verdict. Rules compute all verdicts (docs/tables/claims.md); none is written by hand."
 
 
 @dataclass(frozen=True)

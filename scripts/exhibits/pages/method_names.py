@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from train import CONFIGURATIONS
+from trainer.build import CONFIGURATIONS
 
 __all__ = ["choice_of", "method_name"]
 

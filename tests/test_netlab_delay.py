@@ -230,7 +230,7 @@ def test_messages_have_the_layout_of_the_kernel() -> None:
         (1.0, 0.4, "from 0.5 to 10 ms; 0.4 ms may"),
         (0.1, 11.0, "11 ms may"),
         (2.0, 5.0, None),
-        (2.1, 5.0, "2.5 MB on their way, at 5 ms about 2 Gbit/s"),
+        (2.1, 5.0, "2.5 MB in flight, which at 5 ms is 2 Gbit/s"),
     ],
 )
 def test_a_delay_that_was_not_checked_is_doubted(gbit: float, delay: float, part: str | None) -> None:

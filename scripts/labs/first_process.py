@@ -1,7 +1,7 @@
-"""The inside of a network lab: the first process in its namespaces, which ``netlab.py`` starts.
+"""First process in the namespaces of a network lab, started by ``netlab.py``.
 
-It wires the network, runs a command as every worker, ends them all, and reports what their interfaces counted. All of
-the lab vanishes with it, so there is nothing to clean up.
+It sets up the network, runs a command as every worker, terminates the workers, and reports the counts of their
+interfaces. The whole lab ends with this process, so nothing needs to be cleaned up.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 SUBNET = "10.77.0"
-PORT = 29500  # a lab has its own network, so nobody else can hold it
+PORT = 29500  # free in every lab, because each has its own network
 BURST = (
     131072  # bytes: below the largest segment of 68 KB a link halves its rate, a large one lets whole messages through
 )
@@ -44,13 +44,13 @@ class Lab:
     """Workers around a bridge, with links of one bandwidth in both directions.
 
     Attributes:
-        workers: how many.
-        gbit: bandwidth of each link and direction in Gbit/s; infinity leaves it as it is.
-        timeout: seconds after which all workers are ended.
-        delay_ms: milliseconds that what arrives at a worker is held back; a round trip takes twice as long.
+        workers: Number of workers.
+        gbit: Bandwidth of each link and direction in Gbit/s; infinity sets no limit.
+        timeout: Time limit of all workers in seconds.
+        delay_ms: One-way delay of messages in milliseconds.
 
     Raises:
-        LabError: if one is out of range.
+        LabError: if a value is out of range.
     """
 
     workers: int
@@ -69,35 +69,35 @@ class Lab:
             raise LabError(f"--delay-ms must be from 0.01 to 1000, or 0 for no delay, got {self.delay_ms:g}")
 
     def doubt(self) -> str | None:
-        """Why the bandwidth may not be what was asked for; ``None`` where it was found to hold."""
+        """Why the bandwidth may differ from the requested one; ``None`` if it was verified."""
         limit = next((limit for most, limit in TRUSTED if self.workers <= most), None)
         if math.isinf(self.gbit):
             return None
         if limit is None:
-            return f"bandwidth was never checked with more than {TRUSTED[-1][0]} workers"
+            return f"bandwidth was never verified with more than {TRUSTED[-1][0]} workers"
         if LEAST_TRUSTED <= self.gbit <= limit:
             return None
         return (
-            f"on two cores, {self.workers} workers had the bandwidth asked for from {LEAST_TRUSTED:g} to {limit:g} "
-            f"Gbit/s; {self.gbit:g} may come out different"
+            f"on two cores, {self.workers} workers reached the requested bandwidth from {LEAST_TRUSTED:g} to {limit:g} "
+            f"Gbit/s; {self.gbit:g} may differ"
         )
 
     def delay_doubt(self) -> str | None:
-        """Why the delay may not be what was asked for, or cost bandwidth; ``None`` where both were found to hold."""
+        """Why the delay may differ from the requested one or reduce the bandwidth; ``None`` if it was verified."""
         least, most = DELAY_TRUSTED
         if not self.delay_ms:
             return None
         if not least <= self.delay_ms <= most:
-            return f"delays were checked from {least:g} to {most:g} ms; {self.delay_ms:g} ms may come out different"
+            return f"delays were verified from {least:g} to {most:g} ms; {self.delay_ms:g} ms may differ"
         carried = 8 * ON_THEIR_WAY / (2 * self.delay_ms)
         if math.isinf(self.gbit) or self.gbit <= carried:
             return None
         return (
-            f"a connection has some {ON_THEIR_WAY} MB on their way, at {self.delay_ms:g} ms about {carried:.2g} Gbit/s"
+            f"a connection has about {ON_THEIR_WAY} MB in flight, which at {self.delay_ms:g} ms is {carried:.2g} Gbit/s"
         )
 
     def shaping(self, device: str) -> list[str]:
-        """The lines for ``tc`` that limit what leaves a device."""
+        """Lines for ``tc`` that limit the outgoing traffic of a device."""
         if math.isinf(self.gbit):
             return []
         rate = round(self.gbit * 1e9)
@@ -105,7 +105,7 @@ class Lab:
         return [f"qdisc add dev {device} root tbf rate {rate}bit burst {burst} latency 50ms"]
 
     def wiring(self) -> Iterator[tuple[list[str], list[str]]]:
-        """Programs, and the lines that each one has to carry out, in this order."""
+        """Programs with the lines that each has to execute, in order."""
         yield ["ip"], ["link add bridge type bridge", "link set bridge up"]
         for rank in range(self.workers):
             name, link = namespace(rank), f"link-w{rank}"
@@ -116,11 +116,11 @@ class Lab:
                 ["link set lo up", f"addr add {address(rank)}/24 dev eth0", "link set eth0 up"],
             )
             yield ["tc", "-n", name], self.shaping("eth0")
-            # What a worker receives is what leaves the bridge's end of its link.
+            # Traffic to a worker leaves the bridge at the other end of its link.
             yield ["tc"], self.shaping(link)
 
     def environment(self, rank: int) -> dict[str, str]:
-        """What ``torch.distributed`` wants to know, and what torchrun would add."""
+        """Environment for ``torch.distributed``, as torchrun would set it."""
         return {
             "OMP_NUM_THREADS": "1",  # as torchrun does: workers share the cores
             **os.environ,
@@ -142,34 +142,34 @@ class Traffic(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """Who ended, and with what exit code."""
+    """A process that ended, and its exit code."""
 
     who: str
     code: int
 
 
 def namespace(rank: int) -> str:
-    """The name of a worker's network namespace."""
+    """Network namespace of a worker."""
     return f"netlab-w{rank}"
 
 
 def address(rank: int) -> str:
-    """A worker's address."""
+    """Address of a worker."""
     return f"{SUBNET}.{rank + 1}"
 
 
 def exit_code(code: int) -> int:
-    """As a shell tells it: 128 and the signal's number for who was killed."""
+    """Exit code as in a shell: 128 plus the signal number for a killed process."""
     return 128 - code if code < 0 else code
 
 
 def tool(name: str) -> str | None:
-    """Where a program is: those of administrators also where a user's path does not lead."""
+    """Path of a program; programs of administrators are also found outside the PATH of users."""
     return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
 
 
 def attempt(words: Sequence[str], lines: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-    """Runs a program that is given some lines to read.
+    """Runs a program with lines on its standard input.
 
     Raises:
         LabError: if it does not end.
@@ -182,7 +182,7 @@ def attempt(words: Sequence[str], lines: Sequence[str] = ()) -> subprocess.Compl
 
 
 def call(words: Sequence[str], lines: Sequence[str] = ()) -> str:
-    """Runs a program, and returns what it prints.
+    """Runs a program, and returns its output.
 
     Raises:
         LabError: if it fails, or does not end.
@@ -194,13 +194,13 @@ def call(words: Sequence[str], lines: Sequence[str] = ()) -> str:
 
 
 def traffic(rank: int) -> Traffic:
-    """What a worker's interface has counted so far."""
+    """Bytes that the interface of a worker has counted so far."""
     (link,) = json.loads(call(["ip", "-json", "-statistics", "-n", namespace(rank), "link", "show", "dev", "eth0"]))
     return Traffic(link["stats64"]["tx"]["bytes"], link["stats64"]["rx"]["bytes"])
 
 
 def perform(lab: Lab, command: Sequence[str], file: str | None) -> int:
-    """Wires the network, runs the workers, reports.
+    """Sets up the network, runs the workers, and reports the counts.
 
     Args:
         lab: which network.
@@ -237,7 +237,7 @@ def perform(lab: Lab, command: Sequence[str], file: str | None) -> int:
 
 
 def table(counted: Sequence[Traffic]) -> str:
-    """Bytes of each worker, and of all."""
+    """Bytes of each worker and in total."""
     total = Traffic(sum(row.sent for row in counted), sum(row.received for row in counted))
     rows = [*((str(rank), address(rank), row) for rank, row in enumerate(counted)), ("all", "", total)]
     lines = [f"{who:>6}  {where:<14}{row.sent:>16,}{row.received:>16,}" for who, where, row in rows]
@@ -245,14 +245,14 @@ def table(counted: Sequence[Traffic]) -> str:
 
 
 def report(lab: Lab, counted: Sequence[Traffic], seconds: float, code: int) -> dict[str, Any]:
-    """The table for programs: ``gbit`` is null where nothing was shaped."""
+    """The table as JSON data; ``gbit`` is null without a limit."""
     shaped = asdict(lab) | {"gbit": None if math.isinf(lab.gbit) else lab.gbit}
     interfaces = [{"rank": rank, "address": address(rank), **row._asdict()} for rank, row in enumerate(counted)]
     return {**shaped, "seconds": seconds, "exit_code": code, "interfaces": interfaces}
 
 
 def start_delay_line(lab: Lab) -> subprocess.Popen[str]:
-    """Holds back from now on what arrives at the workers, in a process that lives as long as the lab.
+    """Delays packets to the workers in a process that lives as long as the lab.
 
     Raises:
         LabError: if that cannot be.
@@ -276,13 +276,13 @@ def start_delay_line(lab: Lab) -> subprocess.Popen[str]:
 
 
 def dropped(rank: int) -> int:
-    """Packets for a worker that found no room in the delay line, or in the memory of its process."""
+    """Packets to a worker that were dropped because a buffer was full."""
     fields = call(["ip", "netns", "exec", namespace(rank), "cat", "/proc/net/netfilter/nfnetlink_queue"]).split()
     return int(fields[5]) + int(fields[6]) if fields else 0
 
 
 def supervise(lab: Lab, command: Sequence[str], delay_line: subprocess.Popen[str] | None) -> int:
-    """Runs a command once in each namespace; ends all when one fails, at the timeout, or with launcher or delay line.
+    """Runs a command in each namespace; terminates all if one fails, at the timeout, or without launcher or delay line.
 
     Returns:
         The exit code of the first that failed, or 0.
@@ -314,7 +314,7 @@ def supervise(lab: Lab, command: Sequence[str], delay_line: subprocess.Popen[str
 
 
 def start(lab: Lab, rank: int, command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Starts a worker in its namespace; in a session of its own, so that its ``kill 0`` does not reach the others."""
+    """Starts a worker in its namespace, in a new session so that its ``kill 0`` does not reach the others."""
     return subprocess.Popen(
         [str(tool("ip")), "netns", "exec", namespace(rank), *command],
         stdin=subprocess.DEVNULL,
@@ -326,7 +326,7 @@ def start(lab: Lab, rank: int, command: Sequence[str]) -> subprocess.Popen[bytes
 
 
 def end(workers: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ends the workers: with SIGTERM, and those that are deaf to it with SIGKILL."""
+    """Terminates the workers with SIGTERM, then the remaining ones with SIGKILL."""
     for worker in workers:
         worker.terminate()
     limit = time.monotonic() + GRACE
@@ -349,19 +349,19 @@ def _watch(who: str, worker: subprocess.Popen[Any], ended: queue.SimpleQueue[End
 
 
 def _watch_lifeline(ended: queue.SimpleQueue[Ended]) -> None:
-    """The launcher never writes: this returns when it has closed its end, or died."""
+    """Waits until the launcher closes its end of the pipe or dies; it never writes."""
     os.read(sys.stdin.fileno(), 1)
     ended.put(Ended("the launcher", TERMINATED))
 
 
 def _relay(rank: int, stream: IO[bytes]) -> None:
-    """Passes a worker's lines on, with its rank in front."""
+    """Forwards the lines of a worker, prefixed with its rank."""
     for line in stream:
         os.write(sys.stderr.fileno(), b"[%d] %s\n" % (rank, line.rstrip(b"\n")))
 
 
 def main(words: Sequence[str]) -> int:
-    """Reads what the launcher wants: its own id, the lab, the report's file, the command.
+    """Reads the options of the launcher: its process id, the lab, the report file and the command.
 
     Returns:
         The exit code.

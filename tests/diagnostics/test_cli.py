@@ -148,7 +148,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         ("advise nowhere.json", "nowhere.json is not a profile"),
         (
             "advise nowhere.json --workers x",
-            "Invalid value for '--workers': 'x' is not a valid integer; see spardl adv",
+            "Invalid value for '--workers': 'x' is not a valid integer range; see spardl adv",
         ),
         ("timeline nowhere.json", "nowhere.json is not a profile"),
         ("timeline nowhere.json --methods top", "--methods top is unknown; choose from arc_topk, arc_topk_ef21, bf16"),

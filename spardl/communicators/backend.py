@@ -1,6 +1,7 @@
 """Dense all-reduce of the torch.distributed backend (gloo, NCCL, MPI), the fastest dense sum of an installation.
 
-The backend chooses the order of additions, so results may differ in the last bit from the simulated cluster.
+Source: the collectives of torch.distributed. The backend chooses the order of additions, so results may differ in the
+last bit from the simulated cluster.
 """
 
 from __future__ import annotations

@@ -410,7 +410,6 @@ class Method:
         state.moments.step = state.step
         applied = self.momentum.apply(gradient, state.moments)
         peak, found = self.momentum.bound(applied, peak, state.moments)
-        # Adding and clearing in one pass saves a pass over memory.
         cleared = clear and applied is gradient
         self.residual.accumulate(state.memory, applied, state.candidates, clear=cleared)
         if not self.residual.remembers:
@@ -443,8 +442,7 @@ class Method:
         Args:
             worker: Worker that runs the program.
             state: State of the worker.
-            into: Memory for a dense average, shape (n,), with the dtype of the residual; the gradient itself, if it is
-                no longer needed.
+            into: Memory for a dense average, shape (n,), with the dtype of the residual, such as the gradient.
 
         Returns:
             The average, sparse or dense, bit-identical on every worker. A dense average may share the memory of

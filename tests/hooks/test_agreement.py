@@ -135,7 +135,7 @@ HANDLES: list[tuple[Callable[[int], Any], str]] = [
 ]
 
 
-def test_all_are_told_of_a_difference() -> None:
+def test_all_workers_report_a_difference() -> None:
     """One after the other in the same processes: nobody is left behind in an exchange."""
 
     def work(cluster: ProcessGroupCluster) -> list[str]:
@@ -145,7 +145,7 @@ def test_all_are_told_of_a_difference() -> None:
     assert run_workers(2, work) == [[said + END for _, said in HANDLES]] * 2
 
 
-def test_a_state_that_some_have_loaded() -> None:
+def test_state_loaded_on_some_workers_only() -> None:
     """Their steps differ, and with them what they send."""
 
     def work(cluster: ProcessGroupCluster) -> str:
@@ -181,7 +181,7 @@ class Handmade(spardl.LocalResidual):
         self.object = object()
 
 
-def test_what_is_compared_is_plain() -> None:
+def test_compared_values_are_plain_text() -> None:
     method = spardl.Method(spardl.TopK(0.5), spardl.AllGather(), Handmade())
     facts = facts_of(method)
     assert facts["density"] == "0.5"

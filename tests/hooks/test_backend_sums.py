@@ -37,7 +37,7 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_backend_unless_asked_otherwise(name: str) -> None:
+def test_the_backend_is_the_default_communicator(name: str) -> None:
     assert choose_method(name, {}).communicator == choose_method(name, {}, "wfbp").communicator == Backend()
     assert choose_method(name, {"communicator": "dense"}).communicator == Dense()
     assert choose_method(name, {"communicator": "backend", "halves": True}).communicator == Backend(halves=True)
@@ -48,7 +48,7 @@ def test_the_backend_unless_asked_otherwise(name: str) -> None:
     assert choose_method(spardl.make_method(name), {}).communicator == Dense()
 
 
-def test_others_keep_their_own() -> None:
+def test_other_methods_keep_their_communicator() -> None:
     for name in set(spardl.method_names()) - set(NAMES):
         assert type(choose_method(name, {}).communicator) is type(spardl.make_method(name).communicator)
 
@@ -62,7 +62,7 @@ def test_others_keep_their_own() -> None:
         ({"density": 0.1}, "density is no option of this method"),
     ],
 )
-def test_what_cannot_be_asked_for(options: dict[str, Any], message: str) -> None:
+def test_invalid_requests(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         choose_method("none", options)
     assert "\n" not in str(caught.value)
@@ -70,7 +70,7 @@ def test_what_cannot_be_asked_for(options: dict[str, Any], message: str) -> None
 
 @pytest.mark.parametrize("name", ["none", "fp16", "bf16"])
 @pytest.mark.parametrize("kind", PATHS)
-def test_replicas_are_equal_to_the_last_bit(kind: str, name: str) -> None:
+def test_replicas_are_bit_identical(kind: str, name: str) -> None:
     def work(cluster: ProcessGroupCluster) -> tuple[Tensor, Any]:
         model = made("cnn", torch.float32).double() if name == "none" else made("cnn")
         path = PATHS[kind](model, {"method": name})
@@ -172,7 +172,7 @@ def test_from_the_second_step_on_gradients_stay_in_ddps_buckets(view: bool) -> N
 
 
 @pytest.mark.parametrize("options", [{"bucket_mb": 25.0}, {"schedule": spardl.Wfbp()}, {"method": "spardl"}], ids=str)
-def test_who_asks_for_groups_gets_them(options: dict[str, Any]) -> None:
+def test_explicit_bucket_mb_is_respected(options: dict[str, Any]) -> None:
     def work(cluster: ProcessGroupCluster) -> tuple[int, int]:
         model = made("cnn")
         path = Ddp(model, {"method": "none", **options})
@@ -200,7 +200,7 @@ def test_a_saved_state_continues_bit_for_bit(after: int) -> None:
     assert run_workers(3, work) == [(True, True)] * 3
 
 
-def test_a_state_that_dense_left_continues() -> None:
+def test_state_of_dense_training_continues() -> None:
     """Sums leave nothing in a state, so whoever adds up goes on with it; its groups are DDP's after one step."""
 
     def work(cluster: ProcessGroupCluster) -> tuple[bool, tuple[int, int]]:

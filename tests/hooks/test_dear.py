@@ -54,7 +54,7 @@ def test_dear_has_updated_before_something_is_loaded(method: spardl.Method) -> N
         assert max(found.values()) < 1e-12, found
 
 
-def test_dears_own_state_is_loaded_when_nothing_is_under_way() -> None:
+def test_dear_loads_its_state_with_nothing_in_flight() -> None:
     def work(cluster: object) -> bool:
         loop = Loop(spardl.make_method("spardl", density=0.3), "dear")
         for step in range(3):
@@ -103,7 +103,7 @@ def test_dear_detached_before_a_step_leaves_equal_weights() -> None:
 
 # torch itself asks for it while it compiles.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-def test_dear_waits_in_models_compiled_in_place_and_refuses_wrappers_inside() -> None:
+def test_dear_supports_in_place_compile_but_not_wrappers() -> None:
     def trained(method: spardl.Method | None) -> Tensor:
         loop = Loop(None)
         loop.model.compile(backend="eager")
@@ -124,7 +124,7 @@ def test_dear_waits_in_models_compiled_in_place_and_refuses_wrappers_inside() ->
         assert max(found) < 1e-12
 
 
-def test_dear_leaves_alone_what_nobody_used() -> None:
+def test_dear_leaves_unused_parameters_unchanged() -> None:
     """Where DDP is told to look for it, after a step with all, too."""
 
     def trained(method: spardl.Method | None) -> Tensor:
@@ -168,9 +168,7 @@ def test_copies_of_a_model_that_dear_trains_are_plain_models() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_dear_detached_after_a_worker_is_lost_leaves_a_model_that_can_be_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dear_detached_after_lost_worker_leaves_savable_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spardl.clusters.workers.processes._NOTICE", 1.0)
 
     def work(cluster: ProcessGroupCluster) -> None:

@@ -259,7 +259,7 @@ CLIPPED: list[tuple[str, float, float | None, bool, str]] = [
 ]
 
 
-def test_a_loop_that_clips_is_told_in_the_first_step() -> None:
+def test_clipping_loops_are_reported_in_the_first_step() -> None:
     """Even where it limits nothing yet; with an equal limit it may stay, and changes nothing."""
 
     def work(cluster: object) -> tuple[list[str], bool]:

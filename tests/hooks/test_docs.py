@@ -60,7 +60,7 @@ def test_every_part_of_the_page_has_code() -> None:
     assert len(BLOCKS) == PAGE.count("```python") >= 6
 
 
-def test_what_is_not_run_here_is_what_examples_do() -> None:
+def test_code_not_run_here_is_covered_by_examples() -> None:
     """Other people's trainers: their imports and calls are those of programs that a test runs."""
     programs = "".join(path.read_text() for path in (ROOT / "examples").glob("*.py"))
     blocks = re.findall(r"^```py\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)

@@ -82,7 +82,7 @@ def settled(left: Callable[[], int]) -> int:
     ids=["spardl", "none", "never used", "dear", "Synchronizer", "Outer"],
 )
 @pytest.mark.parametrize("ended", [False, True], ids=["dropped", "detached"])
-def test_nothing_of_it_is_left_but_its_group(train: Callable[[nn.Module], Any], ended: bool) -> None:
+def test_deleted_handle_leaves_only_its_group(train: Callable[[nn.Module], Any], ended: bool) -> None:
     def work(cluster: ProcessGroupCluster) -> tuple[int, int, list[str]]:
         def trained() -> list[weakref.ref[Any]]:
             model = made()
@@ -105,7 +105,7 @@ def test_nothing_of_it_is_left_but_its_group(train: Callable[[nn.Module], Any], 
     assert ended or "without detach()" in said[0]
 
 
-def test_a_synchronizer_that_nobody_keeps() -> None:
+def test_synchronizer_without_a_reference() -> None:
     """It cannot average, says so if it never did, and leaves parameters and optimizer as they would be without it."""
 
     def work(cluster: ProcessGroupCluster) -> tuple[list[str], bool]:
@@ -130,7 +130,7 @@ def test_a_synchronizer_that_nobody_keeps() -> None:
 
 
 @pytest.mark.parametrize("method", ["spardl", "none"])
-def test_an_optimizer_whose_handle_was_dropped_is_its_own(method: str) -> None:
+def test_optimizer_of_a_dropped_handle_works_alone(method: str) -> None:
     """Its state begins anew, as after ``detach()``."""
 
     def work(cluster: ProcessGroupCluster) -> bool:
@@ -156,7 +156,7 @@ def test_an_optimizer_whose_handle_was_dropped_is_its_own(method: str) -> None:
     assert run_workers(2, work) == [True, True]
 
 
-def test_a_delayed_update_whose_handle_was_dropped_refuses_steps() -> None:
+def test_delayed_update_of_dropped_handle_refuses_steps() -> None:
     """What was ordered before is still made; gradients that nobody averages are not applied, and that is told."""
 
     def work(cluster: ProcessGroupCluster) -> str:
@@ -179,7 +179,7 @@ def test_a_delayed_update_whose_handle_was_dropped_refuses_steps() -> None:
     assert all("call detach() to train the model without the handle" in line for line in run_workers(2, work))
 
 
-def test_an_outer_that_is_dropped_is_gone_though_its_optimizer_is_not() -> None:
+def test_dropped_outer_is_freed_while_its_optimizer_lives() -> None:
     def work(cluster: ProcessGroupCluster) -> tuple[int, int]:
         model = made()
         optimizer = rule(model)

@@ -82,7 +82,7 @@ def test_it_would_be_compiled_there() -> None:
     assert int(done.stdout) > 0
 
 
-def test_more_than_a_second_is_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_long_compilation_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(precompile, "_PATIENCE", -1.0)
     method, gradient = spardl.make_method("qsgd"), torch.empty(0)
     with caplog.at_level(logging.WARNING, logger="spardl"):

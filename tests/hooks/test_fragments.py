@@ -32,7 +32,7 @@ def streamed(method: str, rank: int, state: dict[str, Any] | None = None) -> tup
 
 
 @pytest.mark.parametrize("method", some_quick(["spardl", "none"], 2))
-def test_fragments_go_on_to_the_same_bits_wherever_they_were_saved(method: str) -> None:
+def test_fragments_resume_bit_exactly_from_any_step(method: str) -> None:
     """Also while one is under way, and on one worker alone: another who looks at another step, or never."""
     steps = 13
 
@@ -73,7 +73,7 @@ def test_fragments_go_on_to_the_same_bits_wherever_they_were_saved(method: str) 
             assert all(same_bits(one, other) for one, other in zip(run, runs[0], strict=True))
 
 
-def test_a_state_loaded_over_one_that_is_under_way() -> None:
+def test_state_loaded_while_a_step_is_in_flight() -> None:
     def work(cluster: ProcessGroupCluster) -> bool:
         (rank,) = cluster.local_ranks
         model, own, outer = streamed("spardl", rank)
@@ -95,7 +95,7 @@ def test_a_state_loaded_over_one_that_is_under_way() -> None:
     assert run_workers(2, work) == [True, True]
 
 
-def test_after_an_exchange_all_fragments_are_equal_on_all_workers() -> None:
+def test_after_an_exchange_fragments_are_equal_on_all_workers() -> None:
     def work(cluster: ProcessGroupCluster) -> tuple[list[Tensor], int]:
         (rank,) = cluster.local_ranks
         model, _, outer = streamed("spardl", rank)
@@ -117,9 +117,7 @@ def test_after_an_exchange_all_fragments_are_equal_on_all_workers() -> None:
     )  # those of exchange(); and one each that was due after 2 steps and had landed
 
 
-def test_a_worker_lost_beside_local_steps_is_an_error_where_it_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_lost_during_local_steps_raises_at_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is sent after 8 steps lands after 10: until then, whose worker is lost before trains alone."""
     monkeypatch.setattr("spardl.clusters.workers.processes._NOTICE", 1.0)
 
@@ -173,7 +171,7 @@ def test_fragments_that_do_not_fit() -> None:
         spardl.Outer(model.named_parameters(), rule(model), "none", every=4, fragments=2, delay=4)
 
 
-def test_a_state_of_other_fragments_is_refused_and_changes_nothing() -> None:
+def test_state_of_other_fragments_is_refused_without_changes() -> None:
     def work(cluster: ProcessGroupCluster) -> tuple[str, bool]:
         (rank,) = cluster.local_ranks
         model, _, outer = streamed("spardl", rank)

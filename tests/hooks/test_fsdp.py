@@ -222,7 +222,7 @@ def test_a_second_handle_knows_the_flag_set_after_the_first() -> None:
 
 
 @pytest.mark.slow
-def test_shards_that_are_sent_uncoded_are_reported() -> None:
+def test_uncompressed_shards_are_reported() -> None:
     def work(cluster: ProcessGroupCluster) -> list[Any]:
         found: list[Any] = []
         for options in ({}, {"exempt": 0}):

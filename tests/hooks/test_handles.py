@@ -63,7 +63,7 @@ def test_a_detached_synchronizer_leaves_gradients_alone() -> None:
     assert run_workers(2, work) == [0.0, 3.0]
 
 
-def test_what_it_cost() -> None:
+def test_cost_of_all_reduce() -> None:
     def work(cluster: ProcessGroupCluster) -> Any:
         model = made("cnn")
         path = Ddp(model, {**SPARSE, "bucket_mb": 25})
@@ -228,7 +228,7 @@ def test_gradients_that_the_loop_sets_itself_become_averages(method: str) -> Non
     assert all(torch.equal(*pair) and pair[0].any() for pair in zip(one, other, strict=True))
 
 
-def test_gradients_with_a_graph_of_their_own_leave_nothing_behind() -> None:
+def test_gradients_with_a_graph_leave_nothing_behind() -> None:
     def work(cluster: ProcessGroupCluster) -> bool:
         model = made("cnn")
         synchronizer = spardl.Synchronizer(model.named_parameters(), "spardl")
@@ -266,7 +266,7 @@ def test_a_disabled_scaler_is_none() -> None:
     assert run_workers(2, work) == [(True, 1)] * 2
 
 
-def test_a_tensor_that_is_the_negative_of_what_lies_in_memory() -> None:
+def test_all_reduce_of_a_lazily_negated_tensor() -> None:
     def work(cluster: ProcessGroupCluster) -> bool:
         conjugate = torch.complex(torch.arange(6.0), torch.arange(6.0) - 2).conj()
         found = spardl.all_reduce(conjugate.imag, "spardl", density=0.5)
@@ -306,7 +306,7 @@ def test_a_model_has_one_hook() -> None:
     assert found == ("this model already has a handle; call its detach() before attach()", 1)
 
 
-def test_each_call_of_all_reduce_can_draw_anew() -> None:
+def test_each_call_of_all_reduce_can_draw_differently() -> None:
     def work(cluster: ProcessGroupCluster) -> list[int]:
         tensor = torch.ones(100)
         drawn = [spardl.all_reduce(tensor, "random_k", density=0.1, step=step).average for step in (0, 0, 1)]

@@ -68,7 +68,7 @@ HANDLES: dict[str, Callable[[nn.Module, torch.optim.Optimizer], Any]] = {
 }
 
 
-def test_what_sends_all_is_ddp() -> None:
+def test_methods_that_send_everything_equal_ddp() -> None:
     def work(cluster: object) -> dict[str, float]:
         found = {}
         for views in (False, True):

@@ -138,7 +138,7 @@ def test_a_damaged_state_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["mg_wfbp", "layer_fusion"])
-def test_measured_groups_go_on_from_others(schedule: str) -> None:
+def test_measured_groups_continue_from_others(schedule: str) -> None:
     """A state of wfbp, then an earlier state of its own: groups are merged and cut anew, and residuals stay."""
 
     def work(cluster: ProcessGroupCluster) -> list[bool]:
@@ -184,7 +184,7 @@ def test_workers_compare_steps_after_a_load() -> None:
     assert run_workers(2, work) == [[line] * 3] * 2
 
 
-def test_loads_are_looked_for_in_few_steps() -> None:
+def test_load_checks_run_in_few_steps() -> None:
     """In each of the first 20 steps, then in every 16th; what was loaded in between is told then."""
     worker, loads = Worker(0, 2), LoadChecks()
     told = [step for step in range(1, 101) if loads.step(worker, dict, torch.device("cpu"))]

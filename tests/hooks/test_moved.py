@@ -142,7 +142,7 @@ def both(workers: int, work: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_one_worker_that_sends_all_is_torchs_own(name: str) -> None:
+def test_single_worker_that_sends_everything_equals_torch(name: str) -> None:
     """Weight decay and learning rates of groups, a schedule of rates, clipping, accumulation; all handles."""
 
     def work() -> dict[str, float]:
@@ -223,7 +223,7 @@ def test_recommended_recipe_keeps_the_size_of_trained_updates() -> None:
     assert 0.85 < both(1, work) < 1.2
 
 
-def test_trained_state_of_some_parameters_is_refused_with_a_warning() -> None:
+def test_partly_trained_optimizer_state_is_dropped_with_warning() -> None:
     def work() -> list[str]:
         loop = Loop(None, adamw)
         loop.run(range(2))
@@ -239,7 +239,7 @@ def test_trained_state_of_some_parameters_is_refused_with_a_warning() -> None:
     assert "AdamW has no trained moments for 1 of the 13 averaged parameters (first: embed.weight)" in line
 
 
-def test_detach_before_the_first_step_leaves_the_optimizer_its_state() -> None:
+def test_detach_before_first_step_keeps_the_optimizer_state() -> None:
     def work() -> bool:
         plain = Loop(None, adamw).run()
         loop = Loop(None, adamw)
@@ -250,7 +250,7 @@ def test_detach_before_the_first_step_leaves_the_optimizer_its_state() -> None:
     assert both(1, work)
 
 
-def test_loaded_handle_state_wins_over_moments_in_an_old_checkpoint() -> None:
+def test_loaded_handle_state_overrides_moments_of_old_checkpoint() -> None:
     """Earlier versions left the moments of a training before attach() in the optimizer's checkpoint."""
 
     def work() -> bool:
@@ -270,7 +270,7 @@ def test_loaded_handle_state_wins_over_moments_in_an_old_checkpoint() -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "nesterov"])
-def test_workers_that_send_all_are_ddp_where_the_state_is_a_sum(name: str) -> None:
+def test_workers_that_send_everything_equal_ddp(name: str) -> None:
     """The mean of momenta is the momentum of the mean."""
 
     def work() -> float:
@@ -283,7 +283,7 @@ def test_workers_that_send_all_are_ddp_where_the_state_is_a_sum(name: str) -> No
 @pytest.mark.parametrize(
     ("name", "method"), [*((name, PART) for name in OPTIMIZERS), ("adamw", MEASURED)], ids=[*OPTIMIZERS, "measured"]
 )
-def test_sparse_weights_are_equal_on_all_workers_and_on_all_handles(name: str, method: spardl.Method) -> None:
+def test_sparse_weights_are_equal_on_all_workers_and_handles(name: str, method: spardl.Method) -> None:
     def work() -> list[float]:
         one = Loop(attached(method), OPTIMIZERS[name]).run()
         other = Loop(attached(method, schedule="dear"), OPTIMIZERS[name]).run()
@@ -293,7 +293,7 @@ def test_sparse_weights_are_equal_on_all_workers_and_on_all_handles(name: str, m
     both(3, work)
 
 
-def test_the_optimizer_keeps_nothing_and_goes_on_by_itself_after_detach() -> None:
+def test_optimizer_has_no_state_until_detach_and_works_after() -> None:
     def work() -> list[int]:
         loop = Loop(attached(PART))
         loop.run(range(3))
@@ -308,7 +308,7 @@ def test_the_optimizer_keeps_nothing_and_goes_on_by_itself_after_detach() -> Non
 @pytest.mark.parametrize(
     ("schedule", "method"), [("wfbp", PART), ("dear", PART), ("wfbp", MEASURED)], ids=["wfbp", "dear", "measured"]
 )
-def test_saved_and_loaded_it_goes_on_to_the_same_bits(schedule: str, method: spardl.Method) -> None:
+def test_save_and_load_resume_bit_exactly(schedule: str, method: spardl.Method) -> None:
     def work() -> bool:
         loop = Loop(attached(method, schedule=schedule))
         loop.run(range(4))
@@ -410,7 +410,7 @@ ADAM = spardl.Method(spardl.TopK(0.1), spardl.SparDL(), spardl.GlobalResidual(),
         *("another", "another_alone", "clip", "dense_clip", "twice"),
     ],
 )
-def test_what_cannot_be_moved_is_refused(work: Callable[[], Any], words: str) -> None:
+def test_unsupported_optimizers_are_refused(work: Callable[[], Any], words: str) -> None:
     assert words in refusal(work)
 
 

@@ -18,7 +18,7 @@ from tests.hooks.alone import OPTIONS, backward, made, rule, weights
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_an_exchange_after_every_step_is_plain_training_to_the_last_bit(workers: int) -> None:
+def test_exchange_in_every_step_equals_plain_training_bitwise(workers: int) -> None:
     """With sums, SGD without momentum, an outer rate of 1, and numbers that can be told exactly."""
 
     def work(cluster: ProcessGroupCluster) -> tuple[Tensor, Tensor]:
@@ -77,7 +77,7 @@ def test_equals_a_loop_over_all_workers(lr: float, momentum: float) -> None:
 
 
 @pytest.mark.parametrize("method", OPTIONS)
-def test_weights_are_equal_after_each_exchange_and_resumed_they_have_the_same_bits(method: str) -> None:
+def test_weights_are_equal_after_exchanges_and_resume_exactly(method: str) -> None:
     def work(cluster: ProcessGroupCluster) -> list[Tensor]:
         (rank,) = cluster.local_ranks
 
@@ -264,7 +264,7 @@ def test_weights_loaded_after_it_was_made_are_no_steps(first: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["max_norm", "some loaded"])
-def test_weights_that_a_forward_pass_changes_are_this_worker_s(how: str) -> None:
+def test_weights_changed_by_a_forward_pass_are_local_training(how: str) -> None:
     """Or some that were loaded: which of the two it is cannot be told, so it is said."""
 
     def work(cluster: ProcessGroupCluster) -> tuple[int, list[str]]:
@@ -288,7 +288,7 @@ def test_weights_that_a_forward_pass_changes_are_this_worker_s(how: str) -> None
         assert "of 3 parameters were changed after this Outer was created" in said[0]
 
 
-def test_steps_that_somebody_else_made_come_first() -> None:
+def test_steps_made_by_the_loop_come_first() -> None:
     """With an optimizer that the other one knows nothing of: ``count()`` is told."""
 
     def work(cluster: ProcessGroupCluster) -> int:
@@ -348,7 +348,7 @@ def test_a_state_and_then_a_model_may_be_loaded() -> None:
     assert run_workers(2, work) == [True, True]
 
 
-def test_parameters_with_an_optimizer_of_their_own_may_have_made_a_step_before() -> None:
+def test_parameters_of_a_second_optimizer_may_have_made_a_step() -> None:
     def work(cluster: ProcessGroupCluster) -> bool:
         (rank,) = cluster.local_ranks
         model = made()

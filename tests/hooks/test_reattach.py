@@ -59,7 +59,7 @@ def equal_everywhere(mine: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("between", [pytest.param(0, marks=pytest.mark.slow), 3])
-def test_another_method_goes_on_with_the_residual(between: int) -> None:
+def test_another_method_inherits_the_residual(between: int) -> None:
     def work(cluster: ProcessGroupCluster) -> list[float]:
         job = Counted()
         first = spardl.attach(job.ddp, **FIRST)
@@ -114,7 +114,7 @@ def test_the_residual_follows_the_scale_of_a_scaler() -> None:
 
 
 @pytest.mark.slow
-def test_what_was_loaded_and_never_used_is_carried_over_too() -> None:
+def test_loaded_unused_state_is_saved_again() -> None:
     def work(cluster: ProcessGroupCluster) -> float:
         job = Counted()
         first = spardl.attach(job.ddp, **FIRST)
@@ -132,7 +132,7 @@ def test_what_was_loaded_and_never_used_is_carried_over_too() -> None:
     assert run_workers(2, work) == pytest.approx([0, 0], abs=1e-12)
 
 
-def test_what_torch_never_takes_off() -> None:
+def test_hooks_that_torch_never_removes() -> None:
     """One of ours that is in use, and somebody else's."""
 
     def work(cluster: ProcessGroupCluster) -> list[str]:
@@ -157,7 +157,7 @@ def test_what_torch_never_takes_off() -> None:
 
 
 @pytest.mark.slow
-def test_taken_off_at_once() -> None:
+def test_detach_before_connections_exist() -> None:
     """By one worker before another is connected to it."""
 
     def work(cluster: ProcessGroupCluster) -> int:

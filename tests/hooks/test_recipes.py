@@ -75,7 +75,7 @@ def test_the_factor_of_momentum_is_not_that_of_a_compressor() -> None:
         ("dgc", 1.0, "momentum.factor must be at least 0 and below 1, got 1.0"),
     ],
 )
-def test_a_factor_of_momentum_that_cannot_be(name: str, factor: float, message: str) -> None:
+def test_invalid_momentum_factor(name: str, factor: float, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         spardl.make_method(name, momentum_factor=factor)
     assert str(caught.value).startswith(message)
@@ -96,7 +96,7 @@ def test_a_method_without_options_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("name", [None, 5, ["spardl"], True, "spardle"])
-def test_a_name_that_is_none(name: Any) -> None:
+def test_unknown_name(name: Any) -> None:
     for ask in (spardl.make_method, spardl.method_options):
         with pytest.raises(ConfigError) as caught:
             ask(name)
@@ -104,7 +104,7 @@ def test_a_name_that_is_none(name: Any) -> None:
         assert str(caught.value) == f"there is no method {name!r}; use one of {', '.join(spardl.method_names())}{hint}"
 
 
-def test_misspelt_options_are_corrected_and_parts_are_pointed_to_method() -> None:
+def test_misspelt_options_are_corrected_and_parts_explained() -> None:
     cases = {
         "did you mean density?": lambda: spardl.make_method("spardl", densty=0.1),
         "did you mean optimizer?": lambda: spardl.make_method("spardl", optimiser=None),
@@ -128,7 +128,7 @@ def test_misspelt_options_are_corrected_and_parts_are_pointed_to_method() -> Non
         ("spardl", {"update_scale": "root"}, "update_scale must be one of none, measured, got 'root'"),
     ],
 )
-def test_a_share_of_squares_that_cannot_be(name: str, options: dict[str, Any], words: str) -> None:
+def test_invalid_beta2(name: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as error:
         spardl.make_method(name, **options)
     assert words in str(error.value)
@@ -137,7 +137,7 @@ def test_a_share_of_squares_that_cannot_be(name: str, options: dict[str, Any], w
 # --- options
 
 
-def test_options_say_what_they_are() -> None:
+def test_options_are_described() -> None:
     found = {option.name: option for option in spardl.method_options("dgc")}
     assert found["scope"].default == "layer"
     assert found["density"] == spardl.Option(
@@ -204,7 +204,7 @@ def test_a_file_declares_a_method(monkeypatch: pytest.MonkeyPatch, fresh: None) 
         (Combination("added", "topk", "dense", "none", "x"), "momentum of the method added must be one of adam, "),
     ],
 )
-def test_a_file_that_declares_what_cannot_be(
+def test_file_with_an_invalid_declaration(
     method: Combination, message: str, monkeypatch: pytest.MonkeyPatch, fresh: None
 ) -> None:
     declaring(monkeypatch, method)

@@ -120,7 +120,7 @@ def test_a_fixed_threshold_takes_no_scaler() -> None:
     assert all("uses a fixed threshold" in each for each in run_workers(1, work))
 
 
-def test_without_a_scaler_an_overflow_is_left_out_and_counted() -> None:
+def test_overflow_without_scaler_is_skipped_and_counted() -> None:
     def work(cluster: ProcessGroupCluster) -> tuple[bool, int]:
         parameter = torch.nn.Parameter(torch.zeros(10))
         synchronizer = spardl.Synchronizer([parameter], "spardl", density=0.5)
@@ -135,7 +135,7 @@ def test_without_a_scaler_an_overflow_is_left_out_and_counted() -> None:
     assert run_workers(2, work) == [(True, 2)] * 2
 
 
-def test_a_sum_that_overflows_is_told_to_the_scaler_and_comes_back_at_a_lower_scale() -> None:
+def test_overflowing_sum_reaches_scaler_and_returns_to_residual() -> None:
     """Each worker's gradient fits into the type, and their sum does not."""
 
     def work(cluster: ProcessGroupCluster) -> list[float]:

@@ -215,7 +215,7 @@ def test_the_state_round_trip(name: str) -> None:
     assert on_all(work)
 
 
-def test_an_evaluation_between_steps_sees_the_weights_after_the_last() -> None:
+def test_evaluation_between_steps_sees_the_latest_weights() -> None:
     def work() -> list[float]:
         losses = []
         for name in ("wfbp", "dear"):
@@ -232,7 +232,7 @@ def test_an_evaluation_between_steps_sees_the_weights_after_the_last() -> None:
     run_workers(2, lambda cluster: work())
 
 
-def test_after_detach_the_optimizer_is_the_loops_again() -> None:
+def test_detach_gives_the_optimizer_back() -> None:
     def work() -> list[bool]:
         loop = Loop({**SPARSE, "schedule": "dear"})
         loop.run(range(3))
@@ -248,7 +248,7 @@ def test_after_detach_the_optimizer_is_the_loops_again() -> None:
     assert on_all(work) == [True, True]
 
 
-def test_a_model_that_changes_its_way_is_refused() -> None:
+def test_models_with_changing_control_flow_are_refused() -> None:
     """What the first forward pass did not use, a later one does not wait for."""
 
     class Winding(nn.Module):
@@ -294,7 +294,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_what_cannot_be_is_refused_at_once() -> None:
+def test_invalid_combinations_are_refused_at_once() -> None:
     kinds = {"sgd": torch.optim.SGD, "lbfgs": torch.optim.LBFGS}
 
     def work(cluster: ProcessGroupCluster) -> list[str]:

@@ -78,7 +78,7 @@ def test_the_state_round_trip(kind: str, method: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_saved_state_does_not_change_any_more() -> None:
+def test_saved_state_is_a_copy() -> None:
     def work(cluster: ProcessGroupCluster) -> bool:
         path, rule, model = begun(Hooks, METHODS["spardl"])
         run(path, rule, model, range(3))
@@ -172,7 +172,7 @@ def test_all_handles_have_one_kind_of_state() -> None:
     assert run_workers(2, work) == [[True, True]] * 2
 
 
-def test_what_is_no_state_changes_nothing() -> None:
+def test_invalid_states_change_nothing() -> None:
     def work(cluster: ProcessGroupCluster) -> list[str]:
         paths = [begun(kind, METHODS["oktopk"])[0] for kind in (Ddp, Hooks)]
         (batch,) = batches(made("cnn"), [0])
@@ -217,7 +217,7 @@ def without(values: dict[str, Any], key: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name != key}
 
 
-def test_a_state_is_whole_before_the_first_step() -> None:
+def test_state_is_complete_before_the_first_step() -> None:
     """An empty mapping is a reset, and leaves nothing behind."""
 
     def work(cluster: ProcessGroupCluster) -> bool:

@@ -36,7 +36,7 @@ def test_the_first_step_takes_no_seconds() -> None:
     assert found.seconds["select"] == 0.5
 
 
-def test_counting_begins_anew() -> None:
+def test_reset_restarts_the_statistics() -> None:
     ledger = Ledger()
     meter = Meter(ledger, 2)
     for seconds in (60, 1, 2):
@@ -50,7 +50,7 @@ def test_counting_begins_anew() -> None:
     assert meter.steps == 4
 
 
-def test_counting_that_begins_anew_before_the_first_step_leaves_it_out() -> None:
+def test_reset_before_the_first_step_excludes_it() -> None:
     ledger = Ledger()
     meter = Meter(ledger, 2)
     meter.reset(refused=0)
@@ -77,7 +77,7 @@ def test_the_table() -> None:
     assert str(stats._replace(residual_ratio=None)).endswith("residual     unknown")
 
 
-def test_one_worker_alone() -> None:
+def test_single_worker_sends_nothing() -> None:
     """Sends nothing, of nothing."""
 
     def work(cluster: ProcessGroupCluster) -> spardl.Stats:
@@ -101,7 +101,7 @@ def handles() -> tuple[Any, Any, nn.Parameter, nn.Module]:
     )
 
 
-def test_how_much_is_carried_over() -> None:
+def test_size_of_the_residual() -> None:
     """Measured over the first gradient; what is carried is that of now."""
 
     def work(cluster: ProcessGroupCluster) -> list[float]:

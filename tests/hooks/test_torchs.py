@@ -54,7 +54,7 @@ def _backward(ddp: nn.Module, step: int, rank: int, factor: float = 1.0) -> bool
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"bucket_cap_mb": 0.001}, {"find_unused_parameters": True}], ids=str)
-def test_torch_s_powersgd_needs_one_bucket_and_no_search_for_unused_parameters(options: dict[str, Any]) -> None:
+def test_torch_powersgd_needs_one_bucket_and_no_find_unused(options: dict[str, Any]) -> None:
     def work(cluster: ProcessGroupCluster) -> None:
         faulthandler.disable()
         # It may hang for longer than gloo's timeout, in torch's own code, where no handler in Python runs.
@@ -69,7 +69,7 @@ def test_torch_s_powersgd_needs_one_bucket_and_no_search_for_unused_parameters(o
 
 
 @pytest.mark.slow
-def test_torch_s_batched_powersgd_does_not_run_on_gloo() -> None:
+def test_torch_batched_powersgd_fails_on_gloo() -> None:
     def work(cluster: ProcessGroupCluster) -> None:
         ddp = _ddp(_powersgd(), Two(), powersgd.batched_powerSGD_hook)
         for step in range(3):
@@ -81,7 +81,7 @@ def test_torch_s_batched_powersgd_does_not_run_on_gloo() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:spardl. rank 0 refused a gradient in step 5")
-def test_one_infinite_gradient_stays_in_torch_s_powersgd() -> None:
+def test_infinite_gradient_stays_in_torch_powersgd() -> None:
     def work(cluster: ProcessGroupCluster) -> list[list[bool]]:
         rank, ours = cluster.local_ranks[0], DistributedDataParallel(Two())
         spardl.attach(ours, "powersgd", rank=1)
@@ -97,7 +97,7 @@ def test_one_infinite_gradient_stays_in_torch_s_powersgd() -> None:
 
 
 @pytest.mark.slow
-def test_a_matrix_without_gradient_gets_nans_from_torch_s_powersgd() -> None:
+def test_torch_powersgd_gives_nans_for_matrix_without_gradient() -> None:
     def work(cluster: ProcessGroupCluster) -> list[list[bool]]:
         found, ours = [], DistributedDataParallel(Two())
         spardl.attach(ours, "powersgd", rank=1)
@@ -148,7 +148,7 @@ def _with_ours(model: nn.Module, saved: dict[str, Any] | None) -> tuple[nn.Modul
 
 
 @pytest.mark.slow
-def test_torch_s_powersgd_does_not_go_on_where_it_was_saved() -> None:
+def test_torch_powersgd_does_not_resume_exactly() -> None:
     """DDP's first bucket has the parameters in another order than those of later steps."""
 
     def work(cluster: ProcessGroupCluster) -> tuple[bool, bool]:

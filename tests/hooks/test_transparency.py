@@ -102,7 +102,7 @@ def square(model: nn.Module, batch: Tensor) -> Tensor:
     [{"find_unused_parameters": True}, {"static_graph": True}, {"gradient_as_bucket_view": True}],
     ids=str,
 )
-def test_what_ddp_can_do(ddp: dict[str, Any]) -> None:
+def test_ddp_features(ddp: dict[str, Any]) -> None:
     def work(cluster: ProcessGroupCluster) -> bool:
         found = []
         for options in (None, {**ALL, "bucket_mb": 0.0001}):
@@ -117,7 +117,7 @@ def test_what_ddp_can_do(ddp: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_parameters_that_nobody_uses_stay_as_they_are() -> None:
+def test_unused_parameters_stay_unchanged() -> None:
     """Without DDP, too: weight decay must not touch what has no gradient."""
 
     def work(cluster: ProcessGroupCluster) -> bool:

@@ -340,7 +340,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-def test_what_would_go_wrong_is_refused_or_told() -> None:
+def test_mistakes_in_loops_raise_or_warn() -> None:
     found = run_workers(2, lambda cluster: {name: told(work) for name, (work, _) in CASES.items()})
     for name, (_, words) in CASES.items():
         for line in (each[name] for each in found):
@@ -358,7 +358,7 @@ def test_dense_halves_leave_out_or_add_what_ddp_does() -> None:
         assert max(differences) < 1e-12
 
 
-def test_after_detach_the_optimizers_state_begins_anew() -> None:
+def test_detach_resets_the_optimizer_state() -> None:
     def work(cluster: object) -> float:
         loop = Loop(None)
         loop.step(0)
@@ -401,7 +401,7 @@ def test_workers_that_run_out_of_batches() -> None:
         assert max(found) < 1e-12
 
 
-def test_workers_that_stop_together_and_join_blocks_that_are_over() -> None:
+def test_joint_early_stop_and_finished_join_blocks_are_allowed() -> None:
     """In neither does a worker miss another; torch does not take back what a join() sets."""
 
     def trained(method: spardl.Method, *, within: bool) -> Tensor:
@@ -421,7 +421,7 @@ def test_workers_that_stop_together_and_join_blocks_that_are_over() -> None:
     assert run_workers(2, work) == [True, True]
 
 
-def test_parameters_of_equal_names_are_told_apart() -> None:
+def test_parameters_of_equal_names_are_distinguished() -> None:
     """Two modules in one Synchronizer: gradients of the second are not cleared between two steps."""
 
     def work(cluster: ProcessGroupCluster) -> str:

@@ -56,7 +56,7 @@ class Job:
 
 @pytest.mark.parametrize("moves", [False, True])
 @pytest.mark.parametrize("passes", [1, 2])
-def test_density_1_is_accelerate_itself(passes: int, moves: bool) -> None:
+def test_density_1_equals_plain_accelerate(passes: int, moves: bool) -> None:
     def work() -> tuple[torch.Tensor, torch.Tensor, int, int]:
         plain = Job(None, gradient_accumulation_steps=passes).train(3)
         job = Job({"method": "spardl", "density": 1, "moves": moves}, gradient_accumulation_steps=passes)
@@ -70,7 +70,7 @@ def test_density_1_is_accelerate_itself(passes: int, moves: bool) -> None:
         torch.testing.assert_close(ours, plain)
 
 
-def test_a_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_training_resumes_bit_exactly(tmp_path: Path) -> None:
     """By Accelerate's own save_state and load_state; without residuals, it would not."""
     options = {"method": "spardl", "density": 0.1}
 
@@ -89,7 +89,7 @@ def test_a_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
         assert not torch.equal(forgetful, undisturbed)
 
 
-def test_two_models_of_one_accelerator_and_none_that_it_forgot(tmp_path: Path) -> None:
+def test_two_models_of_one_accelerator_and_a_forgotten_one(tmp_path: Path) -> None:
     def work() -> list[bool]:
         from spardl.hooks.adapters.accelerate import attach
 
@@ -139,7 +139,7 @@ def test_an_overflow_on_one_worker_is_skipped_by_all() -> None:
     assert launched(work) == [(512.0, True, True)] * 2
 
 
-def test_a_checkpoint_without_residuals_is_told(tmp_path: Path) -> None:
+def test_checkpoint_without_residuals_is_refused(tmp_path: Path) -> None:
     def work() -> str:
         Job(None).accelerator.save_state(str(tmp_path / "dense"))
         job = Job({"method": "topka", "fresh": True})
@@ -155,7 +155,7 @@ def test_a_checkpoint_without_residuals_is_told(tmp_path: Path) -> None:
         assert said == f"{tmp_path}/dense has {missing}; {way_out}"
 
 
-def test_one_process_is_told_to_start_several() -> None:
+def test_single_process_is_refused() -> None:
     def work() -> str:
         from spardl.hooks.adapters.accelerate import attach
 

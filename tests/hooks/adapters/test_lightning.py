@@ -103,7 +103,7 @@ def ours(**options: Any) -> Any:
 
 
 @pytest.mark.parametrize("passes", [1, 2])
-def test_density_1_is_ddp_itself(tmp_path: Path, passes: int) -> None:
+def test_density_1_equals_ddp(tmp_path: Path, passes: int) -> None:
     def work() -> tuple[torch.Tensor, torch.Tensor, int]:
         from lightning.pytorch.strategies import DDPStrategy
 
@@ -117,7 +117,7 @@ def test_density_1_is_ddp_itself(tmp_path: Path, passes: int) -> None:
         torch.testing.assert_close(sparse, plain)
 
 
-def test_a_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_training_resumes_bit_exactly(tmp_path: Path) -> None:
     options = {"method": "spardl", "density": 0.1}
 
     def work() -> list[torch.Tensor]:
@@ -164,7 +164,7 @@ def test_states_go_with_their_checkpoints(tmp_path: Path) -> None:
         assert found == ["epoch=2.ckpt", folder, f"{folder}/spardl-0-of-2.pt", f"{folder}/spardl-1-of-2.pt"]
 
 
-def test_a_link_to_a_checkpoint_and_a_return_within_a_fit(tmp_path: Path) -> None:
+def test_symlink_to_a_checkpoint_and_reload_within_a_fit(tmp_path: Path) -> None:
     """As Lightning's search for a learning rate does it: saves, tries steps, loads, removes; then the training."""
 
     def work() -> list[torch.Tensor]:
@@ -267,7 +267,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_does_not_fit_an_update_is_refused(tmp_path: Path, what: str) -> None:
+def test_options_that_do_not_fit_updates_are_refused(tmp_path: Path, what: str) -> None:
     optimizers, arguments, expected = REFUSED[what]
 
     def work() -> str:
@@ -285,7 +285,7 @@ def test_dear_is_refused() -> None:
             ours(method="spardl", schedule=schedule)
 
 
-def test_a_folder_far_away_is_refused_before_training(tmp_path: Path) -> None:
+def test_remote_folder_is_refused_before_training(tmp_path: Path) -> None:
     def work() -> str:
         from lightning.pytorch.callbacks import ModelCheckpoint
 

@@ -68,7 +68,7 @@ def trained(folder: Path, options: dict[str, Any] | None, resume: str | None = N
 
 
 @pytest.mark.parametrize("passes", [1, 2])
-def test_density_1_is_the_trainer_itself(tmp_path: Path, passes: int) -> None:
+def test_density_1_equals_the_plain_trainer(tmp_path: Path, passes: int) -> None:
     def work() -> tuple[torch.Tensor, torch.Tensor]:
         plain = trained(tmp_path / "plain", None, gradient_accumulation_steps=passes)
         options = {"method": "spardl", "density": 1, "recipe": "published"}
@@ -78,7 +78,7 @@ def test_density_1_is_the_trainer_itself(tmp_path: Path, passes: int) -> None:
         torch.testing.assert_close(ours, plain)
 
 
-def test_the_optimizer_is_moved_and_so_is_the_limit_on_gradients(tmp_path: Path) -> None:
+def test_optimizer_state_and_clipping_move_to_the_handle(tmp_path: Path) -> None:
     """Momentum is linear, and all workers have the same gradients here: so it is the trainer itself once more."""
 
     def work() -> tuple[torch.Tensor, torch.Tensor, list[float], bool]:
@@ -100,7 +100,7 @@ def test_the_optimizer_is_moved_and_so_is_the_limit_on_gradients(tmp_path: Path)
         assert stateless
 
 
-def test_the_last_step_has_updated_the_weights_when_training_ends(tmp_path: Path) -> None:
+def test_weights_include_the_last_step_when_training_ends(tmp_path: Path) -> None:
     """Under dear it is the next forward pass that would wait for it."""
 
     def work() -> list[torch.Tensor]:
@@ -114,7 +114,7 @@ def test_the_last_step_has_updated_the_weights_when_training_ends(tmp_path: Path
         torch.testing.assert_close(delayed, plain)
 
 
-def test_adamw_learns_from_updates_unless_it_is_to_be_as_published(tmp_path: Path) -> None:
+def test_adamw_averages_updates_except_with_recipe_published(tmp_path: Path) -> None:
     def work() -> tuple[list[str], list[int]]:
         from spardl.hooks.adapters.transformers import attach_trainer
 
@@ -133,7 +133,7 @@ def test_adamw_learns_from_updates_unless_it_is_to_be_as_published(tmp_path: Pat
         assert states[0] == 0 < states[1] == states[2]
 
 
-def test_a_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_training_resumes_bit_exactly(tmp_path: Path) -> None:
     options = {"method": "spardl", "density": 0.05}
 
     def work() -> list[torch.Tensor]:
@@ -176,7 +176,7 @@ def test_files_of_another_save_are_refused(tmp_path: Path) -> None:
     assert launched(work) == [f"states in {tmp_path}/checkpoint-4 are of steps 4, 8, {wanted}"] * 2
 
 
-def test_a_trainer_that_trains_twice_goes_on(tmp_path: Path) -> None:
+def test_trainer_that_trains_twice_continues(tmp_path: Path) -> None:
     def work() -> tuple[int, int]:
         from spardl.hooks.adapters.transformers import attach_trainer
 
@@ -190,7 +190,7 @@ def test_a_trainer_that_trains_twice_goes_on(tmp_path: Path) -> None:
     assert launched(work) == [(3, 6), (3, 6)]
 
 
-def test_what_does_not_work_is_told(tmp_path: Path) -> None:
+def test_unsupported_uses_are_refused(tmp_path: Path) -> None:
     def work() -> list[str]:
         from spardl.hooks.adapters.transformers import attach_trainer
 
@@ -212,7 +212,7 @@ def test_what_does_not_work_is_told(tmp_path: Path) -> None:
         assert "call train() for each trial" in search
 
 
-def test_a_failed_training_gives_the_limit_back(tmp_path: Path) -> None:
+def test_failed_training_restores_the_clipping_limit(tmp_path: Path) -> None:
     """Clipping stays on after an exception, and in the retry of ``auto_find_batch_size``."""
 
     def work() -> list[float | None]:

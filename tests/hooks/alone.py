@@ -1,4 +1,4 @@
-"""A small model that workers train alone, between exchanges."""
+"""A small model for local training between exchanges."""
 
 from __future__ import annotations
 

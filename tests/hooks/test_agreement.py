@@ -1,4 +1,4 @@
-"""Workers that were not given the same: one line on every one of them, which names both values; no crash, no hang."""
+"""Workers with different settings: every worker raises one line that names both values."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ HANDLES: list[tuple[Callable[[int], Any], str]] = [
 
 
 def test_all_workers_report_a_difference() -> None:
-    """One after the other in the same processes: nobody is left behind in an exchange."""
+    """In the same processes, one after the other: no worker stays in an exchange."""
 
     def work(cluster: ProcessGroupCluster) -> list[str]:
         rank = cluster.local_ranks[0]
@@ -146,7 +146,7 @@ def test_all_workers_report_a_difference() -> None:
 
 
 def test_state_loaded_on_some_workers_only() -> None:
-    """Their steps differ, and with them what they send."""
+    """Their steps differ, and so do their messages."""
 
     def work(cluster: ProcessGroupCluster) -> str:
         model = made("cnn")
@@ -173,7 +173,7 @@ def test_all_reduce_need_not_compare() -> None:
 
 
 class Handmade(spardl.LocalResidual):
-    """What users may put into a part: nothing of it may differ between two processes that were given the same."""
+    """Values that users may put into a part: they must look the same in two processes."""
 
     def __init__(self) -> None:
         self.chosen = {"b", "a"}

@@ -1,4 +1,4 @@
-"""DeAR in a loop of a user's: what is loaded, read, copied or left out while an update is still to be made."""
+"""DeAR in a user's loop: loading, reading and copying while an update is pending."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.hooks.small import DENSE, WHOLE, Loop, Parts, apart, sgd
 
 
 def loaded(loop: Loop, what: str, saved: dict[str, Any]) -> Tensor:
-    """Loads between a step and the next forward pass, when DeAR's update is still on its way."""
+    """Loads between a step and the next forward pass, while DeAR's update is pending."""
     loop.step(3)
     getattr(loop, what).load_state_dict(saved[what])
     loop.step(4)
@@ -125,7 +125,7 @@ def test_dear_supports_in_place_compile_but_not_wrappers() -> None:
 
 
 def test_dear_leaves_unused_parameters_unchanged() -> None:
-    """Where DDP is told to look for it, after a step with all, too."""
+    """With find_unused_parameters, also after a step that uses all."""
 
     def trained(method: spardl.Method | None) -> Tensor:
         model = Parts()

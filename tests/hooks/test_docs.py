@@ -1,4 +1,4 @@
-"""The page about one's own loop: its code runs."""
+"""The code of docs/your-own-loop.md runs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_every_part_of_the_page_has_code() -> None:
 
 
 def test_code_not_run_here_is_covered_by_examples() -> None:
-    """Other people's trainers: their imports and calls are those of programs that a test runs."""
+    """Code for third-party trainers: its imports and calls appear in programs that a test runs."""
     programs = "".join(path.read_text() for path in (ROOT / "examples").glob("*.py"))
     blocks = re.findall(r"^```py\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
     assert len(blocks) == 3

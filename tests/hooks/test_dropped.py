@@ -1,4 +1,4 @@
-"""Handles that a loop forgets: their memory and threads are given back, and who asks is told of what is not."""
+"""Deleted handles: their memory and threads are released, and the rest is reported."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def talking() -> int:
 
 
 def settled(left: Callable[[], int]) -> int:
-    """What is left, once threads have ended what they were at."""
+    """Returns the remaining count, once threads have finished."""
     until = time.monotonic() + 20
     while left() and time.monotonic() < until:
         time.sleep(0.05)
@@ -106,7 +106,7 @@ def test_deleted_handle_leaves_only_its_group(train: Callable[[nn.Module], Any],
 
 
 def test_synchronizer_without_a_reference() -> None:
-    """It cannot average, says so if it never did, and leaves parameters and optimizer as they would be without it."""
+    """It warns if it never averaged, and leaves parameters and optimizer as without it."""
 
     def work(cluster: ProcessGroupCluster) -> tuple[list[str], bool]:
         model, alone = made(), made()
@@ -131,7 +131,7 @@ def test_synchronizer_without_a_reference() -> None:
 
 @pytest.mark.parametrize("method", ["spardl", "none"])
 def test_optimizer_of_a_dropped_handle_works_alone(method: str) -> None:
-    """Its state begins anew, as after ``detach()``."""
+    """Its state restarts, as after ``detach()``."""
 
     def work(cluster: ProcessGroupCluster) -> bool:
         model, alone = made(), made()
@@ -157,7 +157,7 @@ def test_optimizer_of_a_dropped_handle_works_alone(method: str) -> None:
 
 
 def test_delayed_update_of_dropped_handle_refuses_steps() -> None:
-    """What was ordered before is still made; gradients that nobody averages are not applied, and that is told."""
+    """Scheduled updates are still made, but gradients without average are refused."""
 
     def work(cluster: ProcessGroupCluster) -> str:
         model = made()

@@ -1,4 +1,4 @@
-"""The first step of training compiles nothing: whoever is late there, all others wait for."""
+"""The first training step compiles nothing, because all workers would wait for it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ METHODS["spardl, teams"] = {"method": "spardl", "teams": 3}
 
 
 def signatures() -> int:
-    """For how many types of arguments kernels are compiled in this process."""
+    """Returns how many kernel signatures are compiled in this process."""
     from numba.core.dispatcher import Dispatcher
 
     names = [each.name for each in pkgutil.iter_modules(kernels.__path__) if each.name != "gpu"]
@@ -75,7 +75,7 @@ dist.destroy_process_group()
 
 
 def test_it_would_be_compiled_there() -> None:
-    """That something is to be compiled at all, so that it can be missed; in a process where nothing was so far."""
+    """Without preparation, a fresh process does compile in the first step."""
     done = subprocess.run(
         [sys.executable, "-c", UNPREPARED], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
     )
@@ -94,7 +94,7 @@ def test_long_compilation_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog
 
 
 def test_parts_of_others_are_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They may count how often they are."""
+    """Parts of other packages may have side effects, such as counting their calls."""
 
     class Theirs(spardl.TopK):
         name = "theirs"

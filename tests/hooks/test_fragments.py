@@ -1,4 +1,4 @@
-"""Fragments of a model, sent beside local steps: the same bits wherever they were saved, and alike in the end."""
+"""Fragments sent during local steps: bit-exact resumption, and equal weights at the end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def streamed(method: str, rank: int, state: dict[str, Any] | None = None) -> tup
 
 @pytest.mark.parametrize("method", some_quick(["spardl", "none"], 2))
 def test_fragments_resume_bit_exactly_from_any_step(method: str) -> None:
-    """Also while one is under way, and on one worker alone: another who looks at another step, or never."""
+    """Also with a fragment in flight, and if workers call state_dict() at different steps or never."""
     steps = 13
 
     def work(cluster: ProcessGroupCluster) -> tuple[list[list[Tensor]], list[int]]:
@@ -118,7 +118,7 @@ def test_after_an_exchange_fragments_are_equal_on_all_workers() -> None:
 
 
 def test_worker_lost_during_local_steps_raises_at_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is sent after 8 steps lands after 10: until then, whose worker is lost before trains alone."""
+    """A fragment sent after 8 steps is applied after 10; until then, workers train without noticing the loss."""
     monkeypatch.setattr("spardl.clusters.workers.processes._NOTICE", 1.0)
 
     def work(cluster: ProcessGroupCluster) -> None:
@@ -146,7 +146,7 @@ def test_worker_lost_during_local_steps_raises_at_the_wait(tmp_path: Path, monke
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("method", ["none", "spardl"])
 def test_workers_that_made_fewer_steps_send_no_other_fragment(method: str) -> None:
-    """In the end one would send the first fragment, and the others, whose turn it is, the second."""
+    """At the end, one worker would send the first fragment, and the others the second."""
 
     def work(cluster: ProcessGroupCluster) -> str:
         (rank,) = cluster.local_ranks

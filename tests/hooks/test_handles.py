@@ -1,4 +1,4 @@
-"""What else the hooks can do, and what they say when something is wrong."""
+"""Further features of handles, and their errors."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _threads() -> int:
 
 @pytest.mark.parametrize("path", ["all_reduce", "Synchronizer", "Synchronizer, optimizer"])
 def test_a_destroyed_group_is_gone_at_once(path: str) -> None:
-    """Or its threads, of which one may be letting go of a tensor, abort a process that ends."""
+    """Otherwise its threads, one of which may be freeing a tensor, abort a process that exits."""
 
     def work(cluster: ProcessGroupCluster) -> list[int]:
         _averages(path, None)  # so that libraries have started their own threads
@@ -117,7 +117,7 @@ def test_a_destroyed_group_is_gone_at_once(path: str) -> None:
 
 
 def test_all_reduce() -> None:
-    """The average is the same everywhere, and nothing is lost."""
+    """Averages are equal on all workers, and the residual has the rest."""
 
     def work(cluster: ProcessGroupCluster) -> Any:
         generator = torch.Generator().manual_seed(cluster.local_ranks[0])
@@ -178,7 +178,7 @@ def test_reentrant_checkpoints_that_share_a_layer_in_no_sync() -> None:
 
 @pytest.mark.parametrize("kind", ["ddp", pytest.param("hooks", marks=pytest.mark.slow)])
 def test_a_lost_worker_ends_the_backward_pass(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never a step with gradients that are no averages."""
+    """No step may use unaveraged gradients."""
     monkeypatch.setattr("spardl.clusters.workers.processes._NOTICE", 1.0)
 
     def work(cluster: ProcessGroupCluster) -> None:
@@ -209,7 +209,7 @@ def test_a_lost_worker_ends_the_backward_pass(kind: str, tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("method", ["none", "spardl"])
 def test_gradients_that_the_loop_sets_itself_become_averages(method: str) -> None:
-    """No hook of a parameter sees what ``torch.autograd.grad`` gives."""
+    """Hooks of parameters do not see results of ``torch.autograd.grad``."""
 
     def work(cluster: ProcessGroupCluster) -> list[Tensor]:
         model = made("cnn")
@@ -278,7 +278,7 @@ def test_all_reduce_of_a_lazily_negated_tensor() -> None:
 
 @pytest.mark.parametrize("method", ["spardl", "powersgd"])
 def test_frozen_parameters_may_be_of_any_type(method: str) -> None:
-    """As those of quantized layers are, whose gradients nobody averages."""
+    """For example parameters of quantized layers, which have no gradients to average."""
 
     def work(cluster: ProcessGroupCluster) -> bool:
         model = nn.Linear(8, 4)
@@ -294,7 +294,7 @@ def test_frozen_parameters_may_be_of_any_type(method: str) -> None:
 
 
 def test_a_model_has_one_hook() -> None:
-    """The second one leaves nothing behind."""
+    """The second handle leaves nothing behind."""
 
     def work(cluster: ProcessGroupCluster) -> tuple[str, int]:
         path = Ddp(made("cnn"), SPARSE)
@@ -334,7 +334,7 @@ def test_frozen_parameters_stay_without_gradient() -> None:
 
 @pytest.mark.parametrize("moved", [False, True])
 def test_layers_unfrozen_after_attach_are_refused(moved: bool) -> None:
-    """DDP averages only what required gradients when it was made; an optimizer of their own does not change that."""
+    """DDP averages only parameters that were trainable when it was created, whatever the optimizer."""
 
     def work(cluster: ProcessGroupCluster) -> list[str]:
         said = []

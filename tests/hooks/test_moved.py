@@ -1,4 +1,4 @@
-"""An optimizer's state moved before compression, in loops as users write them."""
+"""Local updates (optimizer state applied before compression) in user loops."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 
 
 def whole(name: str) -> spardl.Method:
-    """Sends all, and does what an optimizer would do."""
+    """A method that sends everything and updates like an optimizer."""
     rules = {"adam": spardl.AdamMomentum((0.9, 0.999), EPS), "adamw": spardl.AdamMomentum((0.8, 0.9), EPS)}
     rule = rules.get(name, spardl.AutoMomentum())
     return spardl.Method(spardl.TopK(1.0), spardl.SparDL(), spardl.GlobalResidual(), rule)
@@ -68,7 +68,7 @@ def whole(name: str) -> spardl.Method:
 
 @dataclass
 class Loop:
-    """A training loop; with a handle of this library, or without one."""
+    """A training loop with or without a handle."""
 
     handle_of: Callable[..., Any] | None
     optimizer_of: Callable[[nn.Module], torch.optim.Optimizer] = adamw
@@ -143,7 +143,7 @@ def both(workers: int, work: Callable[[], Any]) -> Any:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_single_worker_that_sends_everything_equals_torch(name: str) -> None:
-    """Weight decay and learning rates of groups, a schedule of rates, clipping, accumulation; all handles."""
+    """With weight decay, parameter groups, a learning-rate schedule, clipping and accumulation."""
 
     def work() -> dict[str, float]:
         make, settings = OPTIMIZERS[name], {"clip_norm": 0.5, "passes": 2}
@@ -157,7 +157,7 @@ def test_single_worker_that_sends_everything_equals_torch(name: str) -> None:
 
 
 def trained_before(name: str, handle_of: Callable[..., Any], *, late: bool = False) -> Loop:
-    """A loop that trained densely for four steps; then a handle was attached, before (``late``) or after its state."""
+    """A loop that trained densely for four steps before a handle was attached (``late``: without the state)."""
     method = {"options": {"method": whole(name)}} if handle_of is alone else {}
     before = Loop(None, OPTIMIZERS[name])
     before.run(range(4))
@@ -177,7 +177,7 @@ def trained_before(name: str, handle_of: Callable[..., Any], *, late: bool = Fal
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("late", [False, True], ids=["attached", "loaded"])
 def test_state_of_a_trained_optimizer_is_taken_over(name: str, late: bool) -> None:
-    """Adam's share of squares is the optimizer's here, so that one worker must train as torch does."""
+    """Uses the optimizer's own beta2, so that a single worker must train like torch."""
 
     def work() -> dict[str, float]:
         plain = Loop(None, OPTIMIZERS[name]).run()
@@ -203,7 +203,7 @@ def test_dear_takes_over_the_state_of_a_trained_optimizer() -> None:
 
 
 def test_recommended_recipe_keeps_the_size_of_trained_updates() -> None:
-    """Its share of squares differs from the optimizer's; an estimate that began at zero would be one gradient."""
+    """Its beta2 differs from the optimizer's; a variance that restarted at zero would be one gradient."""
 
     def work() -> float:
         loop = Loop(None, adamw)
@@ -251,7 +251,7 @@ def test_detach_before_first_step_keeps_the_optimizer_state() -> None:
 
 
 def test_loaded_handle_state_overrides_moments_of_old_checkpoint() -> None:
-    """Earlier versions left the moments of a training before attach() in the optimizer's checkpoint."""
+    """Earlier versions left moments from before attach() in the optimizer's checkpoint."""
 
     def work() -> bool:
         loop = trained_before("adamw", attached(PART))
@@ -327,7 +327,7 @@ def test_save_and_load_resume_bit_exactly(schedule: str, method: spardl.Method) 
 
 
 def test_a_scaler_changes_nothing_but_its_overflows() -> None:
-    """Factors are powers of two, so the weights are the same to the last bit; an overflow is nobody's step."""
+    """Scales are powers of two, so weights are bit-identical; all workers skip an overflow."""
 
     def work() -> list[bool]:
         plain = Loop(attached(PART)).run()
@@ -415,7 +415,7 @@ def test_unsupported_optimizers_are_refused(work: Callable[[], Any], words: str)
 
 
 def test_without_the_optimizer_gradients_are_averaged() -> None:
-    """momentum=auto does not know it then, and leaves it its state."""
+    """momentum=auto then leaves the optimizer its state."""
 
     def work() -> bool:
         optimizers = spardl.Method(PART.compressor, PART.communicator, PART.residual)

@@ -1,4 +1,4 @@
-"""Outer steps: equal to plain training where they must be, to a loop over all workers, and to themselves."""
+"""Outer steps compared with plain training, a loop over all workers, and resumed runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.hooks.alone import OPTIONS, backward, made, rule, weights
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_exchange_in_every_step_equals_plain_training_bitwise(workers: int) -> None:
-    """With sums, SGD without momentum, an outer rate of 1, and numbers that can be told exactly."""
+    """With dense sums, SGD without momentum, an outer rate of 1 and exact numbers."""
 
     def work(cluster: ProcessGroupCluster) -> tuple[Tensor, Tensor]:
         (rank,) = cluster.local_ranks
@@ -192,7 +192,7 @@ DEFAULTS = (
 
 
 def test_a_dozen_exchanges_learn_more_than_a_single_worker() -> None:
-    """With the defaults; a constant momentum of 0.9 and a rate of 0.7 with a residual did not."""
+    """With the defaults; a constant momentum of 0.9, or a rate of 0.7 with a residual, did not."""
 
     def work(cluster: ProcessGroupCluster) -> list[float]:
         (rank,) = cluster.local_ranks
@@ -244,7 +244,7 @@ def test_gradients_of_the_loop_are_left_alone() -> None:
 
 @pytest.mark.parametrize("first", ["step", "exchange"])
 def test_weights_loaded_after_it_was_made_are_no_steps(first: str) -> None:
-    """Its first exchange would have set them back to those it was made with."""
+    """The first exchange would have undone the load."""
 
     def work(cluster: ProcessGroupCluster) -> str:
         model, trained = made(), made(seed=1)
@@ -265,7 +265,7 @@ def test_weights_loaded_after_it_was_made_are_no_steps(first: str) -> None:
 
 @pytest.mark.parametrize("how", ["max_norm", "some loaded"])
 def test_weights_changed_by_a_forward_pass_are_local_training(how: str) -> None:
-    """Or some that were loaded: which of the two it is cannot be told, so it is said."""
+    """Also partly loaded weights, which cannot be distinguished: both warn."""
 
     def work(cluster: ProcessGroupCluster) -> tuple[int, list[str]]:
         torch.manual_seed(0)
@@ -289,7 +289,7 @@ def test_weights_changed_by_a_forward_pass_are_local_training(how: str) -> None:
 
 
 def test_steps_made_by_the_loop_come_first() -> None:
-    """With an optimizer that the other one knows nothing of: ``count()`` is told."""
+    """The loop steps another optimizer and calls ``count()``."""
 
     def work(cluster: ProcessGroupCluster) -> int:
         model = made()

@@ -1,4 +1,4 @@
-"""What an Outer refuses, and what it warns of."""
+"""Errors and warnings of Outer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A method that is taken off a model, and another that is put on: torch's hook stays, and nothing is lost."""
+"""Detaching a method and attaching another: torch's hook stays, and no residual is lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECOND: dict[str, Any] = {"method": "topka", "density": 0.3, "bucket_mb": 0.001}
 
 
 class Counted:
-    """Steps of a model under DDP, with the sum of all gradients that went in, and of all averages that came out."""
+    """Steps of a DDP model, with the sums of all gradients and of all averages."""
 
     def __init__(self) -> None:
         torch.manual_seed(5)
@@ -44,7 +44,7 @@ class Counted:
                 parameter.sub_(parameter.grad, alpha=0.01 / scale)  # type: ignore[arg-type]
 
     def lost(self, handle: Any) -> float:
-        """The largest difference between what went in and what is in averages and residuals, of all workers."""
+        """Returns the largest difference between the sums of gradients and of averages plus residuals."""
         carried = torch.cat([group["memory"] for group in handle.state_dict()["groups"]])  # the bias comes first
         assert carried.any()
         lost = self.given - self.taken - torch.cat([carried[20:], carried[:20]])
@@ -133,7 +133,7 @@ def test_loaded_unused_state_is_saved_again() -> None:
 
 
 def test_hooks_that_torch_never_removes() -> None:
-    """One of ours that is in use, and somebody else's."""
+    """A handle in use, and another library's hook."""
 
     def work(cluster: ProcessGroupCluster) -> list[str]:
         ours, theirs = Ddp(made("cnn"), FIRST), Ddp(made("cnn"), None)
@@ -158,7 +158,7 @@ def test_hooks_that_torch_never_removes() -> None:
 
 @pytest.mark.slow
 def test_detach_before_connections_exist() -> None:
-    """By one worker before another is connected to it."""
+    """One worker detaches before another has connected to it."""
 
     def work(cluster: ProcessGroupCluster) -> int:
         ddp = DistributedDataParallel(nn.Linear(4, 4))

@@ -1,4 +1,4 @@
-"""Methods by name: what the library calls them is what the trainer calls them."""
+"""Methods by name: the library and the trainer use the same names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHOICES = sorted(path.stem for path in (CONFIGURATIONS / "compressor").glob("*.y
 
 
 def parts(method: spardl.Method) -> tuple[Any, ...]:
-    """What two methods must have in common; rules are known by their type."""
+    """Returns what two methods must have in common; rules are identified by their type."""
     rules = (type(method.residual), type(method.momentum))
     factor = getattr(method.momentum, "factor", None)  # weight decay is the affair of who has the weights
     return method.compressor, method.communicator, *rules, factor, method.warmup, method.wire
@@ -44,7 +44,7 @@ def test_editors_know_the_names() -> None:
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_a_name_means_the_same_to_the_trainer(name: str) -> None:
-    """But for seeds, which a run has of its own."""
+    """Except seeds, which each run sets."""
     of_trainer, of_library = build_method(composed(f"compressor={name}")), spardl.make_method(name)
     if hasattr(of_library.compressor, "seed"):
         of_trainer = replace(of_trainer, compressor=replace(of_trainer.compressor, seed=of_library.compressor.seed))  # type: ignore[type-var]
@@ -157,7 +157,7 @@ def test_options_are_described() -> None:
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_options_are_those_that_the_method_takes(name: str) -> None:
-    """Each has words of its own, and its default makes the same method."""
+    """Each option has a description, and passing its default makes the same method."""
     options = spardl.method_options(name)
     assert all(each.about and "\n" not in each.about and each.type for each in options)
     once = {each.name: each.default for each in options if [other.name for other in options].count(each.name) == 1}
@@ -171,7 +171,7 @@ def test_options_are_those_that_the_method_takes(name: str) -> None:
 
 
 def declaring(monkeypatch: pytest.MonkeyPatch, *methods: Combination) -> None:
-    """Puts a module that declares methods beside the compressors' own."""
+    """Adds a module that declares methods to the package of compressors."""
     module = ModuleType("spardl.compressors.added")
     vars(module)["METHODS"] = methods
     own = registry._modules
@@ -234,7 +234,7 @@ def nothing():
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Adds entry points, as a package's installation leaves them."""
+    """Adds entry points as an installed package does."""
 
     def put(points: str) -> None:
         (tmp_path / "theirs.py").write_text(MODULE)

@@ -1,4 +1,4 @@
-"""What handles refuse, and the one line in which they say so."""
+"""Errors of handles for invalid arguments, each one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training that is saved in the middle and continued in fresh processes is one that was never disturbed."""
+"""A training saved midway and resumed in new processes equals an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def saved(*states: Any) -> bytes:
     ],
 )
 def test_the_state_round_trip(kind: str, method: str) -> None:
-    """Through torch.save, per rank, into processes whose DDP begins with other buckets."""
+    """With torch.save on each rank, into processes whose DDP starts with other buckets."""
 
     def first(cluster: ProcessGroupCluster) -> tuple[bytes, torch.Tensor]:
         path, rule, model = begun(PATHS[kind], METHODS[method])
@@ -110,7 +110,7 @@ def test_states_of_others_are_refused() -> None:
 
 
 def test_states_of_other_workers_and_methods_are_refused() -> None:
-    """As when rank 0 saves alone and all load; nothing is changed then."""
+    """For example if only rank 0 saves and all load; nothing is changed."""
 
     def work(cluster: ProcessGroupCluster) -> list[str]:
         paths = [begun(Ddp, METHODS["spardl"])[0], begun(Hooks, METHODS["spardl"])[0]]
@@ -153,7 +153,7 @@ def test_states_of_other_workers_and_methods_are_refused() -> None:
 
 
 def test_all_handles_have_one_kind_of_state() -> None:
-    """What attach saved, a Synchronizer of the same parameters loads, and the other way round."""
+    """A Synchronizer of the same parameters loads a state of attach, and vice versa."""
 
     def work(cluster: ProcessGroupCluster) -> list[bool]:
         (batch,) = batches(made("cnn"), [0])
@@ -218,7 +218,7 @@ def without(values: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def test_state_is_complete_before_the_first_step() -> None:
-    """An empty mapping is a reset, and leaves nothing behind."""
+    """An empty mapping resets the handle completely."""
 
     def work(cluster: ProcessGroupCluster) -> bool:
         path, rule, model = begun(Ddp, METHODS["dgc"])

@@ -1,4 +1,4 @@
-"""What a handle says of its steps."""
+"""Statistics of handles."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_the_table() -> None:
 
 
 def test_single_worker_sends_nothing() -> None:
-    """Sends nothing, of nothing."""
+    """A single worker sends nothing."""
 
     def work(cluster: ProcessGroupCluster) -> spardl.Stats:
         found = spardl.all_reduce(torch.ones(10), "spardl", density=0.1).cost
@@ -102,7 +102,7 @@ def handles() -> tuple[Any, Any, nn.Parameter, nn.Module]:
 
 
 def test_size_of_the_residual() -> None:
-    """Measured over the first gradient; what is carried is that of now."""
+    """Relative to the first gradient, which is measured; the residual is the current one."""
 
     def work(cluster: ProcessGroupCluster) -> list[float]:
         (attached, synchronizer), ddp, parameter, _ = handles()

@@ -1,4 +1,4 @@
-"""What docs/torch-hooks.md says of torch's own hooks. Where a newer torch does better, change the page."""
+"""Statements of docs/torch-hooks.md about torch's own hooks. If a newer torch does better, change the page."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _powersgd(**options: Any) -> powersgd.PowerSGDState:
 
 
 def _backward(ddp: nn.Module, step: int, rank: int, factor: float = 1.0) -> bool:
-    """One backward pass, and whether all gradients are finite then."""
+    """Runs a backward pass, and returns whether all gradients are finite."""
     points = torch.randn(8, 30, generator=torch.Generator().manual_seed(100 * step + rank))
     ddp.zero_grad()
     (factor * ddp(points.to(next(ddp.parameters()).dtype)).square().mean()).backward()
@@ -112,7 +112,7 @@ def test_torch_powersgd_gives_nans_for_matrix_without_gradient() -> None:
 
 
 def _continued(make: Callable[[nn.Module, Any], tuple[nn.Module, Callable[[], Any]]], rank: int) -> bool:
-    """Whether a training that was saved and loaded goes on as if nothing had been."""
+    """Returns whether a saved and loaded training resumes bit-exactly."""
 
     def trained(ddp: nn.Module, steps: range) -> None:
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
@@ -149,7 +149,7 @@ def _with_ours(model: nn.Module, saved: dict[str, Any] | None) -> tuple[nn.Modul
 
 @pytest.mark.slow
 def test_torch_powersgd_does_not_resume_exactly() -> None:
-    """DDP's first bucket has the parameters in another order than those of later steps."""
+    """DDP's first bucket has the parameters in another order than in later steps."""
 
     def work(cluster: ProcessGroupCluster) -> tuple[bool, bool]:
         return tuple(_continued(make, cluster.local_ranks[0]) for make in (_with_torch, _with_ours))  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""A model that Accelerate has prepared, against Accelerate itself."""
+"""Models prepared by Accelerate, compared with plain Accelerate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def library() -> None:
 
 
 class Job:
-    """A small model, its optimizer and data, prepared; ``options`` of ``None`` leave DDP as it is."""
+    """A prepared model, optimizer and data; ``options=None`` is plain DDP."""
 
     def __init__(self, options: dict[str, Any] | None, **accelerator: Any) -> None:
         from accelerate import Accelerator
@@ -71,7 +71,7 @@ def test_density_1_equals_plain_accelerate(passes: int, moves: bool) -> None:
 
 
 def test_training_resumes_bit_exactly(tmp_path: Path) -> None:
-    """By Accelerate's own save_state and load_state; without residuals, it would not."""
+    """With Accelerate's own save_state and load_state, which must include residuals."""
     options = {"method": "spardl", "density": 0.1}
 
     def work() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -113,7 +113,7 @@ def test_two_models_of_one_accelerator_and_a_forgotten_one(tmp_path: Path) -> No
 
 
 def test_an_overflow_on_one_worker_is_skipped_by_all() -> None:
-    """With the accelerator's GradScaler, which a CPU has none of unless one is given."""
+    """With the accelerator's GradScaler, which must be passed explicitly on a CPU."""
 
     def work() -> tuple[float, bool, bool]:
         import torch.distributed as dist
@@ -170,7 +170,7 @@ def test_single_process_is_refused() -> None:
 
 
 def test_a_missing_optimizer_is_refused() -> None:
-    """Unless the method averages gradients: then the optimizer's state is its own."""
+    """Unless the method averages gradients."""
 
     def work() -> str:
         from spardl.hooks.adapters.accelerate import attach

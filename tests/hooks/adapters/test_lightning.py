@@ -1,4 +1,4 @@
-"""Lightning's strategy with a method, against DDPStrategy itself."""
+"""SpardlStrategy compared with plain DDPStrategy."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_training_resumes_bit_exactly(tmp_path: Path) -> None:
 
 
 def test_states_go_with_their_checkpoints(tmp_path: Path) -> None:
-    """Of three epochs, the last one is kept; a test of weights leaves nothing that a training would go on from."""
+    """The last of three epochs is kept; testing weights does not affect a later training."""
 
     def work() -> list[str]:
         from lightning.pytorch.callbacks import ModelCheckpoint
@@ -165,7 +165,7 @@ def test_states_go_with_their_checkpoints(tmp_path: Path) -> None:
 
 
 def test_symlink_to_a_checkpoint_and_reload_within_a_fit(tmp_path: Path) -> None:
-    """As Lightning's search for a learning rate does it: saves, tries steps, loads, removes; then the training."""
+    """As Lightning's learning-rate finder does: save, try steps, load, remove, then train."""
 
     def work() -> list[torch.Tensor]:
         from lightning.pytorch.callbacks import Callback, ModelCheckpoint
@@ -199,7 +199,7 @@ def test_symlink_to_a_checkpoint_and_reload_within_a_fit(tmp_path: Path) -> None
 
 
 def looped(epochs: int, **options: Any) -> torch.Tensor:
-    """Trains the same model on the same batches in a plain loop that gives its optimizer."""
+    """Trains the same model on the same batches in a plain loop with ``optimizer=``."""
     model = module()
     ddp = nn.parallel.DistributedDataParallel(model.net)
     optimizer = adam(model)
@@ -216,7 +216,7 @@ def looped(epochs: int, **options: Any) -> torch.Tensor:
 
 
 def test_adam_moments_are_each_workers(tmp_path: Path) -> None:
-    """As in a plain loop with ``optimizer=``, with both of Lightning's loops, and in continued trainings."""
+    """Equal to a plain loop with ``optimizer=``, in both of Lightning's loops and when resumed."""
     options = {"method": "spardl", "density": 0.1, "clip_norm": 0.5}
 
     def work() -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""The Trainer of transformers with a method, against the Trainer itself."""
+"""The transformers Trainer with a method, compared with the plain Trainer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def library() -> None:
 
 
 def trainer(folder: Path, steps: int = 8, same: bool = False, **arguments: Any) -> Any:
-    """Of a BERT with one layer, on words drawn at random; or on the same words always, with momentum."""
+    """Trainer of a one-layer BERT on random words, or on constant words with momentum."""
     from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments, set_seed
 
     set_seed(7)
@@ -79,7 +79,7 @@ def test_density_1_equals_the_plain_trainer(tmp_path: Path, passes: int) -> None
 
 
 def test_optimizer_state_and_clipping_move_to_the_handle(tmp_path: Path) -> None:
-    """Momentum is linear, and all workers have the same gradients here: so it is the trainer itself once more."""
+    """Momentum is linear and all workers have equal gradients, so results equal the plain trainer."""
 
     def work() -> tuple[torch.Tensor, torch.Tensor, list[float], bool]:
         from spardl.hooks.adapters.transformers import attach_trainer
@@ -101,7 +101,7 @@ def test_optimizer_state_and_clipping_move_to_the_handle(tmp_path: Path) -> None
 
 
 def test_weights_include_the_last_step_when_training_ends(tmp_path: Path) -> None:
-    """Under dear it is the next forward pass that would wait for it."""
+    """With dear, the next forward pass would apply it."""
 
     def work() -> list[torch.Tensor]:
         schedules = ("wfbp", "dear")
@@ -160,7 +160,7 @@ def test_training_resumes_bit_exactly(tmp_path: Path) -> None:
 
 
 def test_files_of_another_save_are_refused(tmp_path: Path) -> None:
-    """By all workers, also where only one of them has such a file."""
+    """By all workers, even if only one of them has such a file."""
 
     def work() -> str:
         trained(tmp_path, {"method": "topka"}, steps=8)
@@ -213,7 +213,7 @@ def test_unsupported_uses_are_refused(tmp_path: Path) -> None:
 
 
 def test_failed_training_restores_the_clipping_limit(tmp_path: Path) -> None:
-    """Clipping stays on after an exception, and in the retry of ``auto_find_batch_size``."""
+    """Clipping works again after an exception, and in a retry of ``auto_find_batch_size``."""
 
     def work() -> list[float | None]:
         from transformers import TrainerCallback
@@ -248,7 +248,7 @@ def test_failed_training_restores_the_clipping_limit(tmp_path: Path) -> None:
 
 
 def test_grad_norm_is_that_of_the_gradient(tmp_path: Path) -> None:
-    """All workers have the same batches here, so that is the norm that the trainer logs without a method."""
+    """All workers have equal batches, so the norm equals that of the plain trainer."""
 
     def work() -> list[list[float]]:
         from spardl.hooks.adapters.transformers import attach_trainer

@@ -1,4 +1,4 @@
-"""Workers that another library recognizes as started by a launcher."""
+"""Workers that third-party libraries recognize as started by a launcher."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.test_train_cli import free_port
 
 
 def imported(module: str, extra: str) -> None:
-    """Imports an adapter once, for all workers, and not where tests are only collected: it takes seconds."""
+    """Imports an adapter once for all workers, but not during test collection: it takes seconds."""
     pytest.importorskip(extra, reason=f"needs the extra '{extra}'")
     importlib.import_module(module)
 
